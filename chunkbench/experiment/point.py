@@ -1,0 +1,129 @@
+"""A point: one combination of axes, resolved to plain values, and the forest of prompts that it describes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+Device = Literal["cpu", "cuda"]
+Protocol = Literal["strict", "paper"]
+Cache = Literal["cold", "warm"]
+Mode = Literal["eager", "events", "graph"]
+
+# A node of a forest: how many tokens it holds and either how many sequences end their common part here, or its children.
+TreeNode = tuple[int, "int | tuple[TreeNode, ...]"]
+
+
+class Segment(NamedTuple):
+    """A run of prompt tokens, identified so that sequences that share the run share the id."""
+
+    id: int
+    tokens: int
+
+
+class Point(BaseModel):
+    """One combination of axes.
+
+    `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
+    `n_s` and `prompts` are the shorthand for a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
+    `k mod prompts`); `tree` states any forest and then `n_s` is None. `threads` None means the machine's default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n_p: int | tuple[int, int]
+    n_s: int | None
+    n_c: int
+    batch_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    chunk_size: int
+    block_size: int
+    dtype: Dtype
+    device: Device
+    threads: int | None = None
+    prompts: int = 1
+    tree: tuple[TreeNode, ...] | None = None
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of K, V, q or out."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token, all KV heads."""
+        return 2 * self.kv_heads * self.head_dim * self.element_bytes
+
+    def prompt_lengths(self, seed: int) -> list[int]:
+        """Prompt length of every sequence."""
+        if isinstance(self.n_p, int):
+            return [self.n_p] * self.batch_size
+        low, high = self.n_p
+        rng = random.Random(f"lengths {seed}")
+        return [rng.randint(low, high) for _ in range(self.batch_size)]
+
+    def paths(self, seed: int) -> list[list[Segment]]:
+        """Every sequence's prompt as a path of segments; empty segments are left out.
+
+        Rows of the result follow the order in which sequences are added. The last segment of a path is private
+        unless the whole prompt is shared.
+        """
+        ids = iter(range(1 << 30))
+        if self.tree is None:
+            roots = [Segment(next(ids), self.n_s or 0) for _ in range(self.prompts)]
+            shared = [[roots[k % self.prompts]] for k in range(self.batch_size)]
+        else:
+            shared = [list(path) for node in self.tree for path in _walk(node, (), ids)]
+        paths = []
+        for path, length in zip(shared, self.prompt_lengths(seed), strict=True):
+            private = length - sum(segment.tokens for segment in path)
+            whole = [*path, Segment(next(ids), private)]
+            paths.append([segment for segment in whole if segment.tokens > 0])
+        return paths
+
+    def unique_prompt_tokens(self, seed: int) -> int:
+        """Number of distinct token prefixes among the prompts."""
+        return sum({s.id: s.tokens for path in self.paths(seed) for s in path}.values())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A point, an implementation and the way it is timed."""
+
+    point: Point
+    implementation: str
+    protocol: Protocol
+    cache: Cache
+    mode: Mode
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of exactly the resolved values; never of environment, seed or budget."""
+        values = self.point.model_dump(mode="json") | {
+            "implementation": self.implementation,
+            "protocol": self.protocol,
+            "cache": self.cache,
+            "mode": self.mode,
+        }
+        return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _walk(node: TreeNode, above: tuple[Segment, ...], ids: Iterator[int]) -> Iterator[Sequence[Segment]]:
+    """Paths of all sequences below a node, depth first."""
+    tokens, children = node
+    path = (*above, Segment(next(ids), tokens))
+    if isinstance(children, int):
+        for _ in range(children):
+            yield path
+    else:
+        for child in children:
+            yield from _walk(child, path, ids)

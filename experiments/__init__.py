@@ -1,0 +1,1 @@
+"""Data only: one YAML file per table or figure."""

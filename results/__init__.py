@@ -1,0 +1,1 @@
+"""Data only: the paper's numbers (`paper/`) and recorded runs (`recorded/`)."""
