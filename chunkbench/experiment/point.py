@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypeAliasType
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
@@ -18,7 +19,8 @@ Cache = Literal["cold", "warm"]
 Mode = Literal["eager", "events", "graph"]
 
 # A node of a forest: how many tokens it holds and either how many sequences end their common part here, or its children.
-TreeNode = tuple[int, "int | tuple[TreeNode, ...]"]
+# A named alias, because pydantic cannot resolve a recursive type that has no name of its own.
+TreeNode = TypeAliasType("TreeNode", "tuple[int, int | tuple[TreeNode, ...]]")
 
 
 class Segment(NamedTuple):
