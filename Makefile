@@ -1,0 +1,52 @@
+# One sentence after ## is what `make help` prints.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_VLLM := $(VENV)/.ready-vllm
+# What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
+MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
+
+.PHONY: help setup test lint format smoke reproduce-table3 clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=python3.12 VENV=folder ARGS=\"arguments for chunkbench run or pytest\""
+
+setup: $(READY) $(READY_VLLM) ## Make the environment .venv, or bring it up to date; costs nothing when it is
+
+test: $(READY) ## Run the tests
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(READY) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## Put the Python files into the common style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+smoke: $(READY) ## Run every implementation on small shapes, in seconds
+	$(BIN)/chunkbench run experiments/smoke.yaml $(ARGS)
+
+reproduce-table3: $(READY) $(READY_VLLM) ## Measure the paper's Table 3 on this machine, set-up included
+	$(BIN)/chunkbench run experiments/table3.yaml $(ARGS)
+
+clean: ## Remove the environment, build results and caches; measurements stay
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): $(MADE_FROM)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "chunkbench needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) scripts/set_up.py $(VENV) --stamp $@
+
+# Without the stamp (a failed download) the next set-up tries again; nothing but vLLM's rows waits for it.
+$(READY_VLLM): $(READY)
+	@$(PYTHON) scripts/set_up.py $(VENV) --extras vllm --stamp $@

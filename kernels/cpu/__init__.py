@@ -1,0 +1,105 @@
+"""Native code for CPUs: for now the two probes that say what the machine can do.
+
+The module `_native` is compiled when the package is installed. Where that was not possible the package works without
+it: `native()` is None, `why_missing()` says why, and the probes raise `NativeMissing`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NativeMissing", "isa", "matrix_flops_per_s", "native", "read_seconds", "why_missing"]
+
+REMEDY = "install a C++17 compiler and Python's headers, then install chunkbench again"
+
+
+class NativeMissing(RuntimeError):
+    """The compiled module is needed and is not there."""
+
+
+@functools.cache
+def _load() -> tuple[ModuleType | None, str]:
+    name = f"{__name__}._native"
+    try:
+        return importlib.import_module(name), ""
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            return None, f"the native module does not load: {error}"
+        return None, f"the native module was not built ({REMEDY})"
+    except ImportError as error:
+        return None, f"the native module does not load: {error}"
+
+
+def native() -> ModuleType | None:
+    """The compiled module, or None where there is none."""
+    return _load()[0]
+
+
+def why_missing() -> str:
+    """Why `native()` is None; empty when it is not."""
+    return _load()[1]
+
+
+def isa() -> str:
+    """The best instruction set that the compiled code can use here: avx512_bf16, avx512, avx2, neon or portable.
+
+    Raises NativeMissing.
+    """
+    best: str = _required().isas()[-1]
+    return best
+
+
+def read_seconds(buffer: torch.Tensor, threads: int) -> float:
+    """Seconds that `threads` threads take to read a contiguous float32 buffer on the CPU once (they add it up).
+
+    Divide the bytes by it for read bandwidth; use a buffer several times as large as the last-level cache.
+    Raises TypeError or ValueError for another kind of buffer, ValueError for threads < 1, NativeMissing.
+    """
+    import torch
+
+    module = _required()
+    if not isinstance(buffer, torch.Tensor):
+        raise TypeError(f"buffer must be a torch.Tensor, got {type(buffer).__name__}")
+    if buffer.dtype != torch.float32:
+        raise TypeError(f"buffer must be float32, got {str(buffer.dtype).removeprefix('torch.')}")
+    if buffer.device.type != "cpu":
+        raise ValueError(f"buffer must be on the CPU, it is on {buffer.device}")
+    if not buffer.is_contiguous():
+        raise ValueError(f"buffer must be contiguous, its strides are {buffer.stride()} for shape {tuple(buffer.shape)}")
+    if buffer.numel() == 0:
+        raise ValueError("buffer is empty")
+    _check_threads(threads)
+    seconds: float = module.read_pass(buffer.detach().view(-1), threads)[0]
+    return seconds
+
+
+def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float) -> float:
+    """Floating-point operations per second of multiply-add loops held in registers, all threads together.
+
+    A ceiling of the vector units for `dtype` float32, bfloat16 or float16, measured for about `milliseconds` (at most
+    60000). bfloat16 uses the CPU's dot products where it has AVX512-BF16; elsewhere, and for float16, the rate is that
+    of float32, because there numbers are widened and multiplied in float32. Matrix units (AMX) are not counted.
+    Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
+    """
+    module = _required()
+    _check_threads(threads)
+    rate: float = module.matrix_flops_per_s(dtype, threads, milliseconds)
+    return rate
+
+
+def _required() -> ModuleType:
+    module, why = _load()
+    if module is None:
+        raise NativeMissing(why)
+    return module
+
+
+def _check_threads(threads: int) -> None:
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")

@@ -1,0 +1,95 @@
+#include "probes.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "probe_loops.h"
+
+namespace chunkbench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+    return std::chrono::duration<double>(end - start).count();
+}
+
+// Runs work(thread) on all threads, which wait for each other before they begin, and returns the seconds from the first
+// start to the last end: making and joining threads is not in the figure.
+double run_together(int threads, const std::function<void(int)>& work) {
+    if (threads < 1) throw std::invalid_argument("threads must be at least 1, got " + std::to_string(threads));
+    std::vector<Clock::time_point> starts(threads), ends(threads);
+    std::atomic<int> arrived{0};
+    const auto body = [&](int index) {
+        ++arrived;
+        while (arrived.load(std::memory_order_acquire) < threads) std::this_thread::yield();
+        starts[index] = Clock::now();
+        work(index);
+        ends[index] = Clock::now();
+    };
+    std::vector<std::thread> others;
+    try {
+        for (int index = 1; index < threads; ++index) others.emplace_back(body, index);
+    } catch (...) {
+        arrived = threads;  // lets those that exist go, so that they can be joined
+        for (std::thread& thread : others) thread.join();
+        throw;
+    }
+    body(0);
+    for (std::thread& thread : others) thread.join();
+    return seconds_between(*std::min_element(starts.begin(), starts.end()), *std::max_element(ends.begin(), ends.end()));
+}
+
+}  // namespace
+
+ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa) {
+    // Parts begin at multiples of a cache line's 16 floats, so that no line is read by two threads.
+    const std::size_t lines = count / 16;
+    std::vector<double> sums(std::max(threads, 0));
+    const double seconds = run_together(threads, [&](int index) {
+        const std::size_t begin = lines * index / threads * 16;
+        const std::size_t end = index + 1 == threads ? count : lines * (index + 1) / threads * 16;
+        // Blocks keep a float's 24 bits of sum from swallowing small values of a buffer of hundreds of megabytes.
+        constexpr std::size_t block = std::size_t{1} << 20;
+        double total = 0.0;
+        for (std::size_t at = begin; at < end; at += block) total += sum(isa, data + at, std::min(block, end - at));
+        sums[index] = total;
+    });
+    double total = 0.0;
+    for (double part : sums) total += part;
+    return {seconds, total};
+}
+
+double matrix_flops_per_s(const std::string& dtype, int threads, double milliseconds, Isa isa) {
+    if (dtype != "float32" && dtype != "bfloat16" && dtype != "float16")
+        throw std::invalid_argument("dtype must be float32, bfloat16 or float16, got '" + dtype + "'");
+    if (!(milliseconds > 0.0 && milliseconds <= 60000.0))
+        throw std::invalid_argument("milliseconds must be above 0 and at most 60000");
+    const MatrixProbe probe = matrix_probe(isa, dtype == "bfloat16");
+    constexpr std::int64_t turn = 4096;  // tens of microseconds: the clock is read seldom, the end is met closely
+    std::vector<std::int64_t> turns(std::max(threads, 0));
+    std::vector<float> results(std::max(threads, 0));
+    const double seconds = run_together(threads, [&](int index) {
+        const Clock::time_point start = Clock::now();
+        std::int64_t done = 0;
+        float result = 0.0f;
+        do {
+            result += probe.loop(turn);
+            ++done;
+        } while (seconds_between(start, Clock::now()) * 1e3 < milliseconds);
+        turns[index] = done;
+        results[index] = result;
+    });
+    double flops = 0.0;
+    for (std::int64_t done : turns) flops += static_cast<double>(done) * turn * probe.flops_per_iteration;
+    for (float result : results)
+        if (!(result == result)) throw std::runtime_error("the multiply-add loop gave NaN");
+    return flops / seconds;
+}
+
+}  // namespace chunkbench

@@ -1,0 +1,23 @@
+// Probes of what the machine can do: read bandwidth and matrix rate.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "features.h"
+
+namespace chunkbench {
+
+struct ReadPass {
+    double seconds;  // from the first thread's start to the last thread's end
+    double sum;
+};
+
+// One pass over the buffer; each of the threads reads one contiguous part.
+ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa);
+
+// Floating-point operations per second of multiply-add loops in registers, all threads together, measured for about the
+// given time. dtype is float32, bfloat16 or float16; throws std::invalid_argument for another.
+double matrix_flops_per_s(const std::string& dtype, int threads, double milliseconds, Isa isa);
+
+}  // namespace chunkbench

