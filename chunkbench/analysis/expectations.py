@@ -1,0 +1,131 @@
+"""What an experiment says that a point must reach, held against what was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal
+
+from chunkbench.analysis.points import group
+from chunkbench.analysis.ratio import ratio
+
+if TYPE_CHECKING:
+    from chunkbench.analysis.derive import Row
+
+Metric = Literal["roofline_fraction", "speedup", "latency_ratio", "append_us", "plan_us"]
+Verdict = Literal["reaches aim", "meets bar", "misses", "not measured"]
+
+AT_MOST: frozenset[str] = frozenset({"latency_ratio", "append_us", "plan_us"})
+"""Metrics that have to stay below their bar; the others have to reach it."""
+
+_SHARE_OF_PROMPT = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?(?:/\d+)?)\s*\*?\s*)?n_p")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One expectation at one point."""
+
+    key: str
+    """Key of the case that was judged; empty where the implementation has no case at the point."""
+    axes: Mapping[str, Any]
+    implementation: str
+    metric: Metric
+    against: str | None
+    value: float | None
+    bar: float | None
+    aim: float | None
+    verdict: Verdict
+    reason: str = ""
+    """Why there is no verdict."""
+
+
+def outcomes(rows: Sequence[Row], expect: Sequence[Mapping[str, Any]], confidence: float = 0.95) -> list[Outcome]:
+    """Every expectation at every point that its `where` selects, in the order of the expectations.
+
+    An expectation holds `where` (axis -> value or values; `n_s` also as a share such as `n_p` or `0.5 n_p`),
+    `implementation`, `metric`, `against` (an implementation, for `speedup` and `latency_ratio`), `bar` and `aim`.
+    Raises `ValueError` for an unknown metric.
+    """
+    row_of = {id(row.facts): row for row in rows}
+    found = []
+    for wanted in expect:
+        for axes, cases in group([row.facts for row in rows]):
+            if _selects(wanted.get("where") or {}, axes):
+                found.append(
+                    _judge(wanted, axes, {case.implementation: row_of[id(case)] for case in cases}, confidence)
+                )
+    return found
+
+
+def _judge(wanted: Mapping[str, Any], axes: Mapping[str, Any], rows: Mapping[str, Row], confidence: float) -> Outcome:
+    implementation, metric, against = wanted["implementation"], wanted["metric"], wanted.get("against")
+    bar, aim = wanted.get("bar"), wanted.get("aim")
+    row = rows.get(implementation)
+    value, reason = _value(metric, row, rows.get(against or ""), against, confidence)
+    verdict: Verdict = "not measured" if value is None or reason else _verdict(metric, value, bar, aim)
+    key = row.facts.key if row else ""
+    return Outcome(key, axes, implementation, metric, against, value, bar, aim, verdict, reason)
+
+
+def _verdict(metric: str, value: float, bar: float | None, aim: float | None) -> Verdict:
+    sign = -1 if metric in AT_MOST else 1
+    if aim is not None and sign * value >= sign * aim:
+        return "reaches aim"
+    if bar is not None and sign * value >= sign * bar:
+        return "meets bar"
+    return "misses"
+
+
+def _value(
+    metric: Metric, row: Row | None, other: Row | None, against: str | None, confidence: float
+) -> tuple[float | None, str]:
+    """The metric, or None and why; a value together with a reason is one that cannot be trusted."""
+    if row is None:
+        return None, "not in this run"
+    if metric in ("speedup", "latency_ratio"):
+        if other is None:
+            return None, f"{against} is not in this run"
+        found = ratio(row.facts, other.facts, confidence)
+        if found is None:
+            culprit = next((r.facts for r in (row, other) if r.derived.latency_us is None), None)
+            return None, f"{culprit.implementation}: {culprit.status}" if culprit else "never ran side by side"
+        return (1 / found.value if metric == "speedup" else found.value), ""
+    if metric == "roofline_fraction":
+        value, doubt = row.derived.roofline_fraction, row.derived.probe_error or ""
+    elif metric == "append_us":
+        value, doubt = row.derived.append_us, ""
+    elif metric == "plan_us":
+        value, doubt = row.derived.plan_us, ""
+    else:
+        raise ValueError(f"unknown metric {metric!r}")
+    return value, doubt if value is not None else f"{row.facts.implementation}: {row.facts.status}"
+
+
+def _selects(where: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
+    return all(_matches(name, wanted, axes) for name, wanted in where.items())
+
+
+def _matches(name: str, wanted: Any, axes: Mapping[str, Any]) -> bool:
+    if name not in axes:
+        return True  # `threads`, which is an axis only where it was swept
+    actual = axes[name]
+    if _plain(wanted) == _plain(actual):
+        return True
+    if isinstance(wanted, list | tuple):
+        return any(_matches(name, one, axes) for one in wanted)
+    if isinstance(wanted, str) and isinstance(axes.get("n_p"), int) and isinstance(actual, int):
+        share = _SHARE_OF_PROMPT.fullmatch(wanted.strip())
+        return share is not None and actual == _factor(share["factor"]) * axes["n_p"]
+    return False
+
+
+def _factor(text: str | None) -> Fraction:
+    whole, _, part = (text or "1").partition("/")
+    return Fraction(whole) / Fraction(part or "1")
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples: a manifest's JSON has the one, facts have the other."""
+    return tuple(_plain(part) for part in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,63 @@
+"""The paper's Table 3, and which case of ours stands beside which of its numbers."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chunkbench.store.facts import CaseFacts
+
+SETUP: Mapping[str, object] = {
+    "n_c": 64,
+    "batch_size": 32,
+    "heads": 32,
+    "kv_heads": 32,
+    "head_dim": 128,
+    "chunk_size": 64,
+    "prompts": 1,
+    "tree": None,
+}
+"""What every row of Table 3 has in common (sections 4 and 4.1)."""
+
+STANDS_FOR: Mapping[str, str] = {
+    "vllm_paged_attn": "paged_attn",
+    "vllm_paged_attn_star": "paged_attn_star",
+}
+"""Implementations that are measured here in the place of a column of the paper under another id."""
+
+PaperTable = Mapping[tuple[int, int, str], float]
+"""(n_p, n_s, implementation) -> microseconds per decode step."""
+
+
+@cache
+def table3() -> PaperTable:
+    """Table 3 as bundled in `results/paper/table3.csv`: a constant of the package, read once."""
+    text = files("chunkbench.results").joinpath("paper", "table3.csv").read_text(encoding="utf-8")
+    return {
+        (int(row["n_p"]), int(row["n_s"]), row["implementation"]): float(row["latency_us"])
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def paper_us(case: CaseFacts, implementation: str | None = None) -> float | None:
+    """What the paper printed for the point of this case, in microseconds per decode step; None for any other setup.
+
+    `implementation` asks for another column at the same point. The data type is not compared: the paper's is
+    float16, which a CPU may not have; the footer of every table says so.
+    """
+    if any(getattr(case, name) != value for name, value in SETUP.items()):
+        return None
+    if not isinstance(case.n_p, int) or case.n_s is None:
+        return None
+    name = implementation or case.implementation
+    return table3().get((case.n_p, case.n_s, STANDS_FOR.get(name, name)))
+
+
+def paper_ratio(case: CaseFacts, baseline: str) -> float | None:
+    """The paper's latency of the case's column over that of the baseline's, at the same point."""
+    own, base = paper_us(case), paper_us(case, baseline)
+    return None if own is None or base is None else own / base

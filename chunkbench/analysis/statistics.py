@@ -1,0 +1,101 @@
+"""Statistics of samples and rounds, as `docs/design.md` defines them. Light: the runner imports this."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import Literal, NamedTuple
+
+IntervalKind = Literal["confidence", "range"]
+
+MIN_ROUNDS_FOR_CONFIDENCE = 6
+"""With fewer rounds an interval is the range: five cannot hold the median with 95% confidence (1 - 2/2^5 = 0.9375)."""
+
+MIN_TIMED_STEPS = 8
+
+
+class Interval(NamedTuple):
+    """An interval for a median, in the unit of what it was computed from, and what it stands for."""
+
+    low: float
+    high: float
+    kind: IntervalKind
+
+
+def round_means(samples_us: Sequence[Sequence[float]]) -> list[float]:
+    """Mean of every round's samples; `samples_us` is [round][step], the result [round], both in microseconds."""
+    return [fmean(samples) for samples in samples_us]
+
+
+def latency_us(samples_us: Sequence[Sequence[float]]) -> float:
+    """Mean over the steps of a round, then the median over rounds. Raises `ValueError` when there is no round."""
+    if not samples_us:
+        raise ValueError("no rounds: a latency needs at least one")
+    return median(round_means(samples_us))
+
+
+def interval(means: Sequence[float], confidence: float) -> Interval:
+    """Interval for the median of what the round means were drawn from, without assuming a distribution.
+
+    With n sorted means, the median lies between the j-th smallest and the j-th largest with probability
+    1 - 2 P(Binomial(n, 1/2) < j). The largest j that keeps `confidence` is taken. Where no j does, or with fewer
+    than 6 means, it is the smallest and the largest, labelled `range`. Raises `ValueError` when `means` is empty or
+    `confidence` is not inside (0, 1).
+    """
+    if not means:
+        raise ValueError("no rounds: an interval needs at least one")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}: it has to lie between 0 and 1")
+    ordered = sorted(means)
+    rank = _rank(len(ordered), confidence)
+    if rank == 0:
+        return Interval(ordered[0], ordered[-1], "range")
+    return Interval(ordered[rank - 1], ordered[-rank], "confidence")
+
+
+def relative_half_width(means: Sequence[float], confidence: float) -> float:
+    """Half the width of the interval over the median of the means: 0.02 reads as "give or take 2%"."""
+    low, high, _ = interval(means, confidence)
+    return (high - low) / (2 * median(means))
+
+
+def spread(values: Sequence[float]) -> float:
+    """(largest - smallest) / smallest: the paper's measure of how little a latency depends on something."""
+    return (max(values) - min(values)) / min(values)
+
+
+def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float, confidence: float) -> bool:
+    """The stopping rule of a point: whether every case has enough rounds and a narrow enough interval.
+
+    `rounds` holds one sequence of round means for each case that is still being measured. It says nothing about
+    time: a caller has to stop at its budget whatever the answer, since a noisy machine may never reach `precision`.
+    """
+    return all(
+        len(means) >= max(min_rounds, 1) and relative_half_width(means, confidence) <= precision for means in rounds
+    )
+
+
+def timed_steps(n_c: int, count: int) -> tuple[int, ...]:
+    """`count` of the steps 1..n_c, spread evenly, first and last among them; at least 8, or all when n_c is smaller."""
+    if n_c < 1:
+        raise ValueError(f"n_c is {n_c}: there is no step to time")
+    count = min(n_c, max(count, MIN_TIMED_STEPS))
+    if count == 1:
+        return (1,)
+    gaps = count - 1
+    return tuple(1 + (i * (n_c - 1) + gaps // 2) // gaps for i in range(count))
+
+
+def _rank(n: int, confidence: float) -> int:
+    """Largest j whose order statistics keep the confidence, 0 when there is none."""
+    if n < MIN_ROUNDS_FOR_CONFIDENCE:
+        return 0
+    rank, tail = 0, 0
+    for j in range(1, n // 2 + 1):
+        tail += math.comb(n, j - 1)
+        # Integers stay exact for thousands of rounds where 0.5**n underflows.
+        if 1 - 2 * (tail / (1 << n)) < confidence:
+            break
+        rank = j
+    return rank

@@ -1,0 +1,56 @@
+"""Invented facts, small enough to work out by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pytest
+
+from chunkbench.store.facts import CaseFacts, Peaks
+
+
+class MakeFacts(Protocol):
+    def __call__(self, implementation: str = ..., **changes: Any) -> CaseFacts: ...
+
+
+@pytest.fixture
+def facts() -> MakeFacts:
+    def make(implementation: str = "chunk_attn", **changes: Any) -> CaseFacts:
+        """Two timed steps per round; pass `samples_us` to get as many rounds, one group and one pair of peaks each."""
+        samples = changes.get("samples_us", ((10.0, 20.0),) * 3)
+        rounds = len(samples)
+        values: dict[str, Any] = {
+            "key": f"{implementation} {sorted(changes.items(), key=repr)}",
+            "experiment": "invented",
+            "implementation": implementation,
+            "label": implementation,
+            "n_p": 1024,
+            "n_s": 512,
+            "n_c": 64,
+            "batch_size": 32,
+            "heads": 32,
+            "kv_heads": 32,
+            "head_dim": 128,
+            "chunk_size": 64,
+            "block_size": 32,
+            "prompts": 1,
+            "tree": None,
+            "dtype": "bfloat16",
+            "device": "cpu",
+            "protocol": "strict",
+            "cache": "cold",
+            "mode": "eager",
+            "status": "ok",
+            "samples_us": samples,
+            "steps": (1, 64),
+            "append_samples_us": ((1.0, 3.0),) * rounds,
+            "plan_samples_us": ((0.5, 0.5),) * rounds,
+            "groups": (0,) * rounds,
+            "peaks": (Peaks(read_bytes_per_s=1e9, matrix_flops_per_s=1e12, matrix_torch_flops_per_s=1e12),) * rounds,
+            "unique_bytes": (6000, 9000),
+            "read_bytes": (9000, 12000),
+            "flops": (1000, 1000),
+        }
+        return CaseFacts(**(values | changes))
+
+    return make

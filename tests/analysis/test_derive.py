@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from chunkbench.analysis.derive import derive, frame
+
+
+def test_figures_of_a_measured_case(facts) -> None:
+    (row,) = derive([facts(samples_us=((10.0, 20.0), (14.0, 26.0), (16.0, 16.0)))])
+    found = row.derived
+    assert (found.rounds, found.latency_us, found.low_us, found.high_us) == (3, 16.0, 15.0, 20.0)
+    assert found.interval_kind == "range"
+    assert (found.append_us, found.plan_us, found.step_us) == (2.0, 0.5, 18.5)
+    assert found.token_rate == pytest.approx(32 / 16e-6)
+    assert found.ratio_to_baseline == 1.0
+    assert found.paper_us == 198.87
+    assert found.paper_ratio == 1.0
+
+
+def test_ratios_refer_to_the_baseline_of_the_same_point(facts) -> None:
+    cases = [
+        facts("naive", n_s=0, samples_us=((30.0,),), steps=(1,)),
+        facts("chunk_attn", n_s=512, samples_us=((5.0,),), steps=(1,)),
+        facts("chunk_attn", n_s=0, samples_us=((10.0,),), steps=(1,)),
+        facts("naive", n_s=512, samples_us=((40.0,),), steps=(1,)),
+    ]
+    rows = derive(cases)
+    assert [row.facts for row in rows] == cases
+    assert [row.derived.ratio_to_baseline for row in rows] == [3.0, 1.0, 1.0, 8.0]
+    assert [row.derived.ratio_to_baseline for row in derive(cases, baseline="naive")] == [1.0, 0.125, 1 / 3, 1.0]
+
+
+def test_a_case_that_was_not_measured_keeps_its_row(facts) -> None:
+    absent = facts("xformers", status="unavailable", reason="no CPU operator", samples_us=())
+    row = derive([facts(), absent])[1]
+    assert row.facts.reason == "no CPU operator"
+    assert row.derived.latency_us is None
+    assert row.derived.ratio_to_baseline is None
+    assert row.derived.paper_us == 385.79
+
+
+def test_wrong_results_have_no_latency(facts) -> None:
+    assert derive([facts(status="incorrect")])[0].derived.latency_us is None
+
+
+def test_without_a_baseline_there_are_no_ratios(facts) -> None:
+    assert derive([facts("naive")])[0].derived.ratio_to_baseline is None
+
+
+def test_frame_has_every_fact_and_figure(facts) -> None:
+    table = frame([facts(), facts("xformers", status="unavailable", samples_us=(), steps=())])
+    assert list(table["implementation"]) == ["chunk_attn", "xformers"]
+    assert {"samples_us", "kv_bytes", "peaks", "latency_us", "roofline_fraction", "ratio_to_baseline"} <= set(table)
+    assert table["latency_us"][0] == 15.0
+    assert math.isnan(table["latency_us"][1])
+
+
+def test_frame_of_nothing_has_its_columns() -> None:
+    assert {"key", "latency_us"} <= set(frame([]).columns)

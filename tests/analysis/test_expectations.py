@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chunkbench.analysis.derive import derive
+from chunkbench.analysis.expectations import outcomes
+from chunkbench.analysis.exit_code import exit_code
+
+
+def expectation(**changes: Any) -> dict[str, Any]:
+    return {"where": {}, "implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5} | changes
+
+
+@pytest.fixture
+def rows(facts):
+    def one(name: str, us: float, **changes: Any):
+        return facts(name, samples_us=((us, us),) * 3, **changes)
+
+    return derive(
+        [
+            one("chunk_attn", 20.0, n_s=512),
+            one("naive", 60.0, n_s=512),
+            one("chunk_attn", 30.0, n_s=0),
+            one("naive", 27.0, n_s=0),
+            facts("xformers", n_s=0, status="unavailable", samples_us=()),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "values", "verdicts"),
+    [
+        ({}, [0.9, 3.0], ["misses", "meets bar"]),
+        ({"aim": 3.0}, [0.9, 3.0], ["misses", "reaches aim"]),
+        ({"bar": None, "aim": 4.0}, [0.9, 3.0], ["misses", "misses"]),
+        ({"where": {"n_s": "0.5 n_p"}}, [3.0], ["meets bar"]),
+        ({"where": {"n_s": "1/2 n_p"}}, [3.0], ["meets bar"]),
+        ({"where": {"n_s": "n_p"}}, [], []),
+        ({"where": {"n_s": [0, 512]}}, [0.9, 3.0], ["misses", "meets bar"]),
+        ({"where": {"n_s": 0, "n_p": 2048}}, [], []),
+        ({"metric": "latency_ratio", "bar": 1.0, "aim": 0.5}, [30 / 27, 1 / 3], ["misses", "reaches aim"]),
+        ({"metric": "roofline_fraction", "against": "roofline", "bar": 0.3}, [0.25, 0.375], ["misses", "meets bar"]),
+        ({"metric": "append_us", "against": None, "bar": 2.0}, [2.0, 2.0], ["meets bar", "meets bar"]),
+        ({"metric": "plan_us", "against": None, "bar": 0.4}, [0.5, 0.5], ["misses", "misses"]),
+    ],
+)
+def test_verdicts(rows, changes: dict[str, Any], values: list[float], verdicts: list[str]) -> None:
+    found = outcomes(rows, [expectation(**changes)])
+    assert [outcome.value for outcome in found] == pytest.approx(values)
+    assert [outcome.verdict for outcome in found] == verdicts
+
+
+def test_what_was_not_measured_says_why(rows) -> None:
+    found = outcomes(rows, [expectation(against="xformers"), expectation(implementation="nobody", where={"n_s": 0})])
+    assert [outcome.verdict for outcome in found] == ["not measured"] * 3
+    assert [outcome.reason for outcome in found] == [
+        "xformers: unavailable",
+        "xformers is not in this run",
+        "not in this run",
+    ]
+
+
+def test_a_fraction_beyond_the_machine_reaches_nothing(facts) -> None:
+    rows = derive([facts(samples_us=((1.0, 1.0),))])
+    (found,) = outcomes(rows, [expectation(metric="roofline_fraction", bar=0.5)])
+    assert found.verdict == "not measured"
+    assert "probe" in found.reason
+
+
+def test_unknown_metric(rows) -> None:
+    with pytest.raises(ValueError, match="beauty"):
+        outcomes(rows, [expectation(metric="beauty")])
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ([], 0),
+        (["ok", "noisy", "unavailable", "unsupported", "oom"], 0),
+        (["ok", "incorrect"], 3),
+        (["error"], 3),
+        (["crashed", "ok"], 3),
+        (["timeout"], 3),
+    ],
+)
+def test_exit_code(statuses: list[Any], code: int) -> None:
+    assert exit_code(statuses) == code
