@@ -1,0 +1,35 @@
+"""The prefix-aware KV cache (PAKV) without the tensors: prefix trees, a pool of chunk ids, plans, block tables."""
+
+from chunkbench.kvcache.blocks import BlockTables, JoinedBlocks
+from chunkbench.kvcache.changes import Append, Copy, Cut, Fork, Join
+from chunkbench.kvcache.errors import (
+    EmptySequence,
+    KVCacheError,
+    PoolExhausted,
+    SharedChunk,
+    UnknownSequence,
+    WrongTokens,
+)
+from chunkbench.kvcache.plan import Plan, Segment
+from chunkbench.kvcache.pool import ChunkPool
+from chunkbench.kvcache.tree import PrefixTree
+
+__all__ = [
+    "Append",
+    "BlockTables",
+    "ChunkPool",
+    "Copy",
+    "Cut",
+    "EmptySequence",
+    "Fork",
+    "Join",
+    "JoinedBlocks",
+    "KVCacheError",
+    "Plan",
+    "PoolExhausted",
+    "PrefixTree",
+    "Segment",
+    "SharedChunk",
+    "UnknownSequence",
+    "WrongTokens",
+]

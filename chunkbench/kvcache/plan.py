@@ -1,0 +1,51 @@
+"""The plan: which chunks exist, and which sequences each of them serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+class Segment(NamedTuple):
+    """A maximal run of chunks, one after the other on a path, that the same sequences cover."""
+
+    chunks: Ints
+    """Chunk ids `[m]`, in token order."""
+    begin: int
+    end: int
+    """The sequences `[begin, end)` in depth-first order cover the segment."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Segments in depth-first order (a segment comes before those below it), and how sequences map to rows.
+
+    The structure is fixed; the lengths are not. Only the last chunk of a sequence can be partial, and a partial chunk
+    belongs to one sequence alone. So all lengths follow from `last_tokens`, which is the tree's own array: appending
+    inside a chunk changes it in place and the plan stays valid. Any change of structure (a chunk more or less, a
+    sequence more or less) makes the tree hand out another plan.
+    """
+
+    chunk_size: int
+    segments: tuple[Segment, ...]
+    order: Ints
+    """`[b]`: row (place in order of addition) of the sequence at each depth-first position."""
+    last_chunks: Ints
+    """`[b]`, by row: id of the sequence's last chunk."""
+    last_tokens: Ints
+    """`[b]`, by row: tokens in that chunk, 1..chunk_size. Current at all times while the plan is."""
+
+    def tokens(self, segment: Segment) -> int:
+        """Tokens that the segment holds now."""
+        whole = len(segment.chunks) * self.chunk_size
+        if segment.end - segment.begin > 1:
+            return whole
+        row = self.order[segment.begin]
+        if self.last_chunks[row] != segment.chunks[-1]:
+            return whole
+        return whole - self.chunk_size + int(self.last_tokens[row])

@@ -1,0 +1,28 @@
+"""Token ids as they come from callers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkbench.kvcache.errors import WrongTokens
+from chunkbench.kvcache.plan import Ints
+
+Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+def token_array(tokens: Tokens) -> Ints:
+    """Token ids as a flat int64 array; raises WrongTokens for anything but a flat list of integers."""
+    try:
+        array = np.asarray(tokens)
+    except ValueError as error:
+        raise WrongTokens("token ids must be a flat list") from error
+    if array.ndim != 1:
+        raise WrongTokens(f"token ids must be a flat list, not of shape {array.shape}")
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise WrongTokens(f"token ids must be integers, not {array.dtype}")
+    return np.ascontiguousarray(array, dtype=np.int64)
