@@ -1,0 +1,65 @@
+"""Contiguous K/V `[b, kv_heads, capacity, d]`, one slice per sequence: the cache of the libraries that know no blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from chunkbench.baselines.contract import Inputs
+
+
+class DenseCache:
+    """K and V of every sequence, held privately, with room for all completion tokens.
+
+    Lengths may differ between sequences; then `mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere,
+    otherwise it is None.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        point = inputs.point
+        b, h_kv, d = point.batch_size, point.kv_heads, point.head_dim
+        first_k, first_v = inputs.keys_values(0, 0, 1)
+        self.k = first_k.new_empty((b, h_kv, inputs.capacity, d))
+        self.v = first_v.new_empty((b, h_kv, inputs.capacity, d))
+        for row, prompt in enumerate(inputs.prompts):
+            k, v = inputs.keys_values(row, 0, len(prompt))
+            self.k[row, :, : len(prompt)] = k.transpose(0, 1)
+            self.v[row, :, : len(prompt)] = v.transpose(0, 1)
+            # Room that a sequence has not filled is read under the mask: garbage there could be NaN.
+            self.k[row, :, len(prompt) :] = 0
+            self.v[row, :, len(prompt) :] = 0
+        self._prompt_lengths = [len(prompt) for prompt in inputs.prompts]
+        self._lengths = torch.tensor(self._prompt_lengths, device=self.k.device)
+        self._rows = torch.arange(b, device=self.k.device)
+        self._ragged = len(set(self._prompt_lengths)) > 1
+        self.longest = max(self._prompt_lengths)
+        self.mask: torch.Tensor | None = None
+        self.plan()
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write one token per sequence; k, v `[b, kv_heads, d]`."""
+        if self._ragged:
+            self.k[self._rows, :, self._lengths] = k
+            self.v[self._rows, :, self._lengths] = v
+            self._lengths += 1
+        else:
+            self.k[:, :, self.longest] = k
+            self.v[:, :, self.longest] = v
+        self.longest += 1
+
+    def plan(self) -> None:
+        """Bring the mask up to date; nothing to do when all lengths are equal."""
+        if self._ragged:
+            positions = torch.arange(self.longest, device=self.k.device)
+            beyond = positions[None, :] >= self._lengths[:, None]
+            mask = torch.zeros(beyond.shape, dtype=self.k.dtype, device=self.k.device)
+            self.mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
+
+    def rewind(self) -> None:
+        """Back to the prompts alone."""
+        self._lengths = torch.tensor(self._prompt_lengths, device=self.k.device)
+        self.longest = max(self._prompt_lengths)
+        self.plan()
+
+    def nbytes(self) -> int:
+        """Bytes of K and V, the room for completion tokens included: contiguous caches reserve it."""
+        return self.k.nbytes + self.v.nbytes

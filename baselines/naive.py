@@ -1,0 +1,54 @@
+"""Naive: softmax(Q K^T / sqrt d) V with PyTorch's own operators (section 4.1 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.dense import DenseCache
+
+
+class NaiveSession(Session):
+    def __init__(self, inputs: Inputs) -> None:
+        self._cache = DenseCache(inputs)
+        self._scale = inputs.point.head_dim**-0.5
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._cache.append(k, v)
+
+    def plan(self) -> None:
+        self._cache.plan()
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        cache = self._cache
+        b, h_kv, _, d = cache.k.shape
+        # Heads that share a KV head are rows of one matrix, so grouped heads need no copies of K and V.
+        rows = q.view(b * h_kv, -1, d)
+        k = cache.k.view(b * h_kv, -1, d)[:, : cache.longest]
+        v = cache.v.view(b * h_kv, -1, d)[:, : cache.longest]
+        scores = torch.bmm(rows, k.transpose(1, 2)).mul_(self._scale)
+        if cache.mask is not None:
+            scores.view(b, h_kv, -1, cache.longest).add_(cache.mask)
+        torch.bmm(torch.softmax(scores, dim=-1), v, out=out.view(b * h_kv, -1, d))
+
+    def rewind(self) -> None:
+        self._cache.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._cache.nbytes()
+
+
+class Naive(Implementation):
+    id = "naive"
+    label = "Naive"
+
+    def availability(self, device: str) -> Answer:
+        return YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return NaiveSession(inputs)
+
+    def package_version(self) -> str:
+        return f"torch {torch.__version__}"

@@ -1,0 +1,88 @@
+"""Shared-prefix matmul: what a user could write in ten lines of PyTorch, and a hard baseline to beat.
+
+One matrix product over the tokens that the whole batch has in common, a batched product over the private rest, merged by
+log-sum-exp. It finds the common prefix from the token ids and knows one prefix, not a forest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.experiment.point import Point
+
+
+class SharedPrefixMatmulSession(Session):
+    def __init__(self, inputs: Inputs) -> None:
+        point = inputs.point
+        self._scale = point.head_dim**-0.5
+        shared = len(os.path.commonprefix([list(prompt) for prompt in inputs.prompts]))
+        self._prompt = len(inputs.prompts[0]) - shared
+        k, v = inputs.keys_values(0, 0, shared)
+        self._shared_k = k.transpose(0, 1).contiguous()  # [kv_heads, shared, d]
+        self._shared_v = v.transpose(0, 1).contiguous()
+        shape = (point.batch_size, point.kv_heads, inputs.capacity - shared, point.head_dim)
+        self._k, self._v = k.new_empty(shape), v.new_empty(shape)
+        for row, prompt in enumerate(inputs.prompts):
+            k, v = inputs.keys_values(row, shared, len(prompt))
+            self._k[row, :, : self._prompt] = k.transpose(0, 1)
+            self._v[row, :, : self._prompt] = v.transpose(0, 1)
+        self._private = self._prompt
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._k[:, :, self._private], self._v[:, :, self._private] = k, v
+        self._private += 1
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        b, h_kv, capacity, d = self._k.shape
+        rows = q.view(b * h_kv, -1, d)
+        k = self._k.view(b * h_kv, capacity, d)[:, : self._private]
+        v = self._v.view(b * h_kv, capacity, d)[:, : self._private]
+        own, own_lse = _attend(rows, k, v, self._scale)
+        if self._shared_k.shape[1] == 0:
+            out.view(own.shape).copy_(own)
+            return
+        by_head = q.view(b, h_kv, -1, d).transpose(0, 1).reshape(h_kv, -1, d)
+        common, common_lse = _attend(by_head, self._shared_k, self._shared_v, self._scale)
+        common = common.view(h_kv, b, -1, d).transpose(0, 1)
+        weight = torch.sigmoid(common_lse.view(h_kv, b, -1).transpose(0, 1) - own_lse.view(b, h_kv, -1))
+        torch.lerp(own.view(b, h_kv, -1, d), common, weight[..., None].to(own.dtype), out=out.view(b, h_kv, -1, d))
+
+    def rewind(self) -> None:
+        self._private = self._prompt
+
+    def kv_bytes(self) -> int:
+        return self._shared_k.nbytes + self._shared_v.nbytes + self._k.nbytes + self._v.nbytes
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q `[batch, rows, d]` over k, v `[batch, n, d]`, and the log-sum-exp of its scores `[batch, rows]`."""
+    scores = torch.bmm(q, k.transpose(1, 2)).float().mul_(scale)
+    lse = torch.logsumexp(scores, dim=-1)
+    probabilities = scores.sub_(lse[..., None]).exp_().to(v.dtype)
+    return torch.bmm(probabilities, v), lse
+
+
+class SharedPrefixMatmul(Implementation):
+    id = "shared_prefix_matmul"
+    label = "Shared matmul"
+    note = "Shared matmul is ten lines of PyTorch: one product over the batch's common prefix, a batched one over the rest"
+    shares_storage = True
+    reads_shared_once = True
+
+    def availability(self, device: str) -> Answer:
+        return YES
+
+    def supports(self, point: Point) -> Answer:
+        if not isinstance(point.n_p, int):
+            return Answer(False, "ragged prompts are beyond the ten lines")
+        return YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return SharedPrefixMatmulSession(inputs)
+
+    def package_version(self) -> str:
+        return f"torch {torch.__version__}"

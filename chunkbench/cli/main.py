@@ -1,0 +1,65 @@
+"""The command `chunkbench`: finds the command's module, turns our errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from chunkbench import __version__
+
+# Name -> module; a module is imported only when its command (or the list of commands) is asked for.
+_COMMANDS = {
+    "run": "run",
+    "report": "report",
+    "list": "list_",
+    "validate": "validate",
+    "doctor": "doctor",
+    "completion": "completion",
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"chunkbench.cli.{_COMMANDS[cmd_name]}").command
+        return command
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="chunkbench")
+def cli() -> None:
+    """Measure decode attention over shared prompt prefixes and set it beside the ChunkAttention paper.
+
+    \b
+    Examples:
+      chunkbench run table3                    the paper's Table 3 on this machine
+      chunkbench run experiments/smoke.yaml    every implementation, in seconds
+      chunkbench report latest                 the last run's table again
+      chunkbench doctor                        what this machine can run, and how to mend the rest
+    """
+
+
+def main() -> None:
+    """Entry point of the script."""
+    from chunkbench.experiment import ExperimentError
+    from chunkbench.store import RunError
+
+    try:
+        # Outside of click's stand-alone mode, an exit code that a command asked for is what the call returns.
+        code = cli(prog_name="chunkbench", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (ExperimentError, RunError) as error:
+        click.echo(f"chunkbench: {error}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)

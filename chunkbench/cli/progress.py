@@ -1,0 +1,98 @@
+"""What a run shows while it is at work: a bar on a terminal, a line per point elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from chunkbench.experiment.point import Point
+from chunkbench.store import MEASURED, CaseFacts
+
+
+class RunProgress:
+    """Listens to a run and writes to standard error, so that standard output holds the result alone."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._points = self._number = 0
+        self._point_started = monotonic()
+
+    def __enter__(self) -> RunProgress:
+        if not self._quiet and self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.fields[point]}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.fields[left]}"),
+                TimeElapsedColumn(),
+                TextColumn("[dim]{task.fields[text]}"),
+                console=self._console,
+                transient=True,
+                expand=True,
+            )
+            self._task = self._bar.add_task("run", total=1.0, point="starting", left="", text="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def started(self, path: Path, points: int, finished: int) -> None:
+        """Say where the run goes."""
+        self._points, self._number = points, finished
+        kept = f", {finished} already measured" if finished else ""
+        self._say(f"{points} points{kept} -> {path}")
+
+    def activity(self, point: Point, text: str, done: float, left_s: float | None) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            name = f"{self._number + 1}/{self._points} {describe(point)}"
+            self._bar.update(self._task, completed=done, point=name, text=text, left=_left(left_s))
+
+    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float | None) -> None:
+        """One line per point."""
+        self._number += 1
+        now = monotonic()
+        took, self._point_started = now - self._point_started, now
+        statuses = Counter(case.status for case in cases)
+        measured = sum(statuses[status] for status in MEASURED)
+        others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
+        rounds = max((len(case.samples_us) for case in cases), default=0)
+        self._say(
+            f"{self._number:>3}/{self._points} {describe(point):<28} {measured} measured"
+            f"{f', {others}' if others else ''}; {rounds} rounds, {took:.0f} s; {_left(left_s)}"
+        )
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, markup=False, soft_wrap=True)
+            sys.stderr.flush()
+
+
+def describe(point: Point) -> str:
+    """A point in a few words."""
+    n_p = str(point.n_p) if isinstance(point.n_p, int) else f"{point.n_p[0]}..{point.n_p[1]}"
+    shared = f"n_s={point.n_s}" if point.tree is None else "tree"
+    return f"n_p={n_p} {shared} b={point.batch_size}"
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"about {seconds:.0f} s left"
+    return f"about {seconds / 60:.0f} min left"

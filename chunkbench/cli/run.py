@@ -1,0 +1,122 @@
+"""`chunkbench run`: measure an experiment."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+
+@click.command("run", short_help="Measure an experiment and print its table.")
+@click.argument("experiment", metavar="EXPERIMENT")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Instead of the experiment's device.")
+@click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Instead of the experiment's dtype."
+)
+@click.option("--set", "sets", multiple=True, metavar="AXIS=V1,V2", help="Replace an axis in every block. Repeatable.")
+@click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
+@click.option("--budget", metavar="TIME", help="About how long to measure, e.g. 90s, 5m, 1h30m.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
+@click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "markdown", "latex", "csv", "json"]), default="table",
+    show_default=True, help="What to print at the end.",
+)  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    experiment: str,
+    device: str | None,
+    dtype: str | None,
+    sets: tuple[str, ...],
+    only: tuple[str, ...],
+    budget: str | None,
+    out: Path | None,
+    resume: bool,
+    dry_run: bool,
+    form: str,
+    quiet: bool,
+) -> None:
+    """Measure EXPERIMENT (a YAML file, or the name of a bundled one) and print its table.
+
+    Everything measured lies in the run directory as raw samples; Ctrl-C keeps the finished points and prints the
+    command that goes on. Exit code: 0, also where something is unavailable, unsupported or noisy; 2 wrong usage;
+    3 an implementation was incorrect, raised, crashed or ran out of time; 130 interrupted.
+
+    \b
+    Examples:
+      chunkbench run table3
+      chunkbench run table3 --dry-run
+      chunkbench run experiments/table3.yaml --budget 20m --out results/runs/mine
+      chunkbench run table3 --set n_p=1024 --only chunk_attn --only naive
+      chunkbench run table3 --out results/runs/mine --resume
+    """
+    from chunkbench.analysis.exit_code import exit_code
+    from chunkbench.cli.progress import RunProgress
+    from chunkbench.experiment import load_experiment, parse_duration
+    from chunkbench.report import build, render, write_all
+    from chunkbench.runner.dry_run import describe_plan
+    from chunkbench.runner.run import resolve, run_experiment
+    from chunkbench.store import latest_run
+
+    loaded = load_experiment(experiment, _axes(sets))
+    changes: dict[str, object] = {}
+    if device is not None:
+        changes["device"] = device
+    if dtype is not None:
+        changes["dtype"] = dtype
+    if budget is not None:
+        try:
+            changes["budget_s"] = parse_duration(budget)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--budget") from None
+    if only:
+        missing = [name for name in only if name not in loaded.implementations]
+        if missing:
+            known = ", ".join(loaded.implementations)
+            raise click.BadParameter(f"{missing[0]} is not in this experiment; it has {known}", param_hint="--only")
+        changes["implementations"] = tuple(name for name in loaded.implementations if name in only)
+    chosen = loaded.model_copy(update=changes)
+    target = resolve(chosen)
+    if dry_run:
+        click.echo(describe_plan(chosen, target))
+        return
+    runs = Path("results/runs")
+    if out is None:
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        out = latest_run(runs, chosen.name) if resume else runs / f"{chosen.name}-{stamp}"
+    with RunProgress(quiet) as progress:
+        outcome = run_experiment(chosen, target, out, resume, ["chunkbench", *sys.argv[1:]], progress)
+    if outcome.run.cases:
+        write_all(outcome.run)
+        if not quiet or ctx.get_parameter_source("form") == click.core.ParameterSource.COMMANDLINE:
+            click.echo(render(build(outcome.run), form))
+    if outcome.interrupted:
+        click.echo(f"interrupted; finished points are kept. To go on:\n  {_resume_command(out)}", err=True)
+        ctx.exit(130)
+    ctx.exit(exit_code(case.status for case in outcome.run.cases))
+
+
+def _axes(sets: tuple[str, ...]) -> dict[str, str]:
+    axes = {}
+    for text in sets:
+        axis, equals, values = text.partition("=")
+        if not equals or not values:
+            raise click.BadParameter(f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint="--set")
+        axes[axis.strip()] = values
+    return axes
+
+
+def _resume_command(out: Path) -> str:
+    """This command line with --out and --resume."""
+    words = list(sys.argv[1:])
+    if "--resume" not in words:
+        words.append("--resume")
+    if not any(word == "--out" or word.startswith("--out=") for word in words):
+        words += ["--out", str(out)]
+    return shlex.join(["chunkbench", *words])

@@ -1,0 +1,1 @@
+"""Clocks, cache control, noise guards and peak probes."""

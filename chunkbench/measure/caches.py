@@ -1,0 +1,29 @@
+"""Cold caches: what a decode step finds after the rest of a model has run."""
+
+from __future__ import annotations
+
+import torch
+
+
+class CacheSweeper:
+    """Replaces what the last-level cache holds.
+
+    The buffer is read, not written: dirty lines would have to be written back during the timed call.
+    """
+
+    def __init__(self, device: str, cache_bytes: int) -> None:
+        self._buffer = torch.ones(max(2 * cache_bytes, 1 << 24) // 4, device=device)
+
+    def sweep(self) -> None:
+        """Read twice the size of the last-level cache."""
+        self._buffer.sum()
+
+
+def last_level_cache_bytes(device: str) -> int:
+    """Size of the largest cache between the cores (or multiprocessors) and memory."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    from chunkbench.environment import fingerprint
+
+    cpu = fingerprint().cpu
+    return max(cpu.l1d_bytes or 0, cpu.l2_bytes or 0, cpu.l3_bytes or 0) or 1 << 25

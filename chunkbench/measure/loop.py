@@ -1,0 +1,92 @@
+"""The timed loop: one round of one implementation.
+
+The only code between the two clock readings of a sample is the call itself (and, on a GPU, the synchronisation);
+`benchmarks/harness_overhead.py` measures what remains.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Protocol
+
+import torch
+
+from chunkbench.baselines.contract import Session
+
+
+class Feed(Protocol):
+    """Where the loop gets tokens and queries from."""
+
+    def completion(self, step: int) -> tuple[Sequence[int], torch.Tensor, torch.Tensor]: ...
+
+    def queries(self, *purpose: int) -> torch.Tensor: ...
+
+
+@dataclass
+class Round:
+    """Microseconds of one round: `decode` per timed step, `append` and `plan` per step."""
+
+    decode_us: list[float] = field(default_factory=list)
+    append_us: list[float] = field(default_factory=list)
+    plan_us: list[float] = field(default_factory=list)
+
+
+def run_round(
+    session: Session,
+    feed: Feed,
+    out: torch.Tensor,
+    n_c: int,
+    timed: Collection[int],
+    nonce: int,
+    sweep: Callable[[], None] | None,
+    synchronise: Callable[[], None] | None,
+) -> Round:
+    """Rewind, then append and plan at every step 1..n_c and decode at the timed ones.
+
+    `sweep` makes caches cold before each timed call (None: warm); `synchronise` waits for the device (None: CPU).
+    Queries differ at every step and follow `nonce`, which is the same for all implementations of a round.
+    """
+    result = Round()
+    session.rewind()
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection inside a timed call would be charged to whoever is being timed
+    try:
+        for step in range(1, n_c + 1):
+            tokens, k, v = feed.completion(step)
+            if synchronise is not None:
+                synchronise()
+            started = perf_counter_ns()
+            session.append(tokens, k, v)
+            if synchronise is not None:
+                synchronise()
+            appended = perf_counter_ns()
+            session.plan()
+            if synchronise is not None:
+                synchronise()
+            planned = perf_counter_ns()
+            result.append_us.append((appended - started) / 1000)
+            result.plan_us.append((planned - appended) / 1000)
+            if step not in timed:
+                continue
+            q = feed.queries(nonce, step)
+            if sweep is not None:
+                sweep()
+            if synchronise is None:
+                started = perf_counter_ns()
+                session.decode(q, out)
+                ended = perf_counter_ns()
+            else:
+                synchronise()
+                started = perf_counter_ns()
+                session.decode(q, out)
+                synchronise()
+                ended = perf_counter_ns()
+            result.decode_us.append((ended - started) / 1000)
+    finally:
+        if collecting:
+            gc.enable()
+    return result

@@ -1,0 +1,24 @@
+"""When a measurement is called noisy: what else the machine did, and how far rounds lie apart."""
+
+from __future__ import annotations
+
+from chunkbench.store.facts import Noise
+
+STEAL_ABOVE = 0.05
+FOREIGN_CPUS_ABOVE = 0.25
+HALF_WIDTH_ABOVE = 0.10
+
+
+def complaint(noise: Noise, half_width: float) -> str:
+    """Why a measurement is noisy, with the figures; empty when it is not.
+
+    `half_width` is that of the latency's interval, relative to the latency; 0 where there is one round only.
+    """
+    said = []
+    if noise.steal_fraction > STEAL_ABOVE:
+        said.append(f"the hypervisor took {noise.steal_fraction:.0%} of the CPU time")
+    if noise.foreign_cpus > FOREIGN_CPUS_ABOVE:
+        said.append(f"other processes kept {noise.foreign_cpus:.1f} CPUs busy")
+    if half_width > HALF_WIDTH_ABOVE:
+        said.append(f"rounds lie up to {half_width:.0%} from their middle")
+    return "; ".join(said)

@@ -1,0 +1,73 @@
+"""What the machine can do at the moment: read bandwidth and matrix rate, probed inside every round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from chunkbench.kernels import cpu as native
+from chunkbench.store.facts import Peaks
+
+_PASSES = 3
+_MATRIX_SECONDS = 0.02
+
+
+class PeakProbe:
+    """Probes one device for one dtype; buffers are allocated once.
+
+    Read bandwidth is the higher of PyTorch's sum and, on a CPU, a native one, over a buffer that no cache holds; the
+    matrix rate is the higher of PyTorch's matrix product and, on a CPU, a native register-resident loop.
+    """
+
+    def __init__(self, device: str, dtype: str, threads: int, buffer_bytes: int = 1 << 29) -> None:
+        self._device, self._dtype, self._threads = device, dtype, threads
+        self._buffer = torch.ones(buffer_bytes // 4, device=device)
+        self._matrix = self._sized_matrix()
+        self._product = torch.empty_like(self._matrix)
+
+    def probe(self) -> Peaks:
+        """One probe; medians of a few passes, so that one interruption does not count."""
+        read = self._buffer.nbytes / self._seconds(lambda: self._buffer.sum())
+        size = self._matrix.shape[0]
+        product = 2 * size**3 / self._seconds(lambda: torch.mm(self._matrix, self._matrix, out=self._product))
+        rate = None
+        if self._device == "cpu" and native.native() is not None:
+            seconds = statistics.median(native.read_seconds(self._buffer, self._threads) for _ in range(_PASSES))
+            read = max(read, self._buffer.nbytes / seconds)
+            rate = native.matrix_flops_per_s(self._dtype, self._threads, _MATRIX_SECONDS * 1000)
+        return Peaks(
+            read_bytes_per_s=read,
+            matrix_flops_per_s=max(product, rate or 0.0),
+            matrix_torch_flops_per_s=product,
+            matrix_native_flops_per_s=rate,
+        )
+
+    def _sized_matrix(self) -> torch.Tensor:
+        """A square matrix whose product takes long enough to time: emulated dtypes are a hundred times slower."""
+        size = 128
+        while True:
+            matrix = torch.randn(size, size, device=self._device).to(getattr(torch, self._dtype))
+            torch.mm(matrix, matrix)
+            started = perf_counter()
+            torch.mm(matrix, matrix)
+            self._synchronise()
+            if perf_counter() - started > _MATRIX_SECONDS / 4 or size >= 8192:
+                return matrix
+            size *= 2
+
+    def _seconds(self, work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(_PASSES):
+            self._synchronise()
+            started = perf_counter()
+            work()
+            self._synchronise()
+            times.append(perf_counter() - started)
+        return statistics.median(times)
+
+    def _synchronise(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()

@@ -1,0 +1,115 @@
+"""The runner's end of a worker: start it, ask it, give up on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+PROTOCOL = 1
+"""Version of the requests and replies; a worker that speaks another one is refused."""
+
+_START_LIMIT_S = 120.0
+
+
+class WorkerError(RuntimeError):
+    """The worker answered with an error; `kind` is `error` or `oom`."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class WorkerCrashed(RuntimeError):
+    """The worker died while a request was outstanding."""
+
+
+class WorkerTimeout(RuntimeError):
+    """The worker did not answer in time and was killed."""
+
+
+class WorkerClient:
+    """One worker process. Not for use by several threads."""
+
+    def __init__(self, log: Path, command: list[str] | None = None) -> None:
+        """Start a worker whose standard error is appended to `log`."""
+        self._log = log
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                command or [sys.executable, "-m", "chunkbench.runner.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,  # a Ctrl-C at the terminal must reach the runner alone
+            )
+        self._buffer = b""
+        self._next = 0
+        hello = self.ask("hello", _START_LIMIT_S)
+        if hello["protocol"] != PROTOCOL:
+            self.kill()
+            raise WorkerError("error", f"the worker speaks protocol {hello['protocol']}, this runner speaks {PROTOCOL}")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        """Send one request and wait for its reply.
+
+        Raises `WorkerError` when the worker says so, `WorkerCrashed` when it dies, `WorkerTimeout` after `limit_s`.
+        """
+        self._next += 1
+        request = json.dumps({"id": self._next, "op": op, "arguments": arguments}) + "\n"
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(request.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerCrashed(self._epitaph()) from None
+        reply = json.loads(self._read_line(limit_s))
+        if "error" in reply:
+            raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
+        result: dict[str, Any] = reply["ok"]
+        return result
+
+    def kill(self) -> None:
+        """End the worker and whatever it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _read_line(self, limit_s: float) -> bytes:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        deadline = monotonic() + limit_s
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - monotonic()))
+            if not ready:
+                self.kill()
+                raise WorkerTimeout(f"no answer within {limit_s:.0f} s")
+            chunk = os.read(descriptor, 1 << 16)
+            if not chunk:
+                raise WorkerCrashed(self._epitaph())
+            self._buffer += chunk
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line
+
+    def _epitaph(self) -> str:
+        code = self._process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
+            return f"the process was killed by {name}{hint}"
+        return f"the process exited with code {code}; see {self._log.name} in the run directory"

@@ -1,0 +1,46 @@
+"""What has to be the same for a run to be resumed: experiment, revision of this package, machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import chunkbench
+from chunkbench.environment import Environment, machine_id
+from chunkbench.experiment import Experiment
+
+_EXPLANATIONS = {
+    "experiment": "the experiment (or --set, --only, --device, --dtype) is not the one that the run was started with",
+    "revision": "chunkbench itself has changed since the run was started",
+    "machine": "the run was started on another machine or with another PyTorch",
+}
+
+
+def identity(experiment: Experiment, environment: Environment, device: str, dtype: str) -> dict[str, str]:
+    """Digests of experiment, revision and machine. The budget is not part of it: a run may be given more time."""
+    resolved = experiment.model_dump(mode="json", exclude={"source", "path", "budget_s"})
+    text = json.dumps([resolved, device, dtype], sort_keys=True)
+    return {
+        "experiment": hashlib.sha256(text.encode()).hexdigest(),
+        "revision": _source_digest(),
+        "machine": machine_id(environment),
+    }
+
+
+def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
+    """Why a run cannot be resumed, in words; empty when it can."""
+    return [text for part, text in _EXPLANATIONS.items() if recorded.get(part) != current[part]]
+
+
+def _source_digest() -> str:
+    """Digest of the package's own code: a commit id would not see uncommitted changes."""
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(Path(chunkbench.__file__).parent, followlinks=True):
+        folders[:] = sorted(name for name in folders if name not in ("results", "experiments", "__pycache__"))
+        for name in sorted(files):
+            if name.endswith((".py", ".so")):
+                digest.update(name.encode())
+                digest.update((Path(folder) / name).read_bytes())
+    return digest.hexdigest()

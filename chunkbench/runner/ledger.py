@@ -1,0 +1,158 @@
+"""What is known of each implementation while a point is being measured, and the facts made of it in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chunkbench.analysis import roofline
+from chunkbench.analysis.statistics import relative_half_width, round_means
+from chunkbench.experiment.point import Case, Point
+from chunkbench.measure.noise import complaint
+from chunkbench.store.facts import CaseFacts, Noise, Peaks, Status
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a worker says of an implementation."""
+
+    label: str
+    ok: bool
+    reason: str = ""
+    remedy: str = ""
+    shares_storage: bool = False
+    reads_shared_once: bool = False
+    isa: str | None = None
+    package_version: str | None = None
+    note: str = ""
+
+    def refusal(self) -> str:
+        """Reason and remedy as one text."""
+        return f"{self.reason}: {self.remedy}" if self.remedy else self.reason
+
+
+@dataclass
+class Timing:
+    """Rounds of one case."""
+
+    samples_us: list[list[float]] = field(default_factory=list)
+    append_us: list[list[float]] = field(default_factory=list)
+    plan_us: list[list[float]] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    peaks: list[Peaks] = field(default_factory=list)
+
+    def add(self, reply: Mapping[str, Any], group: int) -> None:
+        """Take in one round as the worker reports it."""
+        self.samples_us.append(reply["samples_us"])
+        self.append_us.append(reply["append_us"])
+        self.plan_us.append(reply["plan_us"])
+        self.groups.append(group)
+
+    def means(self, group: int) -> list[float]:
+        """Round means of one memory group."""
+        return round_means([s for s, g in zip(self.samples_us, self.groups, strict=True) if g == group])
+
+
+@dataclass
+class Entry:
+    """One implementation at one point."""
+
+    status: Status | None = None
+    reason: str = ""
+    max_error: float | None = None
+    kv_bytes: int | None = None
+    visible_bytes: int = 0
+    """Bytes of the tensors that the session can be seen to hold."""
+    work_items: int | None = None
+    decode_s: float = 0.0
+    append_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is nothing more to measure."""
+        return self.status is not None
+
+    def fail(self, status: Status, reason: str) -> None:
+        """Record the first failure; later ones are consequences."""
+        if self.status is None:
+            self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the cases of a point have in common."""
+
+    experiment: str
+    point: Point
+    seed: int
+    steps: tuple[int, ...]
+    threads: int | None
+    tolerance: float
+    confidence: float
+    noise: Noise
+    started_at: str
+
+
+def facts(context: Context, case: Case, traits: Traits, entry: Entry, timing: Timing) -> CaseFacts:
+    """The line of `cases.jsonl` for one case."""
+    point = context.point
+    status, reason = entry.status, entry.reason
+    if status is None:
+        width = relative_half_width(round_means(timing.samples_us), context.confidence)
+        reason = complaint(context.noise, width if len(timing.samples_us) > 1 else 0.0)
+        status = "noisy" if reason else "ok"
+    steps = context.steps if timing.samples_us else ()
+    shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
+    unique = [point.unique_prompt_tokens(context.seed) + s * point.batch_size for s in steps]
+    total = [sum(point.prompt_lengths(context.seed)) + s * point.batch_size for s in steps]
+    once = traits.reads_shared_once
+    return CaseFacts(
+        key=case.key,
+        experiment=context.experiment,
+        implementation=case.implementation,
+        label=traits.label,
+        **{name: getattr(point, name) for name in _AXES},
+        protocol=case.protocol,
+        cache=case.cache,
+        mode=case.mode,
+        status=status,
+        reason=reason,
+        samples_us=tuple(map(tuple, timing.samples_us)),
+        steps=steps,
+        append_samples_us=tuple(map(tuple, timing.append_us)),
+        plan_samples_us=tuple(map(tuple, timing.plan_us)),
+        groups=tuple(timing.groups),
+        peaks=tuple(timing.peaks),
+        noise=context.noise,
+        kv_bytes=entry.kv_bytes,
+        unique_bytes=tuple(roofline.unique_bytes(u, *shape) for u in unique),
+        read_bytes=tuple(roofline.read_bytes(t, u, once, *shape) for t, u in zip(total, unique, strict=True)),
+        flops=tuple(roofline.flops(t, point.heads, point.head_dim) for t in total),
+        work_items=entry.work_items,
+        max_error=entry.max_error,
+        tolerance=context.tolerance,
+        threads=context.threads,
+        isa=traits.isa,
+        package_version=traits.package_version,
+        note=traits.note,
+        seed=context.seed,
+        started_at=context.started_at,
+    )
+
+
+_AXES = (
+    "n_p",
+    "n_s",
+    "n_c",
+    "batch_size",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "chunk_size",
+    "block_size",
+    "prompts",
+    "tree",
+    "dtype",
+    "device",
+)

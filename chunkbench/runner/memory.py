@@ -1,0 +1,66 @@
+"""The memory guard: which implementations of a point fit side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chunkbench.experiment.point import Point
+
+WORKER_BYTES = 1 << 30
+"""Interpreter, libraries, the pool of inputs, the checks and the cache sweeper."""
+_SLACK = 1.08
+"""Work buffers and allocator losses, as a factor on K and V."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups of implementations that fit together, the baseline in each, and those that do not fit even alone."""
+
+    groups: tuple[tuple[str, ...], ...]
+    too_large: Mapping[str, str]
+    """Implementation -> reason, with the figures."""
+
+
+def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
+    """K and V at the end of a round, predicted: whole chunks or contiguous rows, shared prefixes once where they are."""
+    lengths = point.prompt_lengths(seed)
+    completions = point.batch_size * (point.n_c + point.chunk_size)
+    tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(lengths)
+    return int((tokens + completions) * point.token_bytes * _SLACK)
+
+
+def probe_bytes(available: int) -> int:
+    """Size of the read-bandwidth buffer: 512 MB, less on a small machine."""
+    return max(1 << 26, min(1 << 29, available // 16)) // 4096 * 4096
+
+
+def group(needs: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
+    """Fill groups in the given order; the baseline is first in each, so that ratios are formed inside a group.
+
+    `needs` are bytes of each implementation, `room` the bytes that a group may take.
+    """
+    too_large = {
+        name: f"needs {gigabytes(needs[name])} of K/V, {gigabytes(room)} are available" for name in order if needs[name] > room
+    }
+    fitting = [name for name in order if name not in too_large]
+    base = needs[baseline] if baseline in fitting else 0
+    groups: list[list[str]] = []
+    used = 0
+    for name in fitting:
+        if name == baseline:
+            continue
+        # An implementation that fits alone but not beside the baseline still runs, without a ratio.
+        if not groups or used + needs[name] > room:
+            groups.append([baseline] if base and base + needs[name] <= room else [])
+            used = base if groups[-1] else 0
+        groups[-1].append(name)
+        used += needs[name]
+    if base and not any(baseline in members for members in groups):
+        groups.insert(0, [baseline])
+    return Grouping(tuple(tuple(members) for members in groups), too_large)
+
+
+def gigabytes(size: int) -> str:
+    """Bytes as a short text."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,56 @@
+"""Checks against float64: what `max_error` is made of."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from chunkbench.kernels.reference import attention
+from chunkbench.runner.inputs import PooledInputs
+
+_ELEMENTS = 1 << 25
+"""K and V elements that one check converts to float64 at most: 512 MB."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Queries of one check and the float64 outputs expected for a subset of sequences and KV heads."""
+
+    q: torch.Tensor
+    sequences: tuple[int, ...]
+    heads: tuple[int, ...]
+    """Query heads that are compared, whole groups of a KV head."""
+    expected: torch.Tensor
+    """`[sequences, heads, head_dim]` float64."""
+
+    def max_error(self, out: torch.Tensor) -> float:
+        """Largest absolute error over the largest absolute reference value; infinite where out is not finite."""
+        got = out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
+        # Every row has to be written, not only those compared: the harness poisons out with NaN before the call.
+        if not torch.isfinite(out).all():
+            return float("inf")
+        return float((got - self.expected).abs().max() / self.expected.abs().max())
+
+
+def make_check(inputs: PooledInputs, steps: int, nonce: int) -> Check:
+    """A check of the state after `steps` completion tokens, with queries of its own."""
+    point = inputs.point
+    rng = random.Random(f"check {nonce}")
+    per_head = 2 * inputs.capacity * point.head_dim
+    kv_heads = rng.sample(range(point.kv_heads), min(point.kv_heads, max(1, min(8, _ELEMENTS // per_head))))
+    fits = max(1, _ELEMENTS // (per_head * len(kv_heads)))
+    sequences = sorted(rng.sample(range(point.batch_size), min(point.batch_size, fits)))
+    if point.kv_heads * point.batch_size * per_head <= _ELEMENTS:
+        kv_heads = list(range(point.kv_heads))
+        sequences = list(range(point.batch_size))
+    group = point.heads // point.kv_heads
+    heads = [kv * group + i for kv in sorted(kv_heads) for i in range(group)]
+    q = inputs.queries(nonce)
+    expected = []
+    for sequence in sequences:
+        k, v = inputs.context(sequence, steps)
+        chosen = sorted(kv_heads)
+        expected.append(attention(q[sequence, heads].cpu(), k[:, chosen].cpu(), v[:, chosen].cpu()))
+    return Check(q, tuple(sequences), tuple(heads), torch.stack(expected))

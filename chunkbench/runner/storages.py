@@ -1,0 +1,40 @@
+"""Memory that a session can be seen to hold: the harness's check on `kv_bytes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_DEPTH = 6
+
+
+def visible_bytes(root: object) -> int:
+    """Bytes of all distinct tensor storages reachable from an object through attributes, lists, tuples and dicts."""
+    storages: dict[int, int] = {}
+    seen: set[int] = set()
+    _walk(root, 0, seen, storages)
+    return sum(storages.values())
+
+
+def _walk(value: Any, depth: int, seen: set[int], storages: dict[int, int]) -> None:
+    if id(value) in seen or depth > _DEPTH or isinstance(value, (str, bytes, int, float, type(None))):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    elif isinstance(value, dict):
+        for item in value.values():
+            _walk(item, depth + 1, seen, storages)
+    elif isinstance(value, (list, tuple, set)):
+        # A long list of tensors is plausible, a long list of numbers is not worth a walk.
+        if len(value) and not all(isinstance(item, (int, float)) for item in value):
+            for item in value:
+                _walk(item, depth + 1, seen, storages)
+    elif hasattr(value, "__dict__"):
+        for item in vars(value).values():
+            _walk(item, depth + 1, seen, storages)
+    elif hasattr(value, "__slots__"):
+        for name in value.__slots__:
+            _walk(getattr(value, name, None), depth + 1, seen, storages)

@@ -1,0 +1,203 @@
+"""The worker: `python -m chunkbench.runner.worker`. Holds one point's inputs and sessions and does what it is asked.
+
+Requests and replies are JSON lines (`PROTOCOL` in `client.py` versions them), one request at a time. A worker may be
+another revision of this package or another environment than the runner.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from chunkbench import __version__
+from chunkbench.baselines import registry
+from chunkbench.baselines.contract import Implementation, Session
+from chunkbench.experiment.point import Point
+from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
+from chunkbench.measure.loop import run_round
+from chunkbench.measure.peaks import PeakProbe
+from chunkbench.runner.client import PROTOCOL
+from chunkbench.runner.inputs import PooledInputs
+from chunkbench.runner.oracle import Check, make_check
+from chunkbench.runner.storages import visible_bytes
+
+
+class Worker:
+    """State between requests: the open point, its sessions, its checks."""
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+        self._loaded: dict[str, Implementation] = {}
+        self._sessions: dict[str, Session] = {}
+        self._checks: dict[int, Check] = {}
+        self._inputs: PooledInputs | None = None
+        self._out = torch.empty(0)
+        self._sweeper: CacheSweeper | None = None
+        self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
+
+    def hello(self) -> dict[str, Any]:
+        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "torch": torch.__version__}
+
+    def survey(self, implementations: list[str], device: str) -> dict[str, Any]:
+        """Label, availability and traits of each implementation."""
+        found = {}
+        for name in implementations:
+            label, answer = registry.availability(name, device)
+            entry: dict[str, Any] = {"label": label, "ok": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
+            if answer.ok:
+                loaded = self._load(name)
+                entry |= {
+                    "shares_storage": loaded.shares_storage,
+                    "reads_shared_once": loaded.reads_shared_once,
+                    "isa": loaded.isa(),
+                    "package_version": loaded.package_version(),
+                    "note": loaded.note,
+                }
+            found[name] = entry
+        return found
+
+    def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
+        """Make the inputs of a point, dropping those of the last one."""
+        self.close()
+        opened = Point.model_validate(point)
+        threads = opened.threads or self._threads
+        torch.set_num_threads(threads)
+        self._inputs = PooledInputs(opened, seed)
+        dtype = getattr(torch, opened.dtype)
+        self._out = torch.empty(opened.batch_size, opened.heads, opened.head_dim, dtype=dtype, device=opened.device)
+        identity = (opened.device, opened.dtype, threads)
+        if self._probe is None or self._probe[0] != identity:
+            self._probe = None  # free the old buffer before the new one is allocated
+            self._probe = (identity, PeakProbe(*identity, buffer_bytes=probe_bytes))
+        return {"threads": threads}
+
+    def close(self) -> None:
+        self._sessions.clear()
+        self._checks.clear()
+        self._inputs = None
+
+    def supports(self, implementation: str) -> dict[str, Any]:
+        answer = self._load(implementation).supports(self._opened().point)
+        return {"ok": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
+
+    def prepare(self, implementation: str) -> dict[str, Any]:
+        self._sessions[implementation] = self._load(implementation).prepare(self._opened())
+        return {}
+
+    def release(self, implementation: str) -> dict[str, Any]:
+        self._sessions.pop(implementation, None)
+        return {}
+
+    def check(self, implementation: str, steps: int, nonce: int) -> dict[str, Any]:
+        """Bring the session to `steps` completion tokens, decode once with fresh queries, compare with float64."""
+        inputs, session = self._opened(), self._sessions[implementation]
+        if nonce not in self._checks:
+            self._checks = {nonce: make_check(inputs, steps, nonce)}  # one at a time: they hold float64 copies
+        session.rewind()
+        started = perf_counter()
+        for step in range(1, steps + 1):
+            session.append(*inputs.completion(step))
+            session.plan()
+        appended = perf_counter()
+        self._out.fill_(float("nan"))
+        self._synchronise()
+        called = perf_counter()
+        session.decode(self._checks[nonce].q, self._out)
+        self._synchronise()
+        return {
+            "decode_s": perf_counter() - called,
+            "append_s": (appended - started) / steps,
+            "max_error": self._checks[nonce].max_error(self._out),
+            "kv_bytes": session.kv_bytes(),
+            "visible_bytes": visible_bytes(session),
+            "work_items": session.work_items(),
+        }
+
+    def round(self, implementation: str, timed: list[int], nonce: int, cold: bool, warm_up: bool) -> dict[str, Any]:
+        inputs, session = self._opened(), self._sessions[implementation]
+        point = inputs.point
+        sweep = self._sweep_of(point.device) if cold else None
+        synchronise = torch.cuda.synchronize if point.device == "cuda" else None
+        if warm_up:
+            session.rewind()
+            session.append(*inputs.completion(1))
+            session.plan()
+            session.decode(inputs.queries(nonce, 0), self._out)
+        done = run_round(session, inputs, self._out, point.n_c, frozenset(timed), nonce, sweep, synchronise)
+        return {
+            "samples_us": done.decode_us,
+            "append_us": done.append_us,
+            "plan_us": done.plan_us,
+            "work_items": session.work_items(),
+        }
+
+    def peaks(self) -> dict[str, Any]:
+        if self._probe is None:
+            raise RuntimeError("no point is open")
+        return self._probe[1].probe().model_dump()
+
+    def _load(self, name: str) -> Implementation:
+        if name not in self._loaded:
+            self._loaded[name] = registry.load(name)
+        return self._loaded[name]
+
+    def _opened(self) -> PooledInputs:
+        if self._inputs is None:
+            raise RuntimeError("no point is open")
+        return self._inputs
+
+    def _sweep_of(self, device: str) -> Callable[[], None]:
+        if self._sweeper is None:
+            self._sweeper = CacheSweeper(device, last_level_cache_bytes(device))
+        return self._sweeper.sweep
+
+    def _synchronise(self) -> None:
+        if self._out.is_cuda:
+            torch.cuda.synchronize()
+
+
+def _reply(worker: Worker, line: str) -> dict[str, Any]:
+    request = json.loads(line)
+    try:
+        result = getattr(worker, request["op"])(**request.get("arguments", {}))
+        return {"id": request["id"], "ok": result or {}}
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return {"id": request["id"], "error": {"kind": "oom", "message": str(error)}}
+    except Exception as error:  # every failure of an implementation is a row, with its traceback in the log
+        traceback.print_exc()
+        # PyTorch's CPU allocator reports exhaustion as a plain RuntimeError.
+        kind = "oom" if "can't allocate memory" in str(error) else "error"
+        return {"id": request["id"], "error": {"kind": kind, "message": _one_line(error)}}
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def main() -> None:
+    """Serve requests until standard input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's business
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive a killed runner
+    # Libraries print; replies go to a private copy of standard output and prints to standard error.
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    torch.set_grad_enabled(False)
+    worker = Worker()
+    for line in sys.stdin:
+        replies.write(json.dumps(_reply(worker, line)) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The run directory: `manifest.json` and an append-only `cases.jsonl`, facts only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chunkbench.store.facts import MEASURED, CaseFacts, Noise, Peaks, Status
+from chunkbench.store.run_directory import SCHEMA_VERSION, Run, RunError, RunWriter, latest_run, open_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "MEASURED",
+    "SCHEMA_VERSION",
+    "CaseFacts",
+    "Noise",
+    "Peaks",
+    "Run",
+    "RunError",
+    "RunWriter",
+    "Status",
+    "latest_run",
+    "load",
+    "open_run",
+]
+
+
+def load(run: Path | str) -> pd.DataFrame:
+    """A run's cases as a table: one row per case, every fact and everything derived from them.
+
+    `run` is a run directory or its `cases.jsonl`. Raises `RunError` when there is nothing to read.
+    """
+    from chunkbench.analysis.derive import frame
+
+    opened = open_run(run)
+    experiment = opened.manifest.get("experiment", {})
+    return frame(
+        opened.cases,
+        baseline=experiment.get("baseline", "chunk_attn"),
+        confidence=experiment.get("confidence", 0.95),
+    )

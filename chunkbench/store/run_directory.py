@@ -1,0 +1,196 @@
+"""Reading and writing run directories.
+
+A run directory holds `manifest.json` (what was asked for, where it ran), `cases.jsonl` (one line per case, appended
+point by point) and `worker.log`. Writers hold an advisory lock on `.lock`; readers need none, since lines are only appended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+
+from chunkbench.store.facts import CaseFacts
+
+SCHEMA_VERSION = 1
+
+_MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
+
+
+class RunError(ValueError):
+    """A run directory cannot be used; the message says why and what to do."""
+
+
+@dataclass
+class Run:
+    """A run as read from disk."""
+
+    path: Path
+    manifest: dict[str, Any]
+    cases: list[CaseFacts] = field(default_factory=list)
+    torn: bool = False
+    """Whether the last line was cut short (a power cut); it is left out."""
+
+
+def open_run(path: Path | str) -> Run:
+    """Read a run directory, or the one that a `cases.jsonl` lies in.
+
+    Raises `RunError` if it is missing, of another schema version, or damaged before its last line.
+    """
+    directory = Path(path)
+    if directory.name == _CASES:
+        directory = directory.parent
+    if not directory.is_dir():
+        raise RunError(f"{path}: no such run directory")
+    manifest = _read_manifest(directory)
+    cases, _, torn = _read_cases(directory / _CASES)
+    return Run(directory, manifest, cases, torn)
+
+
+def latest_run(root: Path, experiment: str | None = None) -> Path:
+    """The newest run directory below `root`, of one experiment or of any.
+
+    Raises `RunError` when there is none.
+    """
+    candidates = [p.parent for p in root.glob(f"*/{_MANIFEST}")]
+    if experiment is not None:
+        candidates = [p for p in candidates if _read_manifest(p)["experiment"]["name"] == experiment]
+    if not candidates:
+        wanted = f"run of {experiment}" if experiment else "run"
+        raise RunError(f"{root}: no {wanted} here; `chunkbench run EXPERIMENT.yaml` makes one")
+    return max(candidates, key=lambda p: (p / _MANIFEST).stat().st_mtime)
+
+
+class RunWriter:
+    """The one writer of a run directory."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any], cases: list[CaseFacts], lock: IO[str]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.cases = cases
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunWriter:
+        """Start a run in a new or empty directory; raises `RunError` if a run is already there."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _locked(path)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        if (path / _MANIFEST).exists():
+            lock.close()
+            raise RunError(f"{path}: a run is already here; add --resume to go on with it, or choose another --out")
+        writer = cls(path, {"schema_version": SCHEMA_VERSION, **manifest}, [], lock)
+        writer._write_manifest()
+        (path / _CASES).touch()
+        return writer
+
+    @classmethod
+    def resume(cls, path: Path) -> RunWriter:
+        """Go on with a run; a line torn by a power cut is removed. Raises `RunError`."""
+        manifest = _read_manifest(path)
+        lock = _locked(path)
+        cases, good_bytes, torn = _read_cases(path / _CASES)
+        if torn:
+            with (path / _CASES).open("r+b") as file:
+                file.truncate(good_bytes)
+        return cls(path, manifest, cases, lock)
+
+    @property
+    def worker_log(self) -> Path:
+        """Where the workers' standard error goes."""
+        return self.path / WORKER_LOG
+
+    def append(self, cases: Sequence[CaseFacts]) -> None:
+        """Append the cases of one point, in one write that reaches the disk before this returns."""
+        text = "".join(case.model_dump_json() + "\n" for case in cases)
+        with (self.path / _CASES).open("ab") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.cases.extend(cases)
+
+    def discard(self, keys: set[str]) -> None:
+        """Drop the cases with these keys: a point of which only some cases were written is measured again."""
+        kept = [case for case in self.cases if case.key not in keys]
+        if len(kept) == len(self.cases):
+            return
+        _replace(self.path / _CASES, "".join(case.model_dump_json() + "\n" for case in kept))
+        self.cases[:] = kept
+
+    def update_manifest(self, **values: Any) -> None:
+        """Change entries of the manifest on disk."""
+        self.manifest |= values
+        self._write_manifest()
+
+    def close(self) -> None:
+        """Let others write."""
+        self._lock.close()
+
+    def _write_manifest(self) -> None:
+        _replace(self.path / _MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
+
+
+def _locked(path: Path) -> IO[str]:
+    lock = (path / _LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise RunError(f"{path}: another chunkbench is writing here; wait for it or choose another --out") from None
+    return lock
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path}: not a run directory (no {_MANIFEST})") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path / _MANIFEST}: cannot be read: {error}") from error
+    found = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if found != SCHEMA_VERSION:
+        raise RunError(f"{path}: has schema version {found}, this chunkbench reads version {SCHEMA_VERSION}")
+    return dict(manifest)
+
+
+def _read_cases(path: Path) -> tuple[list[CaseFacts], int, bool]:
+    """Cases, the bytes that hold whole lines, and whether a torn line follows them."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0, False
+    cases: list[CaseFacts] = []
+    good = 0
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        last = good + len(line) == len(data)
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("no end of line")
+            cases.append(CaseFacts.model_validate_json(line))
+        except (ValidationError, ValueError) as error:
+            if last:
+                return cases, good, True
+            with contextlib.suppress(IndexError, AttributeError):
+                error = error.errors()[0]["msg"]  # type: ignore[union-attr,assignment]
+            raise RunError(f"{path}:{number}: damaged: {error}") from None
+        good += len(line)
+    return cases, good, False
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a reader or a power cut sees the old text or the new, never a part."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
