@@ -41,7 +41,7 @@ def output_of(*command: str | Path) -> str:
 
 
 def pip(python: Path, *arguments: str) -> bool:
-    command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile", *arguments]
+    command = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile", *arguments]
     return subprocess.run(command, check=False, cwd=ROOT).returncode == 0
 
 
@@ -51,6 +51,17 @@ def constraints_with(torch_version: str, folder: str) -> Path:
     path = Path(folder, "constraints.txt")
     path.write_text("\n".join([*lines, f"torch=={torch_version}", ""]))
     return path
+
+
+def keep_folders_off_the_path(python: Path) -> None:
+    """Leave `import chunkbench` to the editable install's finder, which needs no entry in sys.path.
+
+    With the repository in sys.path a bare `import kernels`, by which transformers looks for another package, would find
+    ours.
+    """
+    purelib = output_of(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    for path in Path(purelib).glob("_editable_*_chunkbench.pth"):
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if line.startswith("import ")))
 
 
 def make_environment(venv: Path) -> None:
@@ -76,6 +87,7 @@ def make_environment(venv: Path) -> None:
         build = ["--no-build-isolation", "--config-settings=build-dir=build/{wheel_tag}"]
         if not pip(python, *limits, *build, "--editable", ".[dev]"):
             raise SystemExit("set-up: pip could not install chunkbench; see above")
+    keep_folders_off_the_path(python)
     missing = output_of(python, "-c", NATIVE)
     if missing:
         say(f"NOTICE: {missing}. PyTorch does its work meanwhile; to see what failed:")

@@ -71,7 +71,9 @@ def read_seconds(buffer: torch.Tensor, threads: int) -> float:
     if buffer.device.type != "cpu":
         raise ValueError(f"buffer must be on the CPU, it is on {buffer.device}")
     if not buffer.is_contiguous():
-        raise ValueError(f"buffer must be contiguous, its strides are {buffer.stride()} for shape {tuple(buffer.shape)}")
+        raise ValueError(
+            f"buffer must be contiguous, its strides are {buffer.stride()} for shape {tuple(buffer.shape)}"
+        )
     if buffer.numel() == 0:
         raise ValueError("buffer is empty")
     _check_threads(threads)
