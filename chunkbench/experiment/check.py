@@ -1,0 +1,110 @@
+"""The model's complaints about a tree of YAML, each with its place and in plain words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from chunkbench.experiment.axes import Finding, Findings, Path, show, unknown
+from chunkbench.experiment.errors import Mark, Problem, did_you_mean
+from chunkbench.experiment.model import YAML_KEYS, Expectation, Experiment
+from chunkbench.experiment.sweep import check_sweep
+from chunkbench.experiment.yaml_tree import Node
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+
+
+class Checker:
+    """Validates a tree and collects its problems. `whole` also asks for filters that select nothing."""
+
+    def __init__(self, root: Node, problems: list[Problem], *, whole: bool) -> None:
+        self.root = root
+        self.problems = problems
+        self.whole = whole
+        # Where reading already failed, anything that the model says about the same value is noise.
+        self.silent = {Mark(problem.path, problem.line, problem.column) for problem in problems if problem.line}
+
+    def experiment(self, name: str) -> Experiment | None:
+        """The experiment if nothing is wrong; `name` is its name unless the file gives one."""
+        for key in [key for key in self.root.value if key not in YAML_KEYS]:
+            at = self.root.value.pop(key)[0]
+            self._add(at, unknown("key", key, list(YAML_KEYS)), "")
+        plain = self.root.plain()
+        sweep = check_sweep(plain.get("defaults"), plain.get("sweep"), plain.get("exclude"), unused=self.whole)
+        self._findings((), sweep)
+        try:
+            # A context marks values as written in a file: durations must then have a unit.
+            experiment = Experiment.model_validate({"name": name, **plain}, context={})
+        except ValidationError as error:
+            for one in error.errors(include_url=False):
+                self._complaint(one)
+            return None
+        if self.whole:
+            self._findings((), _idle_expectations(experiment))
+        return None if self.problems else experiment
+
+    def _add(self, at: Mark, message: str, key: str) -> None:
+        if at not in self.silent:
+            self.problems.append(Problem(at.path, at.line, at.column, message, key))
+
+    def _findings(self, path: Path, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            place = (*path, *finding.path)
+            key = next((str(step) for step in reversed(place) if isinstance(step, str)), "")
+            label = "" if finding.message.startswith("unknown ") else key
+            self._add(self.root.mark(place, key=finding.key), finding.message, label)
+
+    def _complaint(self, error: ErrorDetails) -> None:
+        about_key = error["loc"][-1:] == ("[key]",)
+        path: Path = tuple(step for step in error["loc"] if step != "[key]")
+        cause = error.get("ctx", {}).get("error")
+        if isinstance(cause, Findings):
+            # Those of the model as a whole come from check_sweep, which has run on the tree itself.
+            self._findings(path, cause.findings if path else ())
+        elif error["type"] == "missing":
+            mark = self.root.mark(path[:-1])
+            self._add(mark, "is missing", str(path[-1]))
+        elif error["type"] == "extra_forbidden":
+            self._findings(path, [Finding((), unknown("key", path[-1], list(Expectation.model_fields)), True)])
+        else:
+            self._findings(path, [Finding((), _in_words(error), about_key)])
+
+
+def _in_words(error: ErrorDetails) -> str:
+    kind, value = error["type"], error["input"]
+    context: dict[str, Any] = error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in _WANTED:
+        quoted = "; put it in quotes" if kind == "string_type" and isinstance(value, bool | int | float) else ""
+        return f"must be {_WANTED[kind]}, not {show(value)}{quoted}"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        hint = did_you_mean(value[:60], choices) if isinstance(value, str) else f"; one of {', '.join(choices)}"
+        return f"{show(value)} is not known here{hint}"
+    if kind == "string_pattern_mismatch":
+        return f"{show(value)} may hold only lower-case letters, digits, dots, dashes and underscores, at most 64"
+    if kind == "too_short":
+        return "must not be empty"
+    return f"{show(value)} {error['msg'].removeprefix('Input ').removeprefix('String ')}"
+
+
+def _idle_expectations(experiment: Experiment) -> Iterator[Finding]:
+    """Expectations that no point has to meet, which is a slip of the pen. dtype is left alone: it may be auto."""
+    points = experiment.points("cpu", "float32")
+    for index, expectation in enumerate(experiment.expect):
+        if "dtype" not in expectation.where and not any(expectation.applies_to(point) for point in points):
+            yield Finding(("expect", index, "where"), "matches no point of the sweep")

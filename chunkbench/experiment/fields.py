@@ -1,0 +1,122 @@
+"""Types of an experiment's fields: how each is read from a file, and its JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+
+from chunkbench.experiment.axes import AxisValue, Finding, Findings, LengthRange, parse_axes, show
+from chunkbench.experiment.errors import did_you_mean
+from chunkbench.experiment.names import known_implementations
+from chunkbench.experiment.point import Cache, Mode, Protocol
+from chunkbench.experiment.units import parse_duration, parse_percent
+
+T = TypeVar("T")
+
+
+def written_axes(axes: Mapping[str, tuple[AxisValue, ...]]) -> dict[str, Any]:
+    """Axes in the form in which a file writes them: lists, ranges as low and high, a tree without a list around it."""
+    plain: dict[str, Any] = {
+        axis: [value._asdict() if isinstance(value, LengthRange) else value for value in values]
+        for axis, values in axes.items()
+    }
+    return plain | ({"tree": axes["tree"][0]} if axes.get("tree") else {})
+
+
+def _listed(raw: object) -> object:
+    return raw if isinstance(raw, list | tuple) else [raw]
+
+
+def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    twice = [
+        Finding((place,), f"{value} is listed twice") for place, value in enumerate(values) if value in values[:place]
+    ]
+    if twice:
+        raise Findings(*twice)
+    return values
+
+
+def _implementation(name: str) -> str:
+    known = known_implementations()
+    if name not in known:
+        raise ValueError(f"unknown implementation {show(name)}{did_you_mean(name[:60], known)}")
+    return name
+
+
+def _duration(raw: object, info: ValidationInfo) -> object:
+    if isinstance(raw, str):
+        return parse_duration(raw)
+    # A file has to say the unit; Python code and the dump of a model count in seconds.
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and info.context is not None:
+        raise ValueError(f"{raw} has no unit; write {raw}s for seconds or {raw}m for minutes")
+    return raw
+
+
+def _fraction(raw: object) -> object:
+    if isinstance(raw, str):
+        return parse_percent(raw)
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and raw >= 1:
+        raise ValueError(f"{raw} is not below 1; for {raw} percent write {raw}%")
+    return raw
+
+
+def _axes(raw: object) -> dict[str, tuple[AxisValue, ...]]:
+    return parse_axes(raw)
+
+
+def _list_schema(one: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}]}
+
+
+_SECONDS_SCHEMA = {"type": "string", "pattern": r"^(\d+(\.\d+)?(h|ms|m|s))+$", "examples": ["5m", "90s", "1h30m"]}
+_SHARE_SCHEMA = {
+    "anyOf": [
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"type": "string", "pattern": r"^\d+(\.\d+)? ?%$", "examples": ["2%"]},
+    ]
+}
+
+Axes = Annotated[
+    dict[str, Any],
+    BeforeValidator(_axes),
+    PlainSerializer(written_axes),
+    WithJsonSchema({"$ref": "#/$defs/axes"}),
+]
+"""Axis -> values: of a block, of `defaults`, or (any of the values) of a filter."""
+
+Seconds = Annotated[
+    float, BeforeValidator(_duration), Field(strict=True, gt=0, allow_inf_nan=False), WithJsonSchema(_SECONDS_SCHEMA)
+]
+Fraction01 = Annotated[float, BeforeValidator(_fraction), Field(strict=True, gt=0, lt=1), WithJsonSchema(_SHARE_SCHEMA)]
+Count = Annotated[int, Field(strict=True, le=1 << 53)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+ImplementationId = Annotated[str, AfterValidator(_implementation), WithJsonSchema({"$ref": "#/$defs/implementation"})]
+
+_listing = BeforeValidator(_listed)
+_set = AfterValidator(_distinct)
+Implementations = Annotated[
+    tuple[ImplementationId, ...],
+    _listing,
+    _set,
+    Field(min_length=1),
+    WithJsonSchema(_list_schema({"$ref": "#/$defs/implementation"})),
+]
+Protocols = Annotated[
+    tuple[Protocol, ...],
+    _listing,
+    _set,
+    Field(min_length=1),
+    WithJsonSchema(_list_schema({"enum": ["strict", "paper"]})),
+]
+Caches = Annotated[
+    tuple[Cache, ...], _listing, _set, Field(min_length=1), WithJsonSchema(_list_schema({"enum": ["cold", "warm"]}))
+]
+Modes = Annotated[
+    tuple[Mode, ...],
+    _listing,
+    _set,
+    Field(min_length=1),
+    WithJsonSchema(_list_schema({"enum": ["eager", "events", "graph"]})),
+]

@@ -1,0 +1,26 @@
+"""Ids of implementations, known without importing any of them."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+BUILT_IN = (
+    "naive",
+    "xformers",
+    "flash_attn",
+    "paged_attn",
+    "paged_attn_star",
+    "vllm_paged_attn",
+    "vllm_paged_attn_star",
+    "shared_prefix_matmul",
+    "chunk_attn",
+    "chunk_attn_no_tpp",
+    "chunk_attn_torch",
+)
+"""Ours, in the order of the paper's tables; a checkout that is not installed has no entry points to read them from."""
+
+
+def known_implementations() -> tuple[str, ...]:
+    """Our own ids, then those that third parties registered under the entry point group `chunkbench.baselines`."""
+    registered = {point.name for point in entry_points(group="chunkbench.baselines")}
+    return (*BUILT_IN, *sorted(registered - set(BUILT_IN)))

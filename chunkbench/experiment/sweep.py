@@ -1,0 +1,231 @@
+"""From a sweep to combinations of axes: inside a block lists multiply, blocks add up, `exclude` takes away."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, TypeVar, cast
+
+from chunkbench.experiment.axes import (
+    AXES,
+    AxisValue,
+    Finding,
+    Findings,
+    Forest,
+    LengthRange,
+    Path,
+    parse_axes,
+    parse_axis,
+    sequences_in,
+    tree_paths,
+)
+from chunkbench.experiment.units import parse_share
+
+MAX_POINTS = 10_000
+MAX_INDEX = (1 << 31) - 1
+"""Kernels count tokens in 32 bits."""
+DEFAULTS: Mapping[str, Any] = {
+    "n_c": 64,
+    "batch_size": 32,
+    "heads": 32,
+    "head_dim": 128,
+    "chunk_size": 64,
+    "block_size": 32,
+    "dtype": "auto",
+    "threads": None,
+    "prompts": 1,
+}
+
+T = TypeVar("T")
+
+
+def merge(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
+    """Axes of a block over the defaults. A block's `tree` also displaces n_s and prompts of the defaults, and they it."""
+    displaced: set[str] = set()
+    if "tree" in block:
+        displaced |= {"n_s", "prompts"}
+    if "n_s" in block or "prompts" in block:
+        displaced.add("tree")
+    return {axis: values for axis, values in defaults.items() if axis not in displaced} | dict(block)
+
+
+def combine(axes: Mapping[str, Sequence[T]]) -> Iterator[dict[str, T]]:
+    """Every combination of the axes' values; the axes vary in the order of `AXES`, the first slowest."""
+    names = [name for name in AXES if name in axes]
+    for values in itertools.product(*(axes[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def shared_tokens(n_s: Any, n_p: Any) -> Fraction | None:
+    """Tokens that n_s stands for, possibly not whole; None where it is absent or a share of a range."""
+    if isinstance(n_s, str):
+        return parse_share(n_s) * n_p if isinstance(n_p, int) else None
+    return None if n_s is None else Fraction(n_s)
+
+
+def matches(accepted: Mapping[str, Sequence[AxisValue]], values: Mapping[str, Any]) -> bool:
+    """Whether a combination, or the fields of a point, has an accepted value on every axis of a filter."""
+    return all(
+        any(_value(axis, {**values, axis: value}) == _value(axis, values) for value in choices)
+        for axis, choices in accepted.items()
+    )
+
+
+def _value(axis: str, values: Mapping[str, Any]) -> Any:
+    if axis == "n_s":
+        return shared_tokens(values.get("n_s"), values.get("n_p"))
+    if axis == "kv_heads" and "kv_heads" not in values:
+        return values.get("heads", DEFAULTS["heads"])
+    if axis == "batch_size" and "batch_size" not in values and "tree" in values:
+        return sequences_in(values["tree"])
+    return values.get(axis, DEFAULTS.get(axis))
+
+
+def resolve(values: Mapping[str, AxisValue]) -> dict[str, Any]:
+    """Fields of a point, `dtype` possibly still auto and `device` absent, of a combination that `wrong` finds right."""
+    fields = {**DEFAULTS, "n_s": None, "tree": None, **values}
+    fields["kv_heads"] = _value("kv_heads", values)
+    fields["batch_size"] = _value("batch_size", values)
+    if isinstance(fields["n_p"], LengthRange):
+        fields["n_p"] = (fields["n_p"].low, fields["n_p"].high)
+    if fields["tree"] is None:
+        fields["n_s"] = int(cast(Fraction, shared_tokens(fields["n_s"], fields["n_p"])))
+    return fields
+
+
+def wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
+    """What does not fit together in one combination; a finding's path begins with the axis to blame."""
+    n_p = cast("int | LengthRange", values["n_p"])
+    shortest, longest = (n_p.low, n_p.high) if isinstance(n_p, LengthRange) else (n_p, n_p)
+    prompt = f"the shortest prompt, n_p low = {shortest}" if isinstance(n_p, LengthRange) else f"n_p = {n_p}"
+    if "tree" in values:
+        yield from _wrong_tree(values, shortest, prompt)
+    else:
+        yield from _wrong_share(values["n_s"], n_p, shortest, prompt)
+    sequences = _value("batch_size", values)
+    if _value("prompts", values) > sequences:
+        yield Finding(
+            ("prompts",), f"{values['prompts']} is larger than batch_size = {sequences}: a prompt without sequences"
+        )
+    heads, kv_heads = _value("heads", values), _value("kv_heads", values)
+    if heads % kv_heads:
+        yield Finding(("kv_heads",), f"{kv_heads} does not divide heads = {heads}")
+    tokens = sequences * (longest + _value("n_c", values))
+    if tokens > MAX_INDEX:
+        yield Finding(("n_p",), f"batch_size * (n_p + n_c) = {tokens} tokens; more than {MAX_INDEX} cannot be indexed")
+
+
+def _wrong_share(n_s: AxisValue, n_p: int | LengthRange, shortest: int, prompt: str) -> Iterator[Finding]:
+    shared = shared_tokens(n_s, n_p)
+    if shared is None:
+        yield Finding(("n_s",), f"{n_s!r} is a share of n_p, which has to be one number then, not a range")
+    elif shared.denominator != 1:
+        yield Finding(("n_s",), f"{n_s!r} of n_p = {n_p} is {float(shared):g} tokens; it has to come to whole tokens")
+    elif shared > shortest:
+        yield Finding(("n_s",), f"{n_s} is larger than {prompt}: shared tokens are part of the prompt")
+
+
+def _wrong_tree(values: Mapping[str, AxisValue], shortest: int, prompt: str) -> Iterator[Finding]:
+    forest = cast(Forest, values["tree"])
+    for axis in ("n_s", "prompts"):
+        if axis in values:
+            yield Finding((axis,), "cannot stand beside tree, which says the same in full; keep one", True)
+    for path, tokens in tree_paths(forest):
+        if tokens > shortest:
+            yield Finding(("tree", *path), f"{tokens} tokens down to here are more than {prompt}")
+    sequences = sequences_in(forest)
+    if values.get("batch_size", sequences) != sequences:
+        message = f"{values['batch_size']} disagrees with tree, which holds {sequences} sequences; leave it out"
+        yield Finding(("batch_size",), message)
+
+
+def check_sweep(defaults: object, blocks: object, exclude: object, *, unused: bool = True) -> Iterator[Finding]:
+    """Everything that does not fit together in a sweep as written; paths begin with `defaults`, `sweep` or `exclude`.
+
+    Values that cannot be read are left out: reading them says so. `unused` asks for filters that take nothing away.
+    """
+    common, sound = _located(defaults if defaults is not None else {}, ("defaults",))
+    filters = _filters(exclude)
+    used: set[int] = set()
+    total = left = 0
+    complete = sound
+    seen: set[Path] = set()
+    for index, raw in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
+        place: Path = ("sweep", index)
+        block, readable = _located(raw, place)
+        axes = merge(common, block)
+        complete &= readable
+        missing = list(_missing(axes, place)) if sound and readable else []
+        yield from missing
+        if missing or not {"n_p"} <= axes.keys() or not {"n_s", "tree"} & axes.keys() or not all(axes.values()):
+            complete = False
+            continue
+        total += math.prod(map(len, axes.values()))
+        if total > MAX_POINTS:
+            yield Finding(place, f"the sweep has {total} combinations up to here; more than {MAX_POINTS} are refused")
+            return
+        for combination in combine(axes):
+            values = {axis: value for axis, (_, value) in combination.items()}
+            hits = {number for number, accepted in filters.items() if matches(accepted, values)}
+            used |= hits
+            if hits:
+                continue
+            left += 1
+            for finding in wrong(values):
+                path = _place(finding.path, combination, place)
+                if path not in seen:
+                    seen.add(path)
+                    yield Finding(path, finding.message, finding.key)
+    if not complete:
+        return
+    if unused:
+        # A filter on dtype may match only once auto is resolved.
+        for number in filters.keys() - used:
+            if "dtype" not in filters[number]:
+                yield Finding(("exclude", number), "matches no combination of the sweep")
+    if total and not left:
+        yield Finding(("exclude",), "takes every combination away; no points are left", True)
+
+
+def _located(raw: object, place: Path) -> tuple[dict[str, list[tuple[Path, AxisValue]]], bool]:
+    """Readable values of a block's axes with their paths, and whether all could be read."""
+    if not isinstance(raw, Mapping):
+        return {}, False
+    axes: dict[str, list[tuple[Path, AxisValue]]] = {}
+    sound = True
+    for name, value in raw.items():
+        if name not in AXES:
+            sound = False
+            continue
+        values, findings = parse_axis(name, value)
+        axes[name] = [((*place, name, *path), value) for path, value in values]
+        sound &= not findings
+    return axes, sound
+
+
+def _filters(raw: object) -> dict[int, dict[str, tuple[AxisValue, ...]]]:
+    """The readable filters by their index."""
+    found = {}
+    for index, item in enumerate(raw if isinstance(raw, list | tuple) else ()):
+        try:
+            found[index] = parse_axes(item)
+        except Findings:
+            continue
+    return found
+
+
+def _missing(axes: Mapping[str, object], place: Path) -> Iterator[Finding]:
+    if "n_p" not in axes:
+        yield Finding(place, "n_p is missing, here and under defaults")
+    if not {"n_s", "tree"} & axes.keys():
+        yield Finding(place, "n_s is missing (0 for nothing shared), here and under defaults; or give a tree")
+
+
+def _place(path: Path, combination: Mapping[str, tuple[Path, AxisValue]], block: Path) -> Path:
+    """Where the value to blame was written; an axis left to its default is blamed on what it follows from."""
+    axis = cast(str, path[0])
+    if axis == "kv_heads" and axis not in combination:
+        axis = "heads"
+    return (*combination[axis][0], *path[1:]) if axis in combination else block

@@ -1,0 +1,236 @@
+"""YAML text -> a tree of plain values that knows where each key and value stands.
+
+Only the part of YAML that reads the same to a person, YAML 1.1 and YAML 1.2 is accepted: no tags, anchors, aliases or
+merge keys (so no expansion of aliases either), no duplicate keys, and no plain scalar whose reading differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from yaml import events
+from yaml.reader import Reader
+
+from chunkbench.experiment.errors import ExperimentError, Mark, Problem
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
+_MAX_DIGITS = 18
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_UNDERSCORED = re.compile(r"[-+]?(0x[0-9a-fA-F_]+|0b[01_]+|[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_CONSTANTS = {"": None, "~": None, "null": None, "true": True, "false": False}
+_YES_NO = {"yes": "true", "y": "true", "on": "true", "no": "false", "n": "false", "off": "false"}
+_HINTS = {
+    "mapping values are not allowed here": "a second colon on one line; put text that holds a colon in quotes, "
+    "or check the indentation",
+    "could not find expected ':'": "a key without its colon, or a line that is indented differently from its neighbours",
+    "expected <block end>, but found": "the indentation does not match that of the lines above",
+    "found unexpected end of stream": "a quote is opened and never closed",
+}
+
+
+class Misread:
+    """Stands for a scalar that was refused, so that the rest of the file can still be checked."""
+
+    def __repr__(self) -> str:
+        return "a value that cannot be read"
+
+
+MISREAD = Misread()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and its place: a scalar, a list of nodes, or a mapping from key to (place of the key, node)."""
+
+    at: Mark
+    value: Any
+
+    def plain(self) -> Any:
+        """The value without places; refused scalars stay as `MISREAD`."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, (_, node) in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def child(self, step: str | int) -> Node | None:
+        """The node under a key or index, if there is one."""
+        if isinstance(self.value, dict) and step in self.value:
+            child: Node = self.value[step][1]
+            return child
+        if isinstance(self.value, list) and isinstance(step, int) and step < len(self.value):
+            item: Node = self.value[step]
+            return item
+        return None
+
+    def mark(self, path: tuple[str | int, ...], *, key: bool = False) -> Mark:
+        """Place of the value at a path, of its key if asked for, or of the closest thing above it that exists."""
+        node = self
+        for depth, step in enumerate(path):
+            if key and depth == len(path) - 1 and isinstance(node.value, dict) and step in node.value:
+                found: Mark = node.value[step][0]
+                return found
+            child = node.child(step)
+            if child is None:
+                break
+            node = child
+        return node.at
+
+
+def read(text: str, path: str, *, line: int | None = None) -> tuple[Node | None, list[Problem]]:
+    """The tree of one YAML document (None if there is none) and what is wrong with it.
+
+    `line` replaces all positions (0 for a command line option). Never raises for any text.
+    """
+    reader = _TreeReader(path, fixed=line)
+    bad = Reader.NON_PRINTABLE.search(text)
+    if bad is not None:
+        before = text[: bad.start()]
+        mark = reader.place(before.count("\n"), bad.start() - before.rfind("\n") - 1)
+        reader.problem(mark, f"the character {bad[0]!r} cannot stand in YAML")
+        return None, reader.problems
+    node: Node | None = None
+    try:
+        node = reader.document(yaml.parse(text, Loader=yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        found = error.problem_mark or error.context_mark
+        mark = reader.place(found.line, found.column) if found else reader.place(0, 0)
+        reader.problem(mark, _explain(error))
+    except ExperimentError as error:
+        reader.problems.extend(error.problems)
+    except (ValueError, OverflowError) as error:
+        # The scanner passes a %YAML version or an escape such as "\UFFFFFFFF" on to int() and chr() unchecked.
+        reader.problem(reader.place(0, 0), f"cannot read the YAML: {error}")
+    return node, reader.problems
+
+
+class _TreeReader:
+    """Builds nodes from parser events; refuses by noting a problem and going on wherever it can."""
+
+    def __init__(self, path: str, fixed: int | None) -> None:
+        self.path = path
+        self.fixed = fixed
+        self.problems: list[Problem] = []
+
+    def place(self, line: int, column: int) -> Mark:
+        """A mark from pyyaml's zero-based line and column."""
+        return Mark(self.path, line + 1, column + 1) if self.fixed is None else Mark(self.path, self.fixed)
+
+    def problem(self, mark: Mark, message: str, key: str = "") -> None:
+        self.problems.append(Problem(mark.path, mark.line, mark.column, message, key))
+
+    def document(self, stream: Iterator[events.Event]) -> Node | None:
+        root: Node | None = None
+        started = False
+        for event in stream:
+            if isinstance(event, events.DocumentStartEvent):
+                if started:
+                    mark = self.place(event.start_mark.line, event.start_mark.column)
+                    self.problem(mark, "a second document starts here; a file holds one experiment")
+                    return root
+                started = True
+                root = self.node(next(stream), stream, 0)
+        return root
+
+    def node(self, event: events.Event, stream: Iterator[events.Event], depth: int) -> Node:
+        mark = self.place(event.start_mark.line, event.start_mark.column)
+        if depth > MAX_DEPTH:
+            self.problem(mark, f"nested more than {MAX_DEPTH} levels deep")
+            raise ExperimentError(())
+        if isinstance(event, events.AliasEvent):
+            self.problem(
+                mark, f"*{event.anchor}: aliases are not used in experiments; write the value out, or under defaults:"
+            )
+            return Node(mark, MISREAD)
+        assert isinstance(event, events.NodeEvent)
+        if event.anchor is not None:
+            self.problem(mark, f"&{event.anchor}: anchors are not used in experiments; common axes go under defaults:")
+        if getattr(event, "tag", None) is not None:
+            self.problem(mark, f"{event.tag}: tags are not used in experiments; write the plain value")  # type: ignore[attr-defined]
+        if isinstance(event, events.SequenceStartEvent):
+            return Node(mark, list(self.items(stream, depth)))
+        if isinstance(event, events.MappingStartEvent):
+            return Node(mark, self.entries(stream, depth))
+        assert isinstance(event, events.ScalarEvent)
+        if event.style is not None:
+            return Node(mark, event.value)
+        try:
+            return Node(mark, resolve(event.value))
+        except ValueError as error:
+            self.problem(mark, str(error))
+            return Node(mark, MISREAD)
+
+    def items(self, stream: Iterator[events.Event], depth: int) -> Iterator[Node]:
+        for event in stream:
+            if isinstance(event, events.SequenceEndEvent):
+                return
+            yield self.node(event, stream, depth + 1)
+
+    def entries(self, stream: Iterator[events.Event], depth: int) -> dict[str, tuple[Mark, Node]]:
+        found: dict[str, tuple[Mark, Node]] = {}
+        for event in stream:
+            if isinstance(event, events.MappingEndEvent):
+                break
+            before = len(self.problems)
+            key = self.node(event, stream, depth + 1)
+            value = self.node(next(stream), stream, depth + 1)
+            if key.value == "<<":
+                self.problem(key.at, "merge keys (<<) are not used in experiments; common axes go under defaults:")
+            elif not isinstance(key.value, str):
+                if len(self.problems) == before:
+                    self.problem(key.at, "a key must be a name")
+            elif key.value in found:
+                first = found[key.value][0]
+                self.problem(key.at, f"written twice, first in line {first.line}; keep one", key.value)
+            else:
+                found[key.value] = (key.at, value)
+        return found
+
+
+def resolve(text: str) -> None | bool | int | float | str:
+    """Value of a plain (unquoted) scalar. Raises `ValueError` where readers of YAML disagree about it."""
+    if text.lower() in _CONSTANTS and text in (text.lower(), text.upper(), text.capitalize()):
+        return _CONSTANTS[text.lower()]
+    if text.lower() in _YES_NO:
+        meant = _YES_NO[text.lower()]
+        raise ValueError(
+            f"{text} is read as {meant} by some and as text by others; write {meant}, or '{text}' in quotes"
+        )
+    if re.fullmatch(r"[-+]?0[0-9]+", text):
+        decimal = text.lstrip("+-").lstrip("0") or "0"
+        raise ValueError(f"{text} is read as octal by some and as decimal by others; write {decimal}")
+    if "_" in text and _UNDERSCORED.fullmatch(text):
+        raise ValueError(f"{text} is a number to some and text to others; write {text.replace('_', '')}")
+    if re.fullmatch(r"[-+]?0b[01]+", text):
+        raise ValueError(f"{text} is a binary number to some and text to others; write it in decimal")
+    if re.fullmatch(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", text):
+        raise ValueError(f"{text} is read in base 60 by some; write a duration like 12m30s, or '{text}' in quotes")
+    if re.fullmatch(r"[-+]?\.(inf|nan)", text.lower()):
+        raise ValueError(f"{text} is not a finite number")
+    if _INT.fullmatch(text):
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(f"a number of {len(text)} digits is too large")
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        value = float(text)
+        if value in (float("inf"), float("-inf")):
+            raise ValueError(f"{text} is too large")
+        return value
+    return text
+
+
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    said = error.problem or error.context or "not YAML"
+    if "'\\t'" in said:
+        return "a tab; indent with spaces"
+    for start, hint in _HINTS.items():
+        if said.startswith(start):
+            return f"cannot read the YAML: {hint}"
+    return f"cannot read the YAML: {said}" + (f" ({error.context})" if error.context and error.context != said else "")
