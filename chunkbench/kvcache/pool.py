@@ -53,10 +53,14 @@ class ChunkPool:
         grown = max(needed, self.capacity + self.capacity // 2)
         return grown if self.limit is None else min(grown, self.limit)
 
-    def reserve(self, chunks: int) -> None:
-        """Make the capacity at least `chunks`, exactly so when it grows. Raises PoolExhausted beyond the limit."""
+    def check(self, chunks: int) -> None:
+        """Raise PoolExhausted if the pool may not hold that many chunks."""
         if self.limit is not None and chunks > self.limit:
             raise PoolExhausted(f"cannot reserve {chunks} chunks: the pool may hold {self.limit}")
+
+    def reserve(self, chunks: int) -> None:
+        """Make the capacity at least `chunks`, exactly so when it grows. Raises PoolExhausted beyond the limit."""
+        self.check(chunks)
         self.capacity = max(self.capacity, chunks)
 
     def allocate(self, count: int) -> list[int]:

@@ -69,6 +69,10 @@ class PrefixTree:
 
     # What is held
 
+    def __len__(self) -> int:
+        """Number of live sequences."""
+        return len(self._live)
+
     @property
     def sequences(self) -> list[int]:
         """Ids of the live sequences in order of addition."""

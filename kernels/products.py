@@ -1,0 +1,115 @@
+"""The two matrix products of attention, in the arithmetic that suits the dtype and the processor."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+
+
+class Scratch:
+    """Named pieces of memory that are kept and only ever grow: no allocation once the largest size was seen."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Contiguous memory with anything in it; valid until the same name is taken again."""
+        size = math.prod(shape)
+        held = self._held.get((name, dtype))
+        if held is None or len(held) < size:
+            held = self._held[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
+        return held[:size].view(shape)
+
+
+class Products(Protocol):
+    """Batched products `[B, ...]` with float32 scores, probabilities and outputs."""
+
+    dtype: torch.dtype
+    """What queries have to be converted to."""
+    loads: bool
+    """Whether `load` copies, so that pieces had better fit the cache."""
+
+    def load(self, source: torch.Tensor) -> torch.Tensor:
+        """K or V of some chunks, ready for the products; valid until the next load."""
+        ...
+
+    def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+        """out `[B, r, n]` = q `[B, r, d]` times k `[B, n, d]` transposed, scaled."""
+        ...
+
+    def outputs(self, out: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, add: bool = False) -> None:
+        """out `[B, r, d]` = weights `[B, r, n]` times v `[B, n, d]`, added to what is there if `add`."""
+        ...
+
+
+class Float32Products:
+    """Products in float32; K and V of another dtype are converted piece by piece."""
+
+    dtype = torch.float32
+
+    def __init__(self, scale: float, scratch: Scratch, loads: bool) -> None:
+        self._scale = scale
+        self._scratch = scratch
+        self.loads = loads
+
+    def load(self, source: torch.Tensor) -> torch.Tensor:
+        return self._scratch.take("loaded", tuple(source.shape)).copy_(source) if self.loads else source
+
+    def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+        out.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=self._scale)
+
+    def outputs(self, out: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, add: bool = False) -> None:
+        out.baddbmm_(weights, v, beta=1 if add else 0)
+
+
+class HalfProducts:
+    """Products in float16 or bfloat16, for processors with matrix instructions for them.
+
+    The scale is applied inside the product, before it is rounded, so that float16 overflows only where the scaled
+    score itself does (beyond 65504).
+    """
+
+    loads = False
+
+    def __init__(self, scale: float, scratch: Scratch, dtype: torch.dtype) -> None:
+        self._scale = scale
+        self._scratch = scratch
+        self.dtype = dtype
+
+    def load(self, source: torch.Tensor) -> torch.Tensor:
+        return source
+
+    def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+        rounded = self._scratch.take("rounded scores", tuple(out.shape), self.dtype)
+        out.copy_(rounded.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=self._scale))
+
+    def outputs(self, out: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, add: bool = False) -> None:
+        rounded = self._scratch.take("rounded weights", tuple(weights.shape), self.dtype).copy_(weights)
+        product = self._scratch.take("rounded outputs", tuple(out.shape), self.dtype)
+        torch.bmm(rounded, v, out=product)
+        if add:
+            out.add_(product)
+        else:
+            out.copy_(product)
+
+
+def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether matrix products of this dtype run in hardware; PyTorch emulates the others, about 100 times slower."""
+    if dtype == torch.float32 or device.type != "cpu":
+        return True
+    # These queries are newer than the oldest PyTorch that is supported; without them take the safe way.
+    names = {
+        torch.bfloat16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+        torch.float16: ("_is_amx_fp16_supported",),
+    }
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names.get(dtype, ()))
+
+
+def products_for(dtype: torch.dtype, device: torch.device, scale: float, scratch: Scratch) -> Products:
+    """The arithmetic for chunks of this dtype on this device."""
+    if dtype != torch.float32 and has_native_products(dtype, device):
+        return HalfProducts(scale, scratch, dtype)
+    return Float32Products(scale, scratch, loads=dtype != torch.float32)

@@ -1,0 +1,42 @@
+"""The oracle: decode attention of one sequence in float64, written for plainness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    heads: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """softmax(q k^T * scale) v in float64.
+
+    q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0, and
+    query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given. `heads` picks query heads, so that a
+    few heads of a large case can be checked; the result is then `[len(heads), d]` or `[b, len(heads), d]`.
+
+    Scores of any finite size are exact to float64. A score of -inf is a weight of zero; scores of +inf share the whole
+    weight evenly, the limit of equal scores that grow without bound. Where every score is -inf the softmax is
+    undefined and the result NaN. Raises ValueError where the shapes do not fit.
+    """
+    if q.dim() not in (2, 3) or k.dim() != 3 or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit together")
+    h, d = q.shape[-2:]
+    n, h_kv, _ = k.shape
+    if n == 0 or h_kv == 0 or h % h_kv != 0:
+        raise ValueError(f"attention of {h} heads over {n} tokens with {h_kv} KV heads is undefined")
+    chosen = torch.arange(h, device=q.device) if heads is None else torch.as_tensor(heads, device=q.device)
+    queries = q.index_select(-2, chosen).double()
+    kv_heads = chosen // (h // h_kv)
+    keys = k.index_select(1, kv_heads).double()
+    values = v.index_select(1, kv_heads).double()
+    scores = torch.einsum("...hd,nhd->...hn", queries, keys) * (d**-0.5 if scale is None else scale)
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.where(top == torch.inf, (scores == torch.inf).double(), torch.exp(scores - top))
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("...hn,nhd->...hd", weights, values)

@@ -1,0 +1,185 @@
+"""From a plan to work descriptors: which views of the slabs are multiplied with which queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.chunk_store import ChunkStore, Ints
+
+
+class SegmentLike(Protocol):
+    """Chunks `[m]` that the sequences at depth-first positions `[begin, end)` cover, no more and no fewer."""
+
+    @property
+    def chunks(self) -> Ints: ...
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class PlanLike(Protocol):
+    """What `kvcache.Plan` provides: see there."""
+
+    @property
+    def segments(self) -> Sequence[SegmentLike]: ...
+    @property
+    def order(self) -> Ints: ...
+    @property
+    def last_chunks(self) -> Ints: ...
+    @property
+    def last_tokens(self) -> Ints: ...
+
+
+class Limits(NamedTuple):
+    """Sizes of pieces, chosen so that what a piece writes stays in the cache until it is read."""
+
+    private_chunks: int
+    """Chunks of a private piece."""
+    shared_pairs: int
+    """Chunks times sequences of a shared piece."""
+
+
+class SharedPiece:
+    """Chunks that all of `rows` cover: one query matrix for each head, whose products run over the chunks."""
+
+    def __init__(self, store: ChunkStore, chunks: Ints, rows: torch.Tensor, first: int) -> None:
+        self.rows = rows
+        self.entries = slice(first, first + len(rows))
+        slabs, places = store.locate(chunks)
+        where = [(store.slabs[slab], place) for slab, place in zip(slabs.tolist(), places.tolist(), strict=True)]
+        self.keys = [slab.keys[place] for slab, place in where]
+        self.values = [slab.values[place] for slab, place in where]
+
+
+class PrivatePiece:
+    """Chunks of one slab, each multiplied with the query of one sequence; consecutive chunks are read as a view."""
+
+    def __init__(self, store: ChunkStore, slab: int, places: Ints, rows: Ints, last: Ints, first: int) -> None:
+        """`places`, `rows` `[m]`; `last` are the positions in the piece of chunks that may be partial."""
+        self.count = len(places)
+        self.rows = torch.from_numpy(rows).to(store.device)
+        self.entries = slice(first, first + self.count)
+        self._store = store
+        self._last = last
+        self._last_rows = rows[last]
+        consecutive = self.count == 1 or bool((np.diff(places) == 1).all())
+        self._gathered = None if consecutive else torch.from_numpy(places).to(store.device)
+        held = store.slabs[slab]
+        view = slice(int(places[0]), int(places[0]) + self.count) if consecutive else slice(None)
+        self._whole_keys, self._whole_values = held.keys[view], held.values[view]
+        self.keys, self.values = self._whole_keys, self._whole_values
+        self.tokens = store.chunk_size
+        """Tokens read of each chunk."""
+        self.masked: torch.Tensor | None = None
+        """Positions of the chunks to mask, None if there is nothing to mask."""
+        self.mask = torch.empty(0, dtype=torch.bool)
+        """`[len(masked), 1, tokens]`: True where there is no token."""
+
+    def refresh(self, last_tokens: Ints) -> None:
+        """Follow the lengths of the sequences. Called at every plan, also when the structure is as it was."""
+        if len(self._last) == 0:
+            return
+        tokens = last_tokens[self._last_rows]
+        if len(self._last) == self.count:
+            self.tokens = int(tokens.max())
+            self.keys = self._whole_keys[:, :, : self.tokens]
+            self.values = self._whole_values[:, :, : self.tokens]
+        short = np.flatnonzero(tokens < self.tokens)
+        if len(short) == 0:
+            self.masked = None
+            return
+        mask = np.arange(self.tokens) >= tokens[short, None, None]
+        self.masked = torch.from_numpy(self._last[short]).to(self._store.device)
+        self.mask = torch.from_numpy(mask).to(self._store.device)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The piece's chunks `[m, h_kv, tokens, d]` of its keys or values; a copy only if they are scattered."""
+        return tensor if self._gathered is None else tensor.index_select(0, self._gathered)
+
+
+@dataclass(frozen=True)
+class Work:
+    """All pieces of a plan, and the rows `[P]` that their partial results belong to."""
+
+    shared: list[SharedPiece]
+    private: list[PrivatePiece]
+    rows: torch.Tensor
+
+    def refresh(self, last_tokens: Ints) -> None:
+        """Follow the lengths of the sequences `[b]`."""
+        for piece in self.private:
+            piece.refresh(last_tokens)
+
+
+def make_work(plan: PlanLike, store: ChunkStore, limits: Limits, chunk_first: bool) -> Work:
+    """Work descriptors of a plan.
+
+    With `chunk_first`, segments that several sequences cover are shared pieces and the rest private ones (two-phase
+    partition); without, every sequence has private pieces for all of its chunks.
+    """
+    shared: list[SharedPiece] = []
+    rows: list[Ints] = []
+    chunks_of: list[Ints] = []
+    rows_of: list[Ints] = []
+    first = 0
+    for segment in plan.segments:
+        covering = plan.order[segment.begin : segment.end]
+        if chunk_first and len(covering) > 1:
+            index = torch.from_numpy(covering).to(store.device)
+            step = max(1, limits.shared_pairs // len(covering))
+            for start in range(0, len(segment.chunks), step):
+                shared.append(SharedPiece(store, segment.chunks[start : start + step], index, first))
+                rows.append(covering)
+                first += len(covering)
+        else:
+            chunks_of.append(np.tile(segment.chunks, len(covering)))
+            rows_of.append(np.repeat(covering, len(segment.chunks)))
+    private: list[PrivatePiece] = []
+    if chunks_of:
+        chunks, owners = np.concatenate(chunks_of), np.concatenate(rows_of)
+        for slab, places, own, last in _split(plan, store, chunks, owners, limits.private_chunks, chunk_first):
+            private.append(PrivatePiece(store, slab, places, own, last, first))
+            rows.append(own)
+            first += len(own)
+    index = torch.from_numpy(np.concatenate(rows) if rows else np.empty(0, np.int64)).to(store.device)
+    work = Work(shared, private, index)
+    work.refresh(plan.last_tokens)
+    return work
+
+
+def _split(
+    plan: PlanLike, store: ChunkStore, chunks: Ints, rows: Ints, limit: int, mix_rows: bool
+) -> Iterator[tuple[int, Ints, Ints, Ints]]:
+    """Split pairs of chunk and row into pieces: slab, places, rows and the positions of sequences' last chunks.
+
+    Last chunks that lie side by side (they were taken in one append) are pieces of their own: these read no further
+    than the longest of them. A last chunk alone stays with its neighbours, as one more piece costs more than its mask.
+    """
+    is_last = chunks == plan.last_chunks[rows]
+    last = np.flatnonzero(is_last)
+    last = last[np.argsort(chunks[last], kind="stable")]
+    adjacent = np.diff(chunks[last]) == 1
+    apart = last[np.append(False, adjacent) | np.append(adjacent, False)] if len(last) else last
+    rest = np.setdiff1d(np.arange(len(chunks)), apart, assume_unique=True)
+    rest = rest[np.argsort(chunks[rest], kind="stable") if mix_rows else np.lexsort((chunks[rest], rows[rest]))]
+    for part in (rest, apart):
+        scattered: dict[int, list[int]] = {}
+        for run in store.runs(chunks[part]):
+            members = part[run.begin : run.begin + run.count]
+            if run.count == 1:
+                scattered.setdefault(run.slab, []).append(int(members[0]))
+                continue
+            for start in range(0, run.count, limit):
+                some = members[start : start + limit]
+                places = np.arange(run.start + start, run.start + start + len(some))
+                yield run.slab, places, rows[some], np.flatnonzero(is_last[some])
+        for slab, alone in scattered.items():
+            for start in range(0, len(alone), limit):
+                some = np.array(alone[start : start + limit])
+                yield slab, store.locate(chunks[some])[1], rows[some], np.flatnonzero(is_last[some])
