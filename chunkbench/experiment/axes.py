@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
@@ -102,11 +102,11 @@ def parse_axes(raw: object) -> dict[str, tuple[AxisValue, ...]]:
     return parsed
 
 
-def unknown(what: str, name: object, known: list[str]) -> str:
-    """Message for a name that is not known."""
+def unknown(what: str, name: object, known: Sequence[str]) -> str:
+    """Message for a name that is not known; the caller names it."""
     if isinstance(name, str) and ":" in name:
-        return f"unknown {what} {name!r}; put a space after the colon"
-    return f"unknown {what} {str(name)[:60]!r}{did_you_mean(str(name)[:60], known)}"
+        return f"unknown {what}; put a space after the colon"
+    return f"unknown {what}{did_you_mean(str(name)[:60], known)}"
 
 
 def show(value: object) -> str:
@@ -153,11 +153,7 @@ def _n_p(raw: object) -> int | LengthRange:
     if not isinstance(raw, Mapping):
         return _positive_tokens(raw)
     findings = [
-        Finding(
-            (key,), f"unknown key; a range is {{low: 512, high: 1024}}{did_you_mean(str(key), ['low', 'high'])}", True
-        )
-        for key in raw
-        if key not in ("low", "high")
+        Finding((key,), unknown("key", key, ("low", "high")), True) for key in raw if key not in ("low", "high")
     ]
     for key in ("low", "high"):
         if key not in raw:

@@ -41,7 +41,7 @@ class Checker:
         """The experiment if nothing is wrong; `name` is its name unless the file gives one."""
         for key in [key for key in self.root.value if key not in YAML_KEYS]:
             at = self.root.value.pop(key)[0]
-            self._add(at, unknown("key", key, list(YAML_KEYS)), "")
+            self._add(at, unknown("key", key, list(YAML_KEYS)), key)
         plain = self.root.plain()
         sweep = check_sweep(plain.get("defaults"), plain.get("sweep"), plain.get("exclude"), unused=self.whole)
         self._findings((), sweep)
@@ -64,8 +64,7 @@ class Checker:
         for finding in findings:
             place = (*path, *finding.path)
             key = next((str(step) for step in reversed(place) if isinstance(step, str)), "")
-            label = "" if finding.message.startswith("unknown ") else key
-            self._add(self.root.mark(place, key=finding.key), finding.message, label)
+            self._add(self.root.mark(place, key=finding.key), finding.message, key)
 
     def _complaint(self, error: ErrorDetails) -> None:
         about_key = error["loc"][-1:] == ("[key]",)
@@ -97,8 +96,6 @@ def _in_words(error: ErrorDetails) -> str:
         return f"{show(value)} is not known here{hint}"
     if kind == "string_pattern_mismatch":
         return f"{show(value)} may hold only lower-case letters, digits, dots, dashes and underscores, at most 64"
-    if kind == "too_short":
-        return "must not be empty"
     return f"{show(value)} {error['msg'].removeprefix('Input ').removeprefix('String ')}"
 
 

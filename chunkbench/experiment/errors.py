@@ -32,7 +32,9 @@ class Problem:
 
     def __str__(self) -> str:
         place = str(Mark(self.path, self.line, self.column))
-        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+        line = f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+        # Keys and values may hold line breaks and terminal codes; one problem stays one line.
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 class ExperimentError(ValueError):

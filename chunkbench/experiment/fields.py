@@ -30,11 +30,16 @@ def _listed(raw: object) -> object:
 
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    twice = [
-        Finding((place,), f"{value} is listed twice") for place, value in enumerate(values) if value in values[:place]
-    ]
+    twice = [(place, value) for place, value in enumerate(values) if value in values[:place]]
     if twice:
-        raise Findings(*twice)
+        raise Findings(*(Finding((place,), f"{value} is listed twice") for place, value in twice))
+    return values
+
+
+def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
+    # Not min_length: pydantic counts only the items that passed, and would call a list of bad ones empty.
+    if not values:
+        raise ValueError("must not be empty")
     return values
 
 
@@ -96,27 +101,27 @@ ImplementationId = Annotated[str, AfterValidator(_implementation), WithJsonSchem
 
 _listing = BeforeValidator(_listed)
 _set = AfterValidator(_distinct)
+_some = AfterValidator(_not_empty)
+Blocks = Annotated[tuple[Axes, ...], _some]
 Implementations = Annotated[
     tuple[ImplementationId, ...],
     _listing,
     _set,
-    Field(min_length=1),
+    _some,
     WithJsonSchema(_list_schema({"$ref": "#/$defs/implementation"})),
 ]
 Protocols = Annotated[
     tuple[Protocol, ...],
     _listing,
     _set,
-    Field(min_length=1),
+    _some,
     WithJsonSchema(_list_schema({"enum": ["strict", "paper"]})),
 ]
-Caches = Annotated[
-    tuple[Cache, ...], _listing, _set, Field(min_length=1), WithJsonSchema(_list_schema({"enum": ["cold", "warm"]}))
-]
+Caches = Annotated[tuple[Cache, ...], _listing, _set, _some, WithJsonSchema(_list_schema({"enum": ["cold", "warm"]}))]
 Modes = Annotated[
     tuple[Mode, ...],
     _listing,
     _set,
-    Field(min_length=1),
+    _some,
     WithJsonSchema(_list_schema({"enum": ["eager", "events", "graph"]})),
 ]

@@ -28,8 +28,8 @@ def bundled_experiments() -> dict[str, Any]:
 def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None) -> Experiment:
     """The experiment in a YAML file, or the bundled one of that bare name (`table3`).
 
-    `overrides` is axis -> text as `--set axis=v1,v2` gives it: the axis takes these values in every block. `device` is
-    taken too, though it is no axis. Raises `ExperimentError` with all problems; nothing else escapes for any content.
+    `overrides` is axis -> text as `--set axis=v1,v2` gives it: the axis takes these values in every block.
+    Raises `ExperimentError` with all problems; nothing else escapes, whatever the file holds.
     """
     name, shown, content = _find(path)
     text = _decode(content, shown)
@@ -110,16 +110,12 @@ def _override(root: Node, overrides: Mapping[str, str]) -> list[Problem]:
     problems: list[Problem] = []
     for axis, text in overrides.items():
         place = f"--set {axis}={text}"
-        if axis not in AXES and axis != "device":
-            problems.append(Problem(place, 0, 0, unknown("axis", axis, [*AXES, "device"])))
+        if axis not in AXES:
+            problems.append(Problem(place, 0, 0, unknown("axis", axis, list(AXES)), axis))
             continue
-        listed = axis != "device" and not text.lstrip().startswith("[")
-        node, found = read(f"[{text}\n]" if listed else text, place, line=0)
+        node, found = read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
         problems += found
         if node is None:
-            continue
-        if axis == "device":
-            root.value["device"] = (node.at, node)
             continue
         rivals = {"tree": ("n_s", "prompts"), "n_s": ("tree",), "prompts": ("tree",)}.get(axis, ())
         blocks = [root.child("defaults"), *_items(root.child("sweep"))]

@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from chunkbench.experiment.axes import Finding, Findings
+from chunkbench.experiment.axes import Finding, Findings, show
+from chunkbench.experiment.errors import did_you_mean
 from chunkbench.experiment.fields import (
     Axes,
+    Blocks,
     Caches,
     Count,
     Fraction01,
@@ -70,7 +72,7 @@ class Expectation(BaseModel):
     def _aim_is_beyond_bar(cls, aim: float | None, info: ValidationInfo) -> float | None:
         bar, metric = info.data.get("bar"), info.data.get("metric")
         if aim is not None and bar is not None and (aim > bar if metric in AT_MOST else aim < bar):
-            raise ValueError(f"{aim} is easier than bar = {bar}; {metric} must be {_direction(metric)} it")
+            raise ValueError(f"{aim:g} is easier to reach than bar = {bar:g}; an aim goes beyond the bar")
         return aim
 
     @model_validator(mode="after")
@@ -82,10 +84,6 @@ class Expectation(BaseModel):
     def applies_to(self, point: Point) -> bool:
         """Whether `where` selects the point."""
         return matches(self.where, dict(point))
-
-
-def _direction(metric: str | None) -> str:
-    return "at most" if metric in AT_MOST else "at least"
 
 
 class Experiment(BaseModel):
@@ -122,7 +120,7 @@ class Experiment(BaseModel):
         default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"
     )
     defaults: Axes = Field(default_factory=dict, description="axes of every block that does not state them itself")
-    sweep: tuple[Axes, ...] = Field(min_length=1, description="blocks: inside one lists multiply, blocks add up")
+    sweep: Blocks = Field(description="blocks: inside one lists multiply, blocks add up")
     exclude: tuple[Axes, ...] = Field((), description="filters; a combination that one matches is left out")
     expect: tuple[Expectation, ...] = ()
     source: str = Field("", exclude=True, repr=False)
@@ -161,7 +159,9 @@ class Experiment(BaseModel):
         if measured is None:
             return expect
         findings = [
-            Finding((index, field), f"{name} is not among implementations, so it is not measured")
+            Finding(
+                (index, field), f"{show(name)} is not among implementations{did_you_mean(str(name)[:60], measured)}"
+            )
             for index, one in enumerate(expect)
             for field, name in (("implementation", one.implementation), ("against", one.against))
             if name not in (None, "roofline", *measured)
@@ -185,7 +185,7 @@ class Experiment(BaseModel):
         Blocks come in turn; inside a block the axes vary in the order of `AXES`, the first slowest.
         """
         own = dtype if self.dtype == "auto" else self.dtype
-        fixed = {"device": device if self.device == "auto" else self.device}
+        here: Device = device if self.device == "auto" else self.device
         found: dict[Point, None] = {}
         for block in self.sweep:
             for combination in combine(merge(self.defaults, block)):
@@ -193,7 +193,7 @@ class Experiment(BaseModel):
                 if values["dtype"] == "auto":
                     values["dtype"] = dtype
                 if not any(matches(one, values) for one in self.exclude):
-                    found[Point(**resolve(values), **fixed)] = None
+                    found[Point(**resolve(values), device=here)] = None
         return tuple(found)
 
     def cases(self, point: Point) -> tuple[Case, ...]:

@@ -18,7 +18,7 @@ Protocol = Literal["strict", "paper"]
 Cache = Literal["cold", "warm"]
 Mode = Literal["eager", "events", "graph"]
 
-# A node of a forest: how many tokens it holds and either how many sequences end their common part here, or its children.
+# A node of a forest: how many tokens it holds, and how many sequences end their common part here or its children.
 # A named alias, because pydantic cannot resolve a recursive type that has no name of its own.
 TreeNode = TypeAliasType("TreeNode", "tuple[int, int | tuple[TreeNode, ...]]")
 

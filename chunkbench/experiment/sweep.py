@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from chunkbench.experiment.axes import (
     AXES,
+    MAX_SEQUENCES,
     AxisValue,
     Finding,
     Findings,
@@ -26,6 +27,8 @@ from chunkbench.experiment.units import parse_share
 MAX_POINTS = 10_000
 MAX_INDEX = (1 << 31) - 1
 """Kernels count tokens in 32 bits."""
+UNCHECKED = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
+"""Axes that have to fit with no other."""
 DEFAULTS: Mapping[str, Any] = {
     "n_c": 64,
     "batch_size": 32,
@@ -42,7 +45,7 @@ T = TypeVar("T")
 
 
 def merge(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
-    """Axes of a block over the defaults. A block's `tree` also displaces n_s and prompts of the defaults, and they it."""
+    """A block's axes over the defaults; its `tree` also displaces their n_s and prompts, and these their tree."""
     displaced: set[str] = set()
     if "tree" in block:
         displaced |= {"n_s", "prompts"}
@@ -136,6 +139,8 @@ def _wrong_tree(values: Mapping[str, AxisValue], shortest: int, prompt: str) -> 
         if tokens > shortest:
             yield Finding(("tree", *path), f"{tokens} tokens down to here are more than {prompt}")
     sequences = sequences_in(forest)
+    if sequences > MAX_SEQUENCES:
+        yield Finding(("tree",), f"holds {sequences} sequences; more than {MAX_SEQUENCES} are refused")
     if values.get("batch_size", sequences) != sequences:
         message = f"{values['batch_size']} disagrees with tree, which holds {sequences} sequences; leave it out"
         yield Finding(("batch_size",), message)
@@ -155,7 +160,8 @@ def check_sweep(defaults: object, blocks: object, exclude: object, *, unused: bo
     for index, raw in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
         place: Path = ("sweep", index)
         block, readable = _located(raw, place)
-        axes = merge(common, block)
+        merged = merge(common, block)
+        axes = {axis: values for axis, values in merged.items() if values or axis not in UNCHECKED}
         complete &= readable
         missing = list(_missing(axes, place)) if sound and readable else []
         yield from missing

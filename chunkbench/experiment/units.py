@@ -43,7 +43,7 @@ def parse_percent(text: str) -> float:
 
 
 def parse_share(text: str) -> Fraction:
-    """The fraction of n_p that `n_p`, `0.5 n_p` or `3/4 n_p` stands for, 0 to 1. Raises `ValueError` on anything else."""
+    """The fraction of n_p, 0 to 1, that `n_p`, `0.5 n_p` or `3/4 n_p` stands for. Raises `ValueError` on other text."""
     match = _SHARE.fullmatch(text)
     if match is None or (match[2] is not None and (int(match[2]) == 0 or "." in match[1])):
         raise ValueError(f"{text!r} is not a number of tokens; write it like 512, n_p, 0.5 n_p or 3/4 n_p")

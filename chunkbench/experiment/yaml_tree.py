@@ -15,9 +15,9 @@ import yaml
 from yaml import events
 from yaml.reader import Reader
 
-from chunkbench.experiment.errors import ExperimentError, Mark, Problem
+from chunkbench.experiment.errors import Mark, Problem
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
 MAX_DEPTH = 64
 _MAX_DIGITS = 18
 
@@ -29,7 +29,7 @@ _YES_NO = {"yes": "true", "y": "true", "on": "true", "no": "false", "n": "false"
 _HINTS = {
     "mapping values are not allowed here": "a second colon on one line; put text that holds a colon in quotes, "
     "or check the indentation",
-    "could not find expected ':'": "a key without its colon, or a line that is indented differently from its neighbours",
+    "could not find expected ':'": "a key without its colon, or a line that is not indented like its neighbours",
     "expected <block end>, but found": "the indentation does not match that of the lines above",
     "found unexpected end of stream": "a quote is opened and never closed",
 }
@@ -100,15 +100,19 @@ def read(text: str, path: str, *, line: int | None = None) -> tuple[Node | None,
     try:
         node = reader.document(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
-        found = error.problem_mark or error.context_mark
-        mark = reader.place(found.line, found.column) if found else reader.place(0, 0)
-        reader.problem(mark, _explain(error))
-    except ExperimentError as error:
-        reader.problems.extend(error.problems)
+        reader.problem(reader.place_of(error.problem_mark or error.context_mark), _explain(error))
+    except _TooDeep as error:
+        reader.problem(error.mark, f"nested more than {MAX_DEPTH} levels deep")
     except (ValueError, OverflowError) as error:
         # The scanner passes a %YAML version or an escape such as "\UFFFFFFFF" on to int() and chr() unchecked.
         reader.problem(reader.place(0, 0), f"cannot read the YAML: {error}")
     return node, reader.problems
+
+
+class _TooDeep(Exception):
+    def __init__(self, mark: Mark) -> None:
+        super().__init__()
+        self.mark = mark
 
 
 class _TreeReader:
@@ -123,6 +127,10 @@ class _TreeReader:
         """A mark from pyyaml's zero-based line and column."""
         return Mark(self.path, line + 1, column + 1) if self.fixed is None else Mark(self.path, self.fixed)
 
+    def place_of(self, mark: Any) -> Mark:
+        """A mark from one of pyyaml's, the start of the file where it has none."""
+        return self.place(mark.line, mark.column) if mark is not None else self.place(0, 0)
+
     def problem(self, mark: Mark, message: str, key: str = "") -> None:
         self.problems.append(Problem(mark.path, mark.line, mark.column, message, key))
 
@@ -132,30 +140,30 @@ class _TreeReader:
         for event in stream:
             if isinstance(event, events.DocumentStartEvent):
                 if started:
-                    mark = self.place(event.start_mark.line, event.start_mark.column)
-                    self.problem(mark, "a second document starts here; a file holds one experiment")
+                    self.problem(
+                        self.place_of(event.start_mark), "a second document starts here; a file holds one experiment"
+                    )
                     return root
                 started = True
-                root = self.node(next(stream), stream, 0)
+                root = self.node(next(stream), stream, 0, "")
         return root
 
-    def node(self, event: events.Event, stream: Iterator[events.Event], depth: int) -> Node:
-        mark = self.place(event.start_mark.line, event.start_mark.column)
+    def node(self, event: events.Event, stream: Iterator[events.Event], depth: int, key: str) -> Node:
+        """The node that begins with an event; `key` is the key that it belongs to."""
+        mark = self.place_of(event.start_mark)
         if depth > MAX_DEPTH:
-            self.problem(mark, f"nested more than {MAX_DEPTH} levels deep")
-            raise ExperimentError(())
+            raise _TooDeep(mark)
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if isinstance(event, events.AliasEvent):
-            self.problem(
-                mark, f"*{event.anchor}: aliases are not used in experiments; write the value out, or under defaults:"
-            )
+            self.problem(mark, f"aliases (*{anchor}) are not used in experiments; write the value out", key)
             return Node(mark, MISREAD)
-        assert isinstance(event, events.NodeEvent)
-        if event.anchor is not None:
-            self.problem(mark, f"&{event.anchor}: anchors are not used in experiments; common axes go under defaults:")
-        if getattr(event, "tag", None) is not None:
-            self.problem(mark, f"{event.tag}: tags are not used in experiments; write the plain value")  # type: ignore[attr-defined]
+        if anchor is not None:
+            message = f"anchors (&{anchor}) are not used in experiments; common axes go under defaults"
+            self.problem(mark, message, key)
+        if tag is not None:
+            self.problem(mark, f"tags ({tag}) are not used in experiments; write the plain value", key)
         if isinstance(event, events.SequenceStartEvent):
-            return Node(mark, list(self.items(stream, depth)))
+            return Node(mark, list(self.items(stream, depth, key)))
         if isinstance(event, events.MappingStartEvent):
             return Node(mark, self.entries(stream, depth))
         assert isinstance(event, events.ScalarEvent)
@@ -164,14 +172,14 @@ class _TreeReader:
         try:
             return Node(mark, resolve(event.value))
         except ValueError as error:
-            self.problem(mark, str(error))
+            self.problem(mark, str(error), key)
             return Node(mark, MISREAD)
 
-    def items(self, stream: Iterator[events.Event], depth: int) -> Iterator[Node]:
+    def items(self, stream: Iterator[events.Event], depth: int, key: str) -> Iterator[Node]:
         for event in stream:
             if isinstance(event, events.SequenceEndEvent):
                 return
-            yield self.node(event, stream, depth + 1)
+            yield self.node(event, stream, depth + 1, key)
 
     def entries(self, stream: Iterator[events.Event], depth: int) -> dict[str, tuple[Mark, Node]]:
         found: dict[str, tuple[Mark, Node]] = {}
@@ -179,22 +187,25 @@ class _TreeReader:
             if isinstance(event, events.MappingEndEvent):
                 break
             before = len(self.problems)
-            key = self.node(event, stream, depth + 1)
-            value = self.node(next(stream), stream, depth + 1)
-            if key.value == "<<":
-                self.problem(key.at, "merge keys (<<) are not used in experiments; common axes go under defaults:")
+            key = self.node(event, stream, depth + 1, "")
+            name = key.value if isinstance(key.value, str) else ""
+            value = self.node(next(stream), stream, depth + 1, name)
+            if name == "<<":
+                self.problem(key.at, "merge keys are not used in experiments; common axes go under defaults", name)
             elif not isinstance(key.value, str):
                 if len(self.problems) == before:
                     self.problem(key.at, "a key must be a name")
             elif key.value in found:
-                first = found[key.value][0]
-                self.problem(key.at, f"written twice, first in line {first.line}; keep one", key.value)
+                first = found[name][0]
+                self.problem(
+                    key.at, f"written twice{f', first in line {first.line}' if first.line else ''}; keep one", name
+                )
             else:
-                found[key.value] = (key.at, value)
+                found[name] = (key.at, value)
         return found
 
 
-def resolve(text: str) -> None | bool | int | float | str:
+def resolve(text: str) -> bool | int | float | str | None:
     """Value of a plain (unquoted) scalar. Raises `ValueError` where readers of YAML disagree about it."""
     if text.lower() in _CONSTANTS and text in (text.lower(), text.upper(), text.capitalize()):
         return _CONSTANTS[text.lower()]
@@ -233,4 +244,5 @@ def _explain(error: yaml.MarkedYAMLError) -> str:
     for start, hint in _HINTS.items():
         if said.startswith(start):
             return f"cannot read the YAML: {hint}"
-    return f"cannot read the YAML: {said}" + (f" ({error.context})" if error.context and error.context != said else "")
+    began = f" ({error.context} that begins in line {error.context_mark.line + 1})" if error.context_mark else ""
+    return f"cannot read the YAML: {said}{began}"

@@ -1,0 +1,84 @@
+"""`chunkbench list`: what there is to run, to compare and to vary."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from chunkbench.experiment import AXES, bundled_experiments, load_experiment
+
+Row = dict[str, str | int | bool]
+
+
+def _experiments() -> list[Row]:
+    rows: list[Row] = []
+    for name in bundled_experiments():
+        experiment = load_experiment(name)
+        points = experiment.points("cpu", "float32")
+        rows.append({"experiment": name, "points": len(points), "title": experiment.title})
+    return rows
+
+
+def _axes() -> list[Row]:
+    return [
+        {"axis": name, "meaning": axis.description, "values": axis.type, "default": axis.default}
+        for name, axis in AXES.items()
+    ]
+
+
+def _implementations() -> list[Row]:
+    # torch takes seconds to import, which the other lists need not wait for.
+    import torch
+
+    from chunkbench.baselines.registry import survey
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [
+        {
+            "implementation": name,
+            "label": label,
+            "device": device,
+            "available": answer.ok,
+            "reason": answer.reason,
+            "remedy": answer.remedy,
+        }
+        for name, label, answer in survey(device)
+    ]
+
+
+_SUBJECTS = {"experiments": _experiments, "implementations": _implementations, "axes": _axes}
+
+
+def _cell(value: str | int | bool) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+@click.command(
+    "list",
+    epilog="""\b
+    Examples:
+      chunkbench list experiments
+      chunkbench list implementations
+      chunkbench list axes --format json
+    """,
+)
+@click.argument("subject", type=click.Choice(list(_SUBJECTS)))
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(subject: str, form: str) -> None:
+    """List bundled experiments, implementations with their state on this machine, or the axes of a sweep."""
+    rows = _SUBJECTS[subject]()
+    if form == "json":
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        click.echo(f"no {subject} are registered; install ChunkBench (make setup)", err=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in rows[0] if rows else ():
+        # Names are what people copy; they stay in one piece.
+        table.add_column(column, no_wrap=column == subject.removesuffix("s"), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(highlight=False, markup=False).print(table)
