@@ -30,7 +30,7 @@ AXES = (
 )
 """What tells one group of cases from another, in the order in which it leads a table."""
 
-Group = tuple[dict[str, Any], "list[CaseFacts]"]
+Group = tuple[Mapping[str, Any], "list[CaseFacts]"]
 
 
 def measured(case: CaseFacts) -> bool:

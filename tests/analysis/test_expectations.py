@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from chunkbench.analysis.derive import derive
-from chunkbench.analysis.expectations import outcomes
 from chunkbench.analysis.exit_code import exit_code
+from chunkbench.analysis.expectations import outcomes
 
 
 def expectation(**changes: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import statistics as stdlib
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -137,7 +138,7 @@ def test_timed_steps_are_spread_evenly(n_c: int, count: int) -> None:
     assert len(steps) == min(n_c, max(count, 8))
     assert steps[0] == 1
     assert steps[-1] == n_c
-    gaps = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(steps)]
     assert not gaps or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
 
 

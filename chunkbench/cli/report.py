@@ -1,0 +1,72 @@
+"""`chunkbench report RUN`: everything that follows from a run, without measuring again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+RUNS = Path("results/runs")
+FORMATS = ("table", "markdown", "latex", "csv", "json")
+
+_HELP = """Rebuild the tables and the figure of RUN from its facts; nothing is measured.
+
+RUN is a run directory, the cases.jsonl inside it, or `latest`: the newest one below results/runs.
+
+Without --format and --out, report.md, table.csv, table.tex, report.json, figure.png and figure.svg are written into
+the run directory and the table is printed. With either, only that one format is produced and the directory is left
+as it is.
+
+\b
+Examples:
+  chunkbench report latest
+  chunkbench report results/runs/table3-20250101T000000Z --format markdown
+  chunkbench report latest --format json --out table3.json
+"""
+
+
+@click.command(name="report", help=_HELP, short_help="Rebuild tables and figure of a run.")
+@click.argument("run", metavar="RUN")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Print this format.  [default: table]")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to FILE instead of printing.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the table, nor which files were written.")
+def command(run: str, form: str | None, out: Path | None, quiet: bool) -> None:
+    from chunkbench.report import build, csv, json, latex, markdown, text_table, write_all
+    from chunkbench.store import RunError, latest_run, open_run
+
+    try:
+        opened = open_run(latest_run(RUNS) if run == "latest" else run)
+    except RunError as error:
+        _fail(str(error))
+    if not opened.cases:
+        _fail(f"{opened.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
+    report = build(opened)
+    colour = out is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    if form is None and out is None:
+        try:
+            written = write_all(opened, report)
+        except OSError as error:
+            _fail(f"{opened.path}: cannot be written: {error.strerror}; --format prints without writing there")
+        if not quiet:
+            click.echo(text_table.render(report, colour), nl=False)
+            click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)
+        return
+    renderers = {"markdown": markdown.render, "latex": latex.render, "csv": csv.render, "json": json.render}
+    text = renderers[form](report) if form in renderers else text_table.render(report, colour)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _fail(f"{out}: cannot be written: {error.strerror}")
+    if not quiet:
+        click.echo(f"written: {out}", err=True)
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"chunkbench report: {message}", err=True)
+    raise SystemExit(2)

@@ -1,0 +1,93 @@
+"""Implementations as columns: their order, short headings, and which of them are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from chunkbench.analysis.derive import Row
+from chunkbench.report.model import Column
+
+CHUNK_ATTN = "chunk_attn"
+ABLATIONS = frozenset({"chunk_attn_torch", "chunk_attn_no_tpp"})
+"""Ours as well: beating them says nothing about what others can do."""
+
+_BEFORE = (
+    "naive",
+    "xformers",
+    "flash_attn",
+    "paged_attn",
+    "paged_attn_star",
+    "vllm_paged_attn",
+    "vllm_paged_attn_star",
+)
+_AFTER = ("chunk_attn_torch", "chunk_attn_no_tpp", CHUNK_ATTN)
+
+_SHORT: Mapping[str, tuple[str, ...]] = {
+    "naive": ("Naive",),
+    "xformers": ("xformers",),
+    "flash_attn": ("Flash", "Attn"),
+    "paged_attn": ("Paged", "Attn"),
+    "paged_attn_star": ("Paged", "Attn*"),
+    "vllm_paged_attn": ("vLLM",),
+    "vllm_paged_attn_star": ("vLLM*",),
+    "shared_prefix_matmul": ("Shared", "matmul"),
+    "chunk_attn_torch": ("Chunk", "torch"),
+    "chunk_attn_no_tpp": ("Chunk", "no TPP"),
+    CHUNK_ATTN: ("Chunk", "Attn"),
+}
+
+_MEANING: Mapping[str, str] = {
+    "vllm_paged_attn": "PagedAttn, private blocks",
+    "vllm_paged_attn_star": "PagedAttn*, block tables that share the prompt's blocks",
+    "paged_attn_star": "PagedAttn with block tables that share the prompt's blocks",
+    "chunk_attn_torch": "ChunkAttn's algorithm in PyTorch operations",
+    "chunk_attn_no_tpp": "ChunkAttn's cache without the chunk-first phase",
+}
+
+_WIDEST_SHORT = 9
+
+
+def ordered(implementations: Iterable[str]) -> list[str]:
+    """Columns in the paper's order, vLLM's beside the paper's paged ones, then others as they come, ours last."""
+    names = list(dict.fromkeys(implementations))
+    others = [name for name in names if name not in _BEFORE and name not in _AFTER]
+    return [*(n for n in _BEFORE if n in names), *others, *(n for n in _AFTER if n in names)]
+
+
+def is_other(implementation: str, baseline: str) -> bool:
+    """Whether an implementation competes with the baseline. Where that is ChunkAttn, its ablations do not."""
+    return implementation != baseline and not (baseline == CHUNK_ATTN and implementation in ABLATIONS)
+
+
+def column(implementation: str, label: str) -> Column:
+    """The column of an implementation."""
+    return Column(name(implementation, label), short(implementation, label))
+
+
+def name(implementation: str, label: str) -> str:
+    """What running text calls it: the label, or the short name where the label is a description (vLLM's)."""
+    return "".join(_SHORT[implementation]) if implementation.startswith("vllm_paged_attn") else label
+
+
+def short(implementation: str, label: str) -> tuple[str, ...]:
+    """Heading lines, each at most nine columns wide."""
+    known = _SHORT.get(implementation)
+    if known:
+        return known
+    words = label.replace("_", " ").replace("-", " ").split() or [implementation]
+    cut = [word if len(word) <= _WIDEST_SHORT else word[: _WIDEST_SHORT - 1] + "." for word in words]
+    return tuple(cut[:3])
+
+
+def legend(implementations: Iterable[str], rows: Mapping[str, Row]) -> list[str]:
+    """What headings stand for that are not the label itself; `rows` has one row of each implementation."""
+    lines = []
+    for implementation in implementations:
+        label = rows[implementation].facts.label
+        heading = " ".join(short(implementation, label))
+        meaning = _MEANING.get(implementation, "")
+        same = heading.replace(" ", "") == label.replace(" ", "")
+        text = ": ".join(part for part in ("" if same else label, meaning) if part)
+        if text:
+            lines.append(f"{heading} = {text}")
+    return lines

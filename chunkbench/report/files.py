@@ -1,0 +1,46 @@
+"""Writing a report's files into its run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from chunkbench.report import csv, json, latex, markdown
+from chunkbench.report.build import RunLike, build
+from chunkbench.report.model import Report
+
+
+class RunDirectory(RunLike, Protocol):
+    """A run that lies in a directory."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+FILES: dict[str, Callable[[Report], str]] = {
+    "table.csv": csv.render,
+    "table.tex": latex.render,
+    "report.json": json.render,
+}
+
+
+def write_all(run: RunDirectory, report: Report | None = None) -> list[Path]:
+    """Write `report.md`, `table.csv`, `table.tex`, `report.json`, `figure.png` and `figure.svg`; returns their paths.
+
+    Without two implementations to compare there is no figure. `report` saves building it again.
+    """
+    # matplotlib takes a while to load; nobody who only wants a table should wait for it.
+    from chunkbench.report import figure
+
+    report = report or build(run)
+    written = []
+    drawn = figure.draw(report, run.manifest)
+    if drawn is not None:
+        written += figure.save(drawn, run.path)
+    texts = {"report.md": markdown.render(report, "figure.png" if drawn is not None else "")}
+    texts |= {name: render(report) for name, render in FILES.items()}
+    for name, text in texts.items():
+        (run.path / name).write_text(text, encoding="utf-8")
+        written.append(run.path / name)
+    return written

@@ -1,0 +1,188 @@
+"""The small print: machine, settings, what was timed how, and what must not be compared with what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from chunkbench.analysis.derive import Row
+from chunkbench.analysis.points import AXES, describe
+from chunkbench.report.columns import name
+from chunkbench.report.model import Group
+from chunkbench.report.numbers import count, gigabytes, significant
+from chunkbench.report.statuses import one_line
+
+UNIT_OF_TABLE_3 = (
+    "The header of the paper's Table 3 says ms, but its values agree with the rest of the paper only as microseconds "
+    "per decode step: its Table 1 gives 687.74 µs for 32 sequences of 2048 tokens, where Table 3 has 702.98."
+)
+NOT_COMPARABLE = (
+    "Its numbers are from an A100 80 GB in float16 with that time's libraries. Compare ratios between implementations "
+    "with them, not times; and even ratios shift where memory, arithmetic and kernels stand in another proportion."
+)
+VLLM_STANDS_IN = "vLLM's kernel on this device stands beside the paper's PagedAttn, vLLM* beside PagedAttn*."
+
+_HOW: Mapping[str, str] = {
+    "strict": "implementations take turns in random order inside every round",
+    "paper": "as the authors timed it: one warm-up, every step synchronised, one round",
+}
+
+
+def footer(manifest: Mapping[str, Any], groups: Sequence[Group], varying: Sequence[str]) -> list[tuple[str, str]]:
+    """(topic, text) in reading order; what a manifest does not say is left out."""
+    rows = [row for group in groups for row in group.rows.values()]
+    timed = [row for row in rows if row.derived.latency_us is not None]
+    entries = [
+        ("machine", _machine(manifest, rows)),
+        ("software", _software(manifest, rows)),
+        ("point", _constants(groups[0], varying)),
+        ("data", _data(rows, timed)),
+        ("timing", _timing(rows, timed)),
+        ("interval", _interval(manifest, timed)),
+        ("peaks", _peaks(timed)),
+        ("paper", _paper(rows)),
+        *(("note", text) for text in _notes(manifest, rows)),
+    ]
+    return [(topic, text) for topic, text in entries if text]
+
+
+_SAID_ELSEWHERE = ("protocol", "cache", "mode", "device", "dtype", "threads")
+
+
+def machine(manifest: Mapping[str, Any]) -> str:
+    """The processor, and the GPU where there is one, in a few words."""
+    env = manifest.get("environment") or {}
+    return ", ".join(str(part) for part in (_at(env, "gpu.name"), _at(env, "cpu.model")) if part)
+
+
+def _machine(manifest: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    env = manifest.get("environment") or {}
+    cores, memory = _at(env, "cpu.cores"), _at(env, "memory_bytes")
+    parts = [
+        machine(manifest),
+        count(cores, "core") if isinstance(cores, int) else "",
+        f"{gigabytes(memory)} of memory" if isinstance(memory, int | float) else "",
+        f"measured on {_list(row.facts.device for row in rows)}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _software(manifest: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    env = manifest.get("environment") or {}
+    git = manifest.get("git") or {}
+    version = manifest.get("chunkbench_version")
+    state = f" (git {str(git['commit'])[:10]}{', modified' if git.get('dirty') else ''})" if git.get("commit") else ""
+    torch = _at(env, "torch.version") or env.get("torch")
+    python = _at(env, "python.version") or env.get("python")
+    packages = dict.fromkeys(row.facts.package_version for row in rows if row.facts.package_version)
+    parts = [
+        f"chunkbench {version}{state}" if version else "",
+        f"Python {python}" if isinstance(python, str) else "",
+        f"torch {torch}" if isinstance(torch, str) else "",
+        *(package for package in packages if not package.startswith("torch ")),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
+    parts = [
+        f"{_list(row.facts.dtype for row in rows)}; K, V and queries standard normal",
+        f"seed {_list(row.facts.seed for row in rows)}",
+    ]
+    checked = [r.facts for r in timed if r.facts.max_error is not None and r.facts.tolerance]
+    if checked:
+        worst = max(checked, key=lambda facts: (facts.max_error or 0.0) / (facts.tolerance or 1.0))
+        parts.append(f"largest error against float64 {worst.max_error:.1e} (tolerance {worst.tolerance:.0e})")
+    return "; ".join(parts)
+
+
+def _timing(rows: Sequence[Row], timed: Sequence[Row]) -> str:
+    parts = []
+    for protocol in dict.fromkeys(row.facts.protocol for row in rows):
+        caches = _list(row.facts.cache for row in rows if row.facts.protocol == protocol)
+        modes = _list(row.facts.mode for row in rows if row.facts.protocol == protocol)
+        parts.append(f"protocol {protocol} ({_HOW[protocol]}), caches {caches}, mode {modes}")
+    if timed:
+        parts.append(f"rounds a point: {_counts(row.derived.rounds for row in timed)}")
+        steps = {(len(row.facts.steps), row.facts.n_c) for row in timed}
+        parts.append(
+            ", ".join(
+                f"all {n_c} steps timed"
+                if steps == n_c
+                else f"{steps} of {n_c} steps timed, evenly spread, the same for all"
+                for steps, n_c in sorted(steps)
+            )
+        )
+        threads = {row.facts.threads for row in timed if row.facts.threads}
+        parts += [f"threads {_list(sorted(threads))}"] if threads else []
+        discarded = sum(row.facts.discarded for row in timed)
+        parts += [f"{count(discarded, 'sample')} discarded because the clock was throttled"] if discarded else []
+        if any(len(set(row.facts.groups)) > 1 for row in timed):
+            parts.append("implementations ran in groups that fit in memory; ratios are formed inside a group")
+    return "; ".join(parts)
+
+
+def _interval(manifest: Mapping[str, Any], timed: Sequence[Row]) -> str:
+    confidence = (manifest.get("experiment") or {}).get("confidence", 0.95)
+    said = {
+        "range": "smallest and largest round (range: too few rounds for a confidence interval)",
+        "confidence": f"{confidence:.0%} confidence for the median over rounds, by order statistics",
+    }
+    kinds = dict.fromkeys(row.derived.interval_kind for row in timed)
+    return " or, where there are enough rounds, ".join(said[kind] for kind in ("range", "confidence") if kind in kinds)
+
+
+def _peaks(timed: Sequence[Row]) -> str:
+    peaks = [peak for row in timed for peak in row.facts.peaks]
+    if not peaks:
+        return ""
+    read = _extent((peak.read_bytes_per_s / 1e9 for peak in peaks), significant_digits=3)
+    matrix = _extent((peak.matrix_flops_per_s / 1e9 for peak in peaks), significant_digits=3)
+    return f"read {read} GB/s, matrix products {matrix} GFLOP/s, probed inside every round"
+
+
+def _paper(rows: Sequence[Row]) -> str:
+    if not any(row.derived.paper_us is not None for row in rows):
+        return ""
+    stands_in = any(row.facts.implementation.startswith("vllm_") for row in rows)
+    return " ".join([UNIT_OF_TABLE_3, NOT_COMPARABLE, *([VLLM_STANDS_IN] if stands_in else [])])
+
+
+def _notes(manifest: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    """What adapters and the environment want readers to know, each once."""
+    found = []
+    for row in rows:
+        note, who = one_line(row.facts.note), name(row.facts.implementation, row.facts.label)
+        if note:
+            found.append(note if note.startswith((who, row.facts.label)) else f"{who}: {note}")
+    noted = (manifest.get("environment") or {}).get("notes") or []
+    return list(dict.fromkeys([*found, *(one_line(str(text)) for text in noted)]))
+
+
+def _at(tree: Any, path: str) -> Any:
+    """`a.b` of nested mappings, None where there is no such thing."""
+    for part in path.split("."):
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(part)
+    return tree
+
+
+def _constants(group: Group, varying: Sequence[str]) -> str:
+    names = [name for name in AXES if name not in (*varying, *_SAID_ELSEWHERE) and group.axes.get(name) is not None]
+    return describe(group.axes, names).replace(" ", ", ")
+
+
+def _list(values: Iterable[Any]) -> str:
+    return ", ".join(str(value) for value in dict.fromkeys(values))
+
+
+def _counts(values: Iterable[int]) -> str:
+    known = set(values)
+    return f"{min(known)}" if len(known) == 1 else f"{min(known)} to {max(known)}"
+
+
+def _extent(values: Iterable[float], significant_digits: int = 4) -> str:
+    known = list(values)
+    low, high = (significant(value, significant_digits) for value in (min(known), max(known)))
+    return low if low == high else f"{low} to {high}"

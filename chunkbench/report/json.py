@@ -1,0 +1,31 @@
+"""A report as JSON: an array with one object per case, all facts and everything derived."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from chunkbench.report.model import Report
+
+
+def render(report: Report) -> str:
+    """One object per case, in the order of the run. `expectations` lists what the experiment expects of the case."""
+    return json.dumps([_case(row.as_dict(), report) for row in report.rows], indent=1, allow_nan=False) + "\n"
+
+
+def _case(values: dict[str, Any], report: Report) -> dict[str, Any]:
+    judged = [asdict(outcome) for outcome in report.outcomes if outcome.key == values["key"]]
+    for outcome in judged:
+        del outcome["key"], outcome["axes"]
+    return {name: _finite(value) for name, value in values.items()} | {"expectations": judged}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity (the error of a wrong result); they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value

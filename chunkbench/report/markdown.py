@@ -1,0 +1,45 @@
+"""A report as Markdown, for a repository or an issue."""
+
+from __future__ import annotations
+
+import re
+
+from chunkbench.report.model import Cell, Report, Table
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#])")
+
+
+def render(report: Report, figure: str = "") -> str:
+    """The report as GitHub-flavoured Markdown; `figure` is the file name of a picture to show under the headline."""
+    blocks = [f"# {escape(report.title)}"]
+    blocks += [f"> {escape(warning)}" for warning in report.warnings]
+    blocks += [f"**{escape(report.losses)}**"] if report.losses else []
+    blocks += [escape(report.headline)] if report.headline else []
+    blocks += [f"![Speed-up over each implementation]({figure})"] if figure else []
+    for table in report.tables:
+        blocks += [f"## {escape(table.title)}", _table(table)]
+    for title, lines in (("Not measured, or marked", report.statuses), ("Columns", report.legend)):
+        if lines:
+            blocks += [f"## {title}", "\n".join(f"- {escape(line)}" for line in lines)]
+    if report.footer:
+        blocks += [
+            "## How it was measured",
+            "\n".join(f"- **{escape(topic)}**: {escape(text)}" for topic, text in report.footer),
+        ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def _table(table: Table) -> str:
+    head = "| " + " | ".join(escape(column.head) for column in table.columns) + " |"
+    rule = "|" + "|".join(" --- " if column.align == "left" else " ---: " for column in table.columns) + "|"
+    return "\n".join([head, rule, *("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows)])
+
+
+def _cell(cell: Cell) -> str:
+    text = escape(cell.text)
+    return f"**{text}**" if cell.emphasis == "best" else text

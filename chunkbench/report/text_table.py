@@ -1,0 +1,122 @@
+"""A report for the terminal: 100 columns, colour only where it is asked for."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from io import StringIO
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from chunkbench.report.model import Column, Emphasis, Report, Table
+
+WIDTH = 100
+
+_STYLES: dict[Emphasis, str] = {
+    "plain": "",
+    "best": "bold green",
+    "noisy": "yellow",
+    "failed": "bold red",
+    "absent": "dim",
+    "quiet": "dim",
+}
+
+
+def render(report: Report, colour: bool = False, width: int = WIDTH) -> str:
+    """The report as text; no line is wider than `width` columns."""
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        legacy_windows=False,
+        highlight=False,
+        emoji=False,
+    )
+
+    def say(text: str, style: str = "", indent: str = "") -> None:
+        for line in _wrap(text, width, indent):
+            console.print(Text(line, style), no_wrap=True, crop=False, overflow="ignore")
+
+    say(report.title, "bold")
+    for warning in report.warnings:
+        say(warning, "bold yellow", "  ")
+    if report.losses:
+        say(report.losses, "bold", "  ")
+    if report.headline:
+        say(report.headline, "", "  ")
+    for table in report.tables:
+        for number, part in enumerate(_split(table, width)):
+            console.print()
+            say(part.title + (", continued" if number else ""), "bold")
+            console.print(_rich(part, width))
+    for lines in (report.statuses, report.legend):
+        if lines:
+            console.print()
+        for line in lines:
+            say(line, "", "  ")
+    if report.footer:
+        console.print()
+    indent = 2 + max((len(topic) for topic, _ in report.footer), default=0)
+    for topic, text in report.footer:
+        first, *more = _wrap(text, width - indent, "")
+        console.print(Text.assemble((topic.ljust(indent), "bold"), first), no_wrap=True, crop=False)
+        for line in more:
+            console.print(Text(" " * indent + line), no_wrap=True, crop=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _rich(table: Table, width: int) -> RichTable:
+    gap = 2 if sum(_widths(table)) + 2 * (len(table.columns) - 1) <= width else 1
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, gap - 1))
+    for column in table.columns:
+        drawn.add_column(
+            Text("\n".join(column.short)),
+            justify=column.align,
+            no_wrap=True,
+            vertical="bottom",
+            header_style="bold",
+        )
+    for number, row in enumerate(table.rows):
+        drawn.add_row(*(Text(cell.text, _STYLES[cell.emphasis]) for cell in row), end_section=number in table.breaks)
+    return drawn
+
+
+def _split(table: Table, width: int) -> list[Table]:
+    """Parts of a table that fit, each led by the key columns."""
+    widths = _widths(table)
+    lead = sum(width + 1 for width in widths[: table.keys])
+    parts: list[list[int]] = [[]]
+    used = lead
+    for index in range(table.keys, len(table.columns)):
+        if parts[-1] and used + widths[index] > width:
+            parts.append([])
+            used = lead
+        parts[-1].append(index)
+        used += widths[index] + 1
+    if len(parts) == 1:
+        return [table]
+    return [_only(table, [*range(table.keys), *part]) for part in parts]
+
+
+def _only(table: Table, indices: Sequence[int]) -> Table:
+    rows = tuple(tuple(row[i] for i in indices) for row in table.rows)
+    return Table(table.title, tuple(table.columns[i] for i in indices), rows, table.keys, table.breaks)
+
+
+def _widths(table: Table) -> list[int]:
+    def head(column: Column) -> int:
+        return max(cell_len(line) for line in column.short)
+
+    return [
+        max([head(column), *(cell_len(row[i].text) for row in table.rows)]) for i, column in enumerate(table.columns)
+    ]
+
+
+def _wrap(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
