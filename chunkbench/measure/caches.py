@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from chunkbench.environment.cpu import read_cpu
+
 
 class CacheSweeper:
     """Replaces what the last-level cache holds.
@@ -23,7 +25,5 @@ def last_level_cache_bytes(device: str) -> int:
     """Size of the largest cache between the cores (or multiprocessors) and memory."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
-    from chunkbench.environment import fingerprint
-
-    cpu = fingerprint().cpu
+    cpu = read_cpu()
     return max(cpu.l1d_bytes or 0, cpu.l2_bytes or 0, cpu.l3_bytes or 0) or 1 << 25

@@ -8,7 +8,7 @@ ten times as much. The pool is far larger than one sequence's K/V of one head, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -19,6 +19,13 @@ _POOL = 1 << 24
 _STRIDE = 16  # rows start at multiples of 16 elements, so that copies stay aligned
 
 
+@lru_cache(maxsize=1)
+def _pool(seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """The normals that rows are drawn from; the points of a run mostly share one pool."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(_POOL, generator=generator).to(dtype=dtype, device=device)
+
+
 class PooledInputs:
     """The inputs of one point; the same seed gives the same values in every process."""
 
@@ -27,7 +34,7 @@ class PooledInputs:
         self._seed = seed
         self._dtype: torch.dtype = getattr(torch, point.dtype)
         self._paths = point.paths(seed)
-        pool = torch.randn(_POOL, generator=self._generator(0)).to(dtype=self._dtype, device=point.device)
+        pool = _pool(self._stream(0), self._dtype, point.device)
         kv_width, q_width = point.kv_heads * point.head_dim, point.heads * point.head_dim
         self._kv_rows = pool.as_strided(((_POOL - kv_width) // _STRIDE, kv_width), (_STRIDE, 1))
         self._q_rows = pool.as_strided(((_POOL - q_width) // _STRIDE, q_width), (_STRIDE, 1))

@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Any, Protocol
 
 from chunkbench import __version__
-from chunkbench.environment import Environment, fingerprint, git_state
+from chunkbench.environment import Environment, git_state, read_environment
 from chunkbench.experiment import Experiment
-from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.point import Case, Device, Dtype, Point
 from chunkbench.runner.client import WorkerClient
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.ledger import Traits
@@ -23,6 +23,8 @@ from chunkbench.runner.point_runner import PointRunner
 from chunkbench.store import CaseFacts, Run, RunError, RunWriter, open_run
 
 _SURVEY_LIMIT_S = 300.0
+_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""CPU flags of instructions that multiply bfloat16."""
 
 
 class Listener(Protocol):
@@ -47,8 +49,8 @@ class Outcome:
 class Target:
     """The device and dtype that `auto` came to."""
 
-    device: str
-    dtype: str
+    device: Device
+    dtype: Dtype
     environment: Environment
 
 
@@ -57,17 +59,14 @@ def resolve(experiment: Experiment) -> Target:
 
     float16 on CUDA; on a CPU bfloat16 where it has instructions for it, else float32.
     """
-    environment = fingerprint()
-    device = experiment.device
-    if device == "auto":
-        device = "cuda" if environment.gpu else "cpu"
-    if device == "cuda" and not environment.gpu:
+    environment = read_environment()
+    detected: Device = "cuda" if environment.gpus else "cpu"
+    device = detected if experiment.device == "auto" else experiment.device
+    if device == "cuda" and not environment.gpus:
         raise RunError("device: cuda, but PyTorch sees no NVIDIA GPU here; `chunkbench doctor` says more")
-    dtype = experiment.dtype
-    if dtype == "auto":
-        native = "bfloat16" if environment.cpu.native_bfloat16 else "float32"
-        dtype = "float16" if device == "cuda" else native
-    return Target(device, dtype, environment)
+    native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
+    suited: Dtype = "float16" if device == "cuda" else native
+    return Target(device, suited if experiment.dtype == "auto" else experiment.dtype, environment)
 
 
 def weight(point: Point, seed: int) -> int:
@@ -177,7 +176,7 @@ def _open_writer(
         return writer
     manifest: dict[str, Any] = {
         "chunkbench_version": __version__,
-        "experiment": experiment.model_dump(mode="json", exclude={"path"}),
+        "experiment": experiment.model_dump(mode="json", exclude={"path"}) | {"source": experiment.source},
         "device": target.device,
         "dtype": target.dtype,
         "environment": target.environment.model_dump(mode="json"),

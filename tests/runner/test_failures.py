@@ -1,0 +1,80 @@
+"""What the issue demands: five broken implementations give five rows, and all others are intact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from chunkbench.cli.progress import RunProgress
+from chunkbench.experiment import load_experiment
+from chunkbench.runner.run import resolve, run_experiment
+from chunkbench.store import CaseFacts
+
+EXPERIMENT = """\
+name: failures
+title: implementations that fail
+dtype: float32
+budget: 20s
+case_limit: 3s
+min_rounds: 2
+max_rounds: 2
+implementations: [{names}]
+defaults: {{n_c: 3, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}}
+sweep:
+  - {{n_p: 40, n_s: [0, 32]}}
+"""
+
+
+def measure(tmp_path: Path, names: Sequence[str]) -> dict[tuple[str, int | None], CaseFacts]:
+    spec = tmp_path / "failures.yaml"
+    spec.write_text(EXPERIMENT.format(names=", ".join(names)))
+    experiment = load_experiment(spec)
+    outcome = run_experiment(experiment, resolve(experiment), tmp_path / "run", False, [], RunProgress(quiet=True))
+    assert not outcome.interrupted
+    return {(case.implementation, case.n_s): case for case in outcome.run.cases}
+
+
+@pytest.mark.usefixtures("fakes")
+def test_five_broken_implementations_give_five_rows_and_spare_the_others(tmp_path: Path) -> None:
+    broken = {
+        "fake_raises": ("error", "no kernel for this shape"),
+        "fake_hangs": ("timeout", "no answer within 3 s"),
+        "fake_nan": ("incorrect", "NaN"),
+        "fake_wrong": ("incorrect", "max_error"),
+        "fake_dies": ("crashed", "SIGKILL"),
+    }
+    healthy = ["naive", "chunk_attn", "shared_prefix_matmul"]
+    cases = measure(tmp_path, [*broken, *healthy])
+    assert len(cases) == 2 * (len(broken) + len(healthy))
+    for n_s in (0, 32):
+        for name, (status, reason) in broken.items():
+            case = cases[name, n_s]
+            assert case.status == status, case
+            assert reason in case.reason
+            assert case.samples_us == ()
+        for name in healthy:
+            case = cases[name, n_s]
+            assert case.status in ("ok", "noisy"), case
+            assert [len(samples) for samples in case.samples_us] == [3, 3]
+            assert case.max_error is not None
+            assert case.max_error < 1e-5
+            assert len(case.peaks) == 2
+
+
+@pytest.mark.usefixtures("fakes")
+def test_one_that_goes_wrong_during_the_rounds_is_found_by_the_second_check(tmp_path: Path) -> None:
+    cases = measure(tmp_path, ["fake_late", "chunk_attn"])
+    late = cases["fake_late", 0]
+    assert late.status == "incorrect"
+    assert "after 3 completion tokens" in late.reason
+    assert len(late.samples_us) == 2, "what was measured stays in the facts"
+    assert cases["chunk_attn", 0].status in ("ok", "noisy")
+
+
+@pytest.mark.usefixtures("fakes")
+def test_one_that_states_fewer_bytes_than_its_tokens_need_is_an_error(tmp_path: Path) -> None:
+    boasts = measure(tmp_path, ["fake_boasts", "chunk_attn"])["fake_boasts", 32]
+    assert boasts.status == "error"
+    assert "64 bytes" in boasts.reason

@@ -1,0 +1,102 @@
+"""Runs that are cut short: killed, interrupted, resumed, refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chunkbench.store import open_run
+
+EXPERIMENT = """\
+name: long
+title: four points that take a while
+dtype: float32
+budget: 12s
+min_rounds: 2
+precision: 0.0001
+implementations: [naive, chunk_attn]
+defaults: {n_c: 4, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}
+sweep:
+  - {n_p: [40, 48, 56, 64], n_s: 32}
+"""
+COMMAND = [sys.executable, "-m", "chunkbench"]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "long.yaml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def start(spec: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    words = [*COMMAND, "run", str(spec), "--out", str(out), *more]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=spec.parent)
+
+
+def wait_for_points(out: Path, count: int) -> None:
+    """Until so many points (of two cases each) are on disk."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (out / "cases.jsonl").exists() and len(open_run(out).cases) >= 2 * count:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run did not get that far")
+
+
+def test_kill_and_resume_completes_the_table_without_measuring_anything_twice(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start(spec, out)
+    wait_for_points(out, 1)
+    os.kill(running.pid, signal.SIGKILL)
+    running.communicate()
+    before = open_run(out)
+    assert 2 <= len(before.cases) < 8
+    assert before.manifest["interrupted"]
+    resumed = start(spec, out, "--resume")
+    printed, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, errors
+    after = open_run(out)
+    assert after.cases[: len(before.cases)] == before.cases, "finished points stay as they were"
+    assert len(after.cases) == 8
+    assert len({case.key for case in after.cases}) == 8
+    assert not after.manifest["interrupted"]
+    assert all(str(n_p) in printed for n_p in (40, 48, 56, 64))
+
+
+def test_ctrl_c_keeps_finished_points_and_prints_the_command_that_resumes(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start(spec, out)
+    wait_for_points(out, 1)
+    os.kill(running.pid, signal.SIGINT)
+    printed, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "--resume" in errors
+    assert str(out) in errors
+    assert "40" in printed, "the partial table"
+    assert 2 <= len(open_run(out).cases) < 8
+
+
+def test_another_experiment_is_not_resumed(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start(spec, out)
+    wait_for_points(out, 1)
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
+    spec.write_text(EXPERIMENT.replace("n_c: 4", "n_c: 5"))
+    refused = start(spec, out, "--resume")
+    _, errors = refused.communicate(timeout=60)
+    assert refused.returncode == 2
+    assert "the experiment" in errors
+    assert "Traceback" not in errors
+    again = start(spec, out)
+    _, errors = again.communicate(timeout=60)
+    assert again.returncode == 2
+    assert "--resume" in errors

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chunkbench.store import CaseFacts, RunError, RunWriter, latest_run, open_run
+
+MANIFEST = {"experiment": {"name": "x"}}
+
+
+def case(key: str) -> CaseFacts:
+    return CaseFacts(
+        key=key, experiment="x", implementation="naive", label="Naive", n_p=8, n_s=0, n_c=1, batch_size=1, heads=1,
+        kv_heads=1, head_dim=16, chunk_size=16, block_size=16, prompts=1, tree=None, dtype="float32", device="cpu",
+        protocol="strict", cache="cold", mode="eager", status="ok", samples_us=((1.5,),), steps=(1,), groups=(0,),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    writer = RunWriter.create(tmp_path / "run", MANIFEST)
+    writer.append([case("a"), case("b")])
+    writer.append([case("c")])
+    writer.close()
+    return tmp_path / "run"
+
+
+def test_what_was_appended_is_read_back(run: Path) -> None:
+    assert [found.key for found in open_run(run).cases] == ["a", "b", "c"]
+    assert open_run(run / "cases.jsonl").cases[0].samples_us == ((1.5,),)
+
+
+def test_a_torn_last_line_is_left_out_and_removed_on_resume(run: Path) -> None:
+    path = run / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert open_run(run).torn
+    assert [found.key for found in open_run(run).cases] == ["a", "b"]
+    writer = RunWriter.resume(run)
+    writer.append([case("d")])
+    writer.close()
+    assert [found.key for found in open_run(run).cases] == ["a", "b", "d"]
+
+
+def test_a_whole_last_line_without_its_end_is_torn_too(run: Path) -> None:
+    path = run / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [found.key for found in open_run(run).cases] == ["a", "b"]
+
+
+def test_damage_elsewhere_is_an_error_with_its_line(run: Path) -> None:
+    lines = (run / "cases.jsonl").read_text().splitlines(keepends=True)
+    (run / "cases.jsonl").write_text(lines[0] + "{}\n" + lines[2])
+    with pytest.raises(RunError, match=r"cases\.jsonl:2: damaged"):
+        open_run(run)
+
+
+def test_a_second_writer_is_refused_while_the_first_is_at_work(run: Path) -> None:
+    writer = RunWriter.resume(run)
+    with pytest.raises(RunError, match="another chunkbench is writing"):
+        RunWriter.resume(run)
+    writer.close()
+    RunWriter.resume(run).close()
+
+
+def test_a_new_run_does_not_overwrite_an_old_one(run: Path) -> None:
+    with pytest.raises(RunError, match="--resume"):
+        RunWriter.create(run, MANIFEST)
+    assert len(open_run(run).cases) == 3
+
+
+def test_discarded_cases_are_gone_from_the_disk(run: Path) -> None:
+    writer = RunWriter.resume(run)
+    writer.discard({"c"})
+    writer.close()
+    assert [found.key for found in open_run(run).cases] == ["a", "b"]
+
+
+def test_another_schema_version_is_named(run: Path) -> None:
+    (run / "manifest.json").write_text(json.dumps({"schema_version": 99}))
+    with pytest.raises(RunError, match="schema version 99"):
+        open_run(run)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_damaged_manifest_is_an_error(run: Path, text: str) -> None:
+    (run / "manifest.json").write_text(text)
+    with pytest.raises(RunError, match="run"):
+        open_run(run)
+
+
+def test_missing_places_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such run directory"):
+        open_run(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="not a run directory"):
+        open_run(tmp_path)
+    with pytest.raises(RunError, match="no run"):
+        latest_run(tmp_path)
+
+
+def test_the_latest_run_is_found_by_experiment(run: Path) -> None:
+    assert latest_run(run.parent) == run
+    assert latest_run(run.parent, "x") == run
+    with pytest.raises(RunError, match="no run of y"):
+        latest_run(run.parent, "y")
