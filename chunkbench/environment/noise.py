@@ -1,0 +1,103 @@
+"""What else the machine did while we measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import psutil
+
+HEAVY = 0.2
+"""CPUs that a process has to keep busy to be called heavy."""
+
+
+class _Reading(NamedTuple):
+    at: float
+    total: float
+    busy: float
+    steal: float
+    own: float
+
+
+class NoiseMeter:
+    """Steal time and foreign load over an interval.
+
+    `pids` are the processes that belong to us besides this one (workers); the set may change between start and stop. A
+    worker that ends in between still counts as ours if this process waited for it. CPU time is counted by the kernel in
+    ticks of about 10 ms: intervals below a second are coarse. Inside a container the figures are the whole machine's.
+    """
+
+    def __init__(self, pids: Iterable[int] = ()) -> None:
+        self.pids = set(pids)
+        self._start: _Reading | None = None
+
+    def start(self) -> None:
+        """Begin the interval (again)."""
+        self._start = self._read()
+
+    def stop(self) -> dict[str, float]:
+        """`steal_fraction` of all CPU time, `foreign_cpus` kept busy by others on average, `load_average` of a minute.
+
+        The interval goes on: a second stop covers everything since start. Raises RuntimeError without a start.
+        """
+        if self._start is None:
+            raise RuntimeError("NoiseMeter.stop() without start()")
+        start, end = self._start, self._read()
+        elapsed = max(end.at - start.at, 1e-9)
+        foreign = (end.busy - start.busy) - (end.own - start.own)
+        total = end.total - start.total
+        return {
+            "steal_fraction": max(0.0, (end.steal - start.steal) / total) if total > 0 else 0.0,
+            "foreign_cpus": max(0.0, foreign / elapsed),
+            "load_average": os.getloadavg()[0],
+        }
+
+    def _read(self) -> _Reading:
+        times = psutil.cpu_times()
+        steal = getattr(times, "steal", 0.0)
+        # Guest time is part of user time already.
+        busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+        total = busy + steal + times.idle + getattr(times, "iowait", 0.0)
+        own = sum(_cpu_seconds(pid) for pid in {*self.pids, os.getpid()})
+        return _Reading(time.monotonic(), total, busy, steal, own)
+
+
+def heavy_processes(exclude_pids: Iterable[int] = (), interval_s: float = 0.2) -> list[str]:
+    """Names of processes of others that keep more than a fifth of a CPU busy, the busiest first.
+
+    Watches for `interval_s` seconds. This process, its descendants and `exclude_pids` are left out. Names only, neither
+    paths nor arguments; several processes of one name are given as `name (3)`.
+    """
+    ours = {os.getpid(), *exclude_pids, *(child.pid for child in psutil.Process().children(recursive=True))}
+    before = {pid: _cpu_seconds(pid, children=False) for pid in psutil.pids() if pid not in ours}
+    start = time.monotonic()
+    time.sleep(interval_s)
+    elapsed = time.monotonic() - start
+    busy: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for pid, seconds in before.items():
+        cpus = (_cpu_seconds(pid, children=False) - seconds) / elapsed
+        if cpus > HEAVY and (name := _name(pid)):
+            busy[name] += round(cpus * 1000)
+            count[name] += 1
+    return [name if count[name] == 1 else f"{name} ({count[name]})" for name, _ in busy.most_common()]
+
+
+def _cpu_seconds(pid: int, children: bool = True) -> float:
+    """CPU time of a process, with or without that of the children that it waited for; 0 once it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    own = float(times.user + times.system)
+    return own + float(times.children_user + times.children_system) if children else own
+
+
+def _name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return ""

@@ -1,0 +1,44 @@
+"""Which revision of the project is running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TypedDict
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class GitState(TypedDict):
+    """A commit, and whether files differ from it."""
+
+    commit: str
+    dirty: bool
+
+
+def git_state(path: Path = PROJECT) -> GitState | None:
+    """The commit checked out in the repository whose top folder is `path`; None if it is not one or git is missing.
+
+    Untracked files count as a difference, ignored ones do not. A repository further up, around an installed package, is
+    not the project's and gives None.
+    """
+    top = _git(path, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != path.resolve():
+        return None
+    commit, changes = _git(path, "rev-parse", "HEAD"), _git(path, "status", "--porcelain")
+    if commit is None or changes is None:
+        return None
+    return GitState(commit=commit, dirty=bool(changes))
+
+
+def _git(path: Path, *arguments: str) -> str | None:
+    # Without the lock that `status` takes to write its cache, a commit under way beside us is not disturbed.
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(path), *arguments], capture_output=True, text=True, check=False, env=environment
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

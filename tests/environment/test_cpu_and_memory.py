@@ -1,0 +1,132 @@
+"""Reading /proc and /sys: hand-made trees of machines that this one is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chunkbench.environment.cpu import huge_pages, read_cpu
+from chunkbench.environment.memory import available_memory, memory_groups, memory_limit
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """Two sockets of two cores with two threads each."""
+    write(
+        tmp_path,
+        {
+            "proc/cpuinfo": "vendor_id\t: GenuineIntel\nmodel name\t: Xeon X\n"
+            "flags\t\t: fpu avx2 fma avx512f avx512_bf16\n\n"
+            "model name\t: second\nflags\t: none",
+            "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave",
+            "sys/devices/system/cpu/intel_pstate/no_turbo": "1",
+            "sys/devices/system/node/node0/meminfo": "",
+            "sys/devices/system/node/node1/meminfo": "",
+            "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]",
+        },
+    )
+    for cpu in range(8):
+        topology = f"sys/devices/system/cpu/cpu{cpu}/topology"
+        write(
+            tmp_path,
+            {
+                f"{topology}/physical_package_id": str(cpu % 4 // 2),
+                f"{topology}/thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}",
+            },
+        )
+    caches = [("1", "Instruction", "32K"), ("1", "Data", "48K"), ("2", "Unified", "2048K"), ("3", "Unified", "60M")]
+    for index, (level, kind, size) in enumerate(caches):
+        cache = f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        write(tmp_path, {f"{cache}/level": level, f"{cache}/type": kind, f"{cache}/size": size})
+    return tmp_path
+
+
+def test_topology_caches_and_settings(server: Path) -> None:
+    cpu = read_cpu(server)
+    assert (cpu.model, cpu.vendor) == ("Xeon X", "GenuineIntel")
+    assert (cpu.sockets, cpu.cores, cpu.threads, cpu.smt, cpu.numa_nodes) == (2, 4, 8, True, 2)
+    assert (cpu.l1d_bytes, cpu.l2_bytes, cpu.l3_bytes) == (48 * 1024, 2 * 1024**2, 60 * 1024**2)
+    assert (cpu.governor, cpu.turbo) == ("powersave", False)
+    assert cpu.isa == ("avx2", "fma", "avx512f", "avx512_bf16")
+    assert huge_pages(server) == "never"
+
+
+def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+    cpu = read_cpu(tmp_path)
+    assert cpu.threads >= cpu.cores >= 1
+    assert (cpu.governor, cpu.turbo, cpu.l3_bytes, cpu.numa_nodes, cpu.smt) == (None, None, None, None, False)
+    assert huge_pages(tmp_path) is None
+
+
+@pytest.mark.parametrize(("files", "usable"), [({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "50000 100000"}, 1)])
+def test_a_quota_limits_the_usable_threads(
+    server: Path, files: dict[str, str], usable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert read_cpu(server).usable_threads == 8
+    write(server / "sys/fs/cgroup", files)
+    assert read_cpu(server).usable_threads == usable
+
+
+def test_version_2_takes_the_strictest_group_and_leaves_the_cache_out(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/outer/inner",
+            "sys/fs/cgroup/outer/memory.max": "5000",
+            "sys/fs/cgroup/outer/memory.current": "4000",
+            "sys/fs/cgroup/outer/memory.stat": "anon 900\ninactive_file 2000\nactive_file 500\nslab_reclaimable 100",
+            "sys/fs/cgroup/outer/inner/memory.max": "max",
+            "sys/fs/cgroup/outer/inner/memory.current": "3000",
+        },
+    )
+    assert [tuple(group) for group in memory_groups(tmp_path)] == [(5000, 1400)]
+    assert memory_limit(tmp_path) == 5000
+    assert available_memory(tmp_path) == 3600
+
+
+def test_version_1_inside_a_container_whose_path_is_not_mounted(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "8000",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "7000",
+            "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 1000\ntotal_active_file 500",
+        },
+    )
+    assert available_memory(tmp_path) == 8000 - (7000 - 1500)
+
+
+def test_no_limit_leaves_the_free_memory_of_the_machine(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/\n0::/",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "7000",
+        },
+    )
+    assert memory_limit(tmp_path) is None
+    assert available_memory(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_a_full_group_leaves_nothing_rather_than_less(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/memory.max": "100",
+            "sys/fs/cgroup/memory.current": "120",
+        },
+    )
+    assert available_memory(tmp_path) == 0

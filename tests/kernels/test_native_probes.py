@@ -1,0 +1,166 @@
+"""The native probes: right sums, plausible rates, a free interpreter lock, and a clear word when they are missing."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from chunkbench.kernels import cpu
+
+needs_native = pytest.mark.skipif(cpu.native() is None, reason=cpu.why_missing() or "built")
+
+
+@pytest.fixture
+def native() -> ModuleType:
+    module = cpu.native()
+    if module is None:
+        pytest.skip(cpu.why_missing())
+    return module
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Forget the loaded module, before and after."""
+    cpu._load.cache_clear()
+    yield
+    cpu._load.cache_clear()
+
+
+# Lengths around the widest step (16 floats x 12 sums), cache lines and the block of 2**20.
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 191, 192, 193, 4099, (1 << 20) + 7])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_every_instruction_set_adds_every_element_once(native: ModuleType, count: int, threads: int) -> None:
+    # Small whole numbers: their sums are exact in float32, in any order. Each position weighs differently.
+    buffer = (torch.arange(count) % 13).float()
+    for isa in native.isas():
+        seconds, total = native.read_pass(buffer, threads, isa)
+        assert total == buffer.double().sum().item(), isa
+        assert seconds > 0
+
+
+def test_read_seconds_is_about_what_torch_needs(native: ModuleType) -> None:
+    buffer = torch.ones(1 << 24)
+    cpu.read_seconds(buffer, 1)
+    ours = min(cpu.read_seconds(buffer, 1) for _ in range(5))
+    start = time.perf_counter()
+    buffer.sum()
+    theirs = time.perf_counter() - start
+    # No machine reads 64 MiB at 2 TB/s on one thread, and we are not ten times slower than a plain sum on one core.
+    assert 64 * 2**20 / 2e12 < ours < 20 * theirs
+
+
+def test_matrix_rates_are_plausible_and_wider_is_not_slower(native: ModuleType) -> None:
+    rates = {isa: max(native.matrix_flops_per_s("float32", 1, 5, isa) for _ in range(3)) for isa in native.isas()}
+    assert all(1e8 < rate < 1e13 for rate in rates.values()), rates
+    plain, *_, best = rates.values()
+    assert best > 0.7 * plain
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert 1e8 < cpu.matrix_flops_per_s(dtype, 2, 2) < 1e14
+
+
+def test_the_time_given_is_the_time_taken(native: ModuleType) -> None:
+    start = time.perf_counter()
+    cpu.matrix_flops_per_s("float32", 1, 60)
+    assert 0.055 < time.perf_counter() - start < 1.0
+
+
+def test_other_python_threads_run_during_a_probe(native: ModuleType) -> None:
+    ticks = []
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(0.005):
+            ticks.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    start = time.perf_counter()
+    cpu.matrix_flops_per_s("float32", 1, 300)
+    end = time.perf_counter()
+    stop.set()
+    thread.join()
+    assert sum(start < tick < end for tick in ticks) >= 5
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("buffer", "error", "words"),
+    [
+        (torch.ones(8, dtype=torch.float64), TypeError, "must be float32, got float64"),
+        (torch.ones(8, dtype=torch.bfloat16), TypeError, "got bfloat16"),
+        (torch.ones(8, 8).t(), ValueError, r"strides are \(1, 8\)"),
+        (torch.ones(16)[::2], ValueError, "must be contiguous"),
+        (torch.ones(0), ValueError, "empty"),
+        (torch.ones(8, device="meta"), ValueError, "must be on the CPU"),
+        ([1.0], TypeError, "must be a torch.Tensor, got list"),
+    ],
+)
+def test_another_kind_of_buffer_is_refused_by_name(buffer: torch.Tensor, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        cpu.read_seconds(buffer, 1)
+
+
+def test_any_shape_that_is_contiguous_will_do(native: ModuleType) -> None:
+    assert cpu.read_seconds(torch.ones(4, 5, 6, requires_grad=True), 2) > 0
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("float64", 1, 1.0), "got 'float64'"),
+        (("float32", 0, 1.0), "threads must be at least 1"),
+        (("float32", 1, 0.0), "milliseconds"),
+        (("float32", 1, float("nan")), "milliseconds"),
+        (("float32", 1, 1e9), "milliseconds"),
+    ],
+)
+def test_arguments_out_of_range(arguments: tuple[str, int, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        cpu.matrix_flops_per_s(*arguments)
+    with pytest.raises(ValueError, match="threads must be at least 1"):
+        cpu.read_seconds(torch.ones(8), 0)
+
+
+def test_an_instruction_set_that_is_not_there_is_refused_not_executed(native: ModuleType) -> None:
+    absent = next(name for name in ("avx512_bf16", "avx512", "neon", "sve9") if name not in native.isas())
+    with pytest.raises(ValueError, match=f"'{absent}' is not one that this CPU can run"):
+        native.matrix_flops_per_s("float32", 1, 1, absent)
+
+
+def test_features_agree_with_the_kernel(native: ModuleType) -> None:
+    from chunkbench.environment.cpu import read_cpu
+
+    known = read_cpu().isa
+    features = native.cpu_features()
+    if read_cpu().architecture == "x86_64":
+        assert features["avx2"] == ("avx2" in known and "fma" in known)
+        assert features["avx512f"] == ("avx512f" in known)
+        assert features["f16c"] == ("f16c" in known)
+    assert cpu.isa() == native.isas()[-1]
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModuleNotFoundError("no", name="chunkbench.kernels.cpu._native"), "was not built .*compiler"),
+        (ModuleNotFoundError("No module named 'half'", name="half"), "does not load: No module named 'half'"),
+        (ImportError("libstdc++.so.6: version not found"), r"does not load: libstdc\+\+"),
+    ],
+)
+def test_without_the_module_it_says_why(error: ImportError, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> ModuleType:
+        raise error
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    assert cpu.native() is None
+    for call in (cpu.isa, lambda: cpu.read_seconds(torch.ones(4), 1), lambda: cpu.matrix_flops_per_s("float32", 1, 1)):
+        with pytest.raises(cpu.NativeMissing, match=words):
+            call()
