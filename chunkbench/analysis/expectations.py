@@ -44,7 +44,8 @@ class Outcome:
 def outcomes(rows: Sequence[Row], expect: Sequence[Mapping[str, Any]], confidence: float = 0.95) -> list[Outcome]:
     """Every expectation at every point that its `where` selects, in the order of the expectations.
 
-    An expectation holds `where` (axis -> value or values; `n_s` also as a share such as `n_p` or `0.5 n_p`),
+    An expectation holds `where` (axis -> value or values, written as in an experiment: `n_s` also as a share such as
+    `0.5 n_p`, a range of `n_p` as `low` and `high`, one `tree`),
     `implementation`, `metric`, `against` (an implementation, for `speedup` and `latency_ratio`), `bar` and `aim`.
     Raises `ValueError` for an unknown metric.
     """
@@ -111,14 +112,16 @@ def _matches(name: str, wanted: Any, axes: Mapping[str, Any]) -> bool:
     if name not in axes:
         return True  # `threads`, which is an axis only where it was swept
     actual = axes[name]
-    if _plain(wanted) == _plain(actual):
-        return True
+    if name == "tree":
+        return bool(_plain(wanted) == _plain(actual))
     if isinstance(wanted, list | tuple):
         return any(_matches(name, one, axes) for one in wanted)
+    if isinstance(wanted, Mapping):  # a range of n_p
+        return bool(actual == (wanted["low"], wanted["high"]))
     if isinstance(wanted, str) and isinstance(axes.get("n_p"), int) and isinstance(actual, int):
         share = _SHARE_OF_PROMPT.fullmatch(wanted.strip())
         return share is not None and actual == _factor(share["factor"]) * axes["n_p"]
-    return False
+    return bool(wanted == actual)
 
 
 def _factor(text: str | None) -> Fraction:

@@ -52,7 +52,8 @@ _SAID_ELSEWHERE = ("protocol", "cache", "mode", "device", "dtype", "threads")
 def machine(manifest: Mapping[str, Any]) -> str:
     """The processor, and the GPU where there is one, in a few words."""
     env = manifest.get("environment") or {}
-    return ", ".join(str(part) for part in (_at(env, "gpu.name"), _at(env, "cpu.model")) if part)
+    gpus = [_at(gpu, "name") for gpu in env.get("gpus") or ()]
+    return ", ".join(str(part) for part in (*gpus, _at(env, "cpu.model")) if part)
 
 
 def _machine(manifest: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -72,12 +73,11 @@ def _software(manifest: Mapping[str, Any], rows: Sequence[Row]) -> str:
     git = manifest.get("git") or {}
     version = manifest.get("chunkbench_version")
     state = f" (git {str(git['commit'])[:10]}{', modified' if git.get('dirty') else ''})" if git.get("commit") else ""
-    torch = _at(env, "torch.version") or env.get("torch")
-    python = _at(env, "python.version") or env.get("python")
+    torch, python = _at(env, "torch.version"), env.get("python")
     packages = dict.fromkeys(row.facts.package_version for row in rows if row.facts.package_version)
     parts = [
         f"chunkbench {version}{state}" if version else "",
-        f"Python {python}" if isinstance(python, str) else "",
+        python if isinstance(python, str) else "",
         f"torch {torch}" if isinstance(torch, str) else "",
         *(package for package in packages if not package.startswith("torch ")),
     ]
@@ -155,8 +155,8 @@ def _notes(manifest: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         note, who = one_line(row.facts.note), name(row.facts.implementation, row.facts.label)
         if note:
             found.append(note if note.startswith((who, row.facts.label)) else f"{who}: {note}")
-    noted = (manifest.get("environment") or {}).get("notes") or []
-    return list(dict.fromkeys([*found, *(one_line(str(text)) for text in noted)]))
+    about_torch = _at(manifest.get("environment"), "torch.note")
+    return list(dict.fromkeys([*found, *([one_line(about_torch)] if about_torch else [])]))
 
 
 def _at(tree: Any, path: str) -> Any:

@@ -37,7 +37,10 @@ def rows(facts):
         ({"bar": None, "aim": 4.0}, [0.9, 3.0], ["misses", "misses"]),
         ({"where": {"n_s": "0.5 n_p"}}, [3.0], ["meets bar"]),
         ({"where": {"n_s": "1/2 n_p"}}, [3.0], ["meets bar"]),
+        ({"where": {"n_s": ["0.5 n_p", "n_p"], "n_p": [1024]}}, [3.0], ["meets bar"]),
         ({"where": {"n_s": "n_p"}}, [], []),
+        ({"where": {"n_p": {"low": 512, "high": 1024}}}, [], []),
+        ({"where": {"tree": [[512, 32]]}}, [], []),
         ({"where": {"n_s": [0, 512]}}, [0.9, 3.0], ["misses", "meets bar"]),
         ({"where": {"n_s": 0, "n_p": 2048}}, [], []),
         ({"metric": "latency_ratio", "bar": 1.0, "aim": 0.5}, [30 / 27, 1 / 3], ["misses", "reaches aim"]),
@@ -67,6 +70,23 @@ def test_a_fraction_beyond_the_machine_reaches_nothing(facts) -> None:
     (found,) = outcomes(rows, [expectation(metric="roofline_fraction", bar=0.5)])
     assert found.verdict == "not measured"
     assert "probe" in found.reason
+
+
+def test_ranges_and_trees_are_selected_as_experiments_write_them(facts) -> None:
+    tree = ((512, ((64, 2), (0, 30))),)
+    rows = derive(
+        [
+            *(facts(name, n_p=(512, 1024)) for name in ("chunk_attn", "naive")),
+            *(facts(name, n_s=None, tree=tree) for name in ("chunk_attn", "naive")),
+        ]
+    )
+
+    def selected(**where: Any) -> list[Any]:
+        return [(o.axes["n_p"], o.axes["tree"]) for o in outcomes(rows, [expectation(where=where)])]
+
+    assert selected(n_p=[{"low": 512, "high": 1024}]) == [((512, 1024), None)]
+    assert selected(n_p=[512, 1024]) == [(1024, tree)]  # two values, not a range
+    assert selected(tree=[[512, [[64, 2], [0, 30]]]]) == [(1024, tree)]
 
 
 def test_unknown_metric(rows) -> None:

@@ -138,9 +138,9 @@ def make_run(tmp_path: Path) -> MakeRun:
             "environment": {
                 "cpu": {"model": "Invented CPU 9000", "cores": 2},
                 "memory_bytes": 24 * 2**30,
-                "torch": {"version": "2.13.0"},
-                "python": "3.11.2",
-                "notes": ["MKL takes its generic path for float32 on this CPU"],
+                "torch": {"version": "2.13.0", "note": "MKL takes its generic path for float32 on this CPU"},
+                "python": "CPython 3.11.2",
+                "gpus": [],
             },
             "git": {"commit": "0123456789abcdef", "dirty": False},
             "command": ["chunkbench", "run", "table3"],

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from chunkbench.report import build
+
+
+def at(make_case, n_s: int, **us: list[float]):
+    return [make_case(name, n_s=n_s, us=means) for name, means in us.items()]
+
+
+def test_the_strongest_other_counts_and_our_own_ablations_do_not(make_case, make_run) -> None:
+    report = build(
+        make_run(
+            [
+                *at(make_case, 0, chunk_attn=[100.0], naive=[91.0], flash_attn=[900.0], chunk_attn_no_tpp=[50.0]),
+                *at(make_case, 512, chunk_attn=[100.0], naive=[400.0], flash_attn=[190.0], chunk_attn_torch=[10.0]),
+            ]
+        )
+    )
+    assert "0.91x to 1.90x" in report.headline
+    assert "geometric mean 1.31x" in report.headline  # sqrt(0.91 * 1.9) = 1.315
+    assert "faster at 1, slower at 1" in report.headline
+    assert "each of 2 points" in report.headline
+    assert "Naive at 1, FlashAttn at 1" in report.headline
+
+
+def test_losses_name_point_opponent_and_factor_worst_first(make_case, make_run) -> None:
+    report = build(
+        make_run(
+            [
+                *at(make_case, 0, chunk_attn=[100.0], naive=[91.0]),
+                *at(make_case, 256, chunk_attn=[100.0], vllm_paged_attn=[80.0]),
+                *at(make_case, 512, chunk_attn=[100.0], naive=[400.0]),
+            ]
+        )
+    )
+    assert report.losses == "ChunkAttn loses at 2 of 3 points (n_s): 256 to vLLM (0.80x), 0 to Naive (0.91x)."
+
+
+def test_no_losses_is_said_too(make_case, make_run) -> None:
+    report = build(make_run(at(make_case, 0, chunk_attn=[100.0], naive=[200.0])))
+    assert report.losses == "ChunkAttn loses at none of 1 point."
+
+
+@pytest.mark.parametrize("status", ["incorrect", "error", "timeout", "crashed"])
+def test_a_fast_wrong_answer_is_not_the_strongest(make_case, make_run, status: str) -> None:
+    cases = at(make_case, 0, chunk_attn=[100.0], naive=[200.0])
+    cases.append(make_case("flash_attn", n_s=0, us=[1.0], status=status, reason="because"))
+    report = build(make_run(cases))
+    assert "2.00x" in report.headline
+    assert "Naive" in report.headline
+
+
+def test_what_never_ran_beside_the_baseline_is_not_compared(make_case, make_run) -> None:
+    cases = [
+        make_case("chunk_attn", n_s=0, us=[100.0, 200.0], groups=(0, 1)),
+        make_case("naive", n_s=0, us=[300.0], groups=(1,)),
+        make_case("flash_attn", n_s=0, us=[10.0], groups=(2,)),
+    ]
+    report = build(make_run(cases))
+    assert "at each of 1 point: 1.50x" in report.headline
+
+
+def test_doubtful_points_are_counted(make_case, make_run) -> None:
+    cases = at(make_case, 0, chunk_attn=[100.0, 100.0, 100.0], naive=[98.0, 99.0, 103.0])
+    report = build(make_run(cases))
+    assert "at 1 the interval reaches 1" in report.headline
+    assert "interval reaches 1" in report.losses
+
+
+def test_points_without_the_baseline_are_left_out_of_the_count(make_case, make_run) -> None:
+    cases = at(make_case, 0, chunk_attn=[100.0], naive=[200.0])
+    cases += [make_case("naive", n_s=512, us=[100.0]), make_case("chunk_attn", n_s=512, status="oom", reason="40 GB")]
+    report = build(make_run(cases))
+    assert "at the 1 point" in report.headline
+
+
+def test_nothing_to_compare(make_case, make_run) -> None:
+    report = build(make_run([make_case("chunk_attn")]))
+    assert report.losses == ""
+    assert "not measured side by side" in report.headline
+
+
+def test_another_baseline(make_case, make_run) -> None:
+    cases = at(make_case, 0, chunk_attn=[100.0], naive=[150.0], chunk_attn_no_tpp=[120.0])
+    report = build(make_run(cases, baseline="naive"))
+    assert report.losses == "Naive loses at 1 of 1 point: to ChunkAttn (0.67x)."

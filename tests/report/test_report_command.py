@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.report import command
+from chunkbench.store import open_run
+
+
+@pytest.fixture
+def run_directory(table3, tmp_path):
+    """The invented run as a directory on disk."""
+    folder = tmp_path / "results" / "runs" / "table3-20250101T000000Z"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(table3.manifest))
+    (folder / "cases.jsonl").write_text("".join(case.model_dump_json() + "\n" for case in table3.cases))
+    return folder
+
+
+def call(*arguments: object):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def test_rebuilds_all_files_and_prints_the_table(run_directory) -> None:
+    result = call(run_directory)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Table 3")
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert "\x1b" not in result.stdout
+    names = {"report.md", "table.csv", "table.tex", "report.json", "figure.png", "figure.svg"}
+    assert names <= {path.name for path in run_directory.iterdir()}
+    assert all(name in result.stderr for name in names)
+
+
+def test_rebuilding_changes_nothing(run_directory) -> None:
+    def contents():
+        return {path.name: path.read_bytes() for path in run_directory.iterdir()}
+
+    call(run_directory, "-q")
+    first = contents()
+    result = call(run_directory, "-q")
+    assert contents() == first
+    assert result.output == ""
+    assert len(open_run(run_directory).cases) == 120
+
+
+def test_takes_the_cases_file_too(run_directory) -> None:
+    assert call(run_directory / "cases.jsonl", "--format", "table").stdout.startswith("Table 3")
+
+
+@pytest.mark.parametrize(
+    ("form", "start"), [("markdown", "# Table 3"), ("latex", "% Table 3"), ("csv", "key,"), ("json", "[")]
+)
+def test_formats_leave_the_directory_alone(run_directory, form: str, start: str) -> None:
+    result = call(run_directory, "--format", form)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(start)
+    assert {path.name for path in run_directory.iterdir()} == {"manifest.json", "cases.jsonl"}
+
+
+def test_out(run_directory, tmp_path) -> None:
+    result = call(run_directory, "--format", "json", "--out", tmp_path / "x.json")
+    assert result.stdout == ""
+    assert len(json.loads((tmp_path / "x.json").read_text())) == 120
+
+
+def test_out_that_cannot_be_written(run_directory, tmp_path) -> None:
+    result = call(run_directory, "--out", tmp_path / "nowhere" / "x.txt")
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
+
+
+def test_latest_is_the_newest(run_directory, monkeypatch, tmp_path) -> None:
+    older = run_directory.parent / "smoke-20240101T000000Z"
+    older.mkdir()
+    (older / "manifest.json").write_text(json.dumps({"schema_version": 1}))
+    os.utime(older / "manifest.json", (1, 1))
+    monkeypatch.chdir(tmp_path)
+    result = call("latest", "--format", "csv")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 121
+
+
+def test_no_such_run(tmp_path) -> None:
+    result = call(tmp_path / "nothing")
+    assert result.exit_code == 2
+    assert "no such run" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_not_a_run(tmp_path) -> None:
+    result = call(tmp_path)
+    assert result.exit_code == 2
+    assert "manifest.json" in result.stderr
+
+
+def test_empty_run(run_directory) -> None:
+    (run_directory / "cases.jsonl").write_text("")
+    result = call(run_directory)
+    assert result.exit_code == 2
+    assert "no case has been measured" in result.stderr
+
+
+def test_unknown_schema(run_directory) -> None:
+    (run_directory / "manifest.json").write_text(json.dumps({"schema_version": 99}))
+    result = call(run_directory)
+    assert result.exit_code == 2
+    assert "version 99" in result.stderr
+
+
+def test_unknown_format(run_directory) -> None:
+    result = call(run_directory, "--format", "haiku")
+    assert result.exit_code == 2
+    assert "haiku" in result.output
+
+
+def test_help_ends_with_examples() -> None:
+    text = call("--help").output
+    assert "Examples:" in text
+    assert "chunkbench report latest --format json" in text
