@@ -87,6 +87,8 @@ def _in_words(error: ErrorDetails) -> str:
     context: dict[str, Any] = error.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
+    if kind in _WANTED and value is None:
+        return "has no value; give one or leave the key out"
     if kind in _WANTED:
         quoted = "; put it in quotes" if kind == "string_type" and isinstance(value, bool | int | float) else ""
         return f"must be {_WANTED[kind]}, not {show(value)}{quoted}"

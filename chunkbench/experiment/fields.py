@@ -14,6 +14,8 @@ from chunkbench.experiment.point import Cache, Mode, Protocol
 from chunkbench.experiment.units import parse_duration, parse_percent
 
 T = TypeVar("T")
+DEFINED = "x-defined"
+"""Stands for `$ref` to one of our own definitions, of which pydantic must not know: it would miss them."""
 
 
 def written_axes(axes: Mapping[str, tuple[AxisValue, ...]]) -> dict[str, Any]:
@@ -87,7 +89,7 @@ Axes = Annotated[
     dict[str, Any],
     BeforeValidator(_axes),
     PlainSerializer(written_axes),
-    WithJsonSchema({"$ref": "#/$defs/axes"}),
+    WithJsonSchema({DEFINED: "axes"}),
 ]
 """Axis -> values: of a block, of `defaults`, or (any of the values) of a filter."""
 
@@ -97,7 +99,7 @@ Seconds = Annotated[
 Fraction01 = Annotated[float, BeforeValidator(_fraction), Field(strict=True, gt=0, lt=1), WithJsonSchema(_SHARE_SCHEMA)]
 Count = Annotated[int, Field(strict=True, le=1 << 53)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-ImplementationId = Annotated[str, AfterValidator(_implementation), WithJsonSchema({"$ref": "#/$defs/implementation"})]
+ImplementationId = Annotated[str, AfterValidator(_implementation), WithJsonSchema({DEFINED: "implementation"})]
 
 _listing = BeforeValidator(_listed)
 _set = AfterValidator(_distinct)
@@ -108,7 +110,7 @@ Implementations = Annotated[
     _listing,
     _set,
     _some,
-    WithJsonSchema(_list_schema({"$ref": "#/$defs/implementation"})),
+    WithJsonSchema(_list_schema({DEFINED: "implementation"})),
 ]
 Protocols = Annotated[
     tuple[Protocol, ...],

@@ -1,0 +1,65 @@
+"""`chunkbench list` and `chunkbench completion`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.baselines import registry
+from chunkbench.baselines.contract import YES, Answer
+from chunkbench.cli.completion import command as completion
+from chunkbench.cli.list_ import command
+
+
+@pytest.fixture
+def two_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
+    no = Answer(False, "xformers has no CPU operator [at all]", "use a GPU")
+    monkeypatch.setattr(
+        registry, "survey", lambda device: [("chunk_attn", "ChunkAttn", YES), ("xformers", "xformers", no)]
+    )
+
+
+def test_experiments() -> None:
+    rows = json.loads(CliRunner().invoke(command, ["experiments", "--format", "json"]).output)
+    assert {row["experiment"]: row["points"] for row in rows} == {"smoke": 9, "table3": 12, "table3-llama3": 12}
+    assert all(row["title"] for row in rows)
+
+
+def test_axes_state_meaning_values_and_default() -> None:
+    rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
+    axes = "n_p n_s n_c batch_size heads kv_heads head_dim chunk_size block_size dtype threads prompts tree"
+    assert " ".join(row["axis"] for row in rows) == axes
+    assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
+    table = CliRunner().invoke(command, ["axes"]).output
+    assert all(row["axis"] in table for row in rows)
+
+
+@pytest.mark.usefixtures("two_implementations")
+def test_implementations_with_state_reason_and_remedy() -> None:
+    rows = json.loads(CliRunner().invoke(command, ["implementations", "--format", "json"]).output)
+    assert [(row["implementation"], row["available"]) for row in rows] == [("chunk_attn", True), ("xformers", False)]
+    assert rows[1]["reason"] == "xformers has no CPU operator [at all]"
+    assert rows[1]["remedy"] == "use a GPU"
+    words = CliRunner().invoke(command, ["implementations"]).output.split()
+    assert {"ChunkAttn", "yes", "no", "[at", "GPU"} <= set(words)
+
+
+def test_nothing_registered_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "survey", lambda device: [])
+    assert "make setup" in CliRunner().invoke(command, ["implementations"]).stderr
+
+
+def test_unknown_subject_is_wrong_usage() -> None:
+    assert CliRunner().invoke(command, ["everything"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("shell", "mark"), [("bash", "complete -o"), ("zsh", "#compdef"), ("fish", "complete --")])
+def test_completion(shell: str, mark: str) -> None:
+    group = click.Group("chunkbench", commands={"completion": completion})
+    result = CliRunner().invoke(group, ["completion", shell])
+    assert result.exit_code == 0
+    assert mark in result.output
+    assert "_CHUNKBENCH_COMPLETE" in result.output

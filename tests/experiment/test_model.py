@@ -1,0 +1,191 @@
+"""The model: bundled experiments, cases and their keys, tolerance, expectations, schema."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkbench.experiment import AXES, Experiment, bundled_experiments, json_schema, load_experiment
+from chunkbench.experiment.names import BUILT_IN, known_implementations
+from chunkbench.experiment.point import Case, Point
+
+ROOT = Path(__file__).parents[2]
+
+# The rows of Table 3, as the paper prints them.
+TABLE_3 = [
+    (1024, 0), (1024, 512), (1024, 768), (1024, 1024),
+    (2048, 0), (2048, 1024), (2048, 1536), (2048, 2048),
+    (4096, 0), (4096, 2048), (4096, 3072), (4096, 4096),
+]  # fmt: skip
+
+
+def experiment(**fields: Any) -> Experiment:
+    return Experiment.model_validate(
+        {"name": "x", "implementations": ["naive", "chunk_attn"], "sweep": [{"n_p": 64, "n_s": 0}], **fields}
+    )
+
+
+@pytest.mark.parametrize(("name", "kv_heads", "paper"), [("table3", 32, "table3"), ("table3-llama3", 8, None)])
+def test_table3(name: str, kv_heads: int, paper: str | None) -> None:
+    loaded = load_experiment(name)
+    points = loaded.points("cpu", "bfloat16")
+    assert [(point.n_p, point.n_s) for point in points] == TABLE_3
+    for point in points:
+        assert (point.n_c, point.batch_size, point.heads, point.head_dim, point.chunk_size) == (64, 32, 32, 128, 64)
+        assert point.kv_heads == kv_heads
+    assert loaded.paper == paper
+    assert loaded.budget_s == 300
+    assert {"naive", "xformers", "flash_attn", "paged_attn", "paged_attn_star", "chunk_attn"} < set(
+        loaded.implementations
+    )
+
+
+def test_smoke_covers_every_implementation_and_every_kind_of_shape() -> None:
+    loaded = load_experiment("smoke")
+    points = loaded.points("cpu", "float32")
+    assert set(loaded.implementations) == set(BUILT_IN)
+    assert any(point.tree for point in points)
+    assert any(point.prompts > 1 for point in points)
+    assert any(isinstance(point.n_p, tuple) for point in points)
+    assert any(point.kv_heads < point.heads for point in points)
+    assert loaded.budget_s == 20
+    # Small enough for seconds: K and V of every sequence apart.
+    for point in points:
+        longest = point.n_p if isinstance(point.n_p, int) else point.n_p[1]
+        assert point.batch_size * (longest + point.n_c) * point.token_bytes < 4 << 20
+
+
+@pytest.mark.parametrize("name", bundled_experiments())
+def test_dump_is_the_same_experiment(name: str) -> None:
+    loaded = load_experiment(name)
+    again = Experiment.model_validate(json.loads(loaded.model_dump_json()))
+    assert again == loaded.model_copy(update={"source": "", "path": ""})
+
+
+def test_built_in_names_are_the_registered_ones() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(project["project"]["entry-points"]["chunkbench.baselines"]) == set(BUILT_IN)
+    assert known_implementations()[: len(BUILT_IN)] == BUILT_IN
+
+
+POINT = Point(
+    n_p=1024, n_s=512, n_c=64, batch_size=32, heads=32, kv_heads=8, head_dim=128, chunk_size=64, block_size=32,
+    dtype="bfloat16", device="cpu",
+)  # fmt: skip
+
+
+def test_key_is_pinned() -> None:
+    # Computed from this text with sha256sum: runs on disk are found by it, so it must not change unnoticed.
+    # {"batch_size":32,"block_size":32,"cache":"cold","chunk_size":64,"device":"cpu","dtype":"bfloat16","head_dim":128,
+    #  "heads":32,"implementation":"chunk_attn","kv_heads":8,"mode":"eager","n_c":64,"n_p":1024,"n_s":512,"prompts":1,
+    #  "protocol":"strict","threads":null,"tree":null}, all on one line without spaces
+    key = Case(POINT, "chunk_attn", "strict", "cold", "eager").key
+    assert key == "dffe9556c3b55ae3c8992ef50f459835bca590d6ca614be182efbe44f086f011"
+
+
+def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
+    base = experiment()
+    (point,) = base.points("cpu", "float32")
+    keys = [case.key for case in base.cases(point)]
+    assert len(set(keys)) == len(keys) == 2
+    for other in (experiment(seed=7), experiment(budget_s=9.0), experiment(title="t"), experiment(precision=0.5)):
+        assert [case.key for case in other.cases(point)] == keys
+    changes: dict[str, Any] = {
+        "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "heads": 64, "kv_heads": 4, "head_dim": 64, "chunk_size": 5,
+        "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
+    }  # fmt: skip
+    assert changes.keys() == Point.model_fields.keys()
+    changed = {
+        Case(point.model_copy(update={k: v}), "naive", "strict", "cold", "eager").key for k, v in changes.items()
+    }
+    assert len(changed | {keys[0]}) == len(changes) + 1
+
+
+def test_cases_follow_protocol_cache_and_mode() -> None:
+    both = experiment(protocols=["strict", "paper"], modes=["eager", "graph"])
+    (cpu,) = both.points("cpu", "float32")
+    assert [(case.protocol, case.cache, case.mode, case.implementation) for case in both.cases(cpu)] == [
+        ("strict", "cold", "eager", "naive"),
+        ("strict", "cold", "eager", "chunk_attn"),
+        ("paper", "warm", "eager", "naive"),
+        ("paper", "warm", "eager", "chunk_attn"),
+    ]
+    (cuda,) = both.points("cuda", "float16")
+    assert len(both.cases(cuda)) == 8
+    stated = experiment(protocols="strict", caches=["cold", "warm"])
+    assert [case.cache for case in stated.cases(cpu)] == ["cold", "cold", "warm", "warm"]
+
+
+def test_tolerance_keeps_the_defaults_of_other_dtypes() -> None:
+    assert experiment(tolerance={"float32": 1e-4}).tolerance == {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
+
+
+def test_model_itself_refuses_a_sweep_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="65 is larger than n_p = 64"):
+        experiment(sweep=[{"n_p": 64, "n_s": 65}])
+
+
+def test_expectation_selects_points() -> None:
+    expect = [{"metric": "roofline_fraction", "bar": 0.5, "where": {"n_s": ["n_p", "1/4 n_p"], "n_p": [64, 128]}}]
+    loaded = experiment(sweep=[{"n_p": [64, 128, 256], "n_s": [0, 32, "n_p"]}], expect=expect)
+    selected = [(p.n_p, p.n_s) for p in loaded.points("cpu", "float32") if loaded.expect[0].applies_to(p)]
+    assert selected == [(64, 64), (128, 32), (128, 128)]
+    assert loaded.expect[0].implementation == "chunk_attn"
+
+
+def test_idle_expectation_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(
+        "implementations: chunk_attn\nsweep: [{n_p: 64, n_s: 0}]\n"
+        "expect:\n  - {metric: plan_us, bar: 9, where: {n_p: 65}}\n"
+    )
+    with pytest.raises(ValueError, match=r"x\.yaml:4:38: where: matches no point of the sweep"):
+        load_experiment(file)
+    assert load_experiment(file, {"n_p": "32"}).expect  # a narrowed sweep may leave expectations idle
+
+
+def test_schema_knows_every_axis_and_key() -> None:
+    schema = json_schema()
+    assert schema["$defs"]["axes"]["properties"].keys() == AXES.keys()
+    assert {"budget", "case_limit"} < schema["properties"].keys()
+    assert not {"budget_s", "source", "path"} & schema["properties"].keys()
+    assert set(schema["required"]) == {"implementations", "sweep"}
+    assert schema["additionalProperties"] is False
+
+
+def test_schema_accepts_what_is_bundled_and_refuses_slips() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    yaml = pytest.importorskip("yaml")
+    validator = jsonschema.Draft202012Validator(json_schema())
+    validator.check_schema(json_schema())
+    for file in bundled_experiments().values():
+        assert not list(validator.iter_errors(yaml.safe_load(file.read_text())))
+    good = {"implementations": "naive", "sweep": [{"n_p": 64, "n_s": "0.5 n_p"}]}
+    assert validator.is_valid(good)
+    for slip in (
+        {**good, "titel": "x"},
+        {**good, "sweep": [{"n_p": 64, "ns": 0}]},
+        {**good, "sweep": [{"n_p": 64, "n_s": "half"}]},
+        {**good, "sweep": [{"n_p": {"low": 64}, "n_s": 0}]},
+        {**good, "sweep": []},
+        {**good, "budget": 300},
+        {**good, "tolerance": {"fp16": 0.1}},
+        {**good, "sweep": [{"n_p": 64, "tree": [[8]]}]},
+        {"sweep": [{"n_p": 64, "n_s": 0}]},
+    ):
+        assert not validator.is_valid(slip), slip
+
+
+def test_loading_needs_neither_torch_nor_the_baselines() -> None:
+    code = (
+        "import sys; from chunkbench.experiment import load_experiment; load_experiment('table3'); "
+        "print([m for m in sys.modules if m == 'torch' or m.startswith('chunkbench.baselines')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
