@@ -84,11 +84,11 @@ def test_a_busy_process_is_foreign_until_it_is_said_to_be_ours(spinner: subproce
 
 def test_heavy_processes_are_named_without_paths_unless_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "HEAVY", 0.02)  # on a crowded machine it may not get a fifth of a CPU
-    # A process that is neither a descendant nor excluded: its parent ends at once and leaves it behind.
+    # Not a descendant: its parent ends at once and leaves it behind. An inherited pipe would keep `run` waiting.
     orphan = f"""if True:
         import subprocess, sys
         command = [sys.executable, "-S", "-c", {SPIN!r}]
-        print(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid)"""
+        print(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"""
     pid = int(subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=True).stdout)
     try:
         name = psutil.Process(pid).name()

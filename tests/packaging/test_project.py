@@ -1,0 +1,129 @@
+"""pyproject.toml, the Makefile and the set-up script agree with each other and with the code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import chunkbench
+from chunkbench.environment import doctor
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def set_up() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("set_up", ROOT / "scripts/set_up.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # A `make test` around this one would pass its own flags and level on.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_version_has_one_source() -> None:
+    try:
+        assert importlib.metadata.version("chunkbench") == chunkbench.__version__
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("chunkbench is not installed here")
+
+
+@pytest.mark.parametrize(("name", "target"), PYPROJECT["project"]["entry-points"]["chunkbench.baselines"].items())
+def test_every_entry_point_names_a_class_with_that_id(name: str, target: str) -> None:
+    loaded = importlib.metadata.EntryPoint(name, target, "chunkbench.baselines").load()
+    assert loaded.id == name
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_help_is_the_default_and_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = next(line for line in text.splitlines() if line.startswith(".PHONY:")).split()[1:]
+    output = make().stdout
+    assert output == make("help").stdout
+    described = [line.split()[1] for line in output.splitlines() if line.startswith("  make ")]
+    assert sorted(described) == sorted(phony)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_an_old_python_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = make(f"PYTHON={old}", f"VENV={tmp_path / 'venv'}", "setup")
+    assert done.returncode != 0
+    assert "needs Python 3.11 or later" in done.stdout
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_a_finished_set_up_costs_nothing_and_a_changed_source_repeats_it(tmp_path: Path) -> None:
+    for stamp in (".ready", ".ready-vllm"):
+        (tmp_path / stamp).touch()
+    assert "set_up.py" not in make("-n", f"VENV={tmp_path}", "setup").stdout
+    os.utime(tmp_path / ".ready", (0, 0))
+    assert "set_up.py" in make("-n", f"VENV={tmp_path}", "setup").stdout
+
+
+def test_a_gpu_hosts_torch_replaces_the_pinned_one(set_up: ModuleType, tmp_path: Path) -> None:
+    pinned = set_up.CONSTRAINTS.read_text().splitlines()
+    ours = set_up.constraints_with("2.11.0+cu130", str(tmp_path)).read_text().splitlines()
+    assert [line for line in ours if line.startswith("torch")] == ["torch==2.11.0+cu130"]
+    assert {line for line in pinned if not line.startswith("torch")} < set(ours)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "torch", "words"),
+    [
+        ("Linux", "x86_64", "2.13.0+cpu None", ""),
+        ("Linux", "x86_64", "2.13.0+cu130 13.0", "needs torch 2.13.0 for the CPU"),
+        ("Linux", "x86_64", "2.12.1+cpu None", "needs torch 2.13.0 for the CPU"),
+        ("Linux", "aarch64", "2.13.0 None", "is for Linux on x86-64"),
+        ("Darwin", "x86_64", "2.13.0 None", "is for Linux on x86-64"),
+    ],
+)
+def test_where_vllm_fits(
+    set_up: ModuleType, system: str, machine: str, torch: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(set_up, "output_of", lambda *command: torch)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    why = set_up.why_vllm_does_not_fit(Path(sys.executable))
+    assert words in why
+    assert bool(why) == bool(words)
+
+
+def test_a_missing_libnuma_is_named(set_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(set_up, "output_of", lambda *command: "2.13.0+cpu None")
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert "libnuma1" in set_up.why_vllm_does_not_fit(Path(sys.executable))
+
+
+def test_set_up_and_doctor_name_the_same_vllm(set_up: ModuleType) -> None:
+    assert set_up.VLLM == (doctor.VLLM, doctor.VLLM_TORCH)
+
+
+def test_the_pinned_torch_is_within_the_range_and_the_one_that_vllm_needs(set_up: ModuleType) -> None:
+    pinned = next(line for line in set_up.CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
+    assert pinned == f"torch=={set_up.VLLM[1]}"
