@@ -1,0 +1,80 @@
+"""Every number of the table can be recomputed from the raw facts by the snippet that the documentation prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chunkbench
+from chunkbench.cli.progress import RunProgress
+from chunkbench.experiment import load_experiment
+from chunkbench.report import write_all
+from chunkbench.runner.run import resolve, run_experiment
+
+EXPERIMENT = """\
+name: recompute
+title: a run to recompute
+dtype: float32
+budget: 5s
+implementations: [naive, xformers, shared_prefix_matmul, chunk_attn]
+defaults: {n_c: 9, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}
+sweep:
+  - {n_p: 40, n_s: [0, 32]}
+"""
+FIGURES = (
+    "latency_us",
+    "append_us",
+    "plan_us",
+    "step_us",
+    "token_rate",
+    "roofline_fraction",
+    "bandwidth_fraction",
+    "ratio_to_baseline",
+)
+
+
+def snippet() -> str:
+    text = (Path(__file__).parents[1] / "docs" / "measuring.md").read_text()
+    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path) -> None:
+    spec = tmp_path / "recompute.yaml"
+    spec.write_text(EXPERIMENT)
+    experiment = load_experiment(spec)
+    run = run_experiment(experiment, resolve(experiment), tmp_path / "run", False, [], RunProgress(quiet=True)).run
+    write_all(run)
+    names: dict[str, Any] = {"RUN": str(run.path)}
+    exec(snippet(), names)
+    recomputed = names["cases"].set_index("key")
+    reported = {case["key"]: case for case in json.loads((run.path / "report.json").read_text())}
+    loaded = chunkbench.load(run.path).set_index("key")
+    assert len(recomputed) == 6
+    assert len(loaded) == len(reported) == 8
+    for key, case in recomputed.iterrows():
+        for figure in FIGURES:
+            assert math.isclose(case[figure], reported[key][figure], rel_tol=1e-9), figure
+            assert math.isclose(case[figure], loaded.loc[key, figure], rel_tol=1e-9), figure
+    unavailable = [case for case in reported.values() if case["implementation"] == "xformers"]
+    assert {case["status"] for case in unavailable} == {"unavailable"}
+    assert all(case["latency_us"] is None for case in unavailable)
+
+
+def test_the_snippet_is_python_that_a_reader_can_paste() -> None:
+    compile(snippet(), "docs/measuring.md", "exec")
+    assert "chunkbench" not in snippet(), "it must not lean on the code that it checks"
+
+
+@pytest.mark.parametrize("page", ["design", "measuring", "adding-a-baseline", "reproducing"])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    root = Path(__file__).parents[1]
+    path = root / "docs" / f"{page}.md"
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), target
