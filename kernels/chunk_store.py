@@ -107,7 +107,7 @@ class ChunkStore:
             values[:, rest:].zero_()
 
     def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i]; `new` are those taken into use by this."""
+        """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i]; those in `new` held nothing before."""
         for slab, (place,) in self._by_slab(new):
             self.slabs[slab].values.index_fill_(0, self._index(place), 0)
         for slab, (place, slot, row) in self._by_slab(chunks, slots, np.arange(len(chunks))):

@@ -16,9 +16,9 @@ def attention(
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v in float64.
 
-    q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0, and
-    query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given. `heads` picks query heads, so that a
-    few heads of a large case can be checked; the result is then `[len(heads), d]` or `[b, len(heads), d]`.
+    q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0,
+    and query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given. `heads` picks query heads, so
+    that a few heads of a large case can be checked; the result is then `[len(heads), d]` or `[b, len(heads), d]`.
 
     Scores of any finite size are exact to float64. A score of -inf is a weight of zero; scores of +inf share the whole
     weight evenly, the limit of equal scores that grow without bound. Where every score is -inf the softmax is

@@ -11,7 +11,7 @@ from chunkbench.kernels.work import Limits, PlanLike, PrivatePiece, SharedPiece,
 
 # What a piece writes and soon reads again, in bytes: small enough for a CPU's cache, large enough that the few
 # microseconds of each PyTorch call do not show. A GPU wants few, large launches instead.
-_CPU_BYTES = 3 << 20
+_CPU_BYTES = 8 << 20
 _GPU_BYTES = 256 << 20
 # Converted K or V of a piece, where products need a conversion first.
 _LOAD_BYTES = 8 << 20

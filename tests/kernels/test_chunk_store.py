@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+import torch
+
+from chunkbench.kernels.chunk_store import ChunkStore
+
+
+def make(*slabs, c=4, h=2, d=16, dtype=torch.float32):
+    store = ChunkStore(c, h, d, dtype, "cpu")
+    total = 0
+    for chunks in slabs:
+        total += chunks
+        store.grow(total)
+    for slab in store.slabs:  # whatever an allocator may leave in fresh memory
+        slab.keys.fill_(torch.nan)
+        slab.values.fill_(torch.nan)
+    return store
+
+
+def read(store, chunks, tokens):
+    """K and V `[n, h, d]` of the first tokens of a path of chunks."""
+    slab, place = store.locate(np.array(chunks))
+    k = torch.cat([store.slabs[s].keys[p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
+    v = torch.cat([store.slabs[s].values[p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
+    return k[:tokens], v[:tokens], v[tokens:]
+
+
+def ids(*values):
+    return np.array(values, np.int64)
+
+
+@pytest.mark.parametrize("chunks", [(0, 1, 2), (2, 3, 4), (4, 0, 3), (5, 1)])
+@pytest.mark.parametrize("short", [0, 1, 3])
+def test_fill_writes_tokens_to_their_slots(chunks, short):
+    store = make(3, 3)
+    n = 4 * len(chunks) - short
+    k, v = torch.randn(n, 2, 16), torch.randn(n, 2, 16)
+    store.fill(ids(*chunks), k, v)
+    got_k, got_v, void = read(store, chunks, n)
+    assert torch.equal(got_k, k)
+    assert torch.equal(got_v, v)
+    assert torch.equal(void, torch.zeros_like(void))
+
+
+def test_fill_takes_any_strides():
+    store = make(2)
+    k, v = torch.randn(2, 16, 6).permute(2, 0, 1), torch.randn(1, 2, 16).expand(6, 2, 16)
+    store.fill(ids(0, 1), k, v)
+    got_k, got_v, _ = read(store, (0, 1), 6)
+    assert torch.equal(got_k, k)
+    assert torch.equal(got_v, v)
+
+
+@pytest.mark.parametrize("chunks", [(0, 1, 2), (4, 1, 3)])
+def test_append_writes_one_token_per_row_and_nothing_else(chunks):
+    store = make(2, 3)
+    for slab in store.slabs:
+        slab.keys.zero_()
+        slab.values.zero_()
+    k, v = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
+    store.append(ids(*chunks), ids(0, 3, 1), ids(), k, v)
+    for row, (chunk, slot) in enumerate(zip(chunks, (0, 3, 1), strict=True)):
+        got_k, got_v, _ = read(store, [chunk], 4)
+        assert torch.equal(got_k[slot], k[row])
+        assert torch.equal(got_v[slot], v[row])
+    assert sum(int((slab.keys != 0).sum()) for slab in store.slabs) == k.numel()
+
+
+def test_a_new_chunk_holds_no_leftovers_in_v():
+    store = make(2, 2)
+    store.append(ids(1, 3), ids(0, 0), ids(1, 3), torch.ones(2, 2, 16), torch.ones(2, 2, 16))
+    for chunk in (1, 3):
+        _, v, void = read(store, [chunk], 1)
+        assert torch.equal(v, torch.ones(1, 2, 16))
+        assert torch.equal(void, torch.zeros(3, 2, 16))
+
+
+def test_copy_and_cut():
+    store = make(1, 1)
+    k, v = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
+    store.fill(ids(0), k, v)
+    store.copy(0, 1, 3)
+    store.cut(0, 1)
+    got_k, got_v, void = read(store, [1], 3)
+    assert torch.equal(got_k, k)
+    assert torch.equal(got_v, v)
+    assert torch.equal(void, torch.zeros(1, 2, 16))
+    _, got_v, void = read(store, [0], 1)
+    assert torch.equal(got_v, v[:1])
+    assert torch.equal(void, torch.zeros(3, 2, 16))
+
+
+def test_growth_adds_exactly_what_is_missing_and_moves_nothing():
+    store = make(3)
+    address = store.slabs[0].keys.data_ptr()
+    store.grow(10)
+    store.grow(5)
+    assert store.capacity == 10
+    assert [len(slab.keys) for slab in store.slabs] == [3, 7]
+    assert store.slabs[0].keys.data_ptr() == address
+
+
+def test_runs_break_where_ids_or_slabs_do():
+    store = make(4, 4)
+    found = [(r.slab, r.start, r.count, r.begin) for r in store.runs(ids(1, 2, 3, 4, 5, 7, 6, 0))]
+    assert found == [(0, 1, 3, 0), (1, 0, 2, 3), (1, 3, 1, 5), (1, 2, 1, 6), (0, 0, 1, 7)]
+    assert list(store.runs(ids())) == []
+
+
+@pytest.mark.parametrize("chunk", [-1, 4])
+def test_ids_without_room_are_refused(chunk):
+    with pytest.raises(IndexError, match="chunks 0 to 3"):
+        make(4).locate(ids(chunk))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_bytes_of_a_chunk(dtype, size):
+    assert make(1, dtype=dtype).chunk_bytes == 2 * 4 * 2 * 16 * size

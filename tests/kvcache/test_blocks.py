@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkbench.kvcache import BlockTables, UnknownSequence
+
+
+def read(tables, memory):
+    """Every sequence's tokens as paged attention would read them."""
+    size = tables.block_size
+    return [
+        [int(memory[tables.table[row, n // size] * size + n % size]) for n in range(length)]
+        for row, length in enumerate(tables.lengths)
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.booleans(),
+    st.integers(1, 4),
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=12),
+    st.integers(0, 12),
+)
+def test_tables_lead_to_the_tokens(share, block_size, prompts, steps):
+    tables = BlockTables(block_size, share)
+    memory = np.full(1000, -1)
+    for prompt in prompts:
+        joined = tables.join(prompt)
+        assert share or joined.cached == 0
+        memory[joined.slots] = prompt[joined.cached :]
+    assert read(tables, memory) == prompts
+    expected = [list(prompt) for prompt in prompts]
+    for step in range(steps):
+        tokens = [100 * step + row for row in range(len(prompts))]
+        memory[tables.append(tokens)] = tokens
+        for row, token in enumerate(tokens):
+            expected[row].append(token)
+    assert read(tables, memory) == expected
+    for sequence, prompt in zip(tables.sequences, prompts, strict=True):
+        tables.truncate(sequence, len(prompt))
+    assert read(tables, memory) == prompts
+    tables.leave(tables.sequences[0])
+    assert read(tables, memory) == prompts[1:]
+
+
+def test_sharing_maps_a_prefix_to_the_same_blocks():
+    shared, private = BlockTables(2, share=True), BlockTables(2, share=False)
+    for tables in (shared, private):
+        for own in (5, 6):
+            tables.join([1, 2, 3, 4, own])
+    assert shared.table[0, :2].tolist() == shared.table[1, :2].tolist()
+    assert shared.pool.in_use == 4
+    assert len(set(private.table[:, :3].ravel().tolist())) == 6
+    assert private.pool.in_use == 6
+
+
+def test_the_table_is_contiguous_and_keeps_its_width_when_room_was_asked_for():
+    tables = BlockTables(16, share=False, max_tokens=100)
+    for _ in range(9):
+        tables.join(range(33))
+    for step in range(67):
+        tables.append([step] * 9)
+        assert tables.table.shape == (9, 7)
+        assert tables.table.flags.c_contiguous
+    assert tables.table.dtype == np.int32
+    assert tables.lengths.dtype == np.int32
+
+
+def test_a_sequence_that_left_is_unknown():
+    tables = BlockTables(2, share=True)
+    sequence = tables.join([1]).sequence
+    tables.leave(sequence)
+    with pytest.raises(UnknownSequence):
+        tables.truncate(sequence, 1)
+    assert tables.table.shape[0] == 0

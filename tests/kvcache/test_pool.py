@@ -1,0 +1,97 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkbench.kvcache import ChunkPool, PoolExhausted
+
+
+def test_ids_are_consecutive_and_the_lowest_free_go_first():
+    pool = ChunkPool()
+    assert pool.allocate(3) == [0, 1, 2]
+    assert pool.allocate(2) == [3, 4]
+    pool.release([4, 1, 2])
+    assert pool.allocate(4) == [1, 2, 4, 5]
+
+
+def test_capacity_never_shrinks_and_peak_remembers_the_most_in_use():
+    pool = ChunkPool()
+    ids = pool.allocate(7)
+    capacity = pool.capacity
+    assert capacity >= 7
+    pool.release(ids)
+    pool.allocate(2)
+    assert (pool.in_use, pool.peak, pool.capacity) == (2, 7, capacity)
+
+
+def test_reserve_is_exact():
+    pool = ChunkPool()
+    pool.reserve(100)
+    assert pool.capacity == 100
+    pool.allocate(100)
+    assert pool.capacity == 100
+    pool.reserve(50)
+    assert pool.capacity == 100
+
+
+def test_growth_on_demand_needs_few_steps():
+    pool = ChunkPool()
+    capacities = set()
+    for _ in range(1000):
+        pool.allocate(1)
+        capacities.add(pool.capacity)
+    assert len(capacities) < 25
+    assert pool.capacity <= 1500
+
+
+def test_an_exhausted_pool_gives_nothing_rather_than_a_part():
+    pool = ChunkPool(limit=4)
+    pool.allocate(3)
+    with pytest.raises(PoolExhausted, match="2 more chunks are needed, but 3 of at most 4"):
+        pool.allocate(2)
+    assert pool.in_use == 3
+    assert pool.allocate(1) == [3]
+
+
+def test_reserve_beyond_the_limit_is_refused():
+    pool = ChunkPool(limit=4)
+    with pytest.raises(PoolExhausted):
+        pool.reserve(5)
+    assert pool.capacity == 0
+
+
+@pytest.mark.parametrize("ids", [[1, 1], [0, 9], [2, 0, 2]])
+def test_double_and_foreign_releases_release_nothing(ids):
+    pool = ChunkPool()
+    pool.allocate(3)
+    with pytest.raises(ValueError, match="not all in use"):
+        pool.release(ids)
+    assert pool.in_use == 3
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        ChunkPool(limit=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 6), st.sets(st.integers(0, 20))), max_size=20), st.integers(1, 25))
+def test_an_id_is_never_in_two_hands(actions, limit):
+    pool = ChunkPool(limit)
+    held: set[int] = set()
+    for action in actions:
+        if isinstance(action, int):
+            if len(held) + action > limit:
+                with pytest.raises(PoolExhausted):
+                    pool.capacity_for(action)
+                continue
+            promised = pool.capacity_for(action)
+            ids = pool.allocate(action)
+            assert pool.capacity == promised
+            assert held.isdisjoint(ids)
+            assert len(set(ids)) == action
+            held.update(ids)
+        else:
+            pool.release(held & action)
+            held -= action
+        assert pool.in_use == len(held) <= pool.peak <= pool.capacity <= limit
+        assert all(0 <= chunk < pool.capacity for chunk in held)

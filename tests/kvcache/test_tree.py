@@ -1,0 +1,312 @@
+import numpy as np
+import pytest
+
+from chunkbench.kvcache import (
+    ChunkPool,
+    Copy,
+    Cut,
+    EmptySequence,
+    PoolExhausted,
+    PrefixTree,
+    SharedChunk,
+    UnknownSequence,
+    WrongTokens,
+)
+
+
+def segments(tree):
+    return [(s.chunks.tolist(), s.begin, s.end) for s in tree.plan().segments]
+
+
+def test_a_prompt_takes_consecutive_chunks_of_which_the_last_is_partial():
+    tree = PrefixTree(4)
+    joined = tree.join(range(10))
+    assert joined.cached == 0
+    assert joined.chunks.tolist() == [0, 1, 2]
+    assert tree.lengths.tolist() == [10]
+    assert tree.waste == 2
+    assert tree.path(joined.sequence) == [0, 1, 2]
+
+
+def test_whole_chunks_are_shared_and_no_less():
+    # The authors' code shares 64 of a common prefix of 100 with chunks of 64, and so does this.
+    tree = PrefixTree(64)
+    common = list(range(100))
+    tree.join([*common, 1000, 1001])
+    assert tree.match([*common, 2000]) == 64
+    joined = tree.join([*common, 2000])
+    assert joined.cached == 64
+    assert len(joined.chunks) == 1
+    assert tree.pool.in_use == 3
+
+
+def test_the_same_tokens_after_another_prefix_are_not_shared():
+    tree = PrefixTree(2)
+    tree.join([1, 1, 5, 5])
+    assert tree.join([2, 2, 5, 5]).cached == 0
+
+
+def test_a_prompt_that_is_cached_as_a_whole_needs_no_chunk():
+    tree = PrefixTree(2)
+    tree.join([1, 2, 3, 4, 5, 6])
+    joined = tree.join([1, 2, 3, 4])
+    assert joined.cached == 4
+    assert joined.chunks.tolist() == []
+    assert segments(tree) == [([0, 1], 0, 2), ([2], 1, 2)]
+
+
+def test_interleaved_prefixes_get_a_permutation():
+    # Added A B A B: depth first the As come together, and `order` leads back to the rows.
+    tree = PrefixTree(2)
+    for prefix, own in [(1, 11), (2, 12), (1, 13), (2, 14)]:
+        tree.join([prefix, prefix, own])
+    assert segments(tree) == [([0], 0, 2), ([1], 0, 1), ([4], 1, 2), ([2], 2, 4), ([3], 2, 3), ([5], 3, 4)]
+    assert tree.plan().order.tolist() == [0, 2, 1, 3]
+
+
+def test_append_fills_slots_and_then_takes_chunks_for_those_that_are_full():
+    tree = PrefixTree(2)
+    tree.join([1, 2])
+    tree.join([3])
+    first = tree.append([10, 20])
+    assert (first.chunks.tolist(), first.slots.tolist(), first.new.tolist()) == ([2, 1], [0, 1], [2])
+    second = tree.append([11, 21])
+    assert (second.chunks.tolist(), second.slots.tolist(), second.new.tolist()) == ([2, 3], [1, 0], [3])
+    assert tree.tokens(0).tolist() == [1, 2, 10, 11]
+    assert tree.tokens(1).tolist() == [3, 20, 21]
+
+
+def test_generated_full_chunks_are_found_by_later_joins():
+    tree = PrefixTree(2)
+    tree.join([1])
+    for token in (2, 3, 4):
+        tree.append([token])
+    assert tree.match([1, 2, 3, 4, 5]) == 4
+    assert tree.join([1, 2, 3, 4, 5]).cached == 4
+
+
+def test_sequences_that_come_to_agree_do_not_merge_but_both_can_be_matched():
+    tree = PrefixTree(2)
+    a = tree.join([1]).sequence
+    b = tree.join([1]).sequence
+    tree.append([2, 2])
+    tree.append([7, 8])
+    tree.append([7, 8])
+    assert tree.pool.in_use == 4
+    # Whichever twin leads further is taken.
+    assert tree.match([1, 2, 7, 7]) == 4
+    assert tree.match([1, 2, 8, 8]) == 4
+    tree.leave(a)
+    assert tree.match([1, 2, 7, 7]) == 2
+    assert tree.match([1, 2, 8, 8]) == 4
+    tree.leave(b)
+    assert tree.match([1, 2]) == 0
+
+
+def test_only_live_sequences_are_held():
+    tree = PrefixTree(2)
+    a = tree.join([1, 2, 3, 4]).sequence
+    b = tree.join([1, 2, 5]).sequence
+    tree.leave(a)
+    assert tree.match([1, 2, 3, 4]) == 2
+    assert tree.tokens(b).tolist() == [1, 2, 5]
+    tree.leave(b)
+    assert tree.pool.in_use == 0
+    assert tree.match([1, 2]) == 0
+
+
+def test_ten_sequences_leave_in_any_order():
+    # Clearing four sequences crashes the authors' code.
+    tree = PrefixTree(2)
+    ids = [tree.join([1, 2, k, k, k]).sequence for k in range(10)]
+    for sequence in [ids[k] for k in (3, 0, 9, 5, 1, 8, 2, 7, 4, 6)]:
+        tree.leave(sequence)
+        assert sequence not in tree.sequences
+    assert tree.pool.in_use == 0
+    assert tree.plan().segments == ()
+
+
+def test_rows_follow_the_order_of_addition_after_a_leave():
+    tree = PrefixTree(4)
+    a, b, c = (tree.join([k]).sequence for k in (1, 2, 3))
+    tree.leave(b)
+    tree.append([10, 30])
+    assert tree.sequences == [a, c]
+    assert tree.tokens(c).tolist() == [3, 30]
+    d = tree.join([4]).sequence
+    assert tree.sequences == [a, c, d]
+    assert [tree.row(s) for s in (a, c, d)] == [0, 1, 2]
+
+
+def test_fork_copies_the_partial_chunk_at_once():
+    tree = PrefixTree(4)
+    a = tree.join([1, 2, 3, 4, 5, 6]).sequence
+    forked = tree.fork(a)
+    assert forked.copy == Copy(source=1, target=2, tokens=2)
+    tree.append([7, 8])
+    assert tree.tokens(a).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert tree.tokens(forked.sequence).tolist() == [1, 2, 3, 4, 5, 6, 8]
+
+
+def test_fork_at_a_chunk_border_copies_nothing():
+    tree = PrefixTree(2)
+    a = tree.join([1, 2]).sequence
+    forked = tree.fork(a)
+    assert forked.copy is None
+    assert tree.pool.in_use == 1
+    assert segments(tree) == [([0], 0, 2)]
+
+
+def test_truncate_drops_chunks_and_cuts_the_last():
+    tree = PrefixTree(4)
+    a = tree.join(range(11)).sequence
+    assert tree.truncate(a, 6) == Cut(chunk=1, tokens=2)
+    assert tree.pool.in_use == 2
+    assert tree.tokens(a).tolist() == [0, 1, 2, 3, 4, 5]
+    # What was a full chunk no longer is one.
+    assert tree.match(range(8)) == 4
+    tree.append([60])
+    tree.append([70])
+    assert tree.match([0, 1, 2, 3, 4, 5, 60, 70]) == 8
+    assert tree.truncate(a, 4) is None
+    assert tree.truncate(a, 4) is None
+    assert tree.tokens(a).tolist() == [0, 1, 2, 3]
+
+
+def test_truncate_rewinds_a_batch():
+    tree = PrefixTree(4)
+    ids = [tree.join([*range(8), 100 + k]).sequence for k in range(3)]
+    before = segments(tree)
+    for step in range(9):
+        tree.append([step] * 3)
+    for sequence in ids:
+        tree.truncate(sequence, 9)
+    assert segments(tree) == before
+    assert tree.lengths.tolist() == [9, 9, 9]
+
+
+def test_truncate_refuses_to_cut_a_chunk_of_others():
+    tree = PrefixTree(4)
+    a = tree.join([*range(8), 1]).sequence
+    b = tree.join([*range(8), 2]).sequence
+    with pytest.raises(SharedChunk, match="2 sequences cover the chunk that holds tokens 4 to 7"):
+        tree.truncate(a, 6)
+    assert tree.tokens(a).tolist() == [*range(8), 1]
+    tree.truncate(a, 4)
+    assert tree.tokens(b).tolist() == [*range(8), 2]
+    assert segments(tree) == [([0], 0, 2), ([1, 3], 1, 2)]
+
+
+def test_without_sharing_every_sequence_is_private():
+    tree = PrefixTree(2, share=False)
+    tree.join([1, 2, 3, 4])
+    assert tree.match([1, 2]) == 0
+    assert tree.join([1, 2, 3, 4]).cached == 0
+    assert tree.pool.in_use == 4
+
+
+def test_appends_inside_a_chunk_keep_the_plan_and_its_lengths_stay_current():
+    tree = PrefixTree(4)
+    tree.join([1])
+    tree.join([2, 2])
+    plan = tree.plan()
+    tree.append([5, 5])
+    assert tree.plan() is plan
+    assert [plan.tokens(s) for s in plan.segments] == [2, 3]
+    assert plan.last_tokens.tolist() == [2, 3]
+    assert tree.plan_rebuilds == 1
+    tree.append([5, 5])  # row 1's chunk is full now, still no chunk more
+    assert tree.plan() is plan
+    tree.append([5, 5])
+    assert tree.plan() is not plan
+    assert [tree.plan().tokens(s) for s in tree.plan().segments] == [4, 5]
+    assert tree.plan_rebuilds == 2
+
+
+def test_segments_are_maximal():
+    tree = PrefixTree(2)
+    a = tree.join([1, 1, 2, 2, 3, 3]).sequence
+    b = tree.join([1, 1, 2, 2, 4, 4]).sequence
+    assert segments(tree) == [([0, 1], 0, 2), ([2], 0, 1), ([3], 1, 2)]
+    tree.leave(a)
+    assert segments(tree) == [([0, 1, 3], 0, 1)]
+    assert tree.sequences == [b]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"),
+    [
+        ([], EmptySequence),
+        ([[1, 2]], WrongTokens),
+        ([1.5], WrongTokens),
+        (["a"], WrongTokens),
+        ([[1], [1, 2]], WrongTokens),
+    ],
+)
+def test_joins_of_no_tokens_or_of_no_integers_are_refused(tokens, error):
+    tree = PrefixTree(2)
+    with pytest.raises(error):
+        tree.join(tokens)
+    assert tree.sequences == []
+    assert tree.pool.in_use == 0
+
+
+def test_unknown_and_departed_sequences():
+    tree = PrefixTree(2)
+    a = tree.join([1]).sequence
+    tree.leave(a)
+    for call in (tree.leave, tree.fork, tree.path, tree.tokens, tree.row, lambda s: tree.truncate(s, 1)):
+        with pytest.raises(UnknownSequence, match=r"^sequence 0 has left$"):
+            call(a)
+        with pytest.raises(UnknownSequence, match=r"^there is no sequence 5$"):
+            call(5)
+    assert tree.join([1]).sequence != a
+
+
+@pytest.mark.parametrize("tokens", [[], [1], [1, 2, 3]])
+def test_append_takes_one_token_for_each_sequence(tokens):
+    tree = PrefixTree(1)
+    tree.join([1])
+    tree.join([2])
+    with pytest.raises(WrongTokens, match=f"{len(tokens)} tokens for 2 live sequences"):
+        tree.append(tokens)
+    assert tree.lengths.tolist() == [1, 1]
+
+
+def test_truncate_to_nothing_or_beyond_the_end():
+    tree = PrefixTree(2)
+    a = tree.join([1, 2, 3]).sequence
+    with pytest.raises(EmptySequence):
+        tree.truncate(a, 0)
+    with pytest.raises(WrongTokens, match="has 3 tokens, fewer than 4"):
+        tree.truncate(a, 4)
+    assert tree.tokens(a).tolist() == [1, 2, 3]
+
+
+def test_an_exhausted_pool_leaves_the_tree_as_it_was():
+    # In the authors' code a half-inserted sequence stays behind and the next call corrupts the heap.
+    tree = PrefixTree(2, ChunkPool(limit=4))
+    a = tree.join([1, 2, 3]).sequence
+    b = tree.join([1, 2, 4, 5]).sequence
+    plan = tree.plan()
+    with pytest.raises(PoolExhausted):
+        tree.join([1, 2, 9, 9, 9])
+    tree.append([3, 6])  # takes the last chunk
+    with pytest.raises(PoolExhausted):
+        tree.append([7, 7])
+    with pytest.raises(PoolExhausted):
+        tree.fork(b)
+    assert tree.tokens(a).tolist() == [1, 2, 3, 3]
+    assert tree.tokens(b).tolist() == [1, 2, 4, 5, 6]
+    assert tree.match([1, 2, 9, 9]) == 2
+    assert tree.plan() is not plan
+    tree.leave(a)
+    assert tree.append([8]).slots.tolist() == [1]
+
+
+def test_token_ids_come_as_lists_ranges_or_arrays_of_any_integer_type():
+    tree = PrefixTree(2)
+    tree.join(np.array([1, 2, 3], np.int32))
+    assert tree.match((1, 2)) == 2
+    assert tree.match(range(1, 3)) == 2
+    assert tree.match(np.array([1, 9, 2, 9], np.uint16)[::2]) == 2

@@ -1,0 +1,184 @@
+"""Random joins, leaves, forks, appends and truncates against a model that knows nothing of trees."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from chunkbench.kvcache import ChunkPool, KVCacheError, PoolExhausted, PrefixTree, SharedChunk
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+def state(tree):
+    """All that can be seen of a tree."""
+    plan = tree.plan()
+    return {
+        "tokens": {s: tree.tokens(s).tolist() for s in tree.sequences},
+        "paths": {s: tree.path(s) for s in tree.sequences},
+        "sequences": tree.sequences,
+        "lengths": tree.lengths.tolist(),
+        "segments": [(s.chunks.tolist(), s.begin, s.end, plan.tokens(s)) for s in plan.segments],
+        "order": plan.order.tolist(),
+        "in_use": tree.pool.in_use,
+        "waste": tree.waste,
+    }
+
+
+class Model(RuleBasedStateMachine):
+    """Sequences are lists of tokens, and a stored chunk is a dictionary from slot to token."""
+
+    @initialize(chunk_size=st.integers(1, 4), limit=st.one_of(st.none(), st.integers(3, 14)))
+    def start(self, chunk_size, limit):
+        self.c = chunk_size
+        self.tree = PrefixTree(chunk_size, ChunkPool(limit))
+        self.tokens: dict[int, list[int]] = {}
+        self.memory: dict[tuple[int, int], int] = {}
+
+    def attempt(self, call):
+        """Run an operation; where it raises, nothing may have changed."""
+        before, peak = state(self.tree), self.tree.pool.peak
+        try:
+            return call()
+        except KVCacheError as error:
+            assert state(self.tree) == before
+            assert self.tree.pool.peak == peak
+            return error
+
+    def pick(self, data):
+        return data.draw(st.sampled_from(sorted(self.tokens)))
+
+    @rule(tokens=prompts)
+    def join(self, tokens):
+        shared = max((self.common(tokens, other) for other in self.tokens.values()), default=0)
+        assert self.tree.match(tokens) == shared
+        needed = self.tree.chunks_to_join(tokens)
+        joined = self.attempt(lambda: self.tree.join(tokens))
+        if isinstance(joined, KVCacheError):
+            assert isinstance(joined, PoolExhausted)
+            return
+        assert joined.cached == shared
+        assert len(joined.chunks) == needed
+        for place, token in enumerate(tokens[joined.cached :]):
+            self.write(int(joined.chunks[place // self.c]), place % self.c, token)
+        self.tokens[joined.sequence] = list(tokens)
+
+    @rule(tokens=prompts, data=st.data())
+    @precondition(lambda self: self.tokens)
+    def join_like_another(self, tokens, data):
+        other = self.tokens[self.pick(data)]
+        self.join(other[: data.draw(st.integers(0, len(other)))] + tokens)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tokens)
+    def leave(self, data):
+        sequence = self.pick(data)
+        self.tree.leave(sequence)
+        del self.tokens[sequence]
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tokens)
+    def append(self, data):
+        tokens = data.draw(st.lists(st.integers(0, 1), min_size=len(self.tokens), max_size=len(self.tokens)))
+        needed = self.tree.chunks_to_append()
+        appended = self.attempt(lambda: self.tree.append(tokens))
+        if isinstance(appended, KVCacheError):
+            assert isinstance(appended, PoolExhausted)
+            return
+        assert len(appended.new) == needed
+        for row, sequence in enumerate(self.tokens):
+            self.tokens[sequence].append(tokens[row])
+            self.write(int(appended.chunks[row]), int(appended.slots[row]), tokens[row])
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tokens)
+    def fork(self, data):
+        source = self.pick(data)
+        forked = self.attempt(lambda: self.tree.fork(source))
+        if isinstance(forked, KVCacheError):
+            assert isinstance(forked, PoolExhausted)
+            return
+        if forked.copy is not None:
+            for slot in range(forked.copy.tokens):
+                self.write(forked.copy.target, slot, self.memory[forked.copy.source, slot])
+        self.tokens[forked.sequence] = list(self.tokens[source])
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tokens)
+    def truncate(self, data):
+        sequence = self.pick(data)
+        length = data.draw(st.integers(1, len(self.tokens[sequence])))
+        result = self.attempt(lambda: self.tree.truncate(sequence, length))
+        if isinstance(result, KVCacheError):
+            assert isinstance(result, SharedChunk)
+            assert length % self.c != 0
+            assert sum(self.common(self.tokens[sequence], other) > length for other in self.tokens.values()) > 1
+            return
+        self.tokens[sequence] = self.tokens[sequence][:length]
+
+    @rule(unknown=st.integers(-2, 40), data=st.data())
+    def misuse(self, unknown, data):
+        if unknown not in self.tokens:
+            for call in (self.tree.leave, self.tree.fork, lambda s: self.tree.truncate(s, 1)):
+                assert isinstance(self.attempt(lambda call=call: call(unknown)), KVCacheError)
+        wrong = [0] * (len(self.tokens) + 1)
+        assert isinstance(self.attempt(lambda: self.tree.append(wrong)), KVCacheError)
+        assert isinstance(self.attempt(lambda: self.tree.join([])), KVCacheError)
+
+    def write(self, chunk, slot, token):
+        """No write may change what a live sequence reads."""
+        self.memory[chunk, slot] = token
+
+    def common(self, tokens, other):
+        """Tokens of the whole chunks that agree."""
+        whole = min(len(tokens), len(other)) // self.c * self.c
+        return max(n for n in range(0, whole + 1, self.c) if tokens[:n] == other[:n])
+
+    @invariant()
+    def paths_spell_the_tokens(self):
+        assert self.tree.sequences == list(self.tokens)
+        assert self.tree.lengths.tolist() == [len(tokens) for tokens in self.tokens.values()]
+        for sequence, tokens in self.tokens.items():
+            path = self.tree.path(sequence)
+            assert len(path) == -(-len(tokens) // self.c)
+            assert [self.memory[path[n // self.c], n % self.c] for n in range(len(tokens))] == tokens
+            assert self.tree.tokens(sequence).tolist() == tokens
+
+    @invariant()
+    def nothing_leaks(self):
+        used = {chunk for sequence in self.tokens for chunk in self.tree.path(sequence)}
+        assert self.tree.pool.in_use == len(used)
+        distinct = {(chunk, n) for s, t in self.tokens.items() for n in range(len(t)) for chunk in [self.at(s, n)]}
+        slots = {(chunk, n % self.c) for chunk, n in distinct}
+        assert self.tree.waste == len(used) * self.c - len(slots)
+        assert self.tree.waste <= (self.c - 1) * len(self.tokens)
+
+    def at(self, sequence, n):
+        return self.tree.path(sequence)[n // self.c]
+
+    @invariant()
+    def the_plan_describes_the_paths(self):
+        plan = self.tree.plan()
+        assert self.tree.plan() is plan
+        order = [self.tree.sequences[row] for row in plan.order]
+        assert sorted(order) == sorted(self.tokens)
+        paths: dict[int, list[int]] = {sequence: [] for sequence in order}
+        held: dict[int, int] = dict.fromkeys(order, 0)
+        seen: list[int] = []
+        for segment in plan.segments:
+            assert segment.begin < segment.end
+            assert len(segment.chunks) > 0
+            seen += segment.chunks.tolist()
+            for sequence in order[segment.begin : segment.end]:
+                paths[sequence] += segment.chunks.tolist()
+                held[sequence] += plan.tokens(segment)
+        assert len(set(seen)) == len(seen)
+        # With every chunk's sequences in one range, and segments from the root down, this gives back the paths.
+        assert paths == {sequence: self.tree.path(sequence) for sequence in order}
+        assert held == {sequence: len(self.tokens[sequence]) for sequence in order}
+        # Maximal: no segment continues another one with the same sequences.
+        ranges = [(segment.begin, segment.end) for segment in plan.segments]
+        assert len(set(ranges)) == len(ranges)
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
