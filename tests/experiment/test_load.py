@@ -114,7 +114,7 @@ def test_source_and_path_stay_out_of_the_dump(tmp_path: Path) -> None:
     assert not {"source", "path"} & experiment.model_dump().keys()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=st.text(max_size=200))
 def test_any_text_loads_or_is_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"
@@ -172,7 +172,7 @@ MARKS = [
 FRAGMENTS = st.sampled_from([*WORDS, *MARKS, "|", "\n", "\n  ", "\n    ", "---\n"])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(FRAGMENTS, max_size=25), st.booleans())
 def test_anything_like_yaml_loads_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str], after_good: bool
@@ -207,7 +207,7 @@ KEYS = ("title", "seed", "implementations", "protocols", "modes", "caches", "tol
 KEYS += ("expect", "budget", "precision", "confidence", "baseline", "paper", "max_rounds", "kind", "name", "dtype")
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.sampled_from(KEYS), VALUES)
 def test_any_value_under_any_key_loads_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: object

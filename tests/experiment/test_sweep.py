@@ -128,7 +128,7 @@ def test_bad_overrides(tmp_path: Path, overrides: dict[str, str], said: str) -> 
     assert said in refusal(tmp_path, "sweep: [{n_p: 64, n_s: 64}]\n", overrides)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=20), st.sampled_from(["n_p", "n_s", "tree", "dtype", "batch_size"]))
 def test_any_override_loads_or_is_refused(text: str, axis: str) -> None:
     try:
