@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-RUNS = Path("results/runs")
-FORMATS = ("table", "markdown", "latex", "csv", "json")
+from chunkbench.cli.output import FORMATS, RUNS, colour_wanted
 
 _HELP = """Rebuild the tables and the figure of RUN from its facts; nothing is measured.
 
@@ -19,8 +16,9 @@ RUN is a run directory, the cases.jsonl inside it, or `latest`: the newest one b
 Without --format and --out, report.md, table.csv, table.tex, report.json, figure.png and figure.svg are written into
 the run directory and the table is printed. With either, only that one format is produced and the directory is left
 as it is.
+"""
 
-\b
+_EXAMPLES = """\b
 Examples:
   chunkbench report latest
   chunkbench report results/runs/table3-20250101T000000Z --format markdown
@@ -28,13 +26,13 @@ Examples:
 """
 
 
-@click.command(name="report", help=_HELP, short_help="Rebuild tables and figure of a run.")
+@click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")
 @click.argument("run", metavar="RUN")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Print this format.  [default: table]")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to FILE instead of printing.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the table, nor which files were written.")
 def command(run: str, form: str | None, out: Path | None, quiet: bool) -> None:
-    from chunkbench.report import build, csv, json, latex, markdown, text_table, write_all
+    from chunkbench.report import build, render, write_all
     from chunkbench.store import RunError, latest_run, open_run
 
     try:
@@ -44,18 +42,17 @@ def command(run: str, form: str | None, out: Path | None, quiet: bool) -> None:
     if not opened.cases:
         _fail(f"{opened.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
     report = build(opened)
-    colour = out is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    colour = out is None and colour_wanted()
     if form is None and out is None:
         try:
             written = write_all(opened, report)
         except OSError as error:
             _fail(f"{opened.path}: cannot be written: {error.strerror}; --format prints without writing there")
         if not quiet:
-            click.echo(text_table.render(report, colour), nl=False)
+            click.echo(render(report, "table", colour), nl=False)
             click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)
         return
-    renderers = {"markdown": markdown.render, "latex": latex.render, "csv": csv.render, "json": json.render}
-    text = renderers[form](report) if form in renderers else text_table.render(report, colour)
+    text = render(report, form or "table", colour)
     if out is None:
         click.echo(text, nl=False)
         return

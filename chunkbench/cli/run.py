@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from chunkbench.cli.output import FORMATS, RUNS, colour_wanted
+
 
 @click.command("run", short_help="Measure an experiment and print its table.")
 @click.argument("experiment", metavar="EXPERIMENT")
@@ -23,9 +25,8 @@ import click
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
 @click.option(
-    "--format", "form", type=click.Choice(["table", "markdown", "latex", "csv", "json"]), default="table",
-    show_default=True, help="What to print at the end.",
-)  # fmt: skip
+    "--format", "form", type=click.Choice(FORMATS), help="What to print at the end.  [default: table, or nothing with -q]"
+)
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
 @click.pass_context
 def command(
@@ -39,7 +40,7 @@ def command(
     out: Path | None,
     resume: bool,
     dry_run: bool,
-    form: str,
+    form: str | None,
     quiet: bool,
 ) -> None:
     """Measure EXPERIMENT (a YAML file, or the name of a bundled one) and print its table.
@@ -86,16 +87,16 @@ def command(
     if dry_run:
         click.echo(describe_plan(chosen, target))
         return
-    runs = Path("results/runs")
     if out is None:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        out = latest_run(runs, chosen.name) if resume else runs / f"{chosen.name}-{stamp}"
+        out = latest_run(RUNS, chosen.name) if resume else RUNS / f"{chosen.name}-{stamp}"
     with RunProgress(quiet) as progress:
         outcome = run_experiment(chosen, target, out, resume, ["chunkbench", *sys.argv[1:]], progress)
     if outcome.run.cases:
-        write_all(outcome.run)
-        if not quiet or ctx.get_parameter_source("form") == click.core.ParameterSource.COMMANDLINE:
-            click.echo(render(build(outcome.run), form))
+        report = build(outcome.run)
+        write_all(outcome.run, report)
+        if form is not None or not quiet:
+            click.echo(render(report, form or "table", colour_wanted()), nl=False)
     if outcome.interrupted:
         click.echo(f"interrupted; finished points are kept. To go on:\n  {_resume_command(out)}", err=True)
         ctx.exit(130)
