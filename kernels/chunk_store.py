@@ -21,14 +21,14 @@ class Slab(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Chunks with consecutive ids in one slab: places `start .. start + count` of slab number `slab`.
+    """Chunks with consecutive ids in one slab: places `start .. start + chunks` of slab number `slab`.
 
     `begin` is where they begin in the list of ids that was split.
     """
 
     slab: int
     start: int
-    count: int
+    chunks: int
     begin: int
 
 
@@ -95,11 +95,11 @@ class ChunkStore:
         c = self.chunk_size
         whole, rest = divmod(k.shape[0], c)
         for run in self.runs(chunks[:whole]):
-            tokens = slice(run.begin * c, (run.begin + run.count) * c)
-            places = slice(run.start, run.start + run.count)
+            tokens = slice(run.begin * c, (run.begin + run.chunks) * c)
+            places = slice(run.start, run.start + run.chunks)
             slab = self.slabs[run.slab]
-            slab.keys[places].copy_(k[tokens].unflatten(0, (run.count, c)).transpose(1, 2))
-            slab.values[places].copy_(v[tokens].unflatten(0, (run.count, c)).transpose(1, 2))
+            slab.keys[places].copy_(k[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
+            slab.values[places].copy_(v[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
         if rest:
             keys, values = self._chunk(int(chunks[whole]))
             keys[:, :rest].copy_(k[whole * c :].transpose(0, 1))

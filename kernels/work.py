@@ -171,11 +171,11 @@ def _split(
     for part in (rest, apart):
         scattered: dict[int, list[int]] = {}
         for run in store.runs(chunks[part]):
-            members = part[run.begin : run.begin + run.count]
-            if run.count == 1:
+            members = part[run.begin : run.begin + run.chunks]
+            if run.chunks == 1:
                 scattered.setdefault(run.slab, []).append(int(members[0]))
                 continue
-            for start in range(0, run.count, limit):
+            for start in range(0, run.chunks, limit):
                 some = members[start : start + limit]
                 places = np.arange(run.start + start, run.start + start + len(some))
                 yield run.slab, places, rows[some], np.flatnonzero(is_last[some])

@@ -102,7 +102,7 @@ def test_growth_adds_exactly_what_is_missing_and_moves_nothing():
 
 def test_runs_break_where_ids_or_slabs_do():
     store = make(4, 4)
-    found = [(r.slab, r.start, r.count, r.begin) for r in store.runs(ids(1, 2, 3, 4, 5, 7, 6, 0))]
+    found = [(r.slab, r.start, r.chunks, r.begin) for r in store.runs(ids(1, 2, 3, 4, 5, 7, 6, 0))]
     assert found == [(0, 1, 3, 0), (1, 0, 2, 3), (1, 3, 1, 5), (1, 2, 1, 6), (0, 0, 1, 7)]
     assert list(store.runs(ids())) == []
 
