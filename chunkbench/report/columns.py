@@ -37,9 +37,9 @@ _SHORT: Mapping[str, tuple[str, ...]] = {
 }
 
 _MEANING: Mapping[str, str] = {
-    "vllm_paged_attn": "PagedAttn, private blocks",
-    "vllm_paged_attn_star": "PagedAttn*, block tables that share the prompt's blocks",
-    "paged_attn_star": "PagedAttn with block tables that share the prompt's blocks",
+    "vllm_paged_attn": "every sequence in blocks of its own",
+    "vllm_paged_attn_star": "block tables share the prompt's blocks",
+    "paged_attn_star": "PagedAttn whose block tables share the prompt's blocks",
     "chunk_attn_torch": "ChunkAttn's algorithm in PyTorch operations",
     "chunk_attn_no_tpp": "ChunkAttn's cache without the chunk-first phase",
 }
@@ -89,5 +89,5 @@ def legend(implementations: Iterable[str], rows: Mapping[str, Row]) -> list[str]
         same = heading.replace(" ", "") == label.replace(" ", "")
         text = ": ".join(part for part in ("" if same else label, meaning) if part)
         if text:
-            lines.append(f"{heading} = {text}")
+            lines.append(f"{label if same else heading} = {text}")
     return lines

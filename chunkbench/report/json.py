@@ -19,13 +19,15 @@ def _case(values: dict[str, Any], report: Report) -> dict[str, Any]:
     judged = [asdict(outcome) for outcome in report.outcomes if outcome.key == values["key"]]
     for outcome in judged:
         del outcome["key"], outcome["axes"]
-    return {name: _finite(value) for name, value in values.items()} | {"expectations": judged}
+    return {**_finite(values), "expectations": judged}
 
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity (the error of a wrong result); they become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     return value

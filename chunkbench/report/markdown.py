@@ -6,7 +6,8 @@ import re
 
 from chunkbench.report.model import Cell, Report, Table
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#])")
+# An underscore inside a word means nothing to Markdown, and n_p should stay readable as plain text.
+_SPECIAL = re.compile(r"([\\`*{}\[\]<>|~#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
 def render(report: Report, figure: str = "") -> str:

@@ -32,9 +32,11 @@ def times(value: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A share: 95%, 4.5%, 0.3%."""
+    """A share: 95%, 4.5%, 0.3%, <0.1%."""
     if fraction is None:
         return NOTHING
+    if 0 < fraction < 0.0005:
+        return "<0.1%"
     return f"{fraction:.0%}" if fraction >= 0.0995 else f"{fraction:.1%}"
 
 

@@ -12,15 +12,15 @@ from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
 from chunkbench.report.tables import NOISY_MARK, PROBE_MARK, STATUS_WORD
 
-_NUMBER = re.compile(r"\d[\d,.]*")
+_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _LONGEST_REASON = 400
 
 
 def status_lines(groups: Sequence[Group], implementations: Sequence[str], axes: Sequence[str]) -> list[str]:
-    """One line for each status and kind of reason, whoever it befell, then one for each kind of noise."""
+    """One line for each status and kind of reason, whoever it befell, and one for all noise."""
     who: dict[tuple[str, str], list[str]] = {}
     for implementation in implementations:
-        found = _by_kind([(g, g.rows[implementation]) for g in groups if implementation in g.rows], noisy=False)
+        found = _by_kind([(g, g.rows[implementation]) for g in groups if implementation in g.rows])
         for (status, _), places in found.items():
             word = STATUS_WORD.get(status, status)
             said = word if word == status else f"{word} ({status})"
@@ -28,22 +28,22 @@ def status_lines(groups: Sequence[Group], implementations: Sequence[str], axes: 
             label = name(implementation, places[0][1].facts.label)
             who.setdefault((f"{said} at {where}", _reason(places)), []).append(label)
     lines = [f"{', '.join(labels)}: {said}: {reason}" for (said, reason), labels in who.items()]
-    noise = _by_kind([(group, row) for group in groups for row in group.rows.values()], noisy=True)
-    total = sum(len(group.rows) for group in groups)
-    lines += [
-        f"{NOISY_MARK} noisy, {len(places)} of {count(total, 'case')}: {_reason(places)}" for places in noise.values()
-    ]
-    return lines
+    return lines + _noise_line(groups)
 
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str]) -> list[str]:
     """Roofline fractions above what is possible: the probe's error, which puts every fraction of the run in doubt."""
+    found: dict[str, list[tuple[list[float], str]]] = {}
+    for group in groups:
+        for implementation, row in group.rows.items():
+            text = row.derived.probe_error
+            if text:
+                where = f"{name(implementation, row.facts.label)} at {_point(group, axes)}"
+                found.setdefault(_NUMBER.sub("#", text), []).append((_figures(text), f"{where}: {text}"))
     return [
-        f"{PROBE_MARK} {name(row.facts.implementation, row.facts.label)} at {_point(group, axes)}: "
-        f"{row.derived.probe_error} (an error of the probe, not a merit of the kernel)"
-        for group in groups
-        for row in group.rows.values()
-        if row.derived.probe_error
+        f"{PROBE_MARK} An error of the probe, not a merit of the kernel, in {count(len(cases), 'case')}; "
+        f"the worst is {max(cases)[1]}"
+        for cases in found.values()
     ]
 
 
@@ -53,12 +53,30 @@ def one_line(text: str) -> str:
     return joined if len(joined) <= _LONGEST_REASON else joined[:_LONGEST_REASON] + " ..."
 
 
-def _by_kind(places: Sequence[tuple[Group, Row]], noisy: bool) -> Mapping[tuple[str, str], list[tuple[Group, Row]]]:
-    """Rows that are not ok by status and reason, taking reasons that differ in their figures alone as one."""
+def _noise_line(groups: Sequence[Group]) -> list[str]:
+    """How many cases are noisy and why, every kind of complaint with its worst figures."""
+    rows = [row for group in groups for row in group.rows.values()]
+    noisy = [row for row in rows if row.facts.status == "noisy"]
+    if not noisy:
+        return []
+    complaints: dict[str, list[str]] = {}
+    for row in noisy:
+        for text in one_line(row.facts.reason).split("; "):
+            complaints.setdefault(_NUMBER.sub("#", text), []).append(text)
+    worst = [f"{max(texts, key=_figures)} ({len(texts)})" for texts in complaints.values()]
+    return [f"{NOISY_MARK} noisy, {len(noisy)} of {count(len(rows), 'case')}; at worst: {'; '.join(worst)}"]
+
+
+def _figures(text: str) -> list[float]:
+    return [float(figure.replace(",", "")) for figure in _NUMBER.findall(text)]
+
+
+def _by_kind(places: Sequence[tuple[Group, Row]]) -> Mapping[tuple[str, str], list[tuple[Group, Row]]]:
+    """Rows without a number by status and reason, taking reasons that differ in their figures alone as one."""
     found: dict[tuple[str, str], list[tuple[Group, Row]]] = {}
     for group, row in places:
         status = row.facts.status
-        if status != "ok" and (status == "noisy") == noisy:
+        if status not in ("ok", "noisy"):
             found.setdefault((status, _NUMBER.sub("#", row.facts.reason)), []).append((group, row))
     return found
 

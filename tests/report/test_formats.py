@@ -101,7 +101,7 @@ def test_markdown_shows_losses_tables_and_figure(table3) -> None:
 def test_markdown_tables_survive_any_reason_and_label(make_case, make_run) -> None:
     cases = [make_case("chunk_attn"), make_case("third", label="a|b_c*d", status="error", reason="x | y\n# z", us=[])]
     text = markdown.render(build(make_run(cases)))
-    assert r"a\|b\_c\*d" in text
+    assert r"a\|b_c\*d" in text
     assert r"x \| y \# z" in text
 
 

@@ -41,7 +41,10 @@ def test_ratios(value: float, text: str) -> None:
     assert times(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.951, "95%"), (0.0456, "4.6%"), (0.0996, "10%"), (1.07, "107%")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.951, "95%"), (0.0456, "4.6%"), (0.0996, "10%"), (1.07, "107%"), (4e-4, "<0.1%"), (0.0, "0.0%")],
+)
 def test_shares(value: float, text: str) -> None:
     assert percent(value) == text
 

@@ -6,7 +6,8 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from chunkbench.cli.report import command
+from chunkbench.cli.report import FORMATS, command
+from chunkbench.report import FORMATS as RENDERED
 from chunkbench.store import open_run
 
 
@@ -111,6 +112,10 @@ def test_unknown_schema(run_directory) -> None:
     assert "version 99" in result.stderr
 
 
+def test_every_format_that_is_offered_can_be_rendered() -> None:
+    assert FORMATS == RENDERED
+
+
 def test_unknown_format(run_directory) -> None:
     result = call(run_directory, "--format", "haiku")
     assert result.exit_code == 2
@@ -119,5 +124,5 @@ def test_unknown_format(run_directory) -> None:
 
 def test_help_ends_with_examples() -> None:
     text = call("--help").output
-    assert "Examples:" in text
-    assert "chunkbench report latest --format json" in text
+    assert text.index("Options:") < text.index("Examples:")
+    assert text.rstrip().endswith("--out table3.json")

@@ -118,18 +118,26 @@ def test_same_reason_of_several_implementations_is_said_once(table3) -> None:
     assert "PagedAttn, PagedAttn*: n/a (unavailable) at every point" in text
 
 
-def test_noise_is_marked_where_it_is_shown(make_case, make_run) -> None:
-    cases = [make_case("chunk_attn"), make_case("naive", status="noisy", reason="other processes kept 1.2 CPUs busy")]
+def test_noise_is_marked_where_it_is_shown_and_explained_once(make_case, make_run) -> None:
+    busy, apart = "other processes kept {} CPUs busy", "rounds lie up to {}% from their middle"
+    cases = [
+        make_case("chunk_attn"),
+        make_case("naive", status="noisy", reason=busy.format(1.2)),
+        make_case("flash_attn", status="noisy", reason=f"{busy.format(0.9)}; {apart.format(9)}"),
+        make_case("vllm_paged_attn", status="noisy", reason=f"{busy.format(1.1)}; {apart.format(12)}"),
+    ]
     text = text_table.render(build(make_run(cases)))
     assert "~25,870" in text
-    assert "~ noisy, 1 of 2 cases: other processes kept 1.2 CPUs busy" in text
+    said = f"~ noisy, 3 of 4 cases; at worst: {busy.format(1.2)} (3); {apart.format(12)} (2)"
+    assert said in " ".join(text.split())
 
 
 def test_impossible_fractions_are_reported_as_the_probes_error(make_case, make_run) -> None:
-    report = build(make_run([make_case("chunk_attn", us=[100.0]), make_case("naive", us=[20000.0])]))
-    text = text_table.render(report)
-    assert re.search(r"\d%!", text)
-    assert any("error of the probe" in warning for warning in report.warnings)
+    fast = {"chunk_attn": 100.0, "flash_attn": 50.0, "naive": 20000.0}
+    report = build(make_run([make_case(name, us=[us]) for name, us in fast.items()]))
+    assert re.search(r"\d%!", text_table.render(report))
+    (warning,) = report.warnings
+    assert warning.startswith("! An error of the probe, not a merit of the kernel, in 2 cases; the worst is FlashAttn")
 
 
 def test_footer_says_what_must_be_known(table3) -> None:
