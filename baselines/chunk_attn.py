@@ -75,7 +75,9 @@ class ChunkAttnTorch(ChunkAttn):
 class ChunkAttnNoTpp(ChunkAttn):
     id = "chunk_attn_no_tpp"
     label = "ChunkAttn, no TPP"
-    note = "ChunkAttn, no TPP: the same cache, but every sequence reads its shared chunks for itself (sequence first only)"
+    note = (
+        "ChunkAttn, no TPP: the same cache, but every sequence reads its shared chunks for itself (sequence first only)"
+    )
     reads_shared_once = False
 
     def prepare(self, inputs: Inputs) -> Session:

@@ -33,9 +33,13 @@ YES = Answer(True)
 class Inputs(Protocol):
     """What every implementation of a point is given."""
 
-    point: Point
-    prompts: Sequence[Sequence[int]]
-    """Token ids of each sequence's prompt, in the order of addition."""
+    @property
+    def point(self) -> Point: ...
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """Token ids of each sequence's prompt, in the order of addition."""
+        ...
 
     @property
     def capacity(self) -> int:
@@ -43,7 +47,7 @@ class Inputs(Protocol):
         ...
 
     def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V `[stop - start, kv_heads, head_dim]` of prompt tokens start..stop of a sequence, dtype and device of the point."""
+        """K and V `[stop - start, kv_heads, head_dim]` of prompt tokens start..stop of a sequence."""
         ...
 
 
@@ -60,7 +64,7 @@ class Session(ABC):
 
     @abstractmethod
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        """The timed call: attention of q `[b, heads, head_dim]` over all tokens held, scaled by 1/sqrt(head_dim), into out.
+        """The timed call: attention of q `[b, heads, head_dim]` over all tokens held into out; scale 1/sqrt(head_dim).
 
         No host synchronisation and no allocation that the library does not force.
         """

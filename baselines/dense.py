@@ -1,4 +1,4 @@
-"""Contiguous K/V `[b, kv_heads, capacity, d]`, one slice per sequence: the cache of the libraries that know no blocks."""
+"""Contiguous K/V `[b, kv_heads, capacity, d]`, one slice per sequence: for libraries that know no blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from chunkbench.baselines.contract import Inputs
 class DenseCache:
     """K and V of every sequence, held privately, with room for all completion tokens.
 
-    Lengths may differ between sequences; then `mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere,
-    otherwise it is None.
+    Lengths may differ between sequences; then `mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf
+    elsewhere, otherwise it is None.
     """
 
     def __init__(self, inputs: Inputs) -> None:

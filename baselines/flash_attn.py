@@ -1,4 +1,4 @@
-"""FlashAttn: the FlashAttention backend of PyTorch's scaled_dot_product_attention, forced, as in the paper (section 4.1)."""
+"""FlashAttn: the FlashAttention backend of PyTorch's scaled_dot_product_attention (paper, section 4.1)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class FlashAttn(Implementation):
     id = "flash_attn"
     label = "FlashAttn"
     note = (
-        "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is shaped for prefill and, with one "
-        "query per sequence, uses a fraction of what it was built for"
+        "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is shaped for prefill: with "
+        "one query per sequence it uses a fraction of what it was built for"
     )
 
     def availability(self, device: str) -> Answer:

@@ -1,13 +1,13 @@
 """Shared-prefix matmul: what a user could write in ten lines of PyTorch, and a hard baseline to beat.
 
-One matrix product over the tokens that the whole batch has in common, a batched product over the private rest, merged by
-log-sum-exp. It finds the common prefix from the token ids and knows one prefix, not a forest.
+One matrix product over the tokens that the whole batch has in common, a batched product over the private rest, merged
+by log-sum-exp. It finds the common prefix from the token ids and knows one prefix, not a forest.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 
@@ -19,7 +19,7 @@ class SharedPrefixMatmulSession(Session):
     def __init__(self, inputs: Inputs) -> None:
         point = inputs.point
         self._scale = point.head_dim**-0.5
-        shared = len(os.path.commonprefix([list(prompt) for prompt in inputs.prompts]))
+        shared = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*inputs.prompts, strict=True)))
         self._prompt = len(inputs.prompts[0]) - shared
         k, v = inputs.keys_values(0, 0, shared)
         self._shared_k = k.transpose(0, 1).contiguous()  # [kv_heads, shared, d]
@@ -59,7 +59,7 @@ class SharedPrefixMatmulSession(Session):
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q `[batch, rows, d]` over k, v `[batch, n, d]`, and the log-sum-exp of its scores `[batch, rows]`."""
+    """Attention of q `[batch, rows, d]` over k, v `[batch, n, d]`; log-sum-exp of the scores `[batch, rows]`."""
     scores = torch.bmm(q, k.transpose(1, 2)).float().mul_(scale)
     lse = torch.logsumexp(scores, dim=-1)
     probabilities = scores.sub_(lse[..., None]).exp_().to(v.dtype)
@@ -69,7 +69,9 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> 
 class SharedPrefixMatmul(Implementation):
     id = "shared_prefix_matmul"
     label = "Shared matmul"
-    note = "Shared matmul is ten lines of PyTorch: one product over the batch's common prefix, a batched one over the rest"
+    note = (
+        "Shared matmul is ten lines of PyTorch: one product over the batch's common prefix, a batched one over the rest"
+    )
     shares_storage = True
     reads_shared_once = True
 

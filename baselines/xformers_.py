@@ -1,4 +1,4 @@
-"""xformers: memory-efficient attention (section 4.1 of the paper). The file's name ends in `_` because the library has it."""
+"""xformers: memory-efficient attention (section 4.1 of the paper). The library has the file's name without the `_`."""
 
 from __future__ import annotations
 

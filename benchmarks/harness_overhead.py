@@ -1,6 +1,6 @@
 """The harness's own overhead per timed call: `run_round` around a session that does nothing.
 
-What it prints is what every sample contains besides the call: two clock readings, one method call, the bytecode between.
+What it prints is in every sample besides the call's work: two clock readings, one method call, the bytecode between.
 Run it with `python benchmarks/harness_overhead.py`; the bar is 2 us on the CPU path.
 """
 

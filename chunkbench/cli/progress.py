@@ -57,13 +57,13 @@ class RunProgress:
         kept = f", {finished} already measured" if finished else ""
         self._say(f"{points} points{kept} -> {path}")
 
-    def activity(self, point: Point, text: str, done: float, left_s: float | None) -> None:
+    def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
         """Move the bar."""
         if self._bar is not None:
             name = f"{self._number + 1}/{self._points} {describe(point)}"
             self._bar.update(self._task, completed=done, point=name, text=text, left=_left(left_s))
 
-    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float | None) -> None:
+    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
         """One line per point."""
         self._number += 1
         now = monotonic()
@@ -90,9 +90,7 @@ def describe(point: Point) -> str:
     return f"n_p={n_p} {shared} b={point.batch_size}"
 
 
-def _left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def _left(seconds: float) -> str:
     if seconds < 90:
         return f"about {seconds:.0f} s left"
     return f"about {seconds / 60:.0f} min left"

@@ -25,7 +25,10 @@ from chunkbench.cli.output import FORMATS, RUNS, colour_wanted
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), help="What to print at the end.  [default: table, or nothing with -q]"
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="What to print at the end.  [default: table, or nothing with -q]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
 @click.pass_context
@@ -108,7 +111,9 @@ def _axes(sets: tuple[str, ...]) -> dict[str, str]:
     for text in sets:
         axis, equals, values = text.partition("=")
         if not equals or not values:
-            raise click.BadParameter(f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint="--set")
+            raise click.BadParameter(
+                f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint="--set"
+            )
         axes[axis.strip()] = values
     return axes
 

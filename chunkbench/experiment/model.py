@@ -114,7 +114,9 @@ class Experiment(BaseModel):
     case_limit_s: Seconds = Field(60.0, alias="case_limit", description="a case that would take longer is a timeout")
     confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
     precision: Fraction01 = Field(0.02, description="stop when the interval's half-width is this share of the latency")
-    min_rounds: Count = Field(3, ge=3, description="of the strict protocol; with fewer there is no telling noise from a result")
+    min_rounds: Count = Field(
+        3, ge=3, description="of the strict protocol; with fewer there is no telling noise from a result"
+    )
     max_rounds: Count = Field(50, ge=3, validate_default=True)
     tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
         default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"

@@ -1,4 +1,4 @@
-"""One attempt at a point with one worker: prepare, check, interleaved rounds, check again, memory group by memory group."""
+"""One attempt at a point: prepare, check, interleaved rounds, check again; one memory group at a time."""
 
 from __future__ import annotations
 

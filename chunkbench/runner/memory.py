@@ -23,7 +23,7 @@ class Grouping:
 
 
 def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
-    """K and V at the end of a round, predicted: whole chunks or contiguous rows, shared prefixes once where they are."""
+    """K and V at the end of a round, predicted: whole chunks or rows, shared prefixes once where they are so held."""
     lengths = point.prompt_lengths(seed)
     completions = point.batch_size * (point.n_c + point.chunk_size)
     tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(lengths)
@@ -41,7 +41,9 @@ def group(needs: Mapping[str, int], order: Sequence[str], baseline: str, room: i
     `needs` are bytes of each implementation, `room` the bytes that a group may take.
     """
     too_large = {
-        name: f"needs {gigabytes(needs[name])} of K/V, {gigabytes(room)} are available" for name in order if needs[name] > room
+        name: f"needs {gigabytes(needs[name])} of K/V, {gigabytes(room)} are available"
+        for name in order
+        if needs[name] > room
     }
     fitting = [name for name in order if name not in too_large]
     base = needs[baseline] if baseline in fitting else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,13 +28,13 @@ _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 class Listener(Protocol):
-    """Who watches a run. `left_s` is the estimated time left, None while nothing is known."""
+    """Who watches a run. `left_s` is the estimated time left."""
 
     def started(self, path: Path, points: int, finished: int) -> None: ...
 
-    def activity(self, point: Point, text: str, done: float, left_s: float | None) -> None: ...
+    def activity(self, point: Point, text: str, done: float, left_s: float) -> None: ...
 
-    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float | None) -> None: ...
+    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def run_experiment(
         todo = [point for point in points if point not in finished]
         try:
             with _sigterm_as_interrupt():
-                _measure(experiment, target, writer, todo, cases, len(points), listener)
+                _measure(experiment, target, writer, todo, cases, listener)
         except KeyboardInterrupt:
             return Outcome(open_run(out), interrupted=True)
         writer.update_manifest(interrupted=False, finished_at=_now())
@@ -107,8 +107,7 @@ def _measure(
     target: Target,
     writer: RunWriter,
     todo: Sequence[Point],
-    cases: dict[Point, Sequence[Case]],
-    points: int,
+    cases: Mapping[Point, Sequence[Case]],
     listener: Listener,
 ) -> None:
     if not todo:
@@ -127,40 +126,63 @@ def _measure(
         worker.kill()
         raise
     runner = PointRunner(experiment, survey, worker, start)
-    weights = {point: weight(point, experiment.seed) for point in cases}
-    whole = sum(weights.values())
-    budget = experiment.budget_s * sum(weights[point] for point in todo) / whole
-    started = monotonic()
-    before = sum(weights[point] for point in cases if point not in todo)
-    behind = 0
-
-    def left(extra: float) -> float | None:
-        """Time left, from the pace so far once there is one."""
-        done = behind + extra
-        if done < 0.02 * whole:
-            return max(0.0, budget - (monotonic() - started))
-        return (monotonic() - started) / done * (whole - before - done)
-
+    pace = _Pace({point: weight(point, experiment.seed) for point in cases}, todo, experiment.budget_s)
     try:
-        for position, point in enumerate(todo):
-            ahead = sum(weights[later] for later in todo[position:])
-            share = max(0.0, budget - (monotonic() - started)) * weights[point] / ahead
-            progress = 0.0
+        for point in todo:
 
             def announce(text: str, point: Point = point) -> None:
-                extra = progress * weights[point]
-                listener.activity(point, text, (before + behind + extra) / whole, left(extra))
+                listener.activity(point, text, pace.done, pace.left_s)
 
-            def advance(fraction: float) -> None:
-                nonlocal progress
-                progress = fraction
-
-            measured = runner.measure(point, cases[point], share, announce, advance)
+            measured = runner.measure(point, cases[point], pace.begin(point), announce, pace.advance)
             writer.append(measured)
-            behind += weights[point]
-            listener.point_finished(point, measured, (before + behind) / whole, left(0.0))
+            pace.end()
+            listener.point_finished(point, measured, pace.done, pace.left_s)
     finally:
         runner.close()
+
+
+class _Pace:
+    """How the budget is shared among points by their weights, and how much of the run is behind us."""
+
+    def __init__(self, weights: Mapping[Point, int], todo: Sequence[Point], budget_s: float) -> None:
+        self._weights = weights
+        self._whole = sum(weights.values())
+        self._ahead = sum(weights[point] for point in todo)
+        self._before = self._whole - self._ahead  # measured by an earlier run that this one resumes
+        self._budget_s = budget_s * self._ahead / self._whole
+        self._started = monotonic()
+        self._current, self._share_done = 0, 0.0
+
+    def begin(self, point: Point) -> float:
+        """Seconds that this point may take: its share of what is left of the budget."""
+        self._current, self._share_done = self._weights[point], 0.0
+        return max(0.0, self._budget_s - (monotonic() - self._started)) * self._current / self._ahead
+
+    def advance(self, share: float) -> None:
+        """This share of the current point, 0 to 1, is done."""
+        self._share_done = share
+
+    def end(self) -> None:
+        """The current point is done."""
+        self._ahead -= self._current
+        self._current, self._share_done = 0, 0.0
+
+    @property
+    def done(self) -> float:
+        """Share of the whole run that is behind us, 0 to 1."""
+        return (self._whole - self._left()) / self._whole
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, at the pace so far; at first, what the budget says."""
+        elapsed = monotonic() - self._started
+        behind = self._whole - self._before - self._left()
+        if behind < 0.02 * self._whole:
+            return max(0.0, self._budget_s - elapsed)
+        return elapsed / behind * self._left()
+
+    def _left(self) -> float:
+        return self._ahead - self._share_done * self._current
 
 
 def _open_writer(
@@ -193,7 +215,7 @@ def _open_writer(
     return RunWriter.create(out, manifest)
 
 
-def _finished_points(writer: RunWriter, cases: dict[Point, Sequence[Case]]) -> set[Point]:
+def _finished_points(writer: RunWriter, cases: Mapping[Point, Sequence[Case]]) -> set[Point]:
     """Points all of whose cases are on disk; the rest of a half-written one is dropped."""
     written = {case.key for case in writer.cases}
     finished = set()

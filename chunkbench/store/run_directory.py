@@ -1,12 +1,11 @@
 """Reading and writing run directories.
 
 A run directory holds `manifest.json` (what was asked for, where it ran), `cases.jsonl` (one line per case, appended
-point by point) and `worker.log`. Writers hold an advisory lock on `.lock`; readers need none, since lines are only appended.
+point by point) and `worker.log`. The writer holds an advisory lock on `.lock`; readers need none: lines are only added.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -176,12 +175,11 @@ def _read_cases(path: Path) -> tuple[list[CaseFacts], int, bool]:
             if not line.endswith(b"\n"):
                 raise ValueError("no end of line")
             cases.append(CaseFacts.model_validate_json(line))
-        except (ValidationError, ValueError) as error:
+        except ValueError as error:
             if last:
                 return cases, good, True
-            with contextlib.suppress(IndexError, AttributeError):
-                error = error.errors()[0]["msg"]  # type: ignore[union-attr,assignment]
-            raise RunError(f"{path}:{number}: damaged: {error}") from None
+            what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            raise RunError(f"{path}:{number}: damaged: {what}") from None
         good += len(line)
     return cases, good, False
 

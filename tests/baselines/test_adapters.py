@@ -89,7 +89,7 @@ def test_what_is_unavailable_says_why_and_how_to_mend_it() -> None:
     for surveyed in registry.survey("cpu"):
         if not surveyed.answer.ok:
             assert surveyed.answer.reason
-    xformers = dict((s.id, s.answer) for s in registry.survey("cpu"))["xformers"]
+    xformers = {s.id: s.answer for s in registry.survey("cpu")}["xformers"]
     assert (xformers.ok, xformers.reason) == (False, "xformers has no CPU operator")
     assert "NVIDIA GPU" in xformers.remedy
 
