@@ -60,7 +60,8 @@ def panels(report: Report) -> list[Panel]:
     found: dict[str, list[Group]] = {}
     for group in report.groups:
         if _x(group, axis) is not None:
-            found.setdefault(describe(group.axes, apart), []).append(group)
+            title = describe(group.axes, [a for a in apart if group.axes.get(a) is not None])
+            found.setdefault(title, []).append(group)
     drawn = [Panel(title, tuple(_curves(groups, report, axis))) for title, groups in found.items()]
     return [panel for panel in drawn if panel.curves]
 

@@ -26,6 +26,8 @@ _ACROSS = 3
 _PANEL_INCHES = (3.3, 2.9)
 _LEGEND_COLUMNS = 5
 _DASHES = (0, (4, 2))
+_BAR_ROOM = 2.0
+_SHORT_TITLE = 28
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers carry the difference in grey print.
 _LOOKS: Mapping[str, tuple[str, str]] = {
@@ -37,10 +39,10 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
     "vllm_paged_attn": ("#56B4E9", "P"),
     "vllm_paged_attn_star": ("#0072B2", "*"),
     "shared_prefix_matmul": ("#009E73", "X"),
-    "chunk_attn_torch": ("#E69F00", "<"),
+    "chunk_attn_torch": ("#882255", "<"),
     "chunk_attn_no_tpp": ("#E69F00", "p"),
 }
-_SPARE = (("#000000", "h"), ("#882255", ">"), ("#999933", "d"), ("#332288", "8"))
+_SPARE = (("#000000", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
 
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -79,17 +81,19 @@ def _draw(report: Report, shown: Sequence[Panel], caption: str) -> Figure:
     down = math.ceil(len(shown) / across)
     handles = _handles(report, shown)
     legend_columns = min(_LEGEND_COLUMNS if across == _ACROSS else 3, len(handles))
-    width = max(_PANEL_INCHES[0] * across + 0.6, 5.4)
+    width = max(_PANEL_INCHES[0] * across + 0.75, 5.6)
     lines = textwrap.wrap(caption, int(width * 16.5))
     below = 0.62 + 0.2 * math.ceil(len(handles) / legend_columns) + 0.15 * len(lines) + 0.1
-    height = 0.75 + _PANEL_INCHES[1] * down + below
+    title = textwrap.wrap(report.title, int(width * 10.5))
+    above = 0.57 + 0.18 * len(title)
+    height = above + _PANEL_INCHES[1] * down + below
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     plots = figure.subplots(down, across, sharey=True, squeeze=False).flat
     figure.subplots_adjust(
-        left=0.62 / width,
+        left=0.78 / width,
         right=1 - 0.15 / width,
-        top=1 - 0.75 / height,
+        top=1 - above / height,
         bottom=below / height,
         wspace=0.08,
         hspace=0.38,
@@ -105,7 +109,7 @@ def _draw(report: Report, shown: Sequence[Panel], caption: str) -> Figure:
     for plot in list(plots)[len(shown) :]:
         plot.set_visible(False)
     figure.suptitle(
-        f"{report.title}", x=0.15 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=11, weight="bold"
+        "\n".join(title), x=0.15 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=11, weight="bold"
     )
     figure.legend(
         handles=handles,
@@ -150,7 +154,7 @@ def _panel(plot: Axes, panel: Panel, looks: Mapping[str, tuple[str, str]]) -> No
     plot.xaxis.set_major_locator(FixedLocator(xs))
     plot.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}" if x < 1000 else f"{x:.0f}"))
     plot.margins(x=0.08)
-    plot.set_title(panel.title.replace("=", " = "), fontsize=9.5)
+    plot.set_title(panel.title.replace("=", " = "), fontsize=9.5 if len(panel.title) <= _SHORT_TITLE else 7.5)
 
 
 def _paper_line(plot: Axes, curve: Curve, colour: str, marker: str) -> None:
@@ -173,8 +177,11 @@ def _paper_line(plot: Axes, curve: Curve, colour: str, marker: str) -> None:
 def _limits(shown: Sequence[Panel]) -> tuple[float, float]:
     """A little more than what is drawn, 1 always inside."""
     spots = [spot for panel in shown for curve in panel.curves for spot in (*curve.here, *curve.paper)]
-    values = [value for spot in spots for value in (spot.speedup, spot.low, spot.high) if value]
-    return min(0.9, *values) / 1.15, max(1.2, *values) * 1.15
+    low, high = min(0.9, *(spot.speedup for spot in spots)), max(1.2, *(spot.speedup for spot in spots))
+    # Bars of a very noisy run may leave the picture, so that they do not squeeze the curves into a line.
+    lowest = max(low / _BAR_ROOM, min(low, *(spot.low or low for spot in spots)))
+    highest = min(high * _BAR_ROOM, max(high, *(spot.high or high for spot in spots)))
+    return lowest / 1.15, highest * 1.15
 
 
 def _scale(plot: Axes, limits: tuple[float, float]) -> None:

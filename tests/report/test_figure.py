@@ -119,3 +119,30 @@ def test_one_point_alone(make_case, make_run) -> None:
     run = make_run([make_case("chunk_attn", n_s=100), make_case("naive", n_s=100)])
     (plot,) = drawn(run).axes
     assert lines(plot)["Naive"][0] == [pytest.approx(100 / 1024)]
+
+
+def test_one_wild_round_does_not_squeeze_the_curves(make_case, make_run) -> None:
+    cases = [make_case("chunk_attn", n_s=n_s, us=[10.0, 10.0, 0.01]) for n_s in (0, 512)]
+    cases += [make_case("naive", n_s=n_s, us=[20.0, 20.0, 20.0]) for n_s in (0, 512)]
+    (plot,) = drawn(make_run(cases)).axes
+    assert plot.get_ylim()[1] < 10
+
+
+def test_nothing_is_cut_off_at_the_edges(table3, make_case, make_run) -> None:
+    small = make_run(
+        [make_case(name, n_s=100, us=[us]) for name, us in (("chunk_attn", 900.0), ("naive", 1.0))],
+        title="A title of an experiment that has a lot to say about what it measures and why it does so",
+    )
+    for run in (table3, small):
+        picture = drawn(run)
+        picture.canvas.draw()
+        renderer = picture.canvas.get_renderer()
+        width, height = picture.canvas.get_width_height()
+        texts = [*picture.texts, picture._suptitle, *picture.legends[0].get_texts()]
+        texts += [plot.yaxis.label for plot in picture.axes]
+        for text in (text for text in texts if text.get_text()):
+            box = text.get_window_extent(renderer)
+            assert box.x0 >= 0, text
+            assert box.y0 >= 0, text
+            assert box.x1 <= width, text
+            assert box.y1 <= height, text

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from chunkbench.report import build, text_table
+from chunkbench.report import build, figure, text_table
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -243,3 +243,29 @@ def test_brackets_in_reasons_are_text_not_markup(make_case, make_run) -> None:
 def test_manifests_that_know_less_still_render(table3, missing: str) -> None:
     del table3.manifest[missing]
     assert "Latency per decode step" in "\n".join(lines_of(table3))
+
+
+def test_points_of_every_kind_in_one_run(make_case, make_run) -> None:
+    """As in the bundled smoke experiment: shares, grouped heads, several prompts, ragged lengths, a tree."""
+    shapes = [
+        *({"n_p": 96, "n_s": n_s, "kv_heads": kv} for n_s in (0, 80, 96) for kv in (4, 2)),
+        {"n_p": 256, "n_s": 128, "prompts": 2},
+        {"n_p": (96, 256), "n_s": 64},
+        {"n_p": 192, "n_s": None, "tree": ((64, ((64, 2), (0, 1))), (0, 1))},
+    ]
+    cases = [
+        make_case(name, heads=4, batch_size=4, us=[us], **shape)
+        for shape in shapes
+        for name, us in (("chunk_attn", 10.0), ("naive", 20.0))
+    ]
+    run = make_run(cases)
+    lines = lines_of(run)
+    assert max(map(len, lines)) <= 100
+    assert "each of 9 points: 2.00x to 2.00x" in " ".join(lines)
+    assert row_after(lines, "Latency", "96-256")[1:] == ["64", "1", "-", "32", "20.00", "10.00"]
+    # Neither a range of lengths nor a tree has a place on an axis of n_s / n_p.
+    picture = figure.draw(build(run), run.manifest)
+    assert picture is not None
+    titles = [plot.get_title() for plot in picture.axes if plot.get_visible()]
+    assert len(titles) == 3
+    assert all("tree" not in title and "-" not in title for title in titles)
