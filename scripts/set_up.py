@@ -41,7 +41,16 @@ def output_of(*command: str | Path) -> str:
 
 
 def pip(python: Path, *arguments: str) -> bool:
-    command = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile", *arguments]
+    command: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-qq",
+        "--no-compile",
+        *arguments,
+    ]
     return subprocess.run(command, check=False, cwd=ROOT).returncode == 0
 
 
