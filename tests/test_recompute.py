@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import chunkbench
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import load_experiment
@@ -70,11 +68,3 @@ def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path)
 def test_the_snippet_is_python_that_a_reader_can_paste() -> None:
     compile(snippet(), "docs/measuring.md", "exec")
     assert "chunkbench" not in snippet(), "it must not lean on the code that it checks"
-
-
-@pytest.mark.parametrize("page", ["design", "measuring", "adding-a-baseline", "reproducing"])
-def test_links_between_pages_lead_somewhere(page: str) -> None:
-    root = Path(__file__).parents[1]
-    path = root / "docs" / f"{page}.md"
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-        assert (path.parent / target).exists(), target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 from rich.console import Console
@@ -81,4 +82,5 @@ def command(subject: str, form: str) -> None:
         table.add_column(column, no_wrap=column == subject.removesuffix("s"), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console(highlight=False, markup=False).print(table)
+    # A pipe has no width of its own; rich would take 80 columns.
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 110).print(table)

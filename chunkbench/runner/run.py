@@ -64,6 +64,8 @@ def resolve(experiment: Experiment) -> Target:
     device = detected if experiment.device == "auto" else experiment.device
     if device == "cuda" and not environment.gpus:
         raise RunError("device: cuda, but PyTorch sees no NVIDIA GPU here; `chunkbench doctor` says more")
+    if device == "cuda" and experiment.modes != ("eager",):
+        raise RunError("modes: this version times eager calls only; leave modes out, or write modes: [eager]")
     native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
     suited: Dtype = "float16" if device == "cuda" else native
     return Target(device, suited if experiment.dtype == "auto" else experiment.dtype, environment)

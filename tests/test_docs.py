@@ -1,0 +1,36 @@
+"""What the documentation shows exists and works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from chunkbench.experiment import Experiment, load_experiment
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_documented_experiment_is_valid(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    (tmp_path / "documented.yaml").write_text(found.group(1))
+    experiment = load_experiment(tmp_path / "documented.yaml")
+    assert len(experiment.points("cpu", "float32")) == 9
+
+
+def test_every_key_of_an_experiment_is_documented() -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    names = {field.alias or name for name, field in Experiment.model_fields.items() if not field.exclude}
+    for name in sorted(names):
+        assert f"`{name}`" in text, name
+    assert all(f"`{name}`" in text or f"{name}:" in text for name in ("n_p", "n_s", "tree"))
