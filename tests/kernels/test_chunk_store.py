@@ -51,15 +51,16 @@ def test_fill_takes_any_strides():
     assert torch.equal(got_v, v)
 
 
-@pytest.mark.parametrize("chunks", [(0, 1, 2), (4, 1, 3)])
-def test_append_writes_one_token_per_row_and_nothing_else(chunks):
+@pytest.mark.parametrize("slots", [(0, 3, 1), (2, 2, 2)])
+@pytest.mark.parametrize("chunks", [(0, 1, 2), (4, 1, 3), (2, 3, 4), (4, 3, 2)])
+def test_append_writes_one_token_per_row_and_nothing_else(chunks, slots):
     store = make(2, 3)
     for slab in store.slabs:
         slab.keys.zero_()
         slab.values.zero_()
     k, v = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
-    store.append(ids(*chunks), ids(0, 3, 1), ids(), k, v)
-    for row, (chunk, slot) in enumerate(zip(chunks, (0, 3, 1), strict=True)):
+    store.append(ids(*chunks), ids(*slots), ids(), k, v)
+    for row, (chunk, slot) in enumerate(zip(chunks, slots, strict=True)):
         got_k, got_v, _ = read(store, [chunk], 4)
         assert torch.equal(got_k[slot], k[row])
         assert torch.equal(got_v[slot], v[row])
