@@ -6,7 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "features.h"
+#include "cpu_features.h"
 #include "probes.h"
 
 namespace nb = nanobind;

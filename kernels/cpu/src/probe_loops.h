@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "features.h"
+#include "cpu_features.h"
 
 namespace chunkbench {
 

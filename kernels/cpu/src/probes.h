@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "features.h"
+#include "cpu_features.h"
 
 namespace chunkbench {
 

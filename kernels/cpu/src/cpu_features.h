@@ -1,4 +1,5 @@
 // What the CPU that runs this can execute, and the names by which Python asks for it.
+// (Not "features.h": the C library has a header of that name, and one of the two would hide the other.)
 #pragma once
 
 #include <string>
