@@ -9,6 +9,7 @@ import torch
 
 from chunkbench.attention import ChunkAttention
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.kvcache import PrefixTree
 
 
 class ChunkAttnSession(Session):
@@ -23,6 +24,7 @@ class ChunkAttnSession(Session):
             device=point.device,
             partition=partition,
         )
+        self._attention.reserve(_chunks(inputs) * point.chunk_size)
         self._sequences = []
         for row, prompt in enumerate(inputs.prompts):
             cached = self._attention.cached_tokens(prompt)
@@ -47,6 +49,15 @@ class ChunkAttnSession(Session):
 
     def work_items(self) -> int:
         return self._attention.work_items
+
+
+def _chunks(inputs: Inputs) -> int:
+    """Chunks that the prompts and all completion tokens take, so that the store allocates them once and exactly."""
+    point = inputs.point
+    forest = PrefixTree(point.chunk_size)
+    for prompt in inputs.prompts:
+        forest.join(prompt)
+    return forest.pool.in_use + point.batch_size * -(-point.n_c // point.chunk_size)
 
 
 class ChunkAttn(Implementation):
