@@ -20,7 +20,7 @@ help: ## List the targets
 
 setup: $(READY) $(READY_VLLM) ## Make the environment .venv, or bring it up to date; costs nothing when it is
 
-test: $(READY) ## Run the tests
+test: $(READY) $(READY_VLLM) ## Run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(READY) ## Check style and types
@@ -32,7 +32,7 @@ format: $(READY) ## Put the Python files into the common style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-smoke: $(READY) ## Run every implementation on small shapes, in seconds
+smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes, in seconds
 	$(BIN)/chunkbench run experiments/smoke.yaml $(ARGS)
 
 reproduce-table3: $(READY) $(READY_VLLM) ## Measure the paper's Table 3 on this machine, set-up included
