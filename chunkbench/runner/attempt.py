@@ -59,7 +59,8 @@ class Attempt:
         """Measure until about `deadline` (monotonic seconds). Raises `Culprit` when the worker is lost."""
         self._announce("making inputs")
         seed = self._experiment.seed
-        room = available_memory() - memory.WORKER_BYTES
+        # What the worker holds of the last point it gives to this one.
+        room = available_memory() + self._worker.resident_bytes - memory.WORKER_BYTES
         probe = memory.probe_bytes(room)
         point = self._point.model_dump(mode="json")
         self.threads = self._housekeeping("open", point=point, seed=seed, probe_bytes=probe)["threads"]

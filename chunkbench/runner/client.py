@@ -13,10 +13,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import psutil
+
 PROTOCOL = 1
 """Version of the requests and replies; a worker that speaks another one is refused."""
 
 _START_LIMIT_S = 120.0
+_KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 50)}
+"""Has glibc keep what is freed for the next point: fresh pages cost up to seconds per gigabyte on a virtual machine."""
 
 
 class WorkerError(RuntimeError):
@@ -47,6 +51,7 @@ class WorkerClient:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
+                env={**os.environ, **_KEEP_FREED_MEMORY},
                 start_new_session=True,  # a Ctrl-C at the terminal must reach the runner alone
             )
         self._buffer = b""
@@ -60,6 +65,11 @@ class WorkerClient:
     def pid(self) -> int:
         """Process id of the worker."""
         return self._process.pid
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the worker holds, in use or kept for the next point."""
+        return psutil.Process(self._process.pid).memory_info().rss
 
     def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its reply.

@@ -10,8 +10,8 @@ import torch
 from chunkbench.kernels.reference import attention
 from chunkbench.runner.inputs import PooledInputs
 
-_ELEMENTS = 1 << 25
-"""K and V elements that one check converts to float64 at most: 512 MB."""
+_ELEMENTS = 1 << 24
+"""K and V elements that one check converts to float64 at most: 128 MB."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ another revision of this package or another environment than the runner.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -194,6 +195,7 @@ def main() -> None:
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
     worker = Worker()
+    gc.freeze()  # what the libraries made is here to stay: collections before rounds need not look at it
     for line in sys.stdin:
         replies.write(json.dumps(_reply(worker, line)) + "\n")
         replies.flush()
