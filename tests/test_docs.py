@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +35,13 @@ def test_every_key_of_an_experiment_is_documented() -> None:
     for name in sorted(names):
         assert f"`{name}`" in text, name
     assert all(f"`{name}`" in text or f"{name}:" in text for name in ("n_p", "n_s", "tree"))
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(code.group(1), names)
+    assert names["out"].shape == (2, 32, 128)
+    assert names["attention"].length(names["second"]) == 66
+    assert names["attention"].cached_tokens(names["prompt"]) == 64
