@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
-from chunkbench.attention import ChunkAttention
+from chunkbench import __version__
+from chunkbench.attention import ChunkAttention, Kernel, Partition
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu.decode import chosen_isa
 from chunkbench.kvcache import PrefixTree
 
 
 class ChunkAttnSession(Session):
-    def __init__(self, inputs: Inputs, partition: Literal["two-phase", "sequence-first"]) -> None:
+    def __init__(self, inputs: Inputs, partition: Partition, kernel: Kernel) -> None:
         point = inputs.point
         self._attention = ChunkAttention(
             heads=point.heads,
@@ -23,6 +25,7 @@ class ChunkAttnSession(Session):
             dtype=getattr(torch, point.dtype),
             device=point.device,
             partition=partition,
+            kernel=kernel,
         )
         self._attention.reserve(_chunks(inputs) * point.chunk_size)
         self._sequences = []
@@ -63,33 +66,40 @@ def _chunks(inputs: Inputs) -> int:
 class ChunkAttn(Implementation):
     id = "chunk_attn"
     label = "ChunkAttn"
-    note = "ChunkAttn runs its PyTorch kernel in this version"
     shares_storage = True
     reads_shared_once = True
+    partition: Partition = "two-phase"
+    kernel: Kernel = "auto"
+
+    def __init__(self) -> None:
+        if self.kernel == "auto" and cpu.native() is None:
+            self.note = f"{self.label} runs its PyTorch kernel here: {cpu.why_missing()}"
 
     def availability(self, device: str) -> Answer:
+        if self.kernel == "auto" and device == "cuda":
+            self.note = f"{self.label} runs its PyTorch kernel on a GPU in this version"
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        return ChunkAttnSession(inputs, "two-phase")
+        return ChunkAttnSession(inputs, self.partition, self.kernel)
 
     def package_version(self) -> str:
-        return f"torch {torch.__version__}"
+        return f"chunkbench {__version__}"
+
+    def isa(self) -> str | None:
+        return chosen_isa() if self.kernel == "auto" and cpu.native() is not None else None
 
 
 class ChunkAttnTorch(ChunkAttn):
     id = "chunk_attn_torch"
     label = "ChunkAttn (PyTorch)"
-    note = ""
+    kernel = "torch"
 
 
 class ChunkAttnNoTpp(ChunkAttn):
+    """The same cache and kernel, but every sequence reads its shared chunks for itself (sequence first only)."""
+
     id = "chunk_attn_no_tpp"
     label = "ChunkAttn, no TPP"
-    note = (
-        "ChunkAttn, no TPP: the same cache, but every sequence reads its shared chunks for itself (sequence first only)"
-    )
     reads_shared_once = False
-
-    def prepare(self, inputs: Inputs) -> Session:
-        return ChunkAttnSession(inputs, "sequence-first")
+    partition = "sequence-first"

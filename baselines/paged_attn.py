@@ -1,25 +1,96 @@
-"""PagedAttn and PagedAttn*: places for paged kernels of our own, which this version does not have.
+"""PagedAttn and PagedAttn*: paged decode attention (PagedAttention) on this project's own CPU kernel.
 
-The paper's PagedAttn is vLLM's kernel: on a CPU `vllm_paged_attn` and `vllm_paged_attn_star` run the real one.
+It runs the same inner loops over the same packed layout as `chunk_attn`, block by block through a block table per
+sequence, so that the difference between the two is the algorithm alone. PagedAttn* is the same kernel with block tables
+that share the blocks of a common prefix (section 4.1 of the paper).
 """
 
 from __future__ import annotations
 
-from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session
+from collections.abc import Sequence
+
+import torch
+
+from chunkbench import __version__
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.experiment.point import Point
+from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu.decode import PagedNative, chosen_isa
+from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kvcache import BlockTables
+
+
+class PagedSession(Session):
+    def __init__(self, inputs: Inputs, share: bool) -> None:
+        point = inputs.point
+        self._size = point.block_size
+        self._store = PackedStore(self._size, point.kv_heads, point.head_dim, getattr(torch, point.dtype))
+        self._kernel = PagedNative(self._store, point.heads)
+        self._tables = BlockTables(self._size, share, max_tokens=inputs.capacity)
+        joined = [self._tables.join(prompt) for prompt in inputs.prompts]
+        # Ids are handed out lowest first, so that a store of this size has room for all that will be appended.
+        self._store.grow(self._tables.pool.in_use + point.batch_size * -(-point.n_c // self._size))
+        for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
+            k, v = inputs.keys_values(row, join.cached, len(prompt))
+            self._store.fill(join.slots[:: self._size] // self._size, k, v)
+        self._prompts = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        slots = self._tables.append(token_ids)
+        places = slots % self._size
+        self._store.append(slots // self._size, places, slots[places == 0] // self._size, k, v)
+
+    def plan(self) -> None:
+        self._kernel.plan(self._tables.table, self._tables.lengths)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._kernel.decode(q, out)
+
+    def rewind(self) -> None:
+        lengths = self._tables.lengths.tolist()
+        for row, (sequence, length) in enumerate(self._prompts):
+            before = (length - 1) // self._size
+            kept, held = length - before * self._size, min(self._size, lengths[row] - before * self._size)
+            if kept < held:
+                self._store.cut(int(self._tables.table[row, before]), kept, held)
+            self._tables.truncate(sequence, length)
+
+    def kv_bytes(self) -> int:
+        return self._tables.pool.in_use * self._store.chunk_bytes
+
+    def work_items(self) -> int:
+        return self._kernel.work_items
 
 
 class PagedAttn(Implementation):
     id = "paged_attn"
     label = "PagedAttn"
+    share = False
 
     def availability(self, device: str) -> Answer:
-        return Answer(False, "this version has no paged kernel of its own", f"see vllm_{self.id}, vLLM's CPU kernel")
+        if device != "cpu":
+            return Answer(False, "the paged kernel of this version runs on CPUs", "run with --device cpu")
+        if cpu.native() is None:
+            return Answer(False, cpu.why_missing())
+        return YES
+
+    def supports(self, point: Point) -> Answer:
+        if point.block_size % 16:
+            return Answer(False, f"the kernel takes blocks of a multiple of 16 tokens, not {point.block_size}")
+        return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        raise NotImplementedError(f"{self.id} is not part of this version")
+        return PagedSession(inputs, self.share)
+
+    def package_version(self) -> str:
+        return f"chunkbench {__version__}"
+
+    def isa(self) -> str:
+        return chosen_isa()
 
 
 class PagedAttnStar(PagedAttn):
     id = "paged_attn_star"
     label = "PagedAttn*"
+    share = True
     shares_storage = True

@@ -6,12 +6,16 @@ from typing import Literal
 
 import torch
 
+from chunkbench.kernels import cpu
 from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.tpp_torch import TppTorch
 from chunkbench.kvcache import ChunkPool, EmptySequence, KVCacheError, PrefixTree, WrongTokens
 from chunkbench.kvcache.tokens import Tokens, token_array
 
 Partition = Literal["two-phase", "sequence-first"]
+Kernel = Literal["auto", "native", "torch"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -30,7 +34,9 @@ class ChunkAttention:
 
     `heads % kv_heads == 0`; `head_dim` is a multiple of 16; `max_tokens` limits the chunks to as many as hold that
     many tokens (None: memory is the limit). `partition="sequence-first"` leaves the chunk-first phase out: the same
-    cache, but every sequence reads its shared chunks for itself.
+    cache, but every sequence reads its shared chunks for itself. `kernel="auto"` takes the native kernel on a CPU where
+    it was built and takes the shape (chunk_size a multiple of 16, head_dim up to 256), else PyTorch's; `kernel` says
+    which it came to.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class ChunkAttention:
         device: torch.device | str = "cpu",
         max_tokens: int | None = None,
         partition: Partition = "two-phase",
+        kernel: Kernel = "auto",
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads != 0:
@@ -62,11 +69,32 @@ class ChunkAttention:
         self.dtype = dtype
         # An index, so that "cuda" and the device of tensors made on "cuda" compare equal.
         self.device = torch.empty(0, device=device).device
+        if kernel not in ("auto", "native", "torch"):
+            raise ValueError(f"kernel is 'auto', 'native' or 'torch', not {kernel!r}")
+        obstacle = self._native_obstacle()
+        if kernel == "native" and obstacle:
+            raise ValueError(f"kernel='native': {obstacle}")
+        self.kernel: Literal["native", "torch"] = "torch" if kernel == "torch" or obstacle else "native"
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
         self._tree = PrefixTree(chunk_size, ChunkPool(limit))
-        self._store = ChunkStore(chunk_size, kv_heads, head_dim, dtype, self.device)
-        self._kernel = TppTorch(self._store, heads, chunk_first=partition == "two-phase")
+        chunk_first = partition == "two-phase"
+        self._store: ChunkStore
+        self._kernel: TppTorch | TppNative
+        if self.kernel == "native":
+            self._store = packed = PackedStore(chunk_size, kv_heads, head_dim, dtype)
+            self._kernel = TppNative(packed, heads, chunk_first)
+        else:
+            self._store = ChunkStore(chunk_size, kv_heads, head_dim, dtype, self.device)
+            self._kernel = TppTorch(self._store, heads, chunk_first)
         self._planned = False
+
+    def _native_obstacle(self) -> str:
+        """Why the native kernel cannot be used; empty when it can."""
+        if self.device.type != "cpu":
+            return f"it runs on a CPU, not on {self.device}"
+        if self.chunk_size % 16 or self.head_dim > 256:
+            return "it takes chunk sizes that are multiples of 16 and head dimensions up to 256"
+        return cpu.why_missing()
 
     @property
     def sequences(self) -> list[int]:
@@ -164,9 +192,11 @@ class ChunkAttention:
 
         Raises SharedChunk where the end would lie inside a chunk that other sequences cover.
         """
+        before = self.length(sequence)
         cut = self._tree.truncate(sequence, length)
         if cut is not None:
-            self._store.cut(cut.chunk, cut.tokens)
+            held = before - (length - cut.tokens)
+            self._store.cut(cut.chunk, cut.tokens, min(held, self.chunk_size))
         self._planned = False
 
     @torch.no_grad()

@@ -129,9 +129,9 @@ class ChunkStore:
         values[:, :tokens].copy_(from_values[:, :tokens])
         values[:, tokens:].zero_()
 
-    def cut(self, chunk: int, tokens: int) -> None:
-        """Forget what a chunk holds beyond its first `tokens` slots."""
-        self._chunk(chunk)[1][:, tokens:].zero_()
+    def cut(self, chunk: int, tokens: int, held: int) -> None:
+        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`."""
+        self._chunk(chunk)[1][:, tokens:held].zero_()
 
     def _chunk(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
         slab, place = self.locate(np.array([chunk]))

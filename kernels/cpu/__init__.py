@@ -1,4 +1,4 @@
-"""Native code for CPUs: for now the two probes that say what the machine can do.
+"""Native code for CPUs: attention kernels (`decode`), their store (`store`), and the probes of what the machine can do.
 
 The module `_native` is compiled when the package is installed. Where that was not possible the package works without
 it: `native()` is None, `why_missing()` says why, and the probes raise `NativeMissing`.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NativeMissing", "isa", "matrix_flops_per_s", "native", "read_seconds", "why_missing"]
+__all__ = ["NativeMissing", "isa", "matrix_flops_per_s", "native", "read_seconds", "required", "why_missing"]
 
 REMEDY = "install a C++17 compiler and Python's headers, then install chunkbench again"
 
@@ -51,7 +51,7 @@ def isa() -> str:
 
     Raises NativeMissing.
     """
-    best: str = _required().isas()[-1]
+    best: str = required().isas()[-1]
     return best
 
 
@@ -63,7 +63,7 @@ def read_seconds(buffer: torch.Tensor, threads: int) -> float:
     """
     import torch
 
-    module = _required()
+    module = required()
     if not isinstance(buffer, torch.Tensor):
         raise TypeError(f"buffer must be a torch.Tensor, got {type(buffer).__name__}")
     if buffer.dtype != torch.float32:
@@ -89,13 +89,14 @@ def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float) -> float:
     of float32, because there numbers are widened and multiplied in float32. Matrix units (AMX) are not counted.
     Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
     """
-    module = _required()
+    module = required()
     _check_threads(threads)
     rate: float = module.matrix_flops_per_s(dtype, threads, milliseconds)
     return rate
 
 
-def _required() -> ModuleType:
+def required() -> ModuleType:
+    """The compiled module. Raises NativeMissing, which says why there is none."""
     module, why = _load()
     if module is None:
         raise NativeMissing(why)

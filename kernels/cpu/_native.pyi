@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -7,3 +8,43 @@ def cpu_features() -> dict[str, bool]: ...
 def isas() -> list[str]: ...
 def read_pass(buffer: Tensor | NDArray[Any], threads: int, isa: str = "") -> tuple[float, float]: ...
 def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float, isa: str = "") -> float: ...
+def shares_openmp() -> bool: ...
+def pack(
+    dtype: str,
+    kv_heads: int,
+    head_dim: int,
+    chunk_size: int,
+    k: int,
+    v: int,
+    keys: NDArray[np.int64],
+    values: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    threads: int,
+) -> None: ...
+def cut(
+    dtype: str, kv_heads: int, head_dim: int, chunk_size: int, key: int, value: int, tokens: int, held: int
+) -> None: ...
+
+class DecodePlan:
+    def __init__(
+        self,
+        dtype: str,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        chunk_size: int,
+        items: NDArray[np.int64],
+        chunk_keys: NDArray[np.int64],
+        chunk_values: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        merge_rows: NDArray[np.int64],
+        merge_starts: NDArray[np.int64],
+        merge_partials: NDArray[np.int64],
+        batch: int,
+        partials: int,
+        isa: str,
+    ) -> None: ...
+    def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...
+    def decode(self, q: int, out: int, scale: float, threads: int) -> None: ...
+    @property
+    def item_count(self) -> int: ...

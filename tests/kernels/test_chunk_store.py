@@ -81,7 +81,7 @@ def test_copy_and_cut():
     k, v = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
     store.fill(ids(0), k, v)
     store.copy(0, 1, 3)
-    store.cut(0, 1)
+    store.cut(0, 1, held=4)
     got_k, got_v, void = read(store, [1], 3)
     assert torch.equal(got_k, k)
     assert torch.equal(got_v, v)

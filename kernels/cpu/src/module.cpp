@@ -7,6 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu_features.h"
+#include "decode_plan.h"
+#include "parallel.h"
 #include "probes.h"
 
 namespace nb = nanobind;
@@ -14,6 +16,8 @@ using namespace nb::literals;
 
 namespace {
 
+using Ints = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatBuffer = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::map<std::string, bool> cpu_features() {
@@ -44,6 +48,57 @@ double matrix_flops_per_s(const std::string& dtype, int threads, double millisec
     return chunkbench::matrix_flops_per_s(dtype, threads, milliseconds, chosen);
 }
 
+chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.data() + array.size()}; }
+
+// Columns of items: first_chunk, chunks, tail_row, first_row, rows, first_partial.
+void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
+               int chunk_size, const Table& items, const Ints& chunk_keys, const Ints& chunk_values, const Ints& rows,
+               const Ints& merge_rows, const Ints& merge_starts, const Ints& merge_partials, std::int64_t batch,
+               std::int64_t partials, const std::string& isa) {
+    if (items.shape(1) != 6) throw std::invalid_argument("items has six columns");
+    chunkbench::PlanArrays arrays;
+    for (std::size_t i = 0; i < items.shape(0); ++i) {
+        const std::int64_t* row = items.data() + 6 * i;
+        arrays.items.push_back({row[0], row[1], row[2], row[3], row[4], row[5]});
+    }
+    arrays.chunk_keys = numbers(chunk_keys);
+    arrays.chunk_values = numbers(chunk_values);
+    arrays.rows = numbers(rows);
+    arrays.merge_rows = numbers(merge_rows);
+    arrays.merge_starts = numbers(merge_starts);
+    arrays.merge_partials = numbers(merge_partials);
+    arrays.batch = batch;
+    arrays.partials = partials;
+    const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size);
+    new (self) chunkbench::DecodePlan(shape, std::move(arrays), chunkbench::isa_named(isa));
+}
+
+void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale, int threads) {
+    nb::gil_scoped_release release;
+    self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads);
+}
+
+void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t k, std::uintptr_t v,
+          const Ints& keys, const Ints& values, const Ints& slots, int threads) {
+    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
+    if (keys.size() != values.size() || keys.size() != slots.size() || threads < 1) {
+        throw std::invalid_argument("keys, values and slots have one entry for each token, threads is at least 1");
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (slots.data()[i] < 0 || slots.data()[i] >= chunk_size) throw std::invalid_argument("slots: 0 .. chunk_size");
+    }
+    nb::gil_scoped_release release;
+    chunkbench::pack(shape, reinterpret_cast<const void*>(k), reinterpret_cast<const void*>(v), keys.data(),
+                     values.data(), slots.data(), static_cast<std::int64_t>(slots.size()), threads);
+}
+
+void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t key, std::uintptr_t value,
+         int tokens, int held) {
+    const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
+    if (tokens < 0 || tokens > held || held > chunk_size) throw std::invalid_argument("0 <= tokens <= held <= chunk_size");
+    chunkbench::cut(shape, reinterpret_cast<void*>(key), reinterpret_cast<void*>(value), tokens, held);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -53,4 +108,20 @@ NB_MODULE(_native, m) {
           "One pass over a contiguous float32 buffer on the CPU: (seconds, sum of its elements).");
     m.def("matrix_flops_per_s", &matrix_flops_per_s, "dtype"_a, "threads"_a, "milliseconds"_a, "isa"_a = "",
           "Floating-point operations per second of multiply-add loops held in registers.");
+    m.def("shares_openmp", &chunkbench::shares_openmp, "Whether the kernels run on the process's OpenMP threads.");
+    m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "k"_a, "v"_a, "keys"_a, "values"_a,
+          "slots"_a, "threads"_a,
+          "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at keys[i] and "
+          "values[i].");
+    m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "key"_a, "value"_a, "tokens"_a, "held"_a,
+          "Forget what the chunk at key and value, which holds `held` tokens, holds beyond its first `tokens`.");
+    nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
+        .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "items"_a,
+             "chunk_keys"_a, "chunk_values"_a, "rows"_a, "merge_rows"_a, "merge_starts"_a, "merge_partials"_a,
+             "batch"_a, "partials"_a, "isa"_a)
+        .def("set_last_tokens", [](chunkbench::DecodePlan& self, const Ints& tokens) {
+            self.set_last_tokens(tokens.data(), tokens.size());
+        })
+        .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a)
+        .def_prop_ro("item_count", &chunkbench::DecodePlan::item_count);
 }

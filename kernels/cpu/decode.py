@@ -1,0 +1,127 @@
+"""Decode attention in native code over a packed store: the two-phase partition and paged attention.
+
+Both run the same loops over items (see `planner`); the difference is which items there are, that is, the algorithm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.chunk_store import Ints
+from chunkbench.kernels.cpu import isa, required
+from chunkbench.kernels.cpu.planner import Grain, Item, arrays, cut, items_of_forest
+from chunkbench.kernels.cpu.store import PackedStore, dtype_name
+from chunkbench.kernels.work import PlanLike
+
+if TYPE_CHECKING:
+    from chunkbench.kernels.cpu._native import DecodePlan
+
+
+def chosen_isa() -> str:
+    """The instruction set in use: `CHUNKBENCH_ISA` if set, else the best. Raises ValueError for one the CPU lacks."""
+    wanted = os.environ.get("CHUNKBENCH_ISA", "")
+    usable = required().isas()
+    if wanted and wanted not in usable:
+        raise ValueError(f"CHUNKBENCH_ISA={wanted}: this CPU can run {', '.join(usable)}")
+    return wanted or isa()
+
+
+class NativeDecode:
+    """Decode attention over items of a store; `make` before `decode`."""
+
+    def __init__(self, store: PackedStore, heads: int) -> None:
+        self.store = store
+        self.heads = heads
+        self._isa = chosen_isa()
+        self._scale = store.head_dim**-0.5
+        self._work: DecodePlan | None = None
+        self.work_items = 0
+        """Items of the current plan; each runs once for every KV head."""
+
+    def make(self, items: Iterable[Item], batch: int) -> None:
+        """Make the work descriptors of `batch` rows."""
+        store = self.store
+        grain = Grain(torch.get_num_threads(), store.kv_heads, self.heads // store.kv_heads)
+        flat = arrays(cut(items, grain), batch)
+        keys, values = store.addresses(flat.chunks)
+        self._work = required().DecodePlan(
+            dtype_name(store.dtype),
+            self.heads,
+            store.kv_heads,
+            store.head_dim,
+            store.chunk_size,
+            flat.items,
+            keys,
+            values,
+            flat.rows,
+            flat.merge_rows,
+            flat.merge_starts,
+            flat.merge_partials,
+            batch,
+            flat.partials,
+            self._isa,
+        )
+        self.work_items = len(flat.items)
+
+    def set_last_tokens(self, tokens: Ints) -> None:
+        """Tokens in the last chunk of each row's sequence `[b]`, 1..chunk_size."""
+        assert self._work is not None
+        self._work.set_last_tokens(np.ascontiguousarray(tokens, np.int64))
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Attention of q `[b, h, d]` over the planned contexts into out `[b, h, d]`, scaled by 1/sqrt(d).
+
+        Both of the store's dtype, on the CPU; runs on as many threads as PyTorch does.
+        """
+        assert self._work is not None
+        q = q.contiguous()
+        target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+        self._work.decode(q.data_ptr(), target.data_ptr(), self._scale, torch.get_num_threads())
+        if target is not out:
+            out.copy_(target)
+
+
+class TppNative(NativeDecode):
+    """Two-phase partition (section 3.2 of the paper) over a forest; the interface is that of `TppTorch`.
+
+    Chunk first: items of several rows; sequence first: items of one row. One pass of the threads over all of them,
+    partial results (O, m, n) merged in a second. `chunk_first=False` leaves the first phase out: every sequence reads
+    all of its chunks for itself.
+    """
+
+    def __init__(self, store: PackedStore, heads: int, chunk_first: bool = True) -> None:
+        super().__init__(store, heads)
+        self.chunk_first = chunk_first
+        self._plan: PlanLike | None = None
+
+    def plan(self, plan: PlanLike) -> None:
+        """Make the work descriptors of a plan; of the plan of last time, only bring the lengths up to date."""
+        if plan is not self._plan:
+            self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
+            self._plan = plan
+        self.set_last_tokens(plan.last_tokens)
+
+
+class PagedNative(NativeDecode):
+    """Paged attention over block tables: every sequence reads all of its blocks for itself; blocks are chunks."""
+
+    def __init__(self, store: PackedStore, heads: int) -> None:
+        super().__init__(store, heads)
+        self._blocks: Ints | None = None
+
+    def plan(self, table: np.ndarray, lengths: np.ndarray) -> None:
+        """Follow block tables `[b, blocks]` and lengths `[b]`; rebuilt only when a sequence has other blocks."""
+        size = self.store.chunk_size
+        used = -(-lengths // size)
+        blocks = np.where(np.arange(table.shape[1]) < used[:, None], table, -1)
+        if self._blocks is None or not np.array_equal(blocks, self._blocks):
+            rows = np.arange(len(lengths))
+            items = (Item(table[row, : used[row]].astype(np.int64), row, rows[row : row + 1]) for row in rows.tolist())
+            self.make(items, len(lengths))
+            self._blocks = blocks
+        self.set_last_tokens(lengths - (used - 1) * size)

@@ -1,0 +1,158 @@
+#include "attention.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "parallel.h"
+
+namespace chunkbench {
+namespace {
+
+Loops loops_of(Isa isa) {
+    switch (isa) {
+#ifdef CHUNKBENCH_HAVE_X86
+        case Isa::avx2: return loops_avx2();
+        case Isa::avx512: return loops_avx512();
+#endif
+#ifdef CHUNKBENCH_HAVE_AVX512_BF16
+        case Isa::avx512_bf16: return loops_avx512_bf16();
+#endif
+        default: return loops_portable();
+    }
+}
+
+// Calls body(i, thread) for i = 0 .. count - 1; threads take the next index when they are done with one.
+template <class Body>
+void share_out(std::int64_t count, int threads, const Body& body) {
+    if (threads > count) threads = static_cast<int>(count);
+    std::atomic<std::int64_t> next{0};
+    parallel(threads, [&](int thread) {
+        for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(i, thread);
+    });
+}
+
+// A block of sixteen tokens of K, [16][d], to [d/step][16][step].
+template <class T>
+void turn(const T* rows, T* block, std::int64_t d, int step) {
+    for (std::int64_t i = 0; i < d; i += step) {
+        for (std::int64_t t = 0; t < 16; ++t) {
+            for (int s = 0; s < step; ++s) block[i * 16 + t * step + s] = rows[t * d + i + s];
+        }
+    }
+}
+
+template <class T>
+void turn_back(const T* block, T* rows, std::int64_t d, int step) {
+    for (std::int64_t t = 0; t < 16; ++t) {
+        for (std::int64_t i = 0; i < d; ++i) rows[t * d + i] = block[i / step * step * 16 + t * step + i % step];
+    }
+}
+
+// The partner of a bfloat16 token that comes alone is multiplied with zero, so it must not be what lay there.
+template <class T>
+void clear_partner(T* value, std::int64_t c, std::int64_t d, std::int64_t last) {
+    T* place = value + last / 2 * 32 + 1;
+    for (std::int64_t i = 0; i < d; ++i) place[i / 16 * 16 * c + i % 16 * 2] = 0;
+}
+
+// Pack `count` tokens with slots `slot ..` of one block of sixteen; tokens lie `width` apart in k and v.
+template <class T>
+void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, T* key, T* value, std::int64_t slot,
+                std::int64_t count, int step) {
+    const std::int64_t c = shape.chunk_size, d = shape.head_dim;
+    T rows[16 * kMaxHeadDim];  // tokens of k lie at distances that would all fall into one set of the cache
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head, k += d, v += d, key += c * d, value += c * d) {
+        T* block = key + slot / 16 * 16 * d;
+        const bool full = slot % 16 + count == 16;
+        T* to = full ? rows : block;
+        if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
+        for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
+        if (full) turn(rows, block, d, step);
+        for (std::int64_t t = 0; t < count; ++t) {  // V [d/16][c/step][16][step]
+            const std::int64_t at = slot + t;
+            T* place = value + at / step * 16 * step + at % step;
+            const T* from = v + t * width;
+            for (std::int64_t i = 0; i < d; i += 16, place += 16 * c, from += 16) {
+                if (step == 1) {
+                    std::memcpy(place, from, 16 * sizeof(T));
+                } else {
+                    for (int j = 0; j < 16; ++j) place[j * step] = from[j];
+                }
+            }
+        }
+        const std::int64_t last = slot + count - 1;
+        if (step == 2 && last % 2 == 0) clear_partner(value, c, d, last);
+    }
+}
+
+template <class T>
+void cut_all(const Shape& shape, T* key, T* value, std::int64_t tokens, std::int64_t held, int step) {
+    const std::int64_t c = shape.chunk_size, d = shape.head_dim;
+    T rows[16 * kMaxHeadDim];
+    for (std::int64_t head = 0; head < shape.kv_heads; ++head, key += c * d, value += c * d) {
+        if (tokens % 16 != 0 && held >= tokens / 16 * 16 + 16) {  // the block was full, and no longer is
+            T* block = key + tokens / 16 * 16 * d;
+            turn_back(block, rows, d, step);
+            std::memcpy(block, rows, 16 * d * sizeof(T));
+        }
+        if (step == 2 && tokens % 2 == 1) clear_partner(value, c, d, tokens - 1);
+    }
+}
+
+template <class T>
+void pack_all(const Shape& shape, const void* k, const void* v, const std::int64_t* keys, const std::int64_t* values,
+              const std::int64_t* slots, std::int64_t tokens, int step, int threads) {
+    const std::int64_t width = static_cast<std::int64_t>(shape.kv_heads) * shape.head_dim;
+    const auto goes_on = [&](std::int64_t i) {
+        return keys[i] == keys[i - 1] && slots[i] == slots[i - 1] + 1 && slots[i] % 16 != 0;
+    };
+    share_out(tokens, threads, [&](std::int64_t i, int) {
+        if (i > 0 && goes_on(i)) return;  // packed with the token before it
+        std::int64_t end = i + 1;
+        while (end < tokens && goes_on(end)) ++end;
+        pack_block(shape, static_cast<const T*>(k) + i * width, static_cast<const T*>(v) + i * width, width,
+                   reinterpret_cast<T*>(keys[i]), reinterpret_cast<T*>(values[i]), slots[i], end - i, step);
+    });
+}
+
+}  // namespace
+
+std::int64_t scratch_floats(const Shape& shape, std::int64_t rows) {
+    const std::int64_t group = shape.heads / shape.kv_heads;
+    const std::int64_t floats = rows * group * (2 * shape.head_dim + shape.chunk_size + 2);
+    return (floats + 31) / 32 * 32;  // whole cache lines, so that threads do not share one
+}
+
+void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa) {
+    const Loops loops = loops_of(isa);
+    const std::int64_t scratch = scratch_floats(shape, max_rows);
+    share_out(work.item_count * shape.kv_heads, threads, [&](std::int64_t unit, int thread) {
+        const Item& item = work.items[unit / shape.kv_heads];
+        loops.item(shape, work, item, static_cast<int>(unit % shape.kv_heads), work.scratch + thread * scratch);
+    });
+    if (work.merge_count == 0) return;
+    share_out(work.merge_count, threads, [&](std::int64_t index, int) {
+        for (int head = 0; head < shape.heads; ++head) loops.merge(shape, work, index, head);
+    });
+}
+
+void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* keys, const std::int64_t* values,
+          const std::int64_t* slots, std::int64_t tokens, int threads) {
+    if (shape.dtype == Dtype::float32) {
+        pack_all<float>(shape, k, v, keys, values, slots, tokens, 1, threads);
+    } else {
+        const int step = shape.dtype == Dtype::bfloat16 ? 2 : 1;
+        pack_all<std::uint16_t>(shape, k, v, keys, values, slots, tokens, step, threads);
+    }
+}
+
+void cut(const Shape& shape, void* key, void* value, int tokens, int held) {
+    if (shape.dtype == Dtype::float32) {
+        cut_all(shape, static_cast<float*>(key), static_cast<float*>(value), tokens, held, 1);
+    } else {
+        const int step = shape.dtype == Dtype::bfloat16 ? 2 : 1;
+        cut_all(shape, static_cast<std::uint16_t*>(key), static_cast<std::uint16_t*>(value), tokens, held, step);
+    }
+}
+
+}  // namespace chunkbench

@@ -1,0 +1,101 @@
+#include "decode_plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace chunkbench {
+namespace {
+
+void require(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+bool inside(std::int64_t first, std::int64_t count, std::size_t size) {
+    const auto end = static_cast<std::int64_t>(size);
+    return first >= 0 && count >= 0 && first <= end && count <= end - first;
+}
+
+void require_inside(const Numbers& numbers, std::int64_t end, const char* what) {
+    for (std::int64_t number : numbers) require(number >= 0 && number < end, what);
+}
+
+}  // namespace
+
+Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size) {
+    Shape shape{};
+    if (dtype == "float32") {
+        shape.dtype = Dtype::float32;
+    } else if (dtype == "float16") {
+        shape.dtype = Dtype::float16;
+    } else if (dtype == "bfloat16") {
+        shape.dtype = Dtype::bfloat16;
+    } else {
+        throw std::invalid_argument("dtype is float32, float16 or bfloat16, not " + dtype);
+    }
+    require(kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
+    require(head_dim >= 16 && head_dim <= kMaxHeadDim && head_dim % 16 == 0, "head_dim must be 16, 32, .. 256");
+    require(chunk_size >= 16 && chunk_size % 16 == 0, "chunk_size must be a multiple of 16");
+    shape.heads = heads;
+    shape.kv_heads = kv_heads;
+    shape.head_dim = head_dim;
+    shape.chunk_size = chunk_size;
+    return shape;
+}
+
+DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
+    : shape_(shape), arrays_(std::move(arrays)), isa_(isa), last_tokens_(arrays_.batch, shape.chunk_size) {
+    require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
+    require(arrays_.chunk_keys.size() == arrays_.chunk_values.size(), "as many K chunks as V chunks");
+    for (const Item& item : arrays_.items) {
+        require(item.chunks >= 1 && inside(item.first_chunk, item.chunks, arrays_.chunk_keys.size()), "item's chunks");
+        require(item.rows >= 1 && inside(item.first_row, item.rows, arrays_.rows.size()), "item's rows");
+        require(item.tail_row >= -1 && item.tail_row < arrays_.batch, "item's tail row");
+        require(item.first_partial == -1 || (item.first_partial >= 0 && item.first_partial <= arrays_.partials - item.rows),
+                "item's partial results");
+        max_rows_ = std::max(max_rows_, item.rows);
+    }
+    require_inside(arrays_.rows, arrays_.batch, "rows");
+    require_inside(arrays_.merge_rows, arrays_.batch, "rows to merge");
+    require_inside(arrays_.merge_partials, arrays_.partials, "partial results to merge");
+    const Numbers& starts = arrays_.merge_starts;
+    require(starts.size() == arrays_.merge_rows.size() + 1 && starts.front() == 0, "starts of rows to merge");
+    require(std::is_sorted(starts.begin(), starts.end()), "starts of rows to merge");
+    require(starts.back() == static_cast<std::int64_t>(arrays_.merge_partials.size()), "end of rows to merge");
+    partial_outputs_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * shape_.head_dim);
+    partial_stats_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * 2);
+}
+
+void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) {
+    require(count == last_tokens_.size(), "last_tokens: one number for each row");
+    for (std::size_t i = 0; i < count; ++i) {
+        require(tokens[i] >= 1 && tokens[i] <= shape_.chunk_size, "last_tokens: 1 .. chunk_size");
+    }
+    std::copy(tokens, tokens + count, last_tokens_.begin());
+}
+
+void DecodePlan::decode(const void* q, void* out, float scale, int threads) {
+    require(threads >= 1, "threads must be at least 1");
+    const auto needed = static_cast<std::size_t>(scratch_floats(shape_, max_rows_) * threads);
+    if (scratch_.size() < needed) scratch_.resize(needed);
+    Work work{};
+    work.items = arrays_.items.data();
+    work.item_count = static_cast<std::int64_t>(arrays_.items.size());
+    work.chunk_keys = arrays_.chunk_keys.data();
+    work.chunk_values = arrays_.chunk_values.data();
+    work.rows = arrays_.rows.data();
+    work.last_tokens = last_tokens_.data();
+    work.merge_rows = arrays_.merge_rows.data();
+    work.merge_starts = arrays_.merge_starts.data();
+    work.merge_partials = arrays_.merge_partials.data();
+    work.merge_count = static_cast<std::int64_t>(arrays_.merge_rows.size());
+    work.partial_outputs = partial_outputs_.data();
+    work.partial_stats = partial_stats_.data();
+    work.scratch = scratch_.data();
+    work.q = q;
+    work.out = out;
+    work.scale = scale;
+    chunkbench::decode(shape_, work, max_rows_, threads, isa_);
+}
+
+}  // namespace chunkbench

@@ -1,0 +1,8 @@
+// Compiled with -mavx2 -mfma -mf16c: only CPUs that have them may enter.
+#include "vec_avx2.h"
+#define CHUNKBENCH_NAMESPACE avx2
+#include "attention_loops.h"
+
+namespace chunkbench {
+Loops loops_avx2() { return {avx2::item, avx2::merge}; }
+}  // namespace chunkbench

@@ -1,0 +1,8 @@
+// Compiled with -mavx512f: only CPUs that have it may enter.
+#define CHUNKBENCH_NAMESPACE avx512
+#include "vec_avx512.h"
+#include "attention_loops.h"
+
+namespace chunkbench {
+Loops loops_avx512() { return {avx512::item, avx512::merge}; }
+}  // namespace chunkbench

@@ -1,0 +1,7 @@
+#include "vec_portable.h"
+#define CHUNKBENCH_NAMESPACE portable
+#include "attention_loops.h"
+
+namespace chunkbench {
+Loops loops_portable() { return {portable::item, portable::merge}; }
+}  // namespace chunkbench

@@ -1,0 +1,53 @@
+#include "parallel.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace chunkbench {
+namespace {
+
+// The entry point of GNU's OpenMP runtime, which LLVM's and Intel's offer too.
+using OpenMpParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+OpenMpParallel find_openmp() { return reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel")); }
+
+OpenMpParallel openmp() {
+    static const OpenMpParallel found = find_openmp();
+    return found;
+}
+
+struct Team {
+    const std::function<void(int)>* body;
+    std::atomic<int> next{0};
+    int size;
+};
+
+// The runtime may give fewer threads than were asked for: whoever comes takes numbers until none is left.
+void join(void* data) {
+    auto* team = static_cast<Team*>(data);
+    for (int t = team->next.fetch_add(1); t < team->size; t = team->next.fetch_add(1)) (*team->body)(t);
+}
+
+}  // namespace
+
+void parallel(int threads, const std::function<void(int)>& body) {
+    if (threads <= 1) return body(0);
+    if (openmp() != nullptr) {
+        Team team;
+        team.body = &body;
+        team.size = threads;
+        openmp()(join, &team, static_cast<unsigned>(threads), 0);
+        return;
+    }
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; ++t) others.emplace_back(body, t);
+    body(0);
+    for (std::thread& other : others) other.join();
+}
+
+bool shares_openmp() { return openmp() != nullptr; }
+
+}  // namespace chunkbench

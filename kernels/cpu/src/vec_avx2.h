@@ -1,0 +1,84 @@
+// Sixteen floats as two AVX registers. Every instruction set has a header like this one with the same names, in a
+// namespace of its own; `attention_loops.h` is compiled once on top of each.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace chunkbench {
+namespace avx2 {
+
+struct V16 {
+    __m256 lo, hi;
+};
+
+constexpr int kRows = 6;    // query rows held in registers at a time: 6 x 2 sums, 2 operands and 1 broadcast of 16
+constexpr int kPairRows = 5;  // the same where two operands are needed at a time
+constexpr int kStreams = 4;  // blocks read at a time for a single row, so that sums do not wait for each other
+constexpr bool kPairProducts = false;
+
+inline V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline V16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, V16 x) {
+    _mm256_storeu_ps(p, x.lo);
+    _mm256_storeu_ps(p + 8, x.hi);
+}
+inline V16 add(V16 a, V16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline V16 mul(V16 a, V16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline V16 fma(V16 a, V16 b, V16 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+// Where one operand is NaN the result is b.
+inline V16 max(V16 a, V16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+
+inline float sum(V16 x) {
+    const __m256 both = _mm256_add_ps(x.lo, x.hi);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+inline float top(V16 x) {
+    const __m256 both = _mm256_max_ps(x.lo, x.hi);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+// x with exponents raised by the integers nearest to n; x * 2^n for n in -126..127.
+inline __m256 scale_half(__m256 x, __m256 n) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+}
+inline V16 scale_by_power(V16 x, V16 n) { return {scale_half(x.lo, n.lo), scale_half(x.hi, n.hi)}; }
+inline V16 round(V16 x) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.lo, nearest), _mm256_round_ps(x.hi, nearest)};
+}
+// x where test >= bound or test is NaN, else 0.
+inline V16 keep_from(V16 x, V16 test, V16 bound) {
+    return {_mm256_andnot_ps(_mm256_cmp_ps(test.lo, bound.lo, _CMP_LT_OQ), x.lo),
+            _mm256_andnot_ps(_mm256_cmp_ps(test.hi, bound.hi, _CMP_LT_OQ), x.hi)};
+}
+
+// Sixteen float16 numbers.
+inline V16 load_half(const std::uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline void store_half(std::uint16_t* p, V16 x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// Sixteen pairs of bfloat16 numbers: the first and the second of each pair. A bfloat16 is the upper half of a float.
+inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+    first = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    second = {_mm256_castsi256_ps(_mm256_and_si256(a, mask)), _mm256_castsi256_ps(_mm256_and_si256(b, mask))};
+}
+
+}  // namespace avx2
+}  // namespace chunkbench

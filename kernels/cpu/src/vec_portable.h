@@ -1,0 +1,123 @@
+// Sixteen floats without intrinsics, as compilers turn them into whatever vectors the target has (NEON on Arm); see
+// vec_avx2.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace chunkbench {
+namespace portable {
+
+struct V16 {
+    float x[16];
+};
+
+constexpr int kRows = 4;
+constexpr int kPairRows = 4;
+constexpr int kStreams = 2;
+constexpr bool kPairProducts = false;
+
+template <class F>
+inline V16 each(F f) {
+    V16 r;
+    for (int i = 0; i < 16; ++i) r.x[i] = f(i);
+    return r;
+}
+
+inline V16 set1(float v) {
+    return each([&](int) { return v; });
+}
+inline V16 load(const float* p) {
+    V16 r;
+    std::memcpy(r.x, p, sizeof r.x);
+    return r;
+}
+inline void store(float* p, V16 v) { std::memcpy(p, v.x, sizeof v.x); }
+inline V16 add(V16 a, V16 b) {
+    return each([&](int i) { return a.x[i] + b.x[i]; });
+}
+inline V16 mul(V16 a, V16 b) {
+    return each([&](int i) { return a.x[i] * b.x[i]; });
+}
+inline V16 fma(V16 a, V16 b, V16 c) {
+    return each([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
+}
+inline V16 max(V16 a, V16 b) {
+    return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline float sum(V16 v) {
+    float total = 0.0f;
+    for (int i = 0; i < 16; ++i) total += v.x[i];
+    return total;
+}
+inline float top(V16 v) {
+    float found = v.x[0];
+    for (int i = 1; i < 16; ++i) found = v.x[i] > found ? v.x[i] : found;
+    return found;
+}
+inline V16 scale_by_power(V16 v, V16 n) {
+    return each([&](int i) {
+        std::uint32_t bits;
+        std::memcpy(&bits, &v.x[i], 4);
+        // A NaN has no integer nearest to it; it stays NaN with any exponent added that is 0.
+        bits += n.x[i] == n.x[i] ? static_cast<std::uint32_t>(static_cast<std::int32_t>(n.x[i])) << 23 : 0u;
+        float r;
+        std::memcpy(&r, &bits, 4);
+        return r;
+    });
+}
+inline V16 round(V16 v) {
+    return each([&](int i) { return std::nearbyint(v.x[i]); });
+}
+inline V16 keep_from(V16 v, V16 test, V16 bound) {
+    return each([&](int i) { return test.x[i] < bound.x[i] ? 0.0f : v.x[i]; });
+}
+
+inline float half_to_float(std::uint16_t half) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+    const std::uint32_t exponent = (half >> 10) & 31u, fraction = half & 1023u;
+    if (exponent == 0) {  // zero or denormal: fraction * 2^-24 is a normal float
+        const float magnitude = static_cast<float>(fraction) * 5.9604644775390625e-8f;
+        return sign ? -magnitude : magnitude;
+    }
+    const std::uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+    float r;
+    std::memcpy(&r, &bits, 4);
+    return r;
+}
+inline std::uint16_t float_to_half(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) return sign | 0x7e00u;
+    if (bits >= 0x477ff000u) return sign | 0x7c00u;  // rounds to infinity, or is
+    if (bits < 0x38800000u) {                        // below the normal numbers: round value * 2^24 to an integer
+        float magnitude;
+        std::memcpy(&magnitude, &bits, 4);
+        return sign | static_cast<std::uint16_t>(std::nearbyint(magnitude * 16777216.0f));
+    }
+    bits += 0xc8000fffu + ((bits >> 13) & 1u);  // exponent from bias 127 to 15, and half to even
+    return sign | static_cast<std::uint16_t>(bits >> 13);
+}
+inline V16 load_half(const std::uint16_t* p) {
+    return each([&](int i) { return half_to_float(p[i]); });
+}
+inline void store_half(std::uint16_t* p, V16 v) {
+    for (int i = 0; i < 16; ++i) p[i] = float_to_half(v.x[i]);
+}
+
+inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
+    const auto widen = [](std::uint16_t half) {
+        const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+        float r;
+        std::memcpy(&r, &bits, 4);
+        return r;
+    };
+    first = each([&](int i) { return widen(p[2 * i]); });
+    second = each([&](int i) { return widen(p[2 * i + 1]); });
+}
+
+}  // namespace portable
+}  // namespace chunkbench

@@ -1,0 +1,69 @@
+"""K and V in chunks, packed for the native kernels (the layout is described in `src/attention.h`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.chunk_store import ChunkStore, Ints
+from chunkbench.kernels.cpu import required
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32, float16 or bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+class PackedStore(ChunkStore):
+    """A chunk store on the CPU whose slabs are packed on writing; only the native kernels can read it.
+
+    The invariant of `ChunkStore` does not hold here and is not needed: the kernels never read V beyond the tokens of a
+    chunk, except for the partner of an odd last bfloat16 token, which packing sets to zero.
+    """
+
+    def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu")
+        self._native = required()
+        self._shape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
+
+    def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
+        """Addresses of the packed K and V of chunks."""
+        slab, place = self.locate(chunks)
+        step = self.chunk_bytes // 2
+        keys = np.array([s.keys.data_ptr() for s in self.slabs], np.int64)
+        values = np.array([s.values.data_ptr() for s in self.slabs], np.int64)
+        return keys[slab] + place * step, values[slab] + place * step
+
+    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v `[n, h_kv, d]` to the chunks in order; the last may stay partial."""
+        tokens = np.arange(k.shape[0])
+        self._pack(chunks[tokens // self.chunk_size], tokens % self.chunk_size, k, v)
+
+    def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i]."""
+        self._pack(chunks, slots, k, v)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy a chunk, which holds `tokens` tokens, to one that is new."""
+        keys, values = self._chunk(target)
+        from_keys, from_values = self._chunk(source)
+        keys.copy_(from_keys)
+        values.copy_(from_values)
+
+    def cut(self, chunk: int, tokens: int, held: int) -> None:
+        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`."""
+        key, value = self.addresses(np.array([chunk]))
+        self._native.cut(*self._shape, int(key[0]), int(value[0]), tokens, held)
+
+    def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        keys, values = self.addresses(chunks)
+        k, v = k.contiguous(), v.contiguous()
+        self._native.pack(
+            *self._shape,
+            k.data_ptr(),
+            v.data_ptr(),
+            keys,
+            values,
+            np.ascontiguousarray(slots, np.int64),
+            torch.get_num_threads(),
+        )

@@ -1,0 +1,215 @@
+"""The native kernels against float64: every instruction set of this CPU, every dtype, forests and edge cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chunkbench import ChunkAttention
+from chunkbench.kernels import cpu
+from chunkbench.kernels.reference import attention
+
+if cpu.native() is None:
+    pytest.skip(cpu.why_missing(), allow_module_level=True)
+
+ISAS = cpu.required().isas()
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("CHUNKBENCH_ISA", request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+class Checked:
+    """A `ChunkAttention` beside plain K and V of every sequence."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, chunk: int, dtype: torch.dtype, seed: int = 0) -> None:
+        self.attention = ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native")
+        self.dtype = dtype
+        self.shape = (kv_heads, dim)
+        self.heads = heads
+        self.random = torch.Generator().manual_seed(seed)
+        self.tables = [self._normal(997, *self.shape) for _ in range(2)]
+        self.held: dict[int, list[int]] = {}
+        self.next = 500
+
+    def _normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.random).to(self.dtype)
+
+    def join(self, tokens: list[int]) -> int:
+        k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
+        sequence = self.attention.add_sequence(tokens, k, v)
+        self.held[sequence] = list(tokens)
+        return sequence
+
+    def step(self) -> None:
+        tokens = list(range(self.next, self.next + len(self.held)))
+        self.next += len(tokens)
+        k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
+        self.attention.append(tokens, k, v)
+        for own, token in zip(self.held.values(), tokens, strict=True):
+            own.append(token)
+
+    def error(self, scale: float = 1.0) -> float:
+        q = (self._normal(len(self.held), self.heads, self.shape[1]).float() * scale).to(self.dtype)
+        out = torch.full_like(q, float("nan"))
+        self.attention.decode(q, out)
+        worst = 0.0
+        for row, tokens in enumerate(self.held.values()):
+            k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
+            expected = attention(q[row], k, v)
+            worst = max(worst, float((out[row].double() - expected).abs().max() / expected.abs().max()))
+        return worst
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (6, 1)])
+@pytest.mark.parametrize("dim", [16, 48, 64, 128, 256])
+def test_every_shape_of_head(isa: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    made = Checked(heads, kv_heads, dim, 32, dtype)
+    shared = list(range(70))
+    for k in range(7):
+        made.join([*shared, *range(100 + 10 * k, 100 + 13 * k)])
+    made.join([3])
+    for _ in range(3):
+        made.step()
+        assert made.error() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunk", [16, 48, 64, 256])
+def test_every_number_of_tokens_in_the_last_chunk(isa: str, dtype: torch.dtype, chunk: int) -> None:
+    made = Checked(2, 2, 32, chunk, dtype)
+    made.join(list(range(chunk - 3)))
+    made.join([*range(chunk), 7])
+    for _ in range(20):
+        made.step()
+        assert made.error() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_truncating_forking_and_leaving(isa: str, dtype: torch.dtype) -> None:
+    made = Checked(4, 2, 64, 16, dtype)
+    first, second = made.join(list(range(45))), made.join([*range(32), 90, 91])
+    for _ in range(5):
+        made.step()
+    fork = made.attention.fork(first)
+    made.held[fork] = list(made.held[first])
+    made.step()
+    assert made.error() < TOLERANCE[dtype]
+    made.attention.truncate(first, 49)
+    del made.held[first][49:]
+    made.step()
+    assert made.error() < TOLERANCE[dtype]
+    made.attention.remove_sequence(second)
+    del made.held[second]
+    made.join([*range(48), 5])
+    made.step()
+    assert made.error() < TOLERANCE[dtype]
+
+
+def test_few_heads_and_one_long_sequence_on_several_threads(isa: str, threads: int) -> None:
+    made = Checked(1, 1, 64, 16, torch.float32)
+    made.join([token % 977 for token in range(2000)])
+    made.step()
+    assert made.error() < 1e-5
+    made.attention.plan()
+    assert (made.attention.work_items > 1) == (threads > 0)
+
+
+def test_more_queries_than_an_item_takes(isa: str) -> None:
+    made = Checked(8, 1, 32, 16, torch.float32)
+    for k in range(40):
+        made.join([*range(64), 100 + k])
+    made.step()
+    assert made.error() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scores_of_ten_thousand(isa: str, dtype: torch.dtype) -> None:
+    made = Checked(2, 2, 64, 16, dtype)
+    made.join(list(range(100)))
+    made.join([*range(64), *range(200, 210)])
+    made.step()
+    assert made.error(scale=1e4) < TOLERANCE[dtype] * 2
+
+
+def test_infinite_and_nan_keys_end_as_the_reference_ends(isa: str) -> None:
+    for value in (float("-inf"), float("inf"), float("nan")):
+        made = Checked(1, 1, 16, 16, torch.float32)
+        made.tables[0][5] = 0.0
+        made.tables[0][5, 0, 3] = value
+        made.join([1, 2, 5, 9])
+        q = torch.ones(1, 1, 16)
+        got = made.attention.decode(q)
+        tokens = torch.tensor([1, 2, 5, 9])
+        expected = attention(q[0], made.tables[0][tokens], made.tables[1][tokens]).float()
+        torch.testing.assert_close(got[0], expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_denormal_values_are_kept(isa: str) -> None:
+    made = Checked(1, 1, 16, 16, torch.float32)
+    made.tables[1] *= 1e-41
+    made.join([1, 2, 3])
+    got = made.attention.decode(torch.zeros(1, 1, 16))
+    expected = made.tables[1][torch.tensor([1, 2, 3])].double().mean(0)
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(got[0].double(), expected, rtol=0, atol=4e-45)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    paths=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=9
+    ),
+    chunk=st.sampled_from([16, 32, 64]),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    steps=st.integers(1, 40),
+)
+def test_random_forests(
+    isa: str, paths: list[tuple[int, ...]], chunk: int, heads: tuple[int, int], dtype: torch.dtype, steps: int
+) -> None:
+    made = Checked(*heads, 32, chunk, dtype)
+    for root, long, branch, more in paths:
+        made.join([*range(100 * root, 100 * root + long), *range(400 + 100 * branch, 400 + 100 * branch + more)])
+    for _ in range(steps):
+        made.step()
+    assert made.error() < TOLERANCE[dtype]
+
+
+def test_an_instruction_set_that_the_cpu_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHUNKBENCH_ISA", "avx1024")
+    with pytest.raises(ValueError, match="CHUNKBENCH_ISA=avx1024: this CPU can run portable"):
+        ChunkAttention(1, 16, kernel="native")
+
+
+@pytest.mark.parametrize("threads_now", [1, 2, 4])
+def test_results_do_not_depend_on_the_number_of_threads_beyond_rounding(threads_now: int) -> None:
+    def output(threads: int) -> torch.Tensor:
+        torch.set_num_threads(threads)
+        made = Checked(2, 1, 64, 16, torch.float32)
+        for k in range(3):
+            made.join([*range(700), 900 + k])
+        return made.attention.decode(torch.ones(3, 2, 64))
+
+    before = torch.get_num_threads()
+    try:
+        torch.testing.assert_close(output(threads_now), output(1), rtol=1e-5, atol=1e-6)
+    finally:
+        torch.set_num_threads(before)
