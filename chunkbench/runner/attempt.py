@@ -81,7 +81,7 @@ class Attempt:
         if entry.failed:
             return False
         if not traits.ok:
-            entry.fail("unavailable", traits.refusal())
+            entry.fail(traits.status, traits.refusal())
             return False
         reply = self._ask(name, "supports")
         if reply is not None and not reply["ok"]:

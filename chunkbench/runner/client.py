@@ -56,7 +56,11 @@ class WorkerClient:
             )
         self._buffer = b""
         self._next = 0
-        hello = self.ask("hello", _START_LIMIT_S)
+        try:
+            hello = self.ask("hello", _START_LIMIT_S)
+        except BaseException:  # Ctrl-C included
+            self.kill()
+            raise
         if hello["protocol"] != PROTOCOL:
             self.kill()
             raise WorkerError("error", f"the worker speaks protocol {hello['protocol']}, this runner speaks {PROTOCOL}")
@@ -68,8 +72,12 @@ class WorkerClient:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the worker holds, in use or kept for the next point."""
-        return psutil.Process(self._process.pid).memory_info().rss
+        """Memory that the worker holds, in use or kept for the next point; none when it is dead."""
+        try:
+            resident: int = psutil.Process(self._process.pid).memory_info().rss
+        except psutil.Error:
+            return 0  # the next request says how it died
+        return resident
 
     def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its reply.

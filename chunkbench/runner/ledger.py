@@ -21,6 +21,8 @@ class Traits:
     ok: bool
     reason: str = ""
     remedy: str = ""
+    status: Status = "unavailable"
+    """Of its rows, unless `ok`."""
     shares_storage: bool = False
     reads_shared_once: bool = False
     isa: str | None = None

@@ -39,6 +39,7 @@ class PointRunner:
         """All cases of a point; after a crash or a timeout it is measured again without the culprit."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         culprits: dict[str, tuple[Status, str]] = {}
+        lost = False
         while True:
             attempt = Attempt(self._experiment, self._survey, self._worker, point, cases, announce, advance)
             for name, (status, reason) in culprits.items():
@@ -53,7 +54,10 @@ class PointRunner:
                 if culprit.implementation is not None:
                     culprits[culprit.implementation] = (culprit.status, culprit.reason)
                     continue
-                for entry in attempt.entries.values():  # nobody in particular: trying again would end the same way
+                if culprit.status == "crashed" and not lost:
+                    lost = True  # nobody in particular, perhaps something outside: no reason yet to give the point up
+                    continue
+                for entry in attempt.entries.values():
                     entry.fail(culprit.status, culprit.reason)
             noise = Noise.model_validate(meter.stop())
             break

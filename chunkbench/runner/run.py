@@ -16,13 +16,12 @@ from chunkbench import __version__
 from chunkbench.environment import Environment, git_state, read_environment
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Device, Dtype, Point
-from chunkbench.runner.client import WorkerClient
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
 from chunkbench.runner.identity import differences, identity
-from chunkbench.runner.ledger import Traits
 from chunkbench.runner.point_runner import PointRunner
+from chunkbench.runner.survey import survey
 from chunkbench.store import CaseFacts, Run, RunError, RunWriter, open_run
 
-_SURVEY_LIMIT_S = 300.0
 _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """CPU flags of instructions that multiply bfloat16."""
 
@@ -116,18 +115,13 @@ def _measure(
         return
 
     def start() -> WorkerClient:
-        return WorkerClient(writer.worker_log)
+        try:
+            return WorkerClient(writer.worker_log)
+        except (WorkerCrashed, WorkerTimeout) as error:
+            raise RunError(f"{writer.path}: a worker process does not start: {error}; --resume goes on") from None
 
-    worker = start()
-    try:
-        reply = worker.ask(
-            "survey", _SURVEY_LIMIT_S, implementations=list(experiment.implementations), device=target.device
-        )
-        survey = {name: Traits(**traits) for name, traits in reply.items()}
-    except BaseException:
-        worker.kill()
-        raise
-    runner = PointRunner(experiment, survey, worker, start)
+    worker, traits = survey(experiment.implementations, target.device, start)
+    runner = PointRunner(experiment, traits, worker, start)
     pace = _Pace({point: weight(point, experiment.seed) for point in cases}, todo, experiment.budget_s)
     try:
         for point in todo:

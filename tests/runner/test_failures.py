@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import load_experiment
+from chunkbench.experiment.point import Point
 from chunkbench.runner.run import resolve, run_experiment
-from chunkbench.store import CaseFacts
+from chunkbench.store import CaseFacts, RunError
 
 EXPERIMENT = """\
 name: failures
@@ -26,13 +29,54 @@ sweep:
 """
 
 
-def measure(tmp_path: Path, names: Sequence[str]) -> dict[tuple[str, int | None], CaseFacts]:
+def measure(
+    tmp_path: Path, names: Sequence[str], listener: RunProgress | None = None
+) -> dict[tuple[str, int | None], CaseFacts]:
     spec = tmp_path / "failures.yaml"
     spec.write_text(EXPERIMENT.format(names=", ".join(names)))
     experiment = load_experiment(spec)
-    outcome = run_experiment(experiment, resolve(experiment), tmp_path / "run", False, [], RunProgress(quiet=True))
+    outcome = run_experiment(
+        experiment, resolve(experiment), tmp_path / "run", False, [], listener or RunProgress(quiet=True)
+    )
     assert not outcome.interrupted
     return {(case.implementation, case.n_s): case for case in outcome.run.cases}
+
+
+@pytest.mark.usefixtures("fakes")
+def test_an_adapter_that_dies_before_any_point_costs_its_own_rows_alone(tmp_path: Path) -> None:
+    cases = measure(tmp_path, ["fake_dies_at_once", "naive", "chunk_attn"])
+    for n_s in (0, 32):
+        assert cases["fake_dies_at_once", n_s].status == "crashed"
+        assert "SIGSEGV" in cases["fake_dies_at_once", n_s].reason
+        assert {cases[name, n_s].status for name in ("naive", "chunk_attn")} <= {"ok", "noisy"}
+
+
+class Killer(RunProgress):
+    """Kills the worker when the first point is done: between two requests, so that no implementation is to blame."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.killed = 0
+
+    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
+        for child in psutil.Process().children():
+            if not self.killed and "chunkbench.runner.worker" in " ".join(child.cmdline()):
+                child.kill()
+                self.killed += 1
+
+
+def test_a_worker_that_is_killed_between_points_costs_nothing(tmp_path: Path) -> None:
+    killer = Killer()
+    cases = measure(tmp_path, ["naive", "chunk_attn"], killer)
+    assert killer.killed == 1
+    assert len(cases) == 4
+    assert {case.status for case in cases.values()} <= {"ok", "noisy"}
+
+
+def test_a_worker_that_never_starts_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RunError, match=r"a worker process does not start: .*code 1.*--resume"):
+        measure(tmp_path, ["naive", "chunk_attn"])
 
 
 @pytest.mark.usefixtures("fakes")

@@ -72,6 +72,14 @@ class BoastsSession(NaiveSession):
         return 64
 
 
+class DiesAtOnce(_Fake):
+    id, label, session = "fake_dies_at_once", "Dies at once", NaiveSession
+
+    def availability(self, device: str) -> Answer:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return Answer(True)
+
+
 class Raises(_Fake):
     id, label, session = "fake_raises", "Raises", RaisesSession
 
