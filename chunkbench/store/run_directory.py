@@ -60,7 +60,7 @@ def latest_run(root: Path, experiment: str | None = None) -> Path:
     """
     candidates = [p.parent for p in root.glob(f"*/{_MANIFEST}")]
     if experiment is not None:
-        candidates = [p for p in candidates if _read_manifest(p)["experiment"]["name"] == experiment]
+        candidates = [p for p in candidates if _experiment_of(p) == experiment]
     if not candidates:
         wanted = f"run of {experiment}" if experiment else "run"
         raise RunError(f"{root}: no {wanted} here; `chunkbench run EXPERIMENT.yaml` makes one")
@@ -78,12 +78,15 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunWriter:
-        """Start a run in a new or empty directory; raises `RunError` if a run is already there."""
+        """Start a run in a new or empty directory; raises `RunError` if a run or anything else is already there."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(path)
+            inside = {entry.name for entry in path.iterdir()}
         except OSError as error:
             raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        if inside and not inside & {_MANIFEST, _LOCK}:
+            raise RunError(f"{path}: holds other files and no run; choose a new or an empty directory for --out")
+        lock = _locked(path)
         if (path / _MANIFEST).exists():
             lock.close()
             raise RunError(f"{path}: a run is already here; add --resume to go on with it, or choose another --out")
@@ -138,8 +141,20 @@ class RunWriter:
         _replace(self.path / _MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
 
 
+def _experiment_of(path: Path) -> str | None:
+    """Name of a run's experiment; None where the manifest does not say, or cannot be read."""
+    try:
+        experiment = _read_manifest(path).get("experiment")
+    except RunError:
+        return None
+    return experiment.get("name") if isinstance(experiment, dict) else None
+
+
 def _locked(path: Path) -> IO[str]:
-    lock = (path / _LOCK).open("w")
+    try:
+        lock = (path / _LOCK).open("w")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

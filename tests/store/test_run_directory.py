@@ -70,6 +70,20 @@ def test_a_new_run_does_not_overwrite_an_old_one(run: Path) -> None:
     assert len(open_run(run).cases) == 3
 
 
+def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunError, match="holds other files and no run"):
+        RunWriter.create(tmp_path, MANIFEST)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_broken_neighbour_does_not_hide_the_latest_run_of_an_experiment(run: Path) -> None:
+    for number, text in enumerate(["{", "[1]", '{"schema_version": 1}']):
+        (run.parent / f"broken{number}").mkdir()
+        (run.parent / f"broken{number}" / "manifest.json").write_text(text)
+    assert latest_run(run.parent, "x") == run
+
+
 def test_discarded_cases_are_gone_from_the_disk(run: Path) -> None:
     writer = RunWriter.resume(run)
     writer.discard({"c"})
