@@ -47,6 +47,14 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the script."""
+    try:
+        _main()
+    except (KeyboardInterrupt, click.Abort):  # also while modules are being imported
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+def _main() -> None:
     from chunkbench.experiment import ExperimentError
     from chunkbench.store import RunError
 
@@ -60,6 +68,6 @@ def main() -> None:
     except (ExperimentError, RunError) as error:
         click.echo(f"chunkbench: {error}", err=True)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+    except OSError as error:  # a full disk, a folder that was taken away: nothing that a traceback would explain
+        click.echo(f"chunkbench: {error}", err=True)
+        sys.exit(2)
