@@ -79,7 +79,7 @@ def _software(manifest: Mapping[str, Any], rows: Sequence[Row]) -> str:
         f"chunkbench {version}{state}" if version else "",
         python if isinstance(python, str) else "",
         f"torch {torch}" if isinstance(torch, str) else "",
-        *(package for package in packages if not package.startswith("torch ")),
+        *(package for package in packages if not package.startswith(("torch ", "chunkbench "))),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -90,9 +90,11 @@ def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
         f"seed {_list(row.facts.seed for row in rows)}",
     ]
     checked = [r.facts for r in timed if r.facts.max_error is not None and r.facts.tolerance]
-    if checked:
-        worst = max(checked, key=lambda facts: (facts.max_error or 0.0) / (facts.tolerance or 1.0))
-        parts.append(f"largest error against float64 {worst.max_error:.1e} (tolerance {worst.tolerance:.0e})")
+    dtypes = dict.fromkeys(facts.dtype for facts in checked)
+    for dtype in dtypes:
+        worst = max((f for f in checked if f.dtype == dtype), key=lambda f: (f.max_error or 0.0) / (f.tolerance or 1.0))
+        of_what = f" in {dtype}" if len(dtypes) > 1 else ""
+        parts.append(f"largest error against float64{of_what} {worst.max_error:.1e} (tolerance {worst.tolerance:.0e})")
     return "; ".join(parts)
 
 
