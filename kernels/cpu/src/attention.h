@@ -5,11 +5,12 @@
 //   bfloat16:          K [c/16][d/2][16][2]  V [d/16][c/2][16][2]
 // In both, sixteen neighbours lie side by side for every value of the index that a product sums over, so that one value
 // of the query (or one probability) times sixteen numbers is one vector operation: no transposition, no horizontal sum,
-// and the same loop computes Q K^T and P V. With bfloat16 two values of the summed index lie side by side as well, which
-// is what the CPU's bfloat16 dot product takes.
+// and the same loop computes Q K^T and P V. With bfloat16 two values of the summed index lie side by side as well,
+// which is what the CPU's bfloat16 dot product takes.
 //
-// A block of sixteen tokens of K that is not full yet lies as [16][d] in the place where [d][16] will lie, and is turned
-// when its last token comes: appending a token then writes whole cache lines instead of four bytes in each of d lines.
+// A block of sixteen tokens of K that is not full yet lies as [16][d] in the place where [d][16] will lie, and is
+// turned when its last token comes: appending a token then writes whole cache lines instead of four bytes in each of d
+// lines.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +30,10 @@ struct Shape {
 
 // A run of chunks that the same rows cover.
 struct Item {
-    std::int64_t first_chunk;   // into Work::chunk_keys and chunk_values
+    std::int64_t first_chunk;  // into Work::chunk_keys and chunk_values
     std::int64_t chunks;
-    std::int64_t tail_row;      // row whose length the last chunk follows (Work::last_tokens), -1: all chunks are full
-    std::int64_t first_row;     // into Work::rows
+    std::int64_t tail_row;   // row whose length the last chunk follows (Work::last_tokens), -1: all chunks are full
+    std::int64_t first_row;  // into Work::rows
     std::int64_t rows;
     std::int64_t first_partial;  // of its rows' partial results; -1: the item writes the output itself
 };
@@ -41,7 +42,7 @@ struct Item {
 struct Work {
     const Item* items;
     std::int64_t item_count;
-    const std::int64_t* chunk_keys;    // addresses of the packed K of each listed chunk, all KV heads one after the other
+    const std::int64_t* chunk_keys;  // addresses of the packed K of each listed chunk, all KV heads one after the other
     const std::int64_t* chunk_values;  // the same of V
     const std::int64_t* rows;          // rows of q and out
     const std::int64_t* last_tokens;   // [b] tokens in the last chunk of each row's sequence

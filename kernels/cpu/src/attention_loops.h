@@ -181,11 +181,11 @@ inline void rows_of_block(const float* left, std::int64_t row, const typename T:
     }
 }
 
-// out[rows][16 * blocks] = (add ? out : 0) + left[rows][inner] * right[blocks][inner][16]. What will be multiplied after
-// that lies at `next`.
+// out[rows][16 * blocks] = (add ? out : 0) + left[rows][inner] * right[blocks][inner][16]. What will be multiplied
+// after that lies at `next`.
 template <class T>
-inline void multiply(const float* left, std::int64_t row, int rows, const typename T::Stored* right,
-                     std::int64_t block, int blocks, int inner, float* out, std::int64_t out_row, bool add,
+inline void multiply(const float* left, std::int64_t row, int rows, const typename T::Stored* right, std::int64_t block,
+                     int blocks, int inner, float* out, std::int64_t out_row, bool add,
                      const typename T::Stored* next) {
     int at = 0;
     if (rows == 1) {
@@ -217,7 +217,8 @@ inline void scores_of_rows(const float* left, int d, int rows, const typename T:
     for (int r = 0; r < rows; ++r) {
         for (int t = 0; t < tokens; ++t) {
             V16 sums = set1(0.0f);
-            for (int j = 0; j < d; j += 16) sums = fma(from_left<T>(left + r * d, j), T::widen(block + t * d + j), sums);
+            for (int j = 0; j < d; j += 16)
+                sums = fma(from_left<T>(left + r * d, j), T::widen(block + t * d + j), sums);
             out[r * out_row + t] = sum(sums);
         }
     }
@@ -306,7 +307,8 @@ void run_item(const Shape& shape, const Work& work, const Item& item, int kv_hea
         // Pairs: an odd last token has a partner that was never written or is zero, with weight zero.
         const int inner = (tokens + T::kStep - 1) / T::kStep * T::kStep;
         const bool more = n + 1 < item.chunks;
-        const auto* coming = more ? reinterpret_cast<const Stored*>(work.chunk_keys[chunk + 1]) + kv_head * head_size : keys;
+        const auto* coming =
+            more ? reinterpret_cast<const Stored*>(work.chunk_keys[chunk + 1]) + kv_head * head_size : keys;
         multiply<T>(scores, c, rows, values, 16 * c, d / 16, inner, outputs, d, true, coming);
     }
     for (int i = 0; i < rows; ++i) {

@@ -7,6 +7,9 @@
 namespace chunkbench {
 namespace {
 
+// So that a product of them, or of an item's queries and a head dimension, fits its type in the loops.
+constexpr int kMaxHeads = 65536, kMaxChunkSize = 65536, kMaxQueries = 65536;
+
 void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
 }
@@ -34,8 +37,10 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
         throw std::invalid_argument("dtype is float32, float16 or bfloat16, not " + dtype);
     }
     require(kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
+    require(heads <= kMaxHeads, "heads must be at most 65536");
     require(head_dim >= 16 && head_dim <= kMaxHeadDim && head_dim % 16 == 0, "head_dim must be 16, 32, .. 256");
-    require(chunk_size >= 16 && chunk_size % 16 == 0, "chunk_size must be a multiple of 16");
+    require(chunk_size >= 16 && chunk_size <= kMaxChunkSize && chunk_size % 16 == 0,
+            "chunk_size must be 16, 32, .. 65536");
     shape.heads = heads;
     shape.kv_heads = kv_heads;
     shape.head_dim = head_dim;
@@ -44,15 +49,19 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
 }
 
 DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
-    : shape_(shape), arrays_(std::move(arrays)), isa_(isa), last_tokens_(arrays_.batch, shape.chunk_size) {
+    : shape_(shape), arrays_(std::move(arrays)), isa_(isa) {
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
+    require(arrays_.partials <= static_cast<std::int64_t>(arrays_.rows.size()),
+            "at most one partial result for each row of an item");
     require(arrays_.chunk_keys.size() == arrays_.chunk_values.size(), "as many K chunks as V chunks");
     for (const Item& item : arrays_.items) {
         require(item.chunks >= 1 && inside(item.first_chunk, item.chunks, arrays_.chunk_keys.size()), "item's chunks");
         require(item.rows >= 1 && inside(item.first_row, item.rows, arrays_.rows.size()), "item's rows");
         require(item.tail_row >= -1 && item.tail_row < arrays_.batch, "item's tail row");
-        require(item.first_partial == -1 || (item.first_partial >= 0 && item.first_partial <= arrays_.partials - item.rows),
-                "item's partial results");
+        require(
+            item.first_partial == -1 || (item.first_partial >= 0 && item.first_partial <= arrays_.partials - item.rows),
+            "item's partial results");
+        require(item.rows <= kMaxQueries / (shape_.heads / shape_.kv_heads), "an item has at most 65536 queries");
         max_rows_ = std::max(max_rows_, item.rows);
     }
     require_inside(arrays_.rows, arrays_.batch, "rows");
@@ -62,11 +71,13 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
     require(starts.size() == arrays_.merge_rows.size() + 1 && starts.front() == 0, "starts of rows to merge");
     require(std::is_sorted(starts.begin(), starts.end()), "starts of rows to merge");
     require(starts.back() == static_cast<std::int64_t>(arrays_.merge_partials.size()), "end of rows to merge");
+    last_tokens_.assign(arrays_.batch, shape_.chunk_size);
     partial_outputs_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * shape_.head_dim);
     partial_stats_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * 2);
 }
 
 void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) {
+    const std::lock_guard<std::mutex> alone(mutex_);
     require(count == last_tokens_.size(), "last_tokens: one number for each row");
     for (std::size_t i = 0; i < count; ++i) {
         require(tokens[i] >= 1 && tokens[i] <= shape_.chunk_size, "last_tokens: 1 .. chunk_size");
@@ -76,6 +87,9 @@ void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) 
 
 void DecodePlan::decode(const void* q, void* out, float scale, int threads) {
     require(threads >= 1, "threads must be at least 1");
+    const std::lock_guard<std::mutex> alone(mutex_);
+    const auto units = static_cast<std::int64_t>(arrays_.items.size()) * shape_.kv_heads;
+    if (threads > units) threads = static_cast<int>(units);  // no scratch for threads that find nothing to do
     const auto needed = static_cast<std::size_t>(scratch_floats(shape_, max_rows_) * threads);
     if (scratch_.size() < needed) scratch_.resize(needed);
     Work work{};

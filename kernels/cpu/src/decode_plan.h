@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ struct PlanArrays {
 Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size);
 
 class DecodePlan {
-public:
+  public:
     // Throws std::invalid_argument if an index leads out of its array: a wrong plan must not read foreign memory.
     DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa);
 
@@ -33,11 +34,12 @@ public:
 
     std::size_t item_count() const { return arrays_.items.size(); }
 
-private:
+  private:
     Shape shape_;
     PlanArrays arrays_;
     Isa isa_;
     std::int64_t max_rows_ = 0;
+    std::mutex mutex_;  // Python may call from several threads, and scratch is the plan's
     Numbers last_tokens_;
     std::vector<float> partial_outputs_, partial_stats_, scratch_;
 };

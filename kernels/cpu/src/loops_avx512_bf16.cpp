@@ -2,6 +2,8 @@
 #define CHUNKBENCH_NAMESPACE avx512_bf16
 #define CHUNKBENCH_PAIR_PRODUCTS
 #include "vec_avx512.h"
+
+// Not sorted: the loops need the vectors above them.
 #include "attention_loops.h"
 
 namespace chunkbench {

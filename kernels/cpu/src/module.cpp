@@ -95,7 +95,8 @@ void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, 
 void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t key, std::uintptr_t value,
          int tokens, int held) {
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
-    if (tokens < 0 || tokens > held || held > chunk_size) throw std::invalid_argument("0 <= tokens <= held <= chunk_size");
+    if (tokens < 0 || tokens > held || held > chunk_size)
+        throw std::invalid_argument("0 <= tokens <= held <= chunk_size");
     chunkbench::cut(shape, reinterpret_cast<void*>(key), reinterpret_cast<void*>(value), tokens, held);
 }
 
@@ -119,9 +120,8 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "items"_a,
              "chunk_keys"_a, "chunk_values"_a, "rows"_a, "merge_rows"_a, "merge_starts"_a, "merge_partials"_a,
              "batch"_a, "partials"_a, "isa"_a)
-        .def("set_last_tokens", [](chunkbench::DecodePlan& self, const Ints& tokens) {
-            self.set_last_tokens(tokens.data(), tokens.size());
-        })
+        .def("set_last_tokens", [](chunkbench::DecodePlan& self,
+                                   const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a)
         .def_prop_ro("item_count", &chunkbench::DecodePlan::item_count);
 }

@@ -43,7 +43,12 @@ void parallel(int threads, const std::function<void(int)>& body) {
         return;
     }
     std::vector<std::thread> others;
-    for (int t = 1; t < threads; ++t) others.emplace_back(body, t);
+    try {
+        for (int t = 1; t < threads; ++t) others.emplace_back(body, t);
+    } catch (...) {  // destroying a thread that was not joined would end the process
+        for (std::thread& other : others) other.join();
+        throw;
+    }
     body(0);
     for (std::thread& other : others) other.join();
 }

@@ -6,8 +6,8 @@
 #include <immintrin.h>
 #endif
 
-// Latency times throughput decides how many sums have to be under way at once: 4 cycles and 2 units need 8, and 12 leave
-// room for CPUs that are deeper. The loops over them have constant bounds and are unrolled into registers.
+// Latency times throughput decides how many sums have to be under way at once: 4 cycles and 2 units need 8, and 12
+// leave room for CPUs that are deeper. The loops over them have constant bounds and are unrolled into registers.
 
 namespace chunkbench {
 namespace {

@@ -42,7 +42,8 @@ double run_together(int threads, const std::function<void(int)>& work) {
     }
     body(0);
     for (std::thread& thread : others) thread.join();
-    return seconds_between(*std::min_element(starts.begin(), starts.end()), *std::max_element(ends.begin(), ends.end()));
+    return seconds_between(*std::min_element(starts.begin(), starts.end()),
+                           *std::max_element(ends.begin(), ends.end()));
 }
 
 }  // namespace

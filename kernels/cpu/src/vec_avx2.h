@@ -13,9 +13,9 @@ struct V16 {
     __m256 lo, hi;
 };
 
-constexpr int kRows = 6;    // query rows held in registers at a time: 6 x 2 sums, 2 operands and 1 broadcast of 16
+constexpr int kRows = 6;      // query rows held in registers at a time: 6 x 2 sums, 2 operands and 1 broadcast of 16
 constexpr int kPairRows = 5;  // the same where two operands are needed at a time
-constexpr int kStreams = 4;  // blocks read at a time for a single row, so that sums do not wait for each other
+constexpr int kStreams = 4;   // blocks read at a time for a single row, so that sums do not wait for each other
 constexpr bool kPairProducts = false;
 
 inline V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -26,9 +26,7 @@ inline void store(float* p, V16 x) {
 }
 inline V16 add(V16 a, V16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline V16 mul(V16 a, V16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-inline V16 fma(V16 a, V16 b, V16 c) {
-    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
-}
+inline V16 fma(V16 a, V16 b, V16 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 // Where one operand is NaN the result is b.
 inline V16 max(V16 a, V16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 

@@ -1,4 +1,5 @@
-// Sixteen floats as one AVX-512 register; see vec_avx2.h. With CHUNKBENCH_PAIR_PRODUCTS also products of bfloat16 pairs.
+// Sixteen floats as one AVX-512 register; see vec_avx2.h. With CHUNKBENCH_PAIR_PRODUCTS also products of bfloat16
+// pairs.
 #pragma once
 
 #include <immintrin.h>

@@ -1,0 +1,350 @@
+"""The native module and what stands before it: a wrong call is an exception with a sentence, never a crash."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from chunkbench import ChunkAttention
+from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu.decode import chosen_isa
+from chunkbench.kernels.reference import attention
+
+if cpu.native() is None:
+    pytest.skip(cpu.why_missing(), allow_module_level=True)
+
+native = cpu.required()
+HEADS, DIM, CHUNK = 2, 16, 16
+KEYS = torch.zeros(3, HEADS, CHUNK, DIM)
+VALUES = torch.ones(3, HEADS, CHUNK, DIM)
+
+
+def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(values, np.int64)
+
+
+def addresses(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return ints(*(part.data_ptr() for part in tensor))
+
+
+def arguments() -> dict[str, Any]:
+    """Two rows: both read chunk 0, row 0 chunk 1, row 1 chunk 2."""
+    return {
+        "dtype": "float32",
+        "heads": HEADS,
+        "kv_heads": HEADS,
+        "head_dim": DIM,
+        "chunk_size": CHUNK,
+        "items": np.array([[0, 1, -1, 0, 2, 0], [1, 1, 0, 2, 1, 2], [2, 1, 1, 3, 1, 3]], np.int64),
+        "chunk_keys": addresses(KEYS),
+        "chunk_values": addresses(VALUES),
+        "rows": ints(0, 1, 0, 1),
+        "merge_rows": ints(0, 1),
+        "merge_starts": ints(0, 2, 4),
+        "merge_partials": ints(0, 2, 1, 3),
+        "batch": 2,
+        "partials": 4,
+        "isa": "portable",
+    }
+
+
+def with_item(index: int, column: int, value: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    items = arguments()["items"].copy()
+    items[index, column] = value
+    return items
+
+
+def test_the_plan_that_the_others_spoil_is_right() -> None:
+    plan = native.DecodePlan(**arguments())
+    plan.set_last_tokens(ints(16, 3))
+    q, out = torch.zeros(2, HEADS, DIM), torch.zeros(2, HEADS, DIM)
+    plan.decode(q.data_ptr(), out.data_ptr(), 0.25, 2)
+    torch.testing.assert_close(out, torch.ones_like(out))
+    assert plan.item_count == 3
+
+
+HUGE = 2**62
+WRONG: list[tuple[str, Any, str]] = [
+    ("dtype", "float64", "float64"),
+    ("isa", "sse2", "sse2"),
+    ("heads", 0, "heads"),
+    ("heads", 3, "heads"),
+    ("heads", 2**17, "heads"),
+    ("kv_heads", 0, "heads"),
+    ("kv_heads", -2, "heads"),
+    ("head_dim", 0, "head_dim"),
+    ("head_dim", 24, "head_dim"),
+    ("head_dim", 272, "head_dim"),
+    ("chunk_size", 0, "chunk_size"),
+    ("chunk_size", 24, "chunk_size"),
+    ("chunk_size", -16, "chunk_size"),
+    ("chunk_size", 2**30, "chunk_size"),
+    ("items", np.zeros((1, 5), np.int64), "six columns"),
+    ("chunk_keys", ints(0), "as many K chunks"),
+    ("rows", ints(0, 1, 0, 2), "rows"),
+    ("rows", ints(0, 1, 0, -1), "rows"),
+    ("rows", ints(0, 1, 0), "row"),
+    ("merge_rows", ints(0, 2), "merge"),
+    ("merge_rows", ints(-1, 1), "merge"),
+    ("merge_rows", ints(0), "merge"),
+    ("merge_starts", ints(), "merge"),
+    ("merge_starts", ints(0, 5, 4), "merge"),
+    ("merge_starts", ints(0, 2, 5), "merge"),
+    ("merge_starts", ints(-1, 2, 4), "merge"),
+    ("merge_partials", ints(0, 2, 1, 4), "partial"),
+    ("merge_partials", ints(0, 2, 1, -1), "partial"),
+    ("merge_partials", ints(0, 2), "merge"),
+    ("batch", -1, "batch"),
+    ("batch", 1, "row"),
+    ("partials", -1, "partials"),
+    ("partials", 3, "partial"),
+    # Times two heads and sixteen numbers this is zero in 64 bits.
+    ("partials", HUGE, "partial"),
+    *(
+        ("items", with_item(index, column, value), "item")
+        for index, column, value in [
+            (0, 0, -1),
+            (0, 0, 3),
+            (0, 0, HUGE),
+            (0, 1, 0),
+            (0, 1, -1),
+            (2, 1, 2),
+            (0, 1, HUGE),
+            (1, 2, 2),
+            (1, 2, -2),
+            (0, 3, -1),
+            (0, 3, 3),
+            (0, 3, HUGE),
+            (0, 4, 0),
+            (0, 4, 5),
+            (0, 4, HUGE),
+            (0, 5, -2),
+            (0, 5, 3),
+            (0, 5, HUGE),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), WRONG, ids=lambda value: str(value).replace("\n", ""))
+def test_a_wrong_plan_is_refused(name: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        native.DecodePlan(**{**arguments(), name: value})
+
+
+@pytest.mark.parametrize(
+    "name", ["items", "chunk_keys", "chunk_values", "rows", "merge_rows", "merge_starts", "merge_partials"]
+)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda array: array.astype(np.int32),
+        lambda array: array.astype(np.float64),
+        lambda array: array[None],
+        lambda array: array.tolist(),
+        lambda array: None,
+    ],
+    ids=["int32", "float64", "dimension", "list", "none"],
+)
+def test_another_kind_of_array_is_a_type_error_or_converted(name: str, spoil: Callable[[Any], Any]) -> None:
+    changed = {**arguments(), name: spoil(arguments()[name])}
+    try:
+        plan = native.DecodePlan(**changed)
+    except TypeError as error:
+        assert "incompatible function arguments" in str(error)
+    else:
+        # nanobind converts integers of another size; the plan then holds its own copy.
+        assert plan.item_count == 3
+        assert not isinstance(changed[name], list | type(None))
+
+
+def test_a_strided_array_is_copied_or_refused() -> None:
+    doubled = np.repeat(arguments()["rows"], 2)[::2]
+    assert not doubled.flags.c_contiguous
+    plan = native.DecodePlan(**{**arguments(), "rows": doubled})
+    out = torch.zeros(2, HEADS, DIM)
+    plan.decode(torch.zeros_like(out).data_ptr(), out.data_ptr(), 0.25, 1)
+    torch.testing.assert_close(out, torch.ones_like(out))
+
+
+@pytest.mark.parametrize(
+    "tokens", [ints(), ints(1), ints(1, 2, 3), ints(0, 1), ints(1, 17), ints(-1, 1), ints(1, HUGE)]
+)
+def test_wrong_last_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
+    plan = native.DecodePlan(**arguments())
+    with pytest.raises(ValueError, match="last_tokens"):
+        plan.set_last_tokens(tokens)
+    out = torch.zeros(2, HEADS, DIM)
+    plan.decode(torch.zeros_like(out).data_ptr(), out.data_ptr(), 0.25, 1)
+    torch.testing.assert_close(out, torch.ones_like(out))
+
+
+@pytest.mark.parametrize("threads", [0, -1, -(2**31)])
+def test_decode_needs_a_thread(threads: int) -> None:
+    plan = native.DecodePlan(**arguments())
+    with pytest.raises(ValueError, match="threads must be at least 1"):
+        plan.decode(0, 0, 0.25, threads)
+
+
+def test_threads_that_find_nothing_to_do_cost_nothing() -> None:
+    plan = native.DecodePlan(**arguments())
+    out = torch.zeros(2, HEADS, DIM)
+    plan.decode(torch.zeros_like(out).data_ptr(), out.data_ptr(), 0.25, 2**31 - 1)
+    torch.testing.assert_close(out, torch.ones_like(out))
+
+
+def test_a_plan_that_was_not_made_cannot_be_used() -> None:
+    plan = native.DecodePlan.__new__(native.DecodePlan)
+    with pytest.warns(RuntimeWarning, match="uninitialized"), pytest.raises(TypeError):
+        plan.decode(0, 0, 1.0, 1)
+
+
+def pack(**changes: Any) -> None:
+    rows = torch.zeros(2, HEADS, DIM)
+    call = {
+        "dtype": "float32",
+        "kv_heads": HEADS,
+        "head_dim": DIM,
+        "chunk_size": CHUNK,
+        "k": rows.data_ptr(),
+        "v": rows.data_ptr(),
+        "keys": addresses(torch.zeros_like(KEYS))[:0],
+        "values": ints(),
+        "slots": ints(),
+        "threads": 1,
+    }
+    native.pack(**{**call, **changes})
+
+
+def test_packing_nothing_is_fine() -> None:
+    pack()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "int8"},
+        {"head_dim": 24},
+        {"chunk_size": 8},
+        {"kv_heads": 0},
+        {"threads": 0},
+        {"threads": -1},
+        {"keys": ints(1)},
+        {"slots": ints(0)},
+        {"keys": ints(1), "values": ints(1), "slots": ints(CHUNK)},
+        {"keys": ints(1), "values": ints(1), "slots": ints(-1)},
+    ],
+    ids=str,
+)
+def test_packing_wrongly_is_refused_before_anything_is_written(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="."):
+        pack(**changes)
+
+
+@pytest.mark.parametrize(("tokens", "held"), [(-1, 3), (4, 3), (0, 17), (17, 17), (-2, -1)])
+def test_cutting_wrongly_is_refused(tokens: int, held: int) -> None:
+    with pytest.raises(ValueError, match="tokens <= held"):
+        native.cut("float32", HEADS, DIM, CHUNK, KEYS.data_ptr(), VALUES.data_ptr(), tokens, held)
+    with pytest.raises(ValueError, match="head_dim"):
+        native.cut("float32", HEADS, 8, CHUNK, KEYS.data_ptr(), VALUES.data_ptr(), 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"head_dim": 272}, "head dimensions up to 256"),
+        ({"chunk_size": 24}, "multiples of 16"),
+        ({"device": "meta"}, "not on meta"),
+    ],
+)
+def test_the_class_refuses_what_the_kernel_does_not_take_and_falls_back(changes: dict[str, Any], says: str) -> None:
+    call: dict[str, Any] = {"heads": 2, "head_dim": 16, **changes}
+    with pytest.raises(ValueError, match=f"kernel='native'.*{says}"):
+        ChunkAttention(**call, kernel="native")
+    assert ChunkAttention(**call, kernel="auto").kernel == "torch"
+    assert ChunkAttention(2, 16, kernel="auto").kernel == "native"
+
+
+def test_the_instruction_set_is_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHUNKBENCH_ISA", raising=False)
+    assert chosen_isa() == native.isas()[-1]
+    for isa in native.isas():
+        monkeypatch.setenv("CHUNKBENCH_ISA", isa)
+        assert chosen_isa() == isa
+    monkeypatch.setenv("CHUNKBENCH_ISA", "nonsense")
+    with pytest.raises(ValueError, match="CHUNKBENCH_ISA=nonsense: this CPU can run portable"):
+        ChunkAttention(1, 16, kernel="native")
+
+
+def three_rows(rows: int = 3) -> tuple[ChunkAttention, torch.Tensor, torch.Tensor]:
+    """Rows of twenty tokens of their own, and K and V `[rows, 20, 2, 16]`."""
+    made = ChunkAttention(4, 16, 2, 16, kernel="native")
+    random = torch.Generator().manual_seed(3)
+    k, v = torch.randn(2, rows, 20, 2, 16, generator=random)
+    for row in range(rows):
+        made.add_sequence(list(range(100 * row, 100 * row + 20)), k[row], v[row])
+    return made, k, v
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, with other numbers between them and the last two dimensions turned."""
+    wide = torch.full((*tensor.shape[:-2], tensor.shape[-1], 2 * tensor.shape[-2]), 7.0, dtype=tensor.dtype)
+    view = wide[..., ::2].transpose(-1, -2)
+    view.copy_(tensor)
+    assert not view.is_contiguous()
+    return view
+
+
+def test_q_and_out_need_not_be_contiguous() -> None:
+    made, k, v = three_rows()
+    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(4))
+    out = strided(torch.zeros(3, 4, 16))
+    assert made.decode(strided(q), out) is out
+    for row in range(3):
+        torch.testing.assert_close(out[row].double(), attention(q[row], k[row], v[row]), rtol=1e-5, atol=1e-6)
+    # Between the numbers of out nothing was written.
+    assert bool((out.transpose(-1, -2).as_strided((3, 16, 4), (128, 8, 2), 1) == 7.0).all())
+
+
+def test_k_and_v_need_not_be_contiguous() -> None:
+    made = ChunkAttention(2, 16, 2, 16, kernel="native")
+    k, v = torch.randn(2, 20, 2, 16, generator=torch.Generator().manual_seed(5))
+    made.add_sequence(list(range(19)), strided(k[:19]), strided(v[:19]))
+    made.append([19], strided(k[19:]), strided(v[19:]))
+    q = torch.ones(1, 2, 16)
+    torch.testing.assert_close(made.decode(q)[0].double(), attention(q[0], k, v), rtol=1e-5, atol=1e-6)
+
+
+def test_out_may_be_q() -> None:
+    made, k, v = three_rows()
+    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(6))
+    out = q.clone()
+    made.decode(out, out)
+    for row in range(3):
+        torch.testing.assert_close(out[row].double(), attention(q[row], k[row], v[row]), rtol=1e-5, atol=1e-6)
+
+
+def test_threads_of_python_that_share_a_plan_do_not_disturb_each_other() -> None:
+    made, _, _ = three_rows(8)
+    queries = [torch.full((8, 4, 16), float(n)) for n in range(4)]
+    expected = [made.decode(q) for q in queries]
+    wrong: list[int] = []
+
+    def work(n: int) -> None:
+        out = torch.empty_like(queries[n])
+        for _ in range(200):
+            made.decode(queries[n], out.fill_(float("nan")))
+            if not torch.equal(out, expected[n]):
+                wrong.append(n)
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []

@@ -1,0 +1,208 @@
+"""Plans of the native kernels: whatever is cut, every row meets each of its chunks once, and its parts find together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkbench.kernels.chunk_store import Ints
+from chunkbench.kernels.cpu.planner import (
+    LEAST_CHUNKS,
+    MAX_QUERIES,
+    UNITS_PER_THREAD,
+    Grain,
+    Item,
+    ItemArrays,
+    arrays,
+    cut,
+    items_of_forest,
+)
+from chunkbench.kvcache import ChunkPool, PrefixTree
+
+
+class Segment(NamedTuple):
+    chunks: Ints
+    begin: int
+    end: int
+
+
+class Forest(NamedTuple):
+    """A plan as `kvcache` makes it, and what it was made from: the chunk ids of every row, first to last."""
+
+    segments: list[Segment]
+    order: Ints
+    last_chunks: Ints
+    last_tokens: Ints
+    contexts: list[list[int]]
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> Forest:
+    """Groups of rows under a shared run, in it perhaps groups under another, and a run of each row's own."""
+    rows = draw(st.integers(1, 30))
+    order = np.random.default_rng(draw(st.integers(0, 99))).permutation(rows).tolist()
+    contexts: list[list[int]] = [[] for _ in range(rows)]
+    segments: list[Segment] = []
+    ids = iter(np.random.default_rng(draw(st.integers(0, 99))).permutation(6000).tolist())
+
+    def segment(begin: int, end: int, length: int) -> None:
+        chunks = [next(ids) for _ in range(length)]
+        segments.append(Segment(np.array(chunks), begin, end))
+        for row in order[begin:end]:
+            contexts[row] += chunks
+
+    def share(begin: int, end: int, depth: int) -> None:
+        if end - begin > 1 and depth < 3:
+            if draw(st.booleans()):
+                segment(begin, end, draw(st.integers(1, 40)))
+            middle = draw(st.integers(begin + 1, end - 1))
+            share(begin, middle, depth + 1)
+            share(middle, end, depth + 1)
+        else:
+            for at in range(begin, end):
+                segment(at, at + 1, draw(st.integers(1, 60)))
+
+    share(0, rows, 0)
+    last_chunks = np.array([context[-1] for context in contexts])
+    return Forest(segments, np.array(order), last_chunks, np.full(rows, 3), contexts)
+
+
+GRAINS = st.builds(Grain, st.integers(1, 70), st.sampled_from([1, 2, 8]), st.sampled_from([1, 3, 8, 100]))
+
+
+def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
+    """Hold flattened items against the chunk ids of every row."""
+    met: dict[int, list[int]] = defaultdict(list)
+    tails: dict[int, list[int]] = defaultdict(list)
+    items_of: dict[int, int] = defaultdict(int)
+    owner: dict[int, int] = {}
+    direct: list[int] = []
+    for first, count, tail, first_row, rows, partial in flat.items.tolist():
+        chunks = flat.chunks[first : first + count].tolist()
+        assert len(chunks) == count > 0
+        members = flat.rows[first_row : first_row + rows].tolist()
+        assert len(members) == rows > 0
+        for index, row in enumerate(members):
+            met[row] += chunks
+            items_of[row] += 1
+            if partial < 0:
+                direct.append(row)
+            else:
+                assert partial + index not in owner, "two items write one partial result"
+                owner[partial + index] = row
+        if tail >= 0:
+            assert members == [tail]
+            tails[tail].append(chunks[-1])
+    for row, context in enumerate(contexts):
+        assert sorted(met[row]) == sorted(context)
+        assert tails[row] == [context[-1]]
+    assert sorted(owner) == list(range(flat.partials))
+    assert all(items_of[row] == 1 for row in direct)
+    assert len(set(direct)) == len(direct)
+    merged = dict(
+        zip(
+            flat.merge_rows.tolist(),
+            np.split(flat.merge_partials, flat.merge_starts[1:-1]) if len(flat.merge_rows) else [],
+            strict=True,
+        )
+    )
+    assert set(merged).isdisjoint(direct)
+    assert set(merged) | set(direct) == set(range(len(contexts)))
+    by_row: dict[int, list[int]] = defaultdict(list)
+    for partial, row in owner.items():
+        by_row[row].append(partial)
+    assert {row: sorted(partials.tolist()) for row, partials in merged.items()} == {
+        row: sorted(partials) for row, partials in by_row.items()
+    }
+    assert flat.merge_starts[0] == 0
+    assert flat.merge_starts[-1] == len(flat.merge_partials)
+
+
+@settings(max_examples=60)
+@given(forest=forests(), grain=GRAINS, chunk_first=st.booleans())
+def test_every_row_meets_each_of_its_chunks_once(forest: Forest, grain: Grain, chunk_first: bool) -> None:
+    items = cut(items_of_forest(forest, chunk_first), grain)
+    check(arrays(items, len(forest.contexts)), forest.contexts)
+    if not chunk_first:
+        assert all(len(item.rows) == 1 for item in items)
+
+
+@settings(max_examples=40)
+@given(forest=forests(), grain=GRAINS)
+def test_items_are_bounded_and_the_longest_work_comes_first(forest: Forest, grain: Grain) -> None:
+    items = cut(items_of_forest(forest, True), grain)
+    assert all(len(item.rows) * grain.group <= max(MAX_QUERIES, grain.group) for item in items)
+    for sooner, later in zip(items, items[1:], strict=False):
+        # Of two items, one that is no longer and has no more rows cannot cost more.
+        smaller = len(sooner.chunks) <= len(later.chunks) and len(sooner.rows) <= len(later.rows)
+        assert not smaller or (len(sooner.chunks), len(sooner.rows)) == (len(later.chunks), len(later.rows))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8, 64])
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_one_long_sequence_gives_every_thread_enough_to_do(threads: int, kv_heads: int) -> None:
+    length = LEAST_CHUNKS * UNITS_PER_THREAD * threads
+    items = cut([Item(np.arange(length), 0, np.array([0]))], Grain(threads, kv_heads, 1))
+    assert len(items) * kv_heads >= threads * UNITS_PER_THREAD
+    lengths = [len(item.chunks) for item in items]
+    assert min(lengths) >= LEAST_CHUNKS
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_short_run_is_not_cut() -> None:
+    (item,) = cut([Item(np.arange(2 * LEAST_CHUNKS - 1), 0, np.array([0]))], Grain(64, 1, 1))
+    assert len(item.chunks) == 2 * LEAST_CHUNKS - 1
+    assert item.tail_row == 0
+
+
+def test_many_short_sequences_write_their_output_directly() -> None:
+    items = cut((Item(np.array([row]), row, np.array([row])) for row in range(100)), Grain(2, 4, 1))
+    flat = arrays(items, 100)
+    check(flat, [[row] for row in range(100)])
+    assert flat.partials == 0
+    assert len(flat.merge_rows) == 0
+
+
+def test_nothing_is_nothing() -> None:
+    flat = arrays(cut([], Grain(2, 1, 1)), 0)
+    check(flat, [])
+    assert flat.items.shape == (0, 6)
+
+
+@pytest.mark.parametrize("chunk_first", [True, False])
+def test_a_prefix_tree_of_three_levels_and_256_rows(chunk_first: bool) -> None:
+    size = 64
+    tree = PrefixTree(size, ChunkPool())
+    for row in range(256):
+        system = list(range(1024))
+        group = [10_000 + row // 16 * 1000 + token for token in range(512)]
+        own = [100_000 + row * 1000 + token for token in range(200 + row)]
+        tree.join([*system, *group, *own])
+    plan = tree.plan()
+    flat = arrays(cut(items_of_forest(plan, chunk_first), Grain(8, 4, 2)), 256)
+    # From the token ids alone: 16 chunks for all, 8 for every 16 rows, the rest each row's own.
+    readers: dict[int, int] = defaultdict(int)
+    contexts: list[list[int]] = [[] for _ in range(256)]
+    for first, count, _, first_row, rows, _ in flat.items.tolist():
+        for row in flat.rows[first_row : first_row + rows].tolist():
+            contexts[row] += flat.chunks[first : first + count].tolist()
+    for row, context in enumerate(contexts):
+        assert len(context) == len(set(context)) == 16 + 8 + -(-(200 + row) // size)
+        for chunk in context:
+            readers[chunk] += 1
+    counts = list(readers.values())
+    assert counts.count(256) == 16
+    assert counts.count(16) == 16 * 8
+    assert counts.count(1) == sum(-(-(200 + row) // size) for row in range(256))
+    check(
+        flat,
+        [
+            [*(c for c in context if c != last), int(last)]
+            for context, last in zip(contexts, plan.last_chunks, strict=True)
+        ],
+    )
