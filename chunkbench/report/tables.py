@@ -213,7 +213,8 @@ def _detail(row: Row) -> list[Cell]:
     return [
         Cell(name(row.facts.implementation, row.facts.label)),
         Cell(mark + micros(found.latency_us), "noisy" if mark else "plain"),
-        Cell(span(found.low_us, found.high_us), "quiet"),
+        # Of a single round, smallest and largest are the round itself: that is no interval.
+        Cell(span(found.low_us, found.high_us) if found.rounds > 1 else NOTHING, "quiet"),
         Cell(micros(found.step_us)),
         Cell(megabytes(row.facts.kv_bytes)),
         Cell(percent(found.roofline_fraction) + (PROBE_MARK if beyond else ""), "failed" if beyond else "plain"),
