@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from chunkbench.experiment.point import Point
+from chunkbench.report.numbers import count
 from chunkbench.store import MEASURED, CaseFacts
 
 
@@ -55,7 +56,7 @@ class RunProgress:
         """Say where the run goes."""
         self._points, self._number = points, finished
         kept = f", {finished} already measured" if finished else ""
-        self._say(f"{points} points{kept} -> {path}")
+        self._say(f"{count(points, 'point')}{kept} -> {path}")
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
         """Move the bar."""
@@ -74,7 +75,7 @@ class RunProgress:
         rounds = max((len(case.samples_us) for case in cases), default=0)
         self._say(
             f"{self._number:>3}/{self._points} {describe(point):<28} {measured} measured"
-            f"{f', {others}' if others else ''}; {rounds} rounds, {took:.0f} s; {_left(left_s)}"
+            f"{f', {others}' if others else ''}; {count(rounds, 'round')}, {took:.0f} s; {_left(left_s)}"
         )
 
     def _say(self, text: str) -> None:
@@ -84,10 +85,17 @@ class RunProgress:
 
 
 def describe(point: Point) -> str:
-    """A point in a few words."""
+    """A point in a few words: what tells it from its neighbours in most experiments."""
     n_p = str(point.n_p) if isinstance(point.n_p, int) else f"{point.n_p[0]}..{point.n_p[1]}"
     shared = f"n_s={point.n_s}" if point.tree is None else "tree"
-    return f"n_p={n_p} {shared} b={point.batch_size}"
+    words = [f"n_p={n_p}", shared, f"b={point.batch_size}"]
+    if point.kv_heads != point.heads:
+        words.append(f"kv_heads={point.kv_heads}")
+    if point.prompts > 1:
+        words.append(f"prompts={point.prompts}")
+    if point.threads is not None:
+        words.append(f"threads={point.threads}")
+    return " ".join(words)
 
 
 def _left(seconds: float) -> str:

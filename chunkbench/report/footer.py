@@ -130,7 +130,7 @@ def _interval(manifest: Mapping[str, Any], timed: Sequence[Row]) -> str:
         "range": "smallest and largest round (range: too few rounds for a confidence interval)",
         "confidence": f"{confidence:.0%} confidence for the median over rounds, by order statistics",
     }
-    kinds = dict.fromkeys(row.derived.interval_kind for row in timed)
+    kinds = dict.fromkeys(row.derived.interval_kind for row in timed if row.derived.rounds > 1)
     return " or, where there are enough rounds, ".join(said[kind] for kind in ("range", "confidence") if kind in kinds)
 
 
