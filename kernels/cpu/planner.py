@@ -88,9 +88,8 @@ def cut(items: Iterable[Item], grain: Grain) -> list[Item]:
 
 def arrays(items: Sequence[Item], batch: int) -> ItemArrays:
     """Flatten items. A row of several items gets a partial result from each; any other is written directly."""
-    touched = np.zeros(batch, np.int64)
-    for item in items:
-        touched[item.rows] += 1
+    rows = _joined([item.rows for item in items])
+    touched = np.bincount(rows, minlength=batch)
     table = np.empty((len(items), 6), np.int64)
     chunk, row, partial = 0, 0, 0
     shared: list[Ints] = []
@@ -108,7 +107,7 @@ def arrays(items: Sequence[Item], batch: int) -> ItemArrays:
     return ItemArrays(
         items=table,
         chunks=_joined([item.chunks for item in items]),
-        rows=_joined([item.rows for item in items]),
+        rows=rows,
         merge_rows=merge_rows,
         merge_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         merge_partials=by_row,
@@ -123,6 +122,9 @@ def _cost(item: Item, grain: Grain) -> float:
 
 def _over_rows(item: Item, most_rows: int) -> Iterator[Item]:
     parts = -(-len(item.rows) // most_rows)
+    if parts == 1:
+        yield item
+        return
     for rows in np.array_split(item.rows, parts):
         yield item._replace(rows=rows)
 

@@ -22,6 +22,7 @@ native = cpu.required()
 HEADS, DIM, CHUNK = 2, 16, 16
 KEYS = torch.zeros(3, HEADS, CHUNK, DIM)
 VALUES = torch.ones(3, HEADS, CHUNK, DIM)
+QUERY = torch.zeros(2, HEADS, DIM)
 
 
 def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -152,15 +153,16 @@ def test_a_wrong_plan_is_refused(name: str, value: Any, says: str) -> None:
     ids=["int32", "float64", "dimension", "list", "none"],
 )
 def test_another_kind_of_array_is_a_type_error_or_converted(name: str, spoil: Callable[[Any], Any]) -> None:
-    changed = {**arguments(), name: spoil(arguments()[name])}
+    changed = spoil(arguments()[name])
     try:
-        plan = native.DecodePlan(**changed)
+        plan = native.DecodePlan(**{**arguments(), name: changed})
     except TypeError as error:
-        assert "incompatible function arguments" in str(error)
+        refused = str(error)
     else:
-        # nanobind converts integers of another size; the plan then holds its own copy.
+        # nanobind converts other numbers; the plan then holds its own copy.
+        refused = "" if isinstance(changed, np.ndarray) and changed.ndim == arguments()[name].ndim else "not refused"
         assert plan.item_count == 3
-        assert not isinstance(changed[name], list | type(None))
+    assert refused == "" or "incompatible function arguments" in refused
 
 
 def test_a_strided_array_is_copied_or_refused() -> None:
@@ -168,7 +170,7 @@ def test_a_strided_array_is_copied_or_refused() -> None:
     assert not doubled.flags.c_contiguous
     plan = native.DecodePlan(**{**arguments(), "rows": doubled})
     out = torch.zeros(2, HEADS, DIM)
-    plan.decode(torch.zeros_like(out).data_ptr(), out.data_ptr(), 0.25, 1)
+    plan.decode(QUERY.data_ptr(), out.data_ptr(), 0.25, 1)
     torch.testing.assert_close(out, torch.ones_like(out))
 
 
@@ -180,7 +182,7 @@ def test_wrong_last_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
     with pytest.raises(ValueError, match="last_tokens"):
         plan.set_last_tokens(tokens)
     out = torch.zeros(2, HEADS, DIM)
-    plan.decode(torch.zeros_like(out).data_ptr(), out.data_ptr(), 0.25, 1)
+    plan.decode(QUERY.data_ptr(), out.data_ptr(), 0.25, 1)
     torch.testing.assert_close(out, torch.ones_like(out))
 
 
@@ -194,7 +196,7 @@ def test_decode_needs_a_thread(threads: int) -> None:
 def test_threads_that_find_nothing_to_do_cost_nothing() -> None:
     plan = native.DecodePlan(**arguments())
     out = torch.zeros(2, HEADS, DIM)
-    plan.decode(torch.zeros_like(out).data_ptr(), out.data_ptr(), 0.25, 2**31 - 1)
+    plan.decode(QUERY.data_ptr(), out.data_ptr(), 0.25, 2**31 - 1)
     torch.testing.assert_close(out, torch.ones_like(out))
 
 
@@ -242,7 +244,7 @@ def test_packing_nothing_is_fine() -> None:
     ids=str,
 )
 def test_packing_wrongly_is_refused_before_anything_is_written(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"\w"):
         pack(**changes)
 
 

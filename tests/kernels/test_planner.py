@@ -1,8 +1,9 @@
-"""Plans of the native kernels: whatever is cut, every row meets each of its chunks once, and its parts find together."""
+"""Plans of the native kernels: whatever is cut, every row meets each chunk of its own once."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +138,7 @@ def test_every_row_meets_each_of_its_chunks_once(forest: Forest, grain: Grain, c
 def test_items_are_bounded_and_the_longest_work_comes_first(forest: Forest, grain: Grain) -> None:
     items = cut(items_of_forest(forest, True), grain)
     assert all(len(item.rows) * grain.group <= max(MAX_QUERIES, grain.group) for item in items)
-    for sooner, later in zip(items, items[1:], strict=False):
+    for sooner, later in pairwise(items):
         # Of two items, one that is no longer and has no more rows cannot cost more.
         smaller = len(sooner.chunks) <= len(later.chunks) and len(sooner.rows) <= len(later.rows)
         assert not smaller or (len(sooner.chunks), len(sooner.rows)) == (len(later.chunks), len(later.rows))
