@@ -95,13 +95,16 @@ def command(
         out = latest_run(RUNS, chosen.name) if resume else RUNS / f"{chosen.name}-{stamp}"
     with RunProgress(quiet) as progress:
         outcome = run_experiment(chosen, target, out, resume, ["chunkbench", *sys.argv[1:]], progress)
-    if outcome.run.cases:
-        report = build(outcome.run)
-        write_all(outcome.run, report)
-        if form is not None or not quiet:
-            click.echo(render(report, form or "table", colour_wanted()), nl=False)
+    try:
+        if outcome.run.cases:
+            report = build(outcome.run)
+            write_all(outcome.run, report)
+            if form is not None or not quiet:
+                click.echo(render(report, form or "table", colour_wanted()), nl=False)
+    finally:  # a second Ctrl-C gives up the report, not the way to go on
+        if outcome.interrupted:
+            click.echo(f"interrupted; finished points are kept. To go on:\n  {_resume_command(out)}", err=True)
     if outcome.interrupted:
-        click.echo(f"interrupted; finished points are kept. To go on:\n  {_resume_command(out)}", err=True)
         ctx.exit(130)
     ctx.exit(exit_code(case.status for case in outcome.run.cases))
 

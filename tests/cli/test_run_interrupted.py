@@ -1,0 +1,29 @@
+"""Ctrl-C twice: the second one gives up the report, not the command that goes on."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench import report
+from chunkbench.cli.run import command
+from chunkbench.runner import run as runner
+
+
+def test_a_second_interrupt_still_shows_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(run: object) -> None:
+        raise KeyboardInterrupt
+
+    outcome = SimpleNamespace(run=SimpleNamespace(cases=[object()]), interrupted=True)
+    monkeypatch.setattr(runner, "run_experiment", lambda *_: outcome)
+    monkeypatch.setattr(report, "build", again)
+    words = ["run", "smoke", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["chunkbench", *words])
+    result = CliRunner().invoke(command, words[1:])
+    assert result.exit_code != 0
+    assert shlex.join(["chunkbench", *words, "--resume"]) in result.stderr
