@@ -198,7 +198,7 @@ def _open_writer(
         "device": target.device,
         "dtype": target.dtype,
         "environment": target.environment.model_dump(mode="json"),
-        "git": git_state(Path(__file__).parent),
+        "git": git_state(),
         "identity": current,
         "command": list(command),
         "python": sys.version.split()[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from chunkbench.cli.progress import RunProgress
+from chunkbench.environment import git_state
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner.run import resolve, run_experiment
@@ -69,6 +71,8 @@ def test_a_worker_that_is_killed_between_points_costs_nothing(tmp_path: Path) ->
     killer = Killer()
     cases = measure(tmp_path, ["naive", "chunk_attn"], killer)
     assert killer.killed == 1
+    git = json.loads((tmp_path / "run" / "manifest.json").read_text())["git"]
+    assert (git and git["commit"]) == ((here := git_state()) and here["commit"])  # this checkout's, where it is one
     assert len(cases) == 4
     assert {case.status for case in cases.values()} <= {"ok", "noisy"}
 
