@@ -59,9 +59,8 @@ class NativeDecode:
             keys,
             values,
             flat.rows,
-            flat.merge_rows,
-            flat.merge_starts,
-            flat.merge_partials,
+            flat.folds,
+            flat.partial_items,
             batch,
             flat.partials,
             self._isa,
@@ -89,8 +88,8 @@ class NativeDecode:
 class TppNative(NativeDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest; the interface is that of `TppTorch`.
 
-    Chunk first: items of several rows; sequence first: items of one row. One pass of the threads over all of them,
-    partial results (O, m, n) merged in a second. `chunk_first=False` leaves the first phase out: every sequence reads
+    Chunk first: threads share out the items of several rows, which leave partial results (O, m, n). Sequence first:
+    then the items of one row, which fold these in, go on with the chunks that only it covers and write the output. `chunk_first=False` leaves the first phase out: every sequence reads
     all of its chunks for itself.
     """
 

@@ -48,17 +48,17 @@ class Grain(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemArrays:
-    """Items as the native plan takes them, and how the partial results of rows are merged."""
+    """Items as the native plan takes them."""
 
     items: Ints
-    """`[items, 6]`: first chunk, chunks, tail row, first row, rows, first partial result (-1: writes the output)."""
+    """`[items, 8]`: first chunk, chunks, tail row, first row, rows, first partial result (-1: writes the output), first
+    fold, folds. Those that leave partial results come first."""
+    partial_items: int
     chunks: Ints
     """Chunk ids of all items, one after the other."""
     rows: Ints
-    merge_rows: Ints
-    """Rows with partial results; those of merge_rows[i] are merge_partials[merge_starts[i]:merge_starts[i + 1]]."""
-    merge_starts: Ints
-    merge_partials: Ints
+    folds: Ints
+    """Partial results that items fold in before they write the output of their row, one item's after the other."""
     partials: int
 
 
@@ -87,31 +87,48 @@ def cut(items: Iterable[Item], grain: Grain) -> list[Item]:
 
 
 def arrays(items: Sequence[Item], batch: int) -> ItemArrays:
-    """Flatten items. A row of several items gets a partial result from each; any other is written directly."""
+    """Flatten items in two phases (section 3.2 of the paper).
+
+    Of the items of a row, the last writes the output: the row's own item if it has just one, else an item without
+    chunks. All others leave partial results, which the last folds in. An item whose rows have no other is the last of
+    all of them.
+    """
+    widths = np.array([len(item.rows) for item in items], np.int64)
     rows = _joined([item.rows for item in items])
+    starts = np.cumsum(widths) - widths
     touched = np.bincount(rows, minlength=batch)
-    table = np.empty((len(items), 6), np.int64)
-    chunk, row, partial = 0, 0, 0
-    shared: list[Ints] = []
-    for index, item in enumerate(items):
-        direct = bool((touched[item.rows] == 1).all())
-        table[index] = (chunk, len(item.chunks), item.tail_row, row, len(item.rows), -1 if direct else partial)
-        chunk += len(item.chunks)
-        row += len(item.rows)
-        if not direct:
-            shared.append(item.rows)
-            partial += len(item.rows)
-    owners = np.concatenate(shared) if shared else NOTHING
-    by_row = np.argsort(owners, kind="stable")
-    merge_rows, counts = np.unique(owners, return_counts=True)
+    single = np.bincount(rows[starts[widths == 1]], minlength=batch)
+    alone = np.logical_and.reduceat(touched[rows] == 1, starts) if len(items) else np.empty(0, bool)
+    last = alone | ((widths == 1) & (single[rows[starts]] == 1))
+    first = [items[index] for index in np.flatnonzero(~last).tolist()]
+    finishing = [items[index] for index in np.flatnonzero(last).tolist()]
+    unwritten = touched > 0
+    unwritten[_joined([item.rows for item in finishing])] = False
+    finishing += [Item(NOTHING, -1, np.array([row])) for row in np.flatnonzero(unwritten).tolist()]
+
+    # Partial results are numbered as their items and rows come; sorted by row, those of a row lie side by side.
+    owners = _joined([item.rows for item in first])
+    left = np.bincount(owners, minlength=batch)
+    ordered = [*first, *finishing]
+    rows = _joined([item.rows for item in ordered])
+    table = np.empty((len(ordered), 8), np.int64)
+    table[:, 1] = [len(item.chunks) for item in ordered]
+    table[:, 0] = np.cumsum(table[:, 1]) - table[:, 1]
+    table[:, 2] = [item.tail_row for item in ordered]
+    table[:, 4] = [len(item.rows) for item in ordered]
+    table[:, 3] = np.cumsum(table[:, 4]) - table[:, 4]
+    table[:, 5] = np.where(np.arange(len(ordered)) < len(first), table[:, 3], -1)
+    own = rows[table[:, 3]]
+    folds_in = (table[:, 5] == -1) & (table[:, 4] == 1)
+    table[:, 6] = np.where(folds_in, (np.cumsum(left) - left)[own], 0)
+    table[:, 7] = np.where(folds_in, left[own], 0)
     return ItemArrays(
         items=table,
-        chunks=_joined([item.chunks for item in items]),
+        partial_items=len(first),
+        chunks=_joined([item.chunks for item in ordered]),
         rows=rows,
-        merge_rows=merge_rows,
-        merge_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        merge_partials=by_row,
-        partials=partial,
+        folds=np.argsort(owners, kind="stable"),
+        partials=len(owners),
     )
 
 

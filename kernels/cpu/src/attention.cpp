@@ -8,6 +8,8 @@
 namespace chunkbench {
 namespace {
 
+constexpr std::int64_t kUnitsPerThread = 64;
+
 Loops loops_of(Isa isa) {
     switch (isa) {
 #ifdef CHUNKBENCH_HAVE_X86
@@ -24,6 +26,7 @@ Loops loops_of(Isa isa) {
 // Calls body(i, thread) for i = 0 .. count - 1; threads take the next index when they are done with one.
 template <class Body>
 void share_out(std::int64_t count, int threads, const Body& body) {
+    if (count == 0) return;
     if (threads > count) threads = static_cast<int>(count);
     std::atomic<std::int64_t> next{0};
     parallel(threads, [&](int thread) {
@@ -126,14 +129,22 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t rows) {
 void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa) {
     const Loops loops = loops_of(isa);
     const std::int64_t scratch = scratch_floats(shape, max_rows);
-    share_out(work.item_count * shape.kv_heads, threads, [&](std::int64_t unit, int thread) {
-        const Item& item = work.items[unit / shape.kv_heads];
-        loops.item(shape, work, item, static_cast<int>(unit % shape.kv_heads), work.scratch + thread * scratch);
-    });
-    if (work.merge_count == 0) return;
-    share_out(work.merge_count, threads, [&](std::int64_t index, int) {
-        for (int head = 0; head < shape.heads; ++head) loops.merge(shape, work, index, head);
-    });
+    const auto run = [&](const Item* items, std::int64_t count) {
+        // Heads of an item lie one after the other in memory: as many together as leave every thread its choice of units.
+        std::int64_t together = count * shape.kv_heads / (threads * kUnitsPerThread);
+        together = together < 1 ? 1 : together > shape.kv_heads ? shape.kv_heads : together;
+        const std::int64_t parts = (shape.kv_heads + together - 1) / together;
+        share_out(count * parts, threads, [&](std::int64_t unit, int thread) {
+            const Item& item = items[unit / parts];
+            const auto first = static_cast<int>(unit % parts * together);
+            const int end = first + together < shape.kv_heads ? static_cast<int>(first + together) : shape.kv_heads;
+            for (int head = first; head < end; ++head) {
+                loops.item(shape, work, item, head, work.scratch + thread * scratch);
+            }
+        });
+    };
+    run(work.items, work.partial_items);
+    run(work.items + work.partial_items, work.item_count - work.partial_items);
 }
 
 void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* keys, const std::int64_t* values,

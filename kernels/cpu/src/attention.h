@@ -28,28 +28,29 @@ struct Shape {
     int heads, kv_heads, head_dim, chunk_size;
 };
 
-// A run of chunks that the same rows cover.
+// A run of chunks that the same rows cover. It either leaves partial results or, as the last item of its rows, folds in
+// those that others have left and writes the output.
 struct Item {
     std::int64_t first_chunk;  // into Work::chunk_keys and chunk_values
     std::int64_t chunks;
     std::int64_t tail_row;   // row whose length the last chunk follows (Work::last_tokens), -1: all chunks are full
     std::int64_t first_row;  // into Work::rows
     std::int64_t rows;
-    std::int64_t first_partial;  // of its rows' partial results; -1: the item writes the output itself
+    std::int64_t first_partial;  // where its rows' partial results go; -1: it writes the output
+    std::int64_t first_fold;     // into Work::folds: partial results of its one row that it folds in
+    std::int64_t folds;
 };
 
 // Everything that one decode reads. All pointers stay the caller's.
 struct Work {
-    const Item* items;
+    const Item* items;            // those that leave partial results first
+    std::int64_t partial_items;
     std::int64_t item_count;
     const std::int64_t* chunk_keys;  // addresses of the packed K of each listed chunk, all KV heads one after the other
     const std::int64_t* chunk_values;  // the same of V
     const std::int64_t* rows;          // rows of q and out
     const std::int64_t* last_tokens;   // [b] tokens in the last chunk of each row's sequence
-    const std::int64_t* merge_rows;    // rows that have partial results
-    const std::int64_t* merge_starts;  // [merge_count + 1] into merge_partials
-    const std::int64_t* merge_partials;
-    std::int64_t merge_count;
+    const std::int64_t* folds;         // numbers of partial results
     float* partial_outputs;  // [partials][heads][d], weighted sums of V
     float* partial_stats;    // [partials][heads][2], largest score and sum of weights
     float* scratch;          // threads * scratch_floats()
@@ -74,7 +75,6 @@ void cut(const Shape& shape, void* key, void* value, int tokens, int held);
 // One instruction set's loops.
 struct Loops {
     void (*item)(const Shape&, const Work&, const Item&, int kv_head, float* scratch);
-    void (*merge)(const Shape&, const Work&, std::int64_t index, int head);
 };
 Loops loops_portable();
 #ifdef CHUNKBENCH_HAVE_X86

@@ -269,6 +269,37 @@ inline void as_left(float* values, int count) {
     }
 }
 
+// What other items have found for one row and head becomes the start of this one (section 3.2 of the paper: fold
+// (O', m', n') into (O, m, n)).
+inline void fold(const Shape& shape, const Work& work, const Item& item, int head, float* output, float& peak,
+                 float& weights) {
+    const int d = shape.head_dim;
+    for (std::int64_t n = 0; n < item.folds; ++n) {
+        const std::int64_t place = work.folds[item.first_fold + n] * shape.heads + head;
+        const float* stats = work.partial_stats + 2 * place;
+        const float* partial = work.partial_outputs + place * d;
+        const float most = stats[0] > peak ? stats[0] : peak;
+        const float theirs = exp_difference(work.scale * stats[0], work.scale * most);
+        const float ours = exp_difference(work.scale * peak, work.scale * most);
+        const V16 their_share = set1(theirs), our_share = set1(ours);
+        for (int j = 0; j < d; j += 16) {
+            store(output + j, fma(their_share, load(partial + j), mul(our_share, load(output + j))));
+        }
+        weights = theirs * stats[1] + ours * weights;
+        peak = most;
+    }
+}
+
+// The few tokens of a last chunk are too short a read for the CPU to see it coming: bring those of the next head.
+template <class T>
+inline void bring_tail(const typename T::Stored* keys, const typename T::Stored* values, int tokens, int d, int c) {
+    constexpr int kLine = 64 / sizeof(typename T::Stored);
+    for (int i = 0; i < tokens * d; i += kLine) __builtin_prefetch(keys + i);
+    for (int block = 0; block < d / 16; ++block) {
+        for (int i = 0; i < tokens * 16; i += kLine) __builtin_prefetch(values + block * 16 * c + i);
+    }
+}
+
 template <class T>
 void run_item(const Shape& shape, const Work& work, const Item& item, int kv_head, float* scratch) {
     using Stored = typename T::Stored;
@@ -289,6 +320,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, int kv_hea
         for (int j = 0; j < d; j += 16) store(outputs + i * d + j, set1(0.0f));
         peaks[i] = -kInfinity;
         weights[i] = 0.0f;
+        fold(shape, work, item, kv_head * group + i % group, outputs + i * d, peaks[i], weights[i]);
     }
     for (std::int64_t n = 0; n < item.chunks; ++n) {
         const bool last = n + 1 == item.chunks && item.tail_row >= 0;
@@ -297,6 +329,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, int kv_hea
         const auto* keys = reinterpret_cast<const Stored*>(work.chunk_keys[chunk]) + kv_head * head_size;
         const auto* values = reinterpret_cast<const Stored*>(work.chunk_values[chunk]) + kv_head * head_size;
         const int full = tokens / 16, rest = tokens % 16;
+        if (full == 0 && kv_head + 1 < shape.kv_heads) bring_tail<T>(keys + head_size, values + head_size, tokens, d, c);
         multiply<T>(queries, d, rows, keys, 16 * d, full, d, scores, c, false, values);
         if (rest > 0) scores_of_rows<T>(queries, d, rows, keys + full * 16 * d, rest, scores + full * 16, c);
         for (int i = 0; i < rows; ++i) {
@@ -327,46 +360,11 @@ void run_item(const Shape& shape, const Work& work, const Item& item, int kv_hea
     }
 }
 
-// Fold the partial results of one row and head (section 3.2 of the paper) and write the output.
-template <class T>
-void merge_row(const Shape& shape, const Work& work, std::int64_t index, int head) {
-    const int d = shape.head_dim;
-    const std::int64_t begin = work.merge_starts[index], end = work.merge_starts[index + 1];
-    float peak = -kInfinity;
-    for (std::int64_t n = begin; n < end; ++n) {
-        const float one = work.partial_stats[2 * (work.merge_partials[n] * shape.heads + head)];
-        if (one > peak) peak = one;
-    }
-    float total = 0.0f;
-    float sums[kMaxHeadDim];
-    for (int j = 0; j < d; j += 16) store(sums + j, set1(0.0f));
-    for (std::int64_t n = begin; n < end; ++n) {
-        const std::int64_t place = work.merge_partials[n] * shape.heads + head;
-        const float* stats = work.partial_stats + 2 * place;
-        const float share = exp_difference(work.scale * stats[0], work.scale * peak);
-        total += stats[1] * share;
-        const V16 factor = set1(share);
-        const float* partial = work.partial_outputs + place * d;
-        for (int j = 0; j < d; j += 16) store(sums + j, fma(factor, load(partial + j), load(sums + j)));
-    }
-    auto* out = static_cast<typename T::Stored*>(work.out) + (work.merge_rows[index] * shape.heads + head) * d;
-    const V16 inverse = set1(1.0f / total);
-    for (int j = 0; j < d; j += 16) T::put(out + j, mul(load(sums + j), inverse));
-}
-
 void item(const Shape& shape, const Work& work, const Item& one, int kv_head, float* scratch) {
     switch (shape.dtype) {
         case Dtype::float32: return run_item<Float32>(shape, work, one, kv_head, scratch);
         case Dtype::float16: return run_item<Float16>(shape, work, one, kv_head, scratch);
         case Dtype::bfloat16: return run_item<Bfloat16>(shape, work, one, kv_head, scratch);
-    }
-}
-
-void merge(const Shape& shape, const Work& work, std::int64_t index, int head) {
-    switch (shape.dtype) {
-        case Dtype::float32: return merge_row<Float32>(shape, work, index, head);
-        case Dtype::float16: return merge_row<Float16>(shape, work, index, head);
-        case Dtype::bfloat16: return merge_row<Bfloat16>(shape, work, index, head);
     }
 }
 

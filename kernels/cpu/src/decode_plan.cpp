@@ -50,27 +50,26 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
 
 DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
     : shape_(shape), arrays_(std::move(arrays)), isa_(isa) {
+    require(arrays_.partial_items >= 0 && arrays_.partial_items <= static_cast<std::int64_t>(arrays_.items.size()),
+            "partial_items: how many of the items come first");
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
     require(arrays_.partials <= static_cast<std::int64_t>(arrays_.rows.size()),
             "at most one partial result for each row of an item");
     require(arrays_.chunk_keys.size() == arrays_.chunk_values.size(), "as many K chunks as V chunks");
     for (const Item& item : arrays_.items) {
-        require(item.chunks >= 1 && inside(item.first_chunk, item.chunks, arrays_.chunk_keys.size()), "item's chunks");
+        require(inside(item.first_chunk, item.chunks, arrays_.chunk_keys.size()), "item's chunks");
         require(item.rows >= 1 && inside(item.first_row, item.rows, arrays_.rows.size()), "item's rows");
         require(item.tail_row >= -1 && item.tail_row < arrays_.batch, "item's tail row");
         require(
             item.first_partial == -1 || (item.first_partial >= 0 && item.first_partial <= arrays_.partials - item.rows),
             "item's partial results");
+        require(inside(item.first_fold, item.folds, arrays_.folds.size()), "item's partial results to fold in");
+        require(item.folds == 0 || (item.rows == 1 && item.first_partial == -1), "only the last item of a row folds");
         require(item.rows <= kMaxQueries / (shape_.heads / shape_.kv_heads), "an item has at most 65536 queries");
         max_rows_ = std::max(max_rows_, item.rows);
     }
     require_inside(arrays_.rows, arrays_.batch, "rows");
-    require_inside(arrays_.merge_rows, arrays_.batch, "rows to merge");
-    require_inside(arrays_.merge_partials, arrays_.partials, "partial results to merge");
-    const Numbers& starts = arrays_.merge_starts;
-    require(starts.size() == arrays_.merge_rows.size() + 1 && starts.front() == 0, "starts of rows to merge");
-    require(std::is_sorted(starts.begin(), starts.end()), "starts of rows to merge");
-    require(starts.back() == static_cast<std::int64_t>(arrays_.merge_partials.size()), "end of rows to merge");
+    require_inside(arrays_.folds, arrays_.partials, "partial results to fold in");
     last_tokens_.assign(arrays_.batch, shape_.chunk_size);
     partial_outputs_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * shape_.head_dim);
     partial_stats_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * 2);
@@ -99,10 +98,8 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads) {
     work.chunk_values = arrays_.chunk_values.data();
     work.rows = arrays_.rows.data();
     work.last_tokens = last_tokens_.data();
-    work.merge_rows = arrays_.merge_rows.data();
-    work.merge_starts = arrays_.merge_starts.data();
-    work.merge_partials = arrays_.merge_partials.data();
-    work.merge_count = static_cast<std::int64_t>(arrays_.merge_rows.size());
+    work.partial_items = arrays_.partial_items;
+    work.folds = arrays_.folds.data();
     work.partial_outputs = partial_outputs_.data();
     work.partial_stats = partial_stats_.data();
     work.scratch = scratch_.data();

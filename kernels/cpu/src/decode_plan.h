@@ -14,8 +14,8 @@ using Numbers = std::vector<std::int64_t>;
 
 struct PlanArrays {
     std::vector<Item> items;
-    Numbers chunk_keys, chunk_values, rows, merge_rows, merge_starts, merge_partials;
-    std::int64_t batch, partials;
+    Numbers chunk_keys, chunk_values, rows, folds;
+    std::int64_t partial_items, batch, partials;
 };
 
 // Throws std::invalid_argument for a shape or a dtype that the kernels do not take.

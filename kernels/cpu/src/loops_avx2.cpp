@@ -4,5 +4,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_avx2() { return {avx2::item, avx2::merge}; }
+Loops loops_avx2() { return {avx2::item}; }
 }  // namespace chunkbench

@@ -6,5 +6,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_avx512() { return {avx512::item, avx512::merge}; }
+Loops loops_avx512() { return {avx512::item}; }
 }  // namespace chunkbench

@@ -7,5 +7,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_avx512_bf16() { return {avx512_bf16::item, avx512_bf16::merge}; }
+Loops loops_avx512_bf16() { return {avx512_bf16::item}; }
 }  // namespace chunkbench

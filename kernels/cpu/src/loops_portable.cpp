@@ -3,5 +3,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_portable() { return {portable::item, portable::merge}; }
+Loops loops_portable() { return {portable::item}; }
 }  // namespace chunkbench

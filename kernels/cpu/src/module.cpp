@@ -50,23 +50,22 @@ double matrix_flops_per_s(const std::string& dtype, int threads, double millisec
 
 chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.data() + array.size()}; }
 
-// Columns of items: first_chunk, chunks, tail_row, first_row, rows, first_partial.
+// Columns of items: those of Item, in its order.
 void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
                int chunk_size, const Table& items, const Ints& chunk_keys, const Ints& chunk_values, const Ints& rows,
-               const Ints& merge_rows, const Ints& merge_starts, const Ints& merge_partials, std::int64_t batch,
-               std::int64_t partials, const std::string& isa) {
-    if (items.shape(1) != 6) throw std::invalid_argument("items has six columns");
+               const Ints& folds, std::int64_t partial_items, std::int64_t batch, std::int64_t partials,
+               const std::string& isa) {
+    if (items.shape(1) != 8) throw std::invalid_argument("items has eight columns");
     chunkbench::PlanArrays arrays;
     for (std::size_t i = 0; i < items.shape(0); ++i) {
-        const std::int64_t* row = items.data() + 6 * i;
-        arrays.items.push_back({row[0], row[1], row[2], row[3], row[4], row[5]});
+        const std::int64_t* row = items.data() + 8 * i;
+        arrays.items.push_back({row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]});
     }
     arrays.chunk_keys = numbers(chunk_keys);
     arrays.chunk_values = numbers(chunk_values);
     arrays.rows = numbers(rows);
-    arrays.merge_rows = numbers(merge_rows);
-    arrays.merge_starts = numbers(merge_starts);
-    arrays.merge_partials = numbers(merge_partials);
+    arrays.folds = numbers(folds);
+    arrays.partial_items = partial_items;
     arrays.batch = batch;
     arrays.partials = partials;
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size);
@@ -118,8 +117,7 @@ NB_MODULE(_native, m) {
           "Forget what the chunk at key and value, which holds `held` tokens, holds beyond its first `tokens`.");
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
         .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "items"_a,
-             "chunk_keys"_a, "chunk_values"_a, "rows"_a, "merge_rows"_a, "merge_starts"_a, "merge_partials"_a,
-             "batch"_a, "partials"_a, "isa"_a)
+             "chunk_keys"_a, "chunk_values"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a)
