@@ -9,8 +9,8 @@ Features detect() {
     Features found;
 #ifdef CHUNKBENCH_HAVE_X86
     __builtin_cpu_init();
-    found.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     found.f16c = __builtin_cpu_supports("f16c");
+    found.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && found.f16c;
     found.avx512f = __builtin_cpu_supports("avx512f");
 #endif
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16

@@ -10,7 +10,7 @@ namespace chunkbench {
 enum class Isa { portable, avx2, avx512, avx512_bf16 };
 
 struct Features {
-    bool avx2 = false;  // with FMA: one without the other is of no use here
+    bool avx2 = false;  // with FMA and F16C: one without the others is of no use here
     bool f16c = false;
     bool avx512f = false;
     bool avx512_bf16 = false;
