@@ -89,8 +89,8 @@ class TppNative(NativeDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest; the interface is that of `TppTorch`.
 
     Chunk first: threads share out the items of several rows, which leave partial results (O, m, n). Sequence first:
-    then the items of one row, which fold these in, go on with the chunks that only it covers and write the output. `chunk_first=False` leaves the first phase out: every sequence reads
-    all of its chunks for itself.
+    then the items of one row, which fold these in, go on with the chunks that only it covers and write the output.
+    `chunk_first=False` leaves the first phase out: every sequence reads all of its chunks for itself.
     """
 
     def __init__(self, store: PackedStore, heads: int, chunk_first: bool = True) -> None:

@@ -63,17 +63,21 @@ class ItemArrays:
 
 
 def items_of_forest(plan: PlanLike, chunk_first: bool) -> Iterator[Item]:
-    """One item for each segment of a forest; without `chunk_first`, one for each segment and row that covers it."""
+    """One item for each segment of a forest; without `chunk_first`, one for each row and all of its chunks."""
+    contexts: dict[int, list[Ints]] = {row: [] for row in plan.order.tolist()}
     for segment in plan.segments:
         rows = plan.order[segment.begin : segment.end]
-        if len(rows) == 1:
+        if not chunk_first:
+            for row in rows.tolist():
+                contexts[row].append(segment.chunks)
+        elif len(rows) == 1:
             row = int(rows[0])
             yield Item(segment.chunks, row if plan.last_chunks[row] == segment.chunks[-1] else -1, rows)
-        elif chunk_first:
-            yield Item(segment.chunks, -1, rows)
         else:
-            for index in range(len(rows)):
-                yield Item(segment.chunks, -1, rows[index : index + 1])
+            yield Item(segment.chunks, -1, rows)
+    if not chunk_first:
+        for row, chunks in contexts.items():
+            yield Item(np.concatenate(chunks), row, np.array([row]))
 
 
 def cut(items: Iterable[Item], grain: Grain) -> list[Item]:

@@ -34,22 +34,21 @@ def addresses(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def arguments() -> dict[str, Any]:
-    """Two rows: both read chunk 0, row 0 chunk 1, row 1 chunk 2."""
+    """Two rows: both read chunk 0 and fold its results in, then row 0 reads chunk 1, row 1 chunk 2."""
     return {
         "dtype": "float32",
         "heads": HEADS,
         "kv_heads": HEADS,
         "head_dim": DIM,
         "chunk_size": CHUNK,
-        "items": np.array([[0, 1, -1, 0, 2, 0], [1, 1, 0, 2, 1, 2], [2, 1, 1, 3, 1, 3]], np.int64),
+        "items": np.array([[0, 1, -1, 0, 2, 0, 0, 0], [1, 1, 0, 2, 1, -1, 0, 1], [2, 1, 1, 3, 1, -1, 1, 1]], np.int64),
         "chunk_keys": addresses(KEYS),
         "chunk_values": addresses(VALUES),
         "rows": ints(0, 1, 0, 1),
-        "merge_rows": ints(0, 1),
-        "merge_starts": ints(0, 2, 4),
-        "merge_partials": ints(0, 2, 1, 3),
+        "folds": ints(0, 1),
+        "partial_items": 1,
         "batch": 2,
-        "partials": 4,
+        "partials": 2,
         "isa": "portable",
     }
 
@@ -85,25 +84,20 @@ WRONG: list[tuple[str, Any, str]] = [
     ("chunk_size", 24, "chunk_size"),
     ("chunk_size", -16, "chunk_size"),
     ("chunk_size", 2**30, "chunk_size"),
-    ("items", np.zeros((1, 5), np.int64), "six columns"),
+    ("items", np.zeros((1, 6), np.int64), "eight columns"),
     ("chunk_keys", ints(0), "as many K chunks"),
     ("rows", ints(0, 1, 0, 2), "rows"),
     ("rows", ints(0, 1, 0, -1), "rows"),
     ("rows", ints(0, 1, 0), "row"),
-    ("merge_rows", ints(0, 2), "merge"),
-    ("merge_rows", ints(-1, 1), "merge"),
-    ("merge_rows", ints(0), "merge"),
-    ("merge_starts", ints(), "merge"),
-    ("merge_starts", ints(0, 5, 4), "merge"),
-    ("merge_starts", ints(0, 2, 5), "merge"),
-    ("merge_starts", ints(-1, 2, 4), "merge"),
-    ("merge_partials", ints(0, 2, 1, 4), "partial"),
-    ("merge_partials", ints(0, 2, 1, -1), "partial"),
-    ("merge_partials", ints(0, 2), "merge"),
+    ("folds", ints(0, 2), "fold"),
+    ("folds", ints(0, -1), "fold"),
+    ("folds", ints(0), "fold"),
+    ("partial_items", -1, "partial_items"),
+    ("partial_items", 4, "partial_items"),
     ("batch", -1, "batch"),
     ("batch", 1, "row"),
     ("partials", -1, "partials"),
-    ("partials", 3, "partial"),
+    ("partials", 1, "partial"),
     # Times two heads and sixteen numbers this is zero in 64 bits.
     ("partials", HUGE, "partial"),
     *(
@@ -112,7 +106,6 @@ WRONG: list[tuple[str, Any, str]] = [
             (0, 0, -1),
             (0, 0, 3),
             (0, 0, HUGE),
-            (0, 1, 0),
             (0, 1, -1),
             (2, 1, 2),
             (0, 1, HUGE),
@@ -125,8 +118,14 @@ WRONG: list[tuple[str, Any, str]] = [
             (0, 4, 5),
             (0, 4, HUGE),
             (0, 5, -2),
-            (0, 5, 3),
+            (0, 5, 1),
             (0, 5, HUGE),
+            (0, 7, 1),
+            (1, 6, -1),
+            (1, 6, 2),
+            (1, 7, 3),
+            (1, 7, HUGE),
+            (1, 5, 0),
         ]
     ),
 ]
@@ -138,9 +137,7 @@ def test_a_wrong_plan_is_refused(name: str, value: Any, says: str) -> None:
         native.DecodePlan(**{**arguments(), name: value})
 
 
-@pytest.mark.parametrize(
-    "name", ["items", "chunk_keys", "chunk_values", "rows", "merge_rows", "merge_starts", "merge_partials"]
-)
+@pytest.mark.parametrize("name", ["items", "chunk_keys", "chunk_values", "rows", "folds"])
 @pytest.mark.parametrize(
     "spoil",
     [

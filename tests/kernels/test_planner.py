@@ -80,22 +80,24 @@ def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
     """Hold flattened items against the chunk ids of every row."""
     met: dict[int, list[int]] = defaultdict(list)
     tails: dict[int, list[int]] = defaultdict(list)
-    items_of: dict[int, int] = defaultdict(int)
     owner: dict[int, int] = {}
-    direct: list[int] = []
-    for first, count, tail, first_row, rows, partial in flat.items.tolist():
+    finisher: dict[int, list[int]] = {}
+    for index, (first, count, tail, first_row, rows, partial, first_fold, folds) in enumerate(flat.items.tolist()):
         chunks = flat.chunks[first : first + count].tolist()
-        assert len(chunks) == count > 0
+        assert len(chunks) == count
         members = flat.rows[first_row : first_row + rows].tolist()
         assert len(members) == rows > 0
-        for index, row in enumerate(members):
+        assert (partial >= 0) == (index < flat.partial_items), "partial results are left before anyone folds them in"
+        for place, row in enumerate(members):
             met[row] += chunks
-            items_of[row] += 1
-            if partial < 0:
-                direct.append(row)
+            if partial >= 0:
+                assert count > 0
+                assert partial + place not in owner, "two items write one partial result"
+                owner[partial + place] = row
             else:
-                assert partial + index not in owner, "two items write one partial result"
-                owner[partial + index] = row
+                assert row not in finisher, "two items write the output of one row"
+                finisher[row] = flat.folds[first_fold : first_fold + folds].tolist()
+                assert rows == 1 or folds == 0
         if tail >= 0:
             assert members == [tail]
             tails[tail].append(chunks[-1])
@@ -103,25 +105,13 @@ def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
         assert sorted(met[row]) == sorted(context)
         assert tails[row] == [context[-1]]
     assert sorted(owner) == list(range(flat.partials))
-    assert all(items_of[row] == 1 for row in direct)
-    assert len(set(direct)) == len(direct)
-    merged = dict(
-        zip(
-            flat.merge_rows.tolist(),
-            np.split(flat.merge_partials, flat.merge_starts[1:-1]) if len(flat.merge_rows) else [],
-            strict=True,
-        )
-    )
-    assert set(merged).isdisjoint(direct)
-    assert set(merged) | set(direct) == set(range(len(contexts)))
-    by_row: dict[int, list[int]] = defaultdict(list)
+    assert set(finisher) == set(range(len(contexts)))
+    left: dict[int, list[int]] = defaultdict(list)
     for partial, row in owner.items():
-        by_row[row].append(partial)
-    assert {row: sorted(partials.tolist()) for row, partials in merged.items()} == {
-        row: sorted(partials) for row, partials in by_row.items()
+        left[row].append(partial)
+    assert {row: sorted(folds) for row, folds in finisher.items() if folds} == {
+        row: sorted(partials) for row, partials in left.items()
     }
-    assert flat.merge_starts[0] == 0
-    assert flat.merge_starts[-1] == len(flat.merge_partials)
 
 
 @settings(max_examples=60)
@@ -165,14 +155,13 @@ def test_many_short_sequences_write_their_output_directly() -> None:
     items = cut((Item(np.array([row]), row, np.array([row])) for row in range(100)), Grain(2, 4, 1))
     flat = arrays(items, 100)
     check(flat, [[row] for row in range(100)])
-    assert flat.partials == 0
-    assert len(flat.merge_rows) == 0
+    assert flat.partials == flat.partial_items == 0
 
 
 def test_nothing_is_nothing() -> None:
     flat = arrays(cut([], Grain(2, 1, 1)), 0)
     check(flat, [])
-    assert flat.items.shape == (0, 6)
+    assert flat.items.shape == (0, 8)
 
 
 @pytest.mark.parametrize("chunk_first", [True, False])
@@ -189,7 +178,7 @@ def test_a_prefix_tree_of_three_levels_and_256_rows(chunk_first: bool) -> None:
     # From the token ids alone: 16 chunks for all, 8 for every 16 rows, the rest each row's own.
     readers: dict[int, int] = defaultdict(int)
     contexts: list[list[int]] = [[] for _ in range(256)]
-    for first, count, _, first_row, rows, _ in flat.items.tolist():
+    for first, count, _, first_row, rows, *_ in flat.items.tolist():
         for row in flat.rows[first_row : first_row + rows].tolist():
             contexts[row] += flat.chunks[first : first + count].tolist()
     for row, context in enumerate(contexts):

@@ -130,7 +130,8 @@ void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int thr
     const Loops loops = loops_of(isa);
     const std::int64_t scratch = scratch_floats(shape, max_rows);
     const auto run = [&](const Item* items, std::int64_t count) {
-        // Heads of an item lie one after the other in memory: as many together as leave every thread its choice of units.
+        // Heads of an item lie one after the other in memory: as many together as leave every thread its choice of
+        // units.
         std::int64_t together = count * shape.kv_heads / (threads * kUnitsPerThread);
         together = together < 1 ? 1 : together > shape.kv_heads ? shape.kv_heads : together;
         const std::int64_t parts = (shape.kv_heads + together - 1) / together;

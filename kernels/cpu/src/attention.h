@@ -43,7 +43,7 @@ struct Item {
 
 // Everything that one decode reads. All pointers stay the caller's.
 struct Work {
-    const Item* items;            // those that leave partial results first
+    const Item* items;  // those that leave partial results first
     std::int64_t partial_items;
     std::int64_t item_count;
     const std::int64_t* chunk_keys;  // addresses of the packed K of each listed chunk, all KV heads one after the other
@@ -51,10 +51,10 @@ struct Work {
     const std::int64_t* rows;          // rows of q and out
     const std::int64_t* last_tokens;   // [b] tokens in the last chunk of each row's sequence
     const std::int64_t* folds;         // numbers of partial results
-    float* partial_outputs;  // [partials][heads][d], weighted sums of V
-    float* partial_stats;    // [partials][heads][2], largest score and sum of weights
-    float* scratch;          // threads * scratch_floats()
-    const void* q;           // [b][heads][d]
+    float* partial_outputs;            // [partials][heads][d], weighted sums of V
+    float* partial_stats;              // [partials][heads][2], largest score and sum of weights
+    float* scratch;                    // threads * scratch_floats()
+    const void* q;                     // [b][heads][d]
     void* out;
     float scale;
 };

@@ -329,7 +329,8 @@ void run_item(const Shape& shape, const Work& work, const Item& item, int kv_hea
         const auto* keys = reinterpret_cast<const Stored*>(work.chunk_keys[chunk]) + kv_head * head_size;
         const auto* values = reinterpret_cast<const Stored*>(work.chunk_values[chunk]) + kv_head * head_size;
         const int full = tokens / 16, rest = tokens % 16;
-        if (full == 0 && kv_head + 1 < shape.kv_heads) bring_tail<T>(keys + head_size, values + head_size, tokens, d, c);
+        if (full == 0 && kv_head + 1 < shape.kv_heads)
+            bring_tail<T>(keys + head_size, values + head_size, tokens, d, c);
         multiply<T>(queries, d, rows, keys, 16 * d, full, d, scores, c, false, values);
         if (rest > 0) scores_of_rows<T>(queries, d, rows, keys + full * 16 * d, rest, scores + full * 16, c);
         for (int i = 0; i < rows; ++i) {
