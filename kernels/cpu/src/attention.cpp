@@ -129,23 +129,26 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t rows) {
 void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa) {
     const Loops loops = loops_of(isa);
     const std::int64_t scratch = scratch_floats(shape, max_rows);
-    const auto run = [&](const Item* items, std::int64_t count) {
-        // Heads of an item lie one after the other in memory: as many together as leave every thread its choice of
-        // units.
-        std::int64_t together = count * shape.kv_heads / (threads * kUnitsPerThread);
-        together = together < 1 ? 1 : together > shape.kv_heads ? shape.kv_heads : together;
-        const std::int64_t parts = (shape.kv_heads + together - 1) / together;
-        share_out(count * parts, threads, [&](std::int64_t unit, int thread) {
-            const Item& item = items[unit / parts];
-            const auto first = static_cast<int>(unit % parts * together);
-            const int end = first + together < shape.kv_heads ? static_cast<int>(first + together) : shape.kv_heads;
-            for (int head = first; head < end; ++head) {
-                loops.item(shape, work, item, head, work.scratch + thread * scratch);
-            }
-        });
-    };
-    run(work.items, work.partial_items);
-    run(work.items + work.partial_items, work.item_count - work.partial_items);
+    const std::int64_t heads = shape.kv_heads;
+    share_out(work.partial_items * heads, threads, [&](std::int64_t unit, int thread) {
+        const Item& item = work.items[unit / heads];
+        loops.item(shape, work, item, nullptr, static_cast<int>(unit % heads), work.scratch + thread * scratch);
+    });
+    // Head by head: what sequences share of one head (block tables that name the same blocks) stays in the cache. As
+    // many items together as leave every thread its choice of units.
+    const Item* items = work.items + work.partial_items;
+    const std::int64_t count = work.item_count - work.partial_items;
+    const std::int64_t wanted = count * heads / (threads * kUnitsPerThread);
+    const std::int64_t together = wanted < 1 ? 1 : wanted > count ? count : wanted;
+    const std::int64_t parts = (count + together - 1) / together;
+    share_out(parts * heads, threads, [&](std::int64_t unit, int thread) {
+        const std::int64_t first = unit % parts * together;
+        const std::int64_t end = first + together < count ? first + together : count;
+        for (std::int64_t n = first; n < end; ++n) {
+            const Item* next = n + 1 < end ? items + n + 1 : nullptr;
+            loops.item(shape, work, items[n], next, static_cast<int>(unit / parts), work.scratch + thread * scratch);
+        }
+    });
 }
 
 void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* keys, const std::int64_t* values,

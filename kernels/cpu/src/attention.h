@@ -74,7 +74,8 @@ void cut(const Shape& shape, void* key, void* value, int tokens, int held);
 
 // One instruction set's loops.
 struct Loops {
-    void (*item)(const Shape&, const Work&, const Item&, int kv_head, float* scratch);
+    // `next` is the item that comes after this one, if it is known.
+    void (*item)(const Shape&, const Work&, const Item&, const Item* next, int kv_head, float* scratch);
 };
 Loops loops_portable();
 #ifdef CHUNKBENCH_HAVE_X86

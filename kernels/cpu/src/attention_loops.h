@@ -193,6 +193,9 @@ inline void multiply(const float* left, std::int64_t row, int rows, const typena
         for (; at + kStreams <= blocks; at += kStreams) {
             tile<T, 1, kStreams, false>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add, next);
         }
+        for (; at + 2 <= blocks; at += 2) {
+            tile<T, 1, 2, false>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add, next);
+        }
     }
     for (; at < blocks; ++at) {
         const auto* coming = at + 1 < blocks ? right + (at + 1) * block : next;
@@ -290,10 +293,16 @@ inline void fold(const Shape& shape, const Work& work, const Item& item, int hea
     }
 }
 
-// The few tokens of a last chunk are too short a read for the CPU to see it coming: bring those of the next head.
+// A context of a few tokens is too short a read for the CPU to see it coming: bring that of the next item.
 template <class T>
-inline void bring_tail(const typename T::Stored* keys, const typename T::Stored* values, int tokens, int d, int c) {
-    constexpr int kLine = 64 / sizeof(typename T::Stored);
+inline void bring(const Shape& shape, const Work& work, const Item& item, int kv_head) {
+    using Stored = typename T::Stored;
+    if (item.chunks != 1 || item.tail_row < 0 || work.last_tokens[item.tail_row] >= 16) return;
+    constexpr int kLine = 64 / sizeof(Stored);
+    const int d = shape.head_dim, c = shape.chunk_size, tokens = static_cast<int>(work.last_tokens[item.tail_row]);
+    const std::int64_t head = static_cast<std::int64_t>(kv_head) * c * d;
+    const auto* keys = reinterpret_cast<const Stored*>(work.chunk_keys[item.first_chunk]) + head;
+    const auto* values = reinterpret_cast<const Stored*>(work.chunk_values[item.first_chunk]) + head;
     for (int i = 0; i < tokens * d; i += kLine) __builtin_prefetch(keys + i);
     for (int block = 0; block < d / 16; ++block) {
         for (int i = 0; i < tokens * 16; i += kLine) __builtin_prefetch(values + block * 16 * c + i);
@@ -301,7 +310,8 @@ inline void bring_tail(const typename T::Stored* keys, const typename T::Stored*
 }
 
 template <class T>
-void run_item(const Shape& shape, const Work& work, const Item& item, int kv_head, float* scratch) {
+void run_item(const Shape& shape, const Work& work, const Item& item, const Item* next, int kv_head, float* scratch) {
+    if (next != nullptr) bring<T>(shape, work, *next, kv_head);
     using Stored = typename T::Stored;
     const int d = shape.head_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
     const int rows = static_cast<int>(item.rows) * group;
@@ -329,8 +339,6 @@ void run_item(const Shape& shape, const Work& work, const Item& item, int kv_hea
         const auto* keys = reinterpret_cast<const Stored*>(work.chunk_keys[chunk]) + kv_head * head_size;
         const auto* values = reinterpret_cast<const Stored*>(work.chunk_values[chunk]) + kv_head * head_size;
         const int full = tokens / 16, rest = tokens % 16;
-        if (full == 0 && kv_head + 1 < shape.kv_heads)
-            bring_tail<T>(keys + head_size, values + head_size, tokens, d, c);
         multiply<T>(queries, d, rows, keys, 16 * d, full, d, scores, c, false, values);
         if (rest > 0) scores_of_rows<T>(queries, d, rows, keys + full * 16 * d, rest, scores + full * 16, c);
         for (int i = 0; i < rows; ++i) {
@@ -361,11 +369,11 @@ void run_item(const Shape& shape, const Work& work, const Item& item, int kv_hea
     }
 }
 
-void item(const Shape& shape, const Work& work, const Item& one, int kv_head, float* scratch) {
+void item(const Shape& shape, const Work& work, const Item& one, const Item* next, int kv_head, float* scratch) {
     switch (shape.dtype) {
-        case Dtype::float32: return run_item<Float32>(shape, work, one, kv_head, scratch);
-        case Dtype::float16: return run_item<Float16>(shape, work, one, kv_head, scratch);
-        case Dtype::bfloat16: return run_item<Bfloat16>(shape, work, one, kv_head, scratch);
+        case Dtype::float32: return run_item<Float32>(shape, work, one, next, kv_head, scratch);
+        case Dtype::float16: return run_item<Float16>(shape, work, one, next, kv_head, scratch);
+        case Dtype::bfloat16: return run_item<Bfloat16>(shape, work, one, next, kv_head, scratch);
     }
 }
 
