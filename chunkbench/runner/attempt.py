@@ -34,7 +34,8 @@ class Culprit(Exception):
 class Attempt:
     """Measures the cases of a point into `entries` (by implementation) and `timings` (by case key).
 
-    `announce` is told what is being done, `advance` which share of the point is done (0 to 1).
+    `largest` are the bytes of K and V that the largest point of the run would take all at once; as much of it as fits
+    is reserved. `announce` is told what is being done, `advance` which share of the point is done (0 to 1).
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class Attempt:
         worker: WorkerClient,
         point: Point,
         cases: Sequence[Case],
+        largest: int,
         announce: Callable[[str], None],
         advance: Callable[[float], None],
     ) -> None:
         self._experiment, self._survey, self._worker = experiment, survey, worker
-        self._point, self._cases = point, cases
+        self._point, self._cases, self._largest = point, cases, largest
         self._announce, self._advance = announce, advance
         self.entries = {case.implementation: Entry() for case in cases}
         self.timings = {case.key: Timing() for case in cases}
@@ -57,20 +59,22 @@ class Attempt:
 
     def run(self, deadline: float) -> None:
         """Measure until about `deadline` (monotonic seconds). Raises `Culprit` when the worker is lost."""
-        self._announce("making inputs")
+        self._announce("making inputs, reserving memory")
         seed = self._experiment.seed
         # What the worker holds of the last point it gives to this one.
-        room = available_memory() + self._worker.resident_bytes - memory.WORKER_BYTES
+        room = memory.room_of(available_memory() + self._worker.resident_bytes)
         probe = memory.probe_bytes(room)
         point = self._point.model_dump(mode="json")
-        self.threads = self._housekeeping("open", point=point, seed=seed, probe_bytes=probe)["threads"]
+        reserve = min(room - probe, self._largest)
+        opened = self._housekeeping("open", point=point, seed=seed, probe_bytes=probe, reserve_bytes=reserve)
+        self.threads = opened["threads"]
         usable = [name for name in self.entries if self._usable(name)]
-        needs = {name: memory.kv_bytes(self._point, seed, self._survey[name].shares_storage) for name in usable}
+        needs = memory.needs(self._point, seed, {name: self._survey[name].shares_storage for name in usable})
         grouping = memory.group(needs, usable, self._experiment.baseline, room - probe)
         for name, reason in grouping.too_large.items():
             self.entries[name].fail("oom", f"predicted: {reason}")
         for index, names in enumerate(grouping.groups):
-            self._measure_group(index, names, grouping.groups, deadline)
+            self._measure_group(index, names, grouping.groups, needs, deadline)
             for name in names:
                 if name != self._experiment.baseline or index == len(grouping.groups) - 1:
                     self._housekeeping("release", implementation=name)
@@ -89,14 +93,19 @@ class Attempt:
         return not entry.failed
 
     def _measure_group(
-        self, index: int, names: Sequence[str], groups: Sequence[Sequence[str]], deadline: float
+        self,
+        index: int,
+        names: Sequence[str],
+        groups: Sequence[Sequence[str]],
+        needs: Mapping[str, int],
+        deadline: float,
     ) -> None:
         """Measure the implementations of one memory group side by side."""
         for name in names:
             if index and name == self._experiment.baseline:
                 continue  # it stays prepared from the first group on
             self._announce(f"{self._survey[name].label}: preparing and checking")
-            if self._ask(name, "prepare") is not None:
+            if self._ask(name, "prepare", needs=needs[name]) is not None:
                 self._check(name, 1, _BEFORE + index)
         cases = self._alive([case for case in self._cases if case.implementation in names])
         if not cases:

@@ -15,12 +15,12 @@ from typing import Any
 
 import psutil
 
+from chunkbench.runner.heap import KEEP_FREED_MEMORY
+
 PROTOCOL = 1
 """Version of the requests and replies; a worker that speaks another one is refused."""
 
 _START_LIMIT_S = 120.0
-_KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 50)}
-"""Has glibc keep what is freed for the next point: fresh pages cost up to seconds per gigabyte on a virtual machine."""
 
 
 class WorkerError(RuntimeError):
@@ -51,7 +51,7 @@ class WorkerClient:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **_KEEP_FREED_MEMORY},
+                env={**os.environ, **KEEP_FREED_MEMORY},
                 start_new_session=True,  # a Ctrl-C at the terminal must reach the runner alone
             )
         self._buffer = b""

@@ -43,15 +43,11 @@ def _describe(point: Point) -> str:
     return " ".join(f"{name}={value}" for name, value in axes.items()).replace("(", "[").replace(")", "]")
 
 
-def _needs(experiment: Experiment, point: Point, shares: dict[str, bool]) -> dict[str, int]:
-    return {name: memory.kv_bytes(point, experiment.seed, shared) for name, shared in shares.items()}
-
-
 def _memory(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, bool]) -> list[str]:
     """Memory of the point that needs most, and how its implementations would be grouped."""
-    largest = max(points, key=lambda point: sum(_needs(experiment, point, shares).values()))
-    needs = _needs(experiment, largest, shares)
-    room = available_memory() - memory.WORKER_BYTES
+    largest = max(points, key=lambda point: sum(memory.needs(point, experiment.seed, shares).values()))
+    needs = memory.needs(largest, experiment.seed, shares)
+    room = memory.room_of(available_memory())
     grouping = memory.group(needs, list(needs), experiment.baseline, room - memory.probe_bytes(room))
     together = memory.gigabytes(sum(needs.values()))
     lines = [
@@ -71,7 +67,8 @@ def _time(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, b
     touched = 0
     for point in points:
         calls = experiment.min_rounds * min(point.n_c, MIN_TIMED_STEPS)
-        touched += sum(_needs(experiment, point, shares).values()) * (calls + 3)  # preparing touches K/V about thrice
+        size = sum(memory.needs(point, experiment.seed, shares).values())
+        touched += size * (calls + 3)  # preparing touches K/V about thrice
     least = touched / bandwidth
     text = f"time: the budget is {experiment.budget_s / 60:.1f} min"
     if least > experiment.budget_s:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from chunkbench.experiment.point import Point
 
-WORKER_BYTES = 1 << 30
+WORKER_BYTES = 3 << 29
 """Interpreter, libraries, the pool of inputs, the checks and the cache sweeper."""
-_SLACK = 1.08
+_SLACK = 1.04
 """Work buffers and allocator losses, as a factor on K and V."""
+_OTHERS = 0.05
+"""Share of the memory that is left to whoever else lives on the machine."""
 
 
 @dataclass(frozen=True)
@@ -30,34 +32,44 @@ def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
     return int((tokens + completions) * point.token_bytes * _SLACK)
 
 
+def needs(point: Point, seed: int, shares_storage: Mapping[str, bool]) -> dict[str, int]:
+    """`kv_bytes` of each implementation; `shares_storage` says which of them hold shared prefixes once."""
+    return {name: kv_bytes(point, seed, shared) for name, shared in shares_storage.items()}
+
+
+def room_of(free: int) -> int:
+    """What a worker may fill with K and V, of `free` bytes that are available or already its own."""
+    return max(0, int(free * (1 - _OTHERS)) - WORKER_BYTES)
+
+
 def probe_bytes(available: int) -> int:
     """Size of the read-bandwidth buffer: 512 MB, less on a small machine."""
     return max(1 << 26, min(1 << 29, available // 16)) // 4096 * 4096
 
 
-def group(needs: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
+def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
     """Fill groups in the given order; the baseline is first in each, so that ratios are formed inside a group.
 
-    `needs` are bytes of each implementation, `room` the bytes that a group may take.
+    `sizes` are bytes of each implementation, `room` the bytes that a group may take.
     """
     too_large = {
-        name: f"needs {gigabytes(needs[name])} of K/V, {gigabytes(room)} are available"
+        name: f"needs {gigabytes(sizes[name])} of K/V, {gigabytes(room)} are available"
         for name in order
-        if needs[name] > room
+        if sizes[name] > room
     }
     fitting = [name for name in order if name not in too_large]
-    base = needs[baseline] if baseline in fitting else 0
+    base = sizes[baseline] if baseline in fitting else 0
     groups: list[list[str]] = []
     used = 0
     for name in fitting:
         if name == baseline:
             continue
         # An implementation that fits alone but not beside the baseline still runs, without a ratio.
-        if not groups or used + needs[name] > room:
-            groups.append([baseline] if base and base + needs[name] <= room else [])
+        if not groups or used + sizes[name] > room:
+            groups.append([baseline] if base and base + sizes[name] <= room else [])
             used = base if groups[-1] else 0
         groups[-1].append(name)
-        used += needs[name]
+        used += sizes[name]
     if base and not any(baseline in members for members in groups):
         groups.insert(0, [baseline])
     return Grouping(tuple(tuple(members) for members in groups), too_large)

@@ -24,8 +24,10 @@ class PointRunner:
         survey: Mapping[str, Traits],
         worker: WorkerClient,
         start_worker: Callable[[], WorkerClient],
+        largest: int,
     ) -> None:
-        self._experiment, self._survey = experiment, survey
+        """`largest` are the bytes of K and V that the largest point would take all at once."""
+        self._experiment, self._survey, self._largest = experiment, survey, largest
         self._worker, self._start_worker = worker, start_worker
 
     def measure(
@@ -41,7 +43,9 @@ class PointRunner:
         culprits: dict[str, tuple[Status, str]] = {}
         lost = False
         while True:
-            attempt = Attempt(self._experiment, self._survey, self._worker, point, cases, announce, advance)
+            attempt = Attempt(
+                self._experiment, self._survey, self._worker, point, cases, self._largest, announce, advance
+            )
             for name, (status, reason) in culprits.items():
                 attempt.entries[name].fail(status, reason)
             meter = NoiseMeter([self._worker.pid])

@@ -27,7 +27,9 @@ from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.measure.loop import run_round
 from chunkbench.measure.peaks import PeakProbe
 from chunkbench.runner.client import PROTOCOL
+from chunkbench.runner.heap import make_room, reserve
 from chunkbench.runner.inputs import PooledInputs
+from chunkbench.runner.memory import WORKER_BYTES
 from chunkbench.runner.oracle import Check, make_check
 from chunkbench.runner.storages import visible_bytes
 
@@ -42,6 +44,7 @@ class Worker:
         self._checks: dict[int, Check] = {}
         self._inputs: PooledInputs | None = None
         self._out = torch.empty(0)
+        self._reserved = False
         self._sweeper: CacheSweeper | None = None
         self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
 
@@ -66,8 +69,8 @@ class Worker:
             found[name] = entry
         return found
 
-    def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
-        """Make the inputs of a point, dropping those of the last one."""
+    def open(self, point: dict[str, Any], seed: int, probe_bytes: int, reserve_bytes: int) -> dict[str, Any]:
+        """Make the inputs of a point, dropping those of the last one; the first time, reserve memory for sessions."""
         self.close()
         opened = Point.model_validate(point)
         threads = opened.threads or self._threads
@@ -79,6 +82,9 @@ class Worker:
         if self._probe is None or self._probe[0] != identity:
             self._probe = None  # free the old buffer before the new one is allocated
             self._probe = (identity, PeakProbe(*identity, buffer_bytes=probe_bytes))
+        if not self._reserved and opened.device == "cpu":
+            reserve(reserve_bytes, threads)
+            self._reserved = True
         return {"threads": threads}
 
     def close(self) -> None:
@@ -90,7 +96,9 @@ class Worker:
         answer = self._load(implementation).supports(self._opened().point)
         return {"ok": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
 
-    def prepare(self, implementation: str) -> dict[str, Any]:
+    def prepare(self, implementation: str, needs: int) -> dict[str, Any]:
+        """Build a session, with `needs` bytes made available to it first."""
+        make_room(needs, WORKER_BYTES // 2)
         self._sessions[implementation] = self._load(implementation).prepare(self._opened())
         return {}
 

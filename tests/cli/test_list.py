@@ -24,7 +24,12 @@ def two_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_experiments() -> None:
     rows = json.loads(CliRunner().invoke(command, ["experiments", "--format", "json"]).output)
-    assert {row["experiment"]: row["points"] for row in rows} == {"smoke": 9, "table3": 12, "table3-llama3": 12}
+    assert {row["experiment"]: row["points"] for row in rows} == {
+        "cpu-kernels": 42,
+        "smoke": 9,
+        "table3": 12,
+        "table3-llama3": 12,
+    }
     assert all(row["title"] for row in rows)
 
 

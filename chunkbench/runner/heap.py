@@ -1,0 +1,70 @@
+"""The worker's heap: reserved once, kept when it is freed, given back only when room is short.
+
+On a virtual machine the first touch of a page can cost seconds per gigabyte, and less if several threads touch. A page
+whose mapping stayed costs a fraction of that to get again, and one that was kept nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from concurrent.futures import ThreadPoolExecutor
+
+from chunkbench.environment import available_memory
+
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 50)}
+"""Environment of a worker: has glibc keep what is freed, large blocks included."""
+_ALL = 1 << 62
+
+
+class _Statistics(ctypes.Structure):
+    """`struct mallinfo2` of glibc: free bytes in all, and those of the free block at the heap's end."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (*"abcdefgh", "free", "end")]
+
+
+def reserve(size: int, threads: int) -> None:
+    """Grow the heap by one free block of `size` bytes, touched. Does nothing without glibc."""
+    libc = _glibc()
+    if libc is None or size <= 0:
+        return
+    block = libc.malloc(size)
+    if block:
+        share = -(-size // threads)
+        with ThreadPoolExecutor(threads) as pool:
+            for start in range(0, size, share):
+                pool.submit(ctypes.memset, block + start, 1, min(share, size - start))
+        libc.free(block)
+
+
+def make_room(size: int, margin: int) -> None:
+    """Give freed pages back until `size` bytes of large blocks can be allocated with `margin` bytes left.
+
+    Blocks go into a hole of the heap that takes them, otherwise to its end. Does nothing without glibc.
+    """
+    libc = _glibc()
+    if libc is None or _lacking(libc, size) + margin <= 0:
+        return
+    libc.malloc_trim(_ALL)  # the holes' pages; their mappings stay
+    lacking = _lacking(libc, size) + margin
+    if lacking > 0:
+        libc.malloc_trim(max(0, libc.mallinfo2().end - lacking))
+
+
+def _lacking(libc: ctypes.CDLL, size: int) -> int:
+    """Bytes that `size` takes from the system at worst (holes may have lost their pages), less what is available."""
+    heap: _Statistics = libc.mallinfo2()
+    free, end = int(heap.free), int(heap.end)
+    return max(min(size, free - end), size - end) - available_memory()
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):  # before 2.33
+        return None
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes, libc.malloc_trim.argtypes = [ctypes.c_void_p], [ctypes.c_size_t]
+    libc.mallinfo2.restype = _Statistics
+    return libc
