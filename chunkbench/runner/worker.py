@@ -98,7 +98,7 @@ class Worker:
 
     def prepare(self, implementation: str, needs: int) -> dict[str, Any]:
         """Build a session, with `needs` bytes made available to it first."""
-        make_room(needs, WORKER_BYTES // 2)
+        make_room(needs, WORKER_BYTES)
         self._sessions[implementation] = self._load(implementation).prepare(self._opened())
         return {}
 
