@@ -48,7 +48,7 @@ def probe_bytes(available: int) -> int:
 
 
 def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
-    """Fill groups in the given order; the baseline is first in each, so that ratios are formed inside a group.
+    """As few groups as fit, about equally large; the baseline first in each, so that ratios are formed inside a group.
 
     `sizes` are bytes of each implementation, `room` the bytes that a group may take.
     """
@@ -59,20 +59,23 @@ def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: i
     }
     fitting = [name for name in order if name not in too_large]
     base = sizes[baseline] if baseline in fitting else 0
-    groups: list[list[str]] = []
-    used = 0
-    for name in fitting:
-        if name == baseline:
-            continue
-        # An implementation that fits alone but not beside the baseline still runs, without a ratio.
-        if not groups or used + sizes[name] > room:
-            groups.append([baseline] if base and base + sizes[name] <= room else [])
-            used = base if groups[-1] else 0
-        groups[-1].append(name)
-        used += sizes[name]
-    if base and not any(baseline in members for members in groups):
-        groups.insert(0, [baseline])
-    return Grouping(tuple(tuple(members) for members in groups), too_large)
+    others = [name for name in fitting if name != baseline]
+    # An implementation that fits alone but not beside the baseline still runs, without a ratio.
+    alone = [(name,) for name in others if base + sizes[name] > room]
+    others = sorted((name for name in others if (name,) not in alone), key=lambda name: -sizes[name])
+    groups: list[tuple[str, ...]] = []
+    while others or (base and not groups):
+        count = len(groups) + 1
+        members: list[list[str]] = [[baseline] if base else [] for _ in range(count)]
+        loads = [base] * count
+        for name in others:
+            smallest = loads.index(min(loads))
+            members[smallest].append(name)
+            loads[smallest] += sizes[name]
+        groups = [tuple(sorted(names, key=lambda name: (name != baseline, order.index(name)))) for names in members]
+        if max(loads) <= room:
+            break
+    return Grouping((*groups, *alone), too_large)
 
 
 def gigabytes(size: int) -> str:
