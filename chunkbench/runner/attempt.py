@@ -34,8 +34,7 @@ class Culprit(Exception):
 class Attempt:
     """Measures the cases of a point into `entries` (by implementation) and `timings` (by case key).
 
-    `largest` are the bytes of K and V that the largest point of the run would take all at once; as much of it as fits
-    is reserved. `announce` is told what is being done, `advance` which share of the point is done (0 to 1).
+    `announce` is told what is being done, `advance` which share of the point is done (0 to 1).
     """
 
     def __init__(
@@ -45,12 +44,11 @@ class Attempt:
         worker: WorkerClient,
         point: Point,
         cases: Sequence[Case],
-        largest: int,
         announce: Callable[[str], None],
         advance: Callable[[float], None],
     ) -> None:
         self._experiment, self._survey, self._worker = experiment, survey, worker
-        self._point, self._cases, self._largest = point, cases, largest
+        self._point, self._cases = point, cases
         self._announce, self._advance = announce, advance
         self.entries = {case.implementation: Entry() for case in cases}
         self.timings = {case.key: Timing() for case in cases}
@@ -59,15 +57,13 @@ class Attempt:
 
     def run(self, deadline: float) -> None:
         """Measure until about `deadline` (monotonic seconds). Raises `Culprit` when the worker is lost."""
-        self._announce("making inputs, reserving memory")
+        self._announce("making inputs")
         seed = self._experiment.seed
         # What the worker holds of the last point it gives to this one.
         room = memory.room_of(available_memory() + self._worker.resident_bytes)
         probe = memory.probe_bytes(room)
         point = self._point.model_dump(mode="json")
-        reserve = min(room - probe, self._largest)
-        opened = self._housekeeping("open", point=point, seed=seed, probe_bytes=probe, reserve_bytes=reserve)
-        self.threads = opened["threads"]
+        self.threads = self._housekeeping("open", point=point, seed=seed, probe_bytes=probe)["threads"]
         usable = [name for name in self.entries if self._usable(name)]
         needs = memory.needs(self._point, seed, {name: self._survey[name].shares_storage for name in usable})
         grouping = memory.group(needs, usable, self._experiment.baseline, room - probe)

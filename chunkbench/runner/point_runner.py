@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic
 
-from chunkbench.environment import NoiseMeter
+from chunkbench.environment import NoiseMeter, available_memory
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
+from chunkbench.runner import memory
 from chunkbench.runner.attempt import Attempt, Culprit
-from chunkbench.runner.client import WorkerClient
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.ledger import Context, Traits, facts
 from chunkbench.store.facts import CaseFacts, Noise, Status
+
+_RESERVE_LIMIT_S = 300.0
 
 
 class PointRunner:
@@ -21,13 +25,13 @@ class PointRunner:
     def __init__(
         self,
         experiment: Experiment,
+        points: Sequence[Point],
         survey: Mapping[str, Traits],
         worker: WorkerClient,
         start_worker: Callable[[], WorkerClient],
-        largest: int,
     ) -> None:
-        """`largest` are the bytes of K and V that the largest point would take all at once."""
-        self._experiment, self._survey, self._largest = experiment, survey, largest
+        self._experiment, self._points, self._survey = experiment, points, survey
+        self._reserved: WorkerClient | None = None
         self._worker, self._start_worker = worker, start_worker
 
     def measure(
@@ -43,9 +47,8 @@ class PointRunner:
         culprits: dict[str, tuple[Status, str]] = {}
         lost = False
         while True:
-            attempt = Attempt(
-                self._experiment, self._survey, self._worker, point, cases, self._largest, announce, advance
-            )
+            self._reserve(announce)
+            attempt = Attempt(self._experiment, self._survey, self._worker, point, cases, announce, advance)
             for name, (status, reason) in culprits.items():
                 attempt.entries[name].fail(status, reason)
             meter = NoiseMeter([self._worker.pid])
@@ -86,6 +89,24 @@ class PointRunner:
             )
             for case in cases
         ]
+
+    def _reserve(self, announce: Callable[[str], None]) -> None:
+        """Have a new worker take the memory that the largest group of any point needs."""
+        if self._worker is self._reserved or self._points[0].device != "cpu":
+            return
+        self._reserved = self._worker
+        free = memory.room_of(available_memory() + self._worker.resident_bytes)
+        probe = memory.probe_bytes(free)
+        shares = {name: traits.shares_storage for name, traits in self._survey.items() if traits.ok}
+        largest = 0
+        for point in self._points:
+            needs = memory.needs(point, self._experiment.seed, shares)
+            groups = memory.group(needs, list(needs), self._experiment.baseline, free - probe).groups
+            largest = max(largest, *(sum(needs[name] for name in names) for names in groups), 0)
+        announce(f"reserving {memory.gigabytes(largest + probe)} of memory")
+        # Only time is lost without it; if the worker is, the next request says so.
+        with contextlib.suppress(WorkerError, WorkerCrashed, WorkerTimeout):
+            self._worker.ask("reserve", _RESERVE_LIMIT_S, size=largest + probe)
 
     def close(self) -> None:
         """End the worker."""

@@ -16,7 +16,6 @@ from chunkbench import __version__
 from chunkbench.environment import Environment, git_state, read_environment
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Device, Dtype, Point
-from chunkbench.runner import memory
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.point_runner import PointRunner
@@ -122,9 +121,7 @@ def _measure(
             raise RunError(f"{writer.path}: a worker process does not start: {error}; --resume goes on") from None
 
     worker, traits = survey(experiment.implementations, target.device, start)
-    shares = {name: trait.shares_storage for name, trait in traits.items() if trait.ok}
-    largest = max(sum(memory.needs(point, experiment.seed, shares).values()) for point in todo)
-    runner = PointRunner(experiment, traits, worker, start, largest)
+    runner = PointRunner(experiment, todo, traits, worker, start)
     pace = _Pace({point: weight(point, experiment.seed) for point in cases}, todo, experiment.budget_s)
     try:
         for point in todo:

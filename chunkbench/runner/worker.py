@@ -44,7 +44,6 @@ class Worker:
         self._checks: dict[int, Check] = {}
         self._inputs: PooledInputs | None = None
         self._out = torch.empty(0)
-        self._reserved = False
         self._sweeper: CacheSweeper | None = None
         self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
 
@@ -69,8 +68,13 @@ class Worker:
             found[name] = entry
         return found
 
-    def open(self, point: dict[str, Any], seed: int, probe_bytes: int, reserve_bytes: int) -> dict[str, Any]:
-        """Make the inputs of a point, dropping those of the last one; the first time, reserve memory for sessions."""
+    def reserve(self, size: int) -> dict[str, Any]:
+        """Take the memory that sessions will need."""
+        reserve(size, self._threads)
+        return {}
+
+    def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
+        """Make the inputs of a point, dropping those of the last one."""
         self.close()
         opened = Point.model_validate(point)
         threads = opened.threads or self._threads
@@ -82,9 +86,6 @@ class Worker:
         if self._probe is None or self._probe[0] != identity:
             self._probe = None  # free the old buffer before the new one is allocated
             self._probe = (identity, PeakProbe(*identity, buffer_bytes=probe_bytes))
-        if not self._reserved and opened.device == "cpu":
-            reserve(reserve_bytes, threads)
-            self._reserved = True
         return {"threads": threads}
 
     def close(self) -> None:
