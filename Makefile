@@ -12,7 +12,7 @@ READY_VLLM := $(VENV)/.ready-vllm
 # What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize smoke reproduce-table3 clean
+.PHONY: help setup test lint format sanitize emulate smoke reproduce-table3 clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +35,10 @@ format: $(READY) ## Put the Python and C++ files into the common style
 	$(BIN)/clang-format -i kernels/cpu/src/*
 
 sanitize: $(READY) ## Run the native module's tests with address and undefined-behaviour sanitizers (needs GCC)
-	$(BIN)/python scripts/sanitize.py $(ARGS)
+	$(BIN)/python scripts/test_native.py sanitize $(ARGS)
+
+emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
+	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
 smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes, in seconds
 	$(BIN)/chunkbench run experiments/smoke.yaml $(ARGS)

@@ -32,8 +32,13 @@ const Features& features() {
 std::vector<Isa> usable_isas() {
     std::vector<Isa> isas = {Isa::portable};
     if (features().avx2) isas.push_back(Isa::avx2);
-    if (features().avx512f) isas.push_back(Isa::avx512);
-    if (features().avx512_bf16) isas.push_back(Isa::avx512_bf16);
+#ifdef CHUNKBENCH_EMULATE_AVX512
+    const bool avx512 = features().avx2, avx512_bf16 = features().avx2;
+#else
+    const bool avx512 = features().avx512f, avx512_bf16 = features().avx512_bf16;
+#endif
+    if (avx512) isas.push_back(Isa::avx512);
+    if (avx512_bf16) isas.push_back(Isa::avx512_bf16);
     return isas;
 }
 

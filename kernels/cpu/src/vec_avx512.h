@@ -2,7 +2,11 @@
 // pairs.
 #pragma once
 
+#ifdef CHUNKBENCH_EMULATE_AVX512
+#include "emulated_avx512.h"
+#else
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 
