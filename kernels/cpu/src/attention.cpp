@@ -34,12 +34,22 @@ void share_out(std::int64_t count, int threads, const Body& body) {
     });
 }
 
-// A block of sixteen tokens of K, [16][d], to [d/step][16][step].
-template <class T>
-void turn(const T* rows, T* block, std::int64_t d, int step) {
-    for (std::int64_t i = 0; i < d; i += step) {
-        for (std::int64_t t = 0; t < 16; ++t) {
-            for (int s = 0; s < step; ++s) block[i * 16 + t * step + s] = rows[t * d + i + s];
+// A block of sixteen tokens of K, [16][d], to [d/Step][16][Step]. Eight by eight, so that what is written is a line or
+// half of one, and what is read stays in registers.
+template <class T, int Step>
+void turn(const T* rows, T* block, std::int64_t d) {
+    struct Unit {
+        T values[Step];
+    };
+    for (std::int64_t i = 0; i < d; i += 8 * Step) {
+        for (std::int64_t t = 0; t < 16; t += 8) {
+            Unit tile[8][8];
+            for (int a = 0; a < 8; ++a) std::memcpy(tile[a], rows + (t + a) * d + i, sizeof(tile[a]));
+            Unit turned[8][8];
+            for (int a = 0; a < 8; ++a) {
+                for (int b = 0; b < 8; ++b) turned[a][b] = tile[b][a];
+            }
+            for (int a = 0; a < 8; ++a) std::memcpy(block + i * 16 + (a * 16 + t) * Step, turned[a], sizeof(turned[a]));
         }
     }
 }
@@ -51,11 +61,23 @@ void turn_back(const T* block, T* rows, std::int64_t d, int step) {
     }
 }
 
-// The partner of a bfloat16 token that comes alone is multiplied with zero, so it must not be what lay there.
+// The partner of a bfloat16 token that stands alone is multiplied with zero, so it must not be what lay there.
 template <class T>
 void clear_partner(T* value, std::int64_t c, std::int64_t d, std::int64_t last) {
     T* place = value + last / 2 * 32 + 1;
     for (std::int64_t i = 0; i < d; ++i) place[i / 16 * 16 * c + i % 16 * 2] = 0;
+}
+
+// Sixteen bfloat16 numbers of V as the first of their pairs, with zeros beside them, or as the second.
+inline void put_in_pairs(const std::uint16_t* from, void* pairs, bool second) {
+    std::uint32_t line[16];
+    if (second) {
+        std::memcpy(line, pairs, sizeof(line));
+        for (int j = 0; j < 16; ++j) line[j] = (line[j] & 0xffffu) | static_cast<std::uint32_t>(from[j]) << 16;
+    } else {
+        for (int j = 0; j < 16; ++j) line[j] = from[j];
+    }
+    std::memcpy(pairs, line, sizeof(line));
 }
 
 // Pack `count` tokens with slots `slot ..` of one block of sixteen; tokens lie `width` apart in k and v.
@@ -70,21 +92,20 @@ void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, 
         T* to = full ? rows : block;
         if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
         for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
-        if (full) turn(rows, block, d, step);
+        if (full && step == 1) turn<T, 1>(rows, block, d);
+        if (full && step == 2) turn<T, 2>(rows, block, d);
         for (std::int64_t t = 0; t < count; ++t) {  // V [d/16][c/step][16][step]
             const std::int64_t at = slot + t;
-            T* place = value + at / step * 16 * step + at % step;
+            T* place = value + at / step * 16 * step;
             const T* from = v + t * width;
             for (std::int64_t i = 0; i < d; i += 16, place += 16 * c, from += 16) {
                 if (step == 1) {
                     std::memcpy(place, from, 16 * sizeof(T));
                 } else {
-                    for (int j = 0; j < 16; ++j) place[j * step] = from[j];
+                    put_in_pairs(reinterpret_cast<const std::uint16_t*>(from), place, at % 2 == 1);
                 }
             }
         }
-        const std::int64_t last = slot + count - 1;
-        if (step == 2 && last % 2 == 0) clear_partner(value, c, d, last);
     }
 }
 
