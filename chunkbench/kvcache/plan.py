@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -32,13 +34,26 @@ class Plan:
     """
 
     chunk_size: int
-    segments: tuple[Segment, ...]
+    chunks: Ints
+    """Chunk ids of all segments, one segment's after the other's."""
+    starts: Ints
+    """`[segments + 1]`: where in `chunks` each segment starts, and where the last ends."""
+    begins: Ints
+    ends: Ints
+    """`[segments]`: the sequences `[begin, end)` in depth-first order cover the segment."""
     order: Ints
     """`[b]`: row (place in order of addition) of the sequence at each depth-first position."""
     last_chunks: Ints
     """`[b]`, by row: id of the sequence's last chunk."""
     last_tokens: Ints
     """`[b]`, by row: tokens in that chunk, 1..chunk_size. Current at all times while the plan is."""
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments one by one."""
+        starts, begins, ends = self.starts.tolist(), self.begins.tolist(), self.ends.tolist()
+        ranges = zip(pairwise(starts), begins, ends, strict=True)
+        return tuple(Segment(self.chunks[start:stop], begin, end) for (start, stop), begin, end in ranges)
 
     def tokens(self, segment: Segment) -> int:
         """Tokens that the segment holds now."""

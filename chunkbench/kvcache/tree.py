@@ -8,7 +8,7 @@ import numpy as np
 
 from chunkbench.kvcache.changes import Append, Copy, Cut, Fork, Join
 from chunkbench.kvcache.errors import EmptySequence, SharedChunk, UnknownSequence, WrongTokens
-from chunkbench.kvcache.plan import Ints, Plan, Segment
+from chunkbench.kvcache.plan import Ints, Plan
 from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.tokens import Tokens, token_array
 
@@ -238,23 +238,28 @@ class PrefixTree:
         return self._plan
 
     def _build_plan(self) -> Plan:
-        segments: list[Segment] = []
-        order: list[int] = []
+        chunks: list[int] = []
+        starts, begins, ends, order = [0], list[int](), list[int](), list[int]()
         stack = list(reversed(self._root.children.values()))
         while stack:
             node = stack.pop()
-            chunks = [node.chunk]
+            chunks.append(node.chunk)
             while len(node.children) == 1 and not node.ends:
                 (node,) = node.children.values()
                 chunks.append(node.chunk)
             # A segment's sequences follow each other in depth-first order, and its first one comes next.
-            segments.append(Segment(np.array(chunks, np.int64), len(order), len(order) + node.references))
+            starts.append(len(chunks))
+            begins.append(len(order))
+            ends.append(len(order) + node.references)
             order.extend(sequence.row for sequence in node.ends.values())
             stack.extend(reversed(node.children.values()))
         rows = len(self._live)
         return Plan(
             self.chunk_size,
-            tuple(segments),
+            np.array(chunks, np.int64),
+            np.array(starts, np.int64),
+            np.array(begins, np.int64),
+            np.array(ends, np.int64),
             np.array(order, np.int64),
             self._last_chunks[:rows],
             self._last_tokens[:rows],

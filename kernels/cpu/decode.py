@@ -6,7 +6,6 @@ Both run the same loops over items (see `planner`); the difference is which item
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.cpu import isa, required
-from chunkbench.kernels.cpu.planner import Grain, Item, arrays, cut, items_of_forest
+from chunkbench.kernels.cpu.planner import Grain, Items, arrays, cut, items_of_forest, items_of_tables
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.work import PlanLike
 
@@ -43,7 +42,7 @@ class NativeDecode:
         self.work_items = 0
         """Items of the current plan; each runs once for every KV head."""
 
-    def make(self, items: Iterable[Item], batch: int) -> None:
+    def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors of `batch` rows."""
         store = self.store
         grain = Grain(torch.get_num_threads(), store.kv_heads, self.heads // store.kv_heads)
@@ -119,8 +118,6 @@ class PagedNative(NativeDecode):
         used = -(-lengths // size)
         blocks = np.where(np.arange(table.shape[1]) < used[:, None], table, -1)
         if self._blocks is None or not np.array_equal(blocks, self._blocks):
-            rows = np.arange(len(lengths))
-            items = (Item(table[row, : used[row]].astype(np.int64), row, rows[row : row + 1]) for row in rows.tolist())
-            self.make(items, len(lengths))
+            self.make(items_of_tables(table[blocks >= 0].astype(np.int64), used, np.arange(len(used))), len(used))
             self._blocks = blocks
         self.set_last_tokens(lengths - (used - 1) * size)

@@ -6,11 +6,11 @@ that every thread finds work (long runs over keys, many rows over rows) and sort
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.work import PlanLike
@@ -23,18 +23,25 @@ LEAST_CHUNKS = 4
 """A shorter run costs more in merging than it gains in balance."""
 QUERIES_PER_READ = 8
 """Queries whose arithmetic takes about as long as reading the chunk that they are multiplied with."""
-NOTHING = np.empty(0, np.int64)
 
 
-class Item(NamedTuple):
-    """A run of chunks `[m]` and the rows that cover it.
-
-    `tail_row` is the row whose length the last chunk follows, or -1 where all chunks are full.
-    """
+class Items(NamedTuple):
+    """Runs of chunks and the rows that cover them: item i covers `chunk_count[i]` of `chunks` from `first_chunk[i]` on,
+    for `row_count[i]` of `rows` from `first_row[i]` on."""
 
     chunks: Ints
-    tail_row: int
+    """Chunk ids."""
     rows: Ints
+    first_chunk: Ints
+    chunk_count: Ints
+    first_row: Ints
+    row_count: Ints
+    tail_row: Ints
+    """The row whose length an item's last chunk follows, or -1 where all its chunks are full."""
+
+    def take(self, index: Ints) -> Items:
+        """Some of the items, in this order."""
+        return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
 
 class Grain(NamedTuple):
@@ -55,110 +62,119 @@ class ItemArrays:
     fold, folds. Those that leave partial results come first."""
     partial_items: int
     chunks: Ints
-    """Chunk ids of all items, one after the other."""
+    """Chunk ids that the items' ranges refer to."""
     rows: Ints
     folds: Ints
     """Partial results that items fold in before they write the output of their row, one item's after the other."""
     partials: int
 
 
-def items_of_forest(plan: PlanLike, chunk_first: bool) -> Iterator[Item]:
+def items_of_forest(plan: PlanLike, chunk_first: bool) -> Items:
     """One item for each segment of a forest; without `chunk_first`, one for each row and all of its chunks."""
-    contexts: dict[int, list[Ints]] = {row: [] for row in plan.order.tolist()}
-    for segment in plan.segments:
-        rows = plan.order[segment.begin : segment.end]
-        if not chunk_first:
-            for row in rows.tolist():
-                contexts[row].append(segment.chunks)
-        elif len(rows) == 1:
-            row = int(rows[0])
-            yield Item(segment.chunks, row if plan.last_chunks[row] == segment.chunks[-1] else -1, rows)
-        else:
-            yield Item(segment.chunks, -1, rows)
-    if not chunk_first:
-        for row, chunks in contexts.items():
-            yield Item(np.concatenate(chunks), row, np.array([row]))
+    lengths = np.diff(plan.starts)
+    widths = plan.ends - plan.begins
+    if chunk_first:
+        own = plan.order[plan.begins]
+        ends_there = (widths == 1) & (plan.last_chunks[own] == plan.chunks[plan.starts[1:] - 1])
+        tails = np.where(ends_there, own, -1)
+        return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, tails)
+    # Segments come in depth-first order, so those of one position come in the order of its path.
+    positions = _ranges(plan.begins, widths)
+    path = np.repeat(np.arange(len(widths)), widths)[np.argsort(positions, kind="stable")]
+    counts = np.bincount(positions, np.repeat(lengths, widths), len(plan.order)).astype(np.int64)
+    return items_of_tables(plan.chunks[_ranges(plan.starts[path], lengths[path])], counts, plan.order)
 
 
-def cut(items: Iterable[Item], grain: Grain) -> list[Item]:
+def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:
+    """One item for each of `rows` `[b]`, which covers `counts` `[b]` of `chunks`, one row's after the other's."""
+    return Items(chunks, rows, np.cumsum(counts) - counts, counts, np.arange(len(rows)), np.ones_like(counts), rows)
+
+
+def cut(items: Items, grain: Grain) -> Items:
     """Cut items over rows and over chunks, and sort them by cost, the most expensive first."""
     most_rows = max(1, MAX_QUERIES // grain.group)
-    narrow = [part for item in items for part in _over_rows(item, most_rows)]
-    total = sum(_cost(item, grain) for item in narrow) * grain.kv_heads
-    unit = total / (grain.threads * UNITS_PER_THREAD)
-    fine = [part for item in narrow for part in _over_chunks(item, _cost(item, grain) / unit)]
-    return sorted(fine, key=lambda item: -_cost(item, grain))
+    index, _, first, count = _split(items.first_row, items.row_count, -(-items.row_count // most_rows))
+    narrow = items.take(index)._replace(first_row=first, row_count=count)
+    cost = _cost(narrow, grain)
+    unit = cost.sum() * grain.kv_heads / (grain.threads * UNITS_PER_THREAD)
+    wanted = np.ceil(cost / unit).astype(np.int64)
+    parts = np.maximum(1, np.minimum(wanted, narrow.chunk_count // LEAST_CHUNKS))
+    index, is_last, first, count = _split(narrow.first_chunk, narrow.chunk_count, parts)
+    fine = narrow.take(index)._replace(first_chunk=first, chunk_count=count)
+    fine = fine._replace(tail_row=np.where(is_last, fine.tail_row, -1))
+    return fine.take(np.argsort(-_cost(fine, grain), kind="stable"))
 
 
-def arrays(items: Sequence[Item], batch: int) -> ItemArrays:
-    """Flatten items in two phases (section 3.2 of the paper).
+def arrays(items: Items, batch: int) -> ItemArrays:
+    """Order items in two phases (section 3.2 of the paper).
 
     Of the items of a row, the last writes the output: the row's own item if it has just one, else an item without
     chunks. All others leave partial results, which the last folds in. An item whose rows have no other is the last of
     all of them.
     """
-    widths = np.array([len(item.rows) for item in items], np.int64)
-    rows = _joined([item.rows for item in items])
-    starts = np.cumsum(widths) - widths
-    touched = np.bincount(rows, minlength=batch)
-    single = np.bincount(rows[starts[widths == 1]], minlength=batch)
-    alone = np.logical_and.reduceat(touched[rows] == 1, starts) if len(items) else np.empty(0, bool)
-    last = alone | ((widths == 1) & (single[rows[starts]] == 1))
-    first = [items[index] for index in np.flatnonzero(~last).tolist()]
-    finishing = [items[index] for index in np.flatnonzero(last).tolist()]
+    widths = items.row_count
+    members = items.rows[_ranges(items.first_row, widths)]
+    touched = np.bincount(members, minlength=batch)
+    own = items.rows[items.first_row]
+    single = np.bincount(own[widths == 1], minlength=batch)
+    several = np.repeat(np.arange(len(widths)), widths)[touched[members] > 1]
+    last = (widths == 1) & (single[own] == 1)
+    last |= np.bincount(several, minlength=len(widths)) == 0
+
+    first, finishing = np.flatnonzero(~last), np.flatnonzero(last)
     unwritten = touched > 0
-    unwritten[_joined([item.rows for item in finishing])] = False
-    finishing += [Item(NOTHING, -1, np.array([row])) for row in np.flatnonzero(unwritten).tolist()]
+    unwritten[items.rows[_ranges(items.first_row[finishing], widths[finishing])]] = False
+    extra = np.flatnonzero(unwritten)
+    ordered = items.take(np.concatenate([first, finishing]))
+
+    table = np.zeros((len(ordered.row_count) + len(extra), 8), np.int64)
+    table[:, 4] = 1
+    table[:, 2] = table[:, 5] = -1
+    known = table[: len(ordered.row_count)]
+    for column, values in ((0, ordered.first_chunk), (1, ordered.chunk_count), (2, ordered.tail_row)):
+        known[:, column] = values
+    known[:, 3], known[:, 4] = ordered.first_row, ordered.row_count
+    table[len(known) :, 3] = len(items.rows) + np.arange(len(extra))
+    rows = np.concatenate([items.rows, extra])
 
     # Partial results are numbered as their items and rows come; sorted by row, those of a row lie side by side.
-    owners = _joined([item.rows for item in first])
+    left_by = widths[first]
+    table[: len(first), 5] = np.cumsum(left_by) - left_by
+    owners = rows[_ranges(items.first_row[first], left_by)]
     left = np.bincount(owners, minlength=batch)
-    ordered = [*first, *finishing]
-    rows = _joined([item.rows for item in ordered])
-    table = np.empty((len(ordered), 8), np.int64)
-    table[:, 1] = [len(item.chunks) for item in ordered]
-    table[:, 0] = np.cumsum(table[:, 1]) - table[:, 1]
-    table[:, 2] = [item.tail_row for item in ordered]
-    table[:, 4] = [len(item.rows) for item in ordered]
-    table[:, 3] = np.cumsum(table[:, 4]) - table[:, 4]
-    table[:, 5] = np.where(np.arange(len(ordered)) < len(first), table[:, 3], -1)
-    own = rows[table[:, 3]]
-    folds_in = (table[:, 5] == -1) & (table[:, 4] == 1)
-    table[:, 6] = np.where(folds_in, (np.cumsum(left) - left)[own], 0)
-    table[:, 7] = np.where(folds_in, left[own], 0)
+    folds_in = np.flatnonzero((table[:, 5] == -1) & (table[:, 4] == 1))
+    own = rows[table[folds_in, 3]]
+    table[folds_in, 6] = (np.cumsum(left) - left)[own]
+    table[folds_in, 7] = left[own]
     return ItemArrays(
         items=table,
         partial_items=len(first),
-        chunks=_joined([item.chunks for item in ordered]),
+        chunks=np.ascontiguousarray(items.chunks, np.int64),
         rows=rows,
         folds=np.argsort(owners, kind="stable"),
         partials=len(owners),
     )
 
 
-def _cost(item: Item, grain: Grain) -> float:
+def _cost(items: Items, grain: Grain) -> npt.NDArray[np.float64]:
     """Of one KV head, in readings of a chunk."""
-    return len(item.chunks) * (1 + len(item.rows) * grain.group / QUERIES_PER_READ)
+    cost: npt.NDArray[np.float64] = items.chunk_count * (1 + items.row_count * (grain.group / QUERIES_PER_READ))
+    return cost
 
 
-def _over_rows(item: Item, most_rows: int) -> Iterator[Item]:
-    parts = -(-len(item.rows) // most_rows)
-    if parts == 1:
-        yield item
-        return
-    for rows in np.array_split(item.rows, parts):
-        yield item._replace(rows=rows)
+def _split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, npt.NDArray[np.bool_], Ints, Ints]:
+    """Cut ranges into `parts` pieces that differ by one at most.
+
+    For each piece: the range that it comes from, whether it is that range's last, where it begins, how long it is.
+    """
+    index = np.repeat(np.arange(len(parts)), parts)
+    piece = _ranges(np.zeros_like(parts), parts)
+    size, longer = (count // parts)[index], (count % parts)[index]
+    begin = first[index] + piece * size + np.minimum(piece, longer)
+    return index, piece == parts[index] - 1, begin, size + (piece < longer)
 
 
-def _over_chunks(item: Item, units: float) -> Iterator[Item]:
-    parts = min(int(np.ceil(units)), len(item.chunks) // LEAST_CHUNKS)
-    if parts <= 1:
-        yield item
-        return
-    pieces = np.array_split(item.chunks, parts)
-    for index, chunks in enumerate(pieces):
-        yield item._replace(chunks=chunks, tail_row=item.tail_row if index == parts - 1 else -1)
-
-
-def _joined(parts: Sequence[Ints]) -> Ints:
-    return np.ascontiguousarray(np.concatenate(parts) if parts else NOTHING, np.int64)
+def _ranges(first: Ints, count: Ints) -> Ints:
+    """The integers first[0] .. first[0] + count[0] - 1, then those of the next range, and so on."""
+    offsets = np.cumsum(count) - count
+    return np.repeat(first - offsets, count) + np.arange(int(count.sum()))

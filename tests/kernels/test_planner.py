@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,34 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.cpu.planner import (
     LEAST_CHUNKS,
     MAX_QUERIES,
     UNITS_PER_THREAD,
     Grain,
-    Item,
     ItemArrays,
+    Items,
     arrays,
     cut,
     items_of_forest,
+    items_of_tables,
 )
-from chunkbench.kvcache import ChunkPool, PrefixTree
-
-
-class Segment(NamedTuple):
-    chunks: Ints
-    begin: int
-    end: int
+from chunkbench.kvcache import ChunkPool, Plan, PrefixTree
 
 
 class Forest(NamedTuple):
     """A plan as `kvcache` makes it, and what it was made from: the chunk ids of every row, first to last."""
 
-    segments: list[Segment]
-    order: Ints
-    last_chunks: Ints
-    last_tokens: Ints
+    plan: Plan
     contexts: list[list[int]]
 
 
@@ -48,12 +39,12 @@ def forests(draw: st.DrawFn) -> Forest:
     rows = draw(st.integers(1, 30))
     order = np.random.default_rng(draw(st.integers(0, 99))).permutation(rows).tolist()
     contexts: list[list[int]] = [[] for _ in range(rows)]
-    segments: list[Segment] = []
+    segments: list[tuple[list[int], int, int]] = []
     ids = iter(np.random.default_rng(draw(st.integers(0, 99))).permutation(6000).tolist())
 
     def segment(begin: int, end: int, length: int) -> None:
         chunks = [next(ids) for _ in range(length)]
-        segments.append(Segment(np.array(chunks), begin, end))
+        segments.append((chunks, begin, end))
         for row in order[begin:end]:
             contexts[row] += chunks
 
@@ -69,8 +60,23 @@ def forests(draw: st.DrawFn) -> Forest:
                 segment(at, at + 1, draw(st.integers(1, 60)))
 
     share(0, rows, 0)
-    last_chunks = np.array([context[-1] for context in contexts])
-    return Forest(segments, np.array(order), last_chunks, np.full(rows, 3), contexts)
+    runs, begins, ends = zip(*segments, strict=True)
+    plan = Plan(
+        chunk_size=16,
+        chunks=np.array(list(chain.from_iterable(runs))),
+        starts=np.cumsum([0, *map(len, runs)]),
+        begins=np.array(begins),
+        ends=np.array(ends),
+        order=np.array(order),
+        last_chunks=np.array([context[-1] for context in contexts]),
+        last_tokens=np.full(rows, 3),
+    )
+    return Forest(plan, contexts)
+
+
+def of_tables(contexts: list[list[int]]) -> Items:
+    chunks = np.array(list(chain.from_iterable(contexts)), np.int64)
+    return items_of_tables(chunks, np.array([len(c) for c in contexts], np.int64), np.arange(len(contexts)))
 
 
 GRAINS = st.builds(Grain, st.integers(1, 70), st.sampled_from([1, 2, 8]), st.sampled_from([1, 3, 8, 100]))
@@ -117,49 +123,48 @@ def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
 @settings(max_examples=60)
 @given(forest=forests(), grain=GRAINS, chunk_first=st.booleans())
 def test_every_row_meets_each_of_its_chunks_once(forest: Forest, grain: Grain, chunk_first: bool) -> None:
-    items = cut(items_of_forest(forest, chunk_first), grain)
+    items = cut(items_of_forest(forest.plan, chunk_first), grain)
     check(arrays(items, len(forest.contexts)), forest.contexts)
     if not chunk_first:
-        assert all(len(item.rows) == 1 for item in items)
+        assert (items.row_count == 1).all()
 
 
 @settings(max_examples=40)
 @given(forest=forests(), grain=GRAINS)
 def test_items_are_bounded_and_the_longest_work_comes_first(forest: Forest, grain: Grain) -> None:
-    items = cut(items_of_forest(forest, True), grain)
-    assert all(len(item.rows) * grain.group <= max(MAX_QUERIES, grain.group) for item in items)
-    for sooner, later in pairwise(items):
+    items = cut(items_of_forest(forest.plan, True), grain)
+    assert (items.row_count * grain.group <= max(MAX_QUERIES, grain.group)).all()
+    for sooner, later in pairwise(zip(items.chunk_count.tolist(), items.row_count.tolist(), strict=True)):
         # Of two items, one that is no longer and has no more rows cannot cost more.
-        smaller = len(sooner.chunks) <= len(later.chunks) and len(sooner.rows) <= len(later.rows)
-        assert not smaller or (len(sooner.chunks), len(sooner.rows)) == (len(later.chunks), len(later.rows))
+        smaller = sooner[0] <= later[0] and sooner[1] <= later[1]
+        assert not smaller or sooner == later
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8, 64])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 def test_one_long_sequence_gives_every_thread_enough_to_do(threads: int, kv_heads: int) -> None:
     length = LEAST_CHUNKS * UNITS_PER_THREAD * threads
-    items = cut([Item(np.arange(length), 0, np.array([0]))], Grain(threads, kv_heads, 1))
-    assert len(items) * kv_heads >= threads * UNITS_PER_THREAD
-    lengths = [len(item.chunks) for item in items]
-    assert min(lengths) >= LEAST_CHUNKS
-    assert max(lengths) - min(lengths) <= 1
+    lengths = cut(of_tables([list(range(length))]), Grain(threads, kv_heads, 1)).chunk_count
+    assert len(lengths) * kv_heads >= threads * UNITS_PER_THREAD
+    assert lengths.min() >= LEAST_CHUNKS
+    assert lengths.max() - lengths.min() <= 1
 
 
 def test_a_short_run_is_not_cut() -> None:
-    (item,) = cut([Item(np.arange(2 * LEAST_CHUNKS - 1), 0, np.array([0]))], Grain(64, 1, 1))
-    assert len(item.chunks) == 2 * LEAST_CHUNKS - 1
-    assert item.tail_row == 0
+    items = cut(of_tables([list(range(2 * LEAST_CHUNKS - 1))]), Grain(64, 1, 1))
+    assert items.chunk_count.tolist() == [2 * LEAST_CHUNKS - 1]
+    assert items.tail_row.tolist() == [0]
 
 
 def test_many_short_sequences_write_their_output_directly() -> None:
-    items = cut((Item(np.array([row]), row, np.array([row])) for row in range(100)), Grain(2, 4, 1))
+    items = cut(of_tables([[row] for row in range(100)]), Grain(2, 4, 1))
     flat = arrays(items, 100)
     check(flat, [[row] for row in range(100)])
     assert flat.partials == flat.partial_items == 0
 
 
 def test_nothing_is_nothing() -> None:
-    flat = arrays(cut([], Grain(2, 1, 1)), 0)
+    flat = arrays(cut(of_tables([]), Grain(2, 1, 1)), 0)
     check(flat, [])
     assert flat.items.shape == (0, 8)
 

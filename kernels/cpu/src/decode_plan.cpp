@@ -53,9 +53,8 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
     require(arrays_.partial_items >= 0 && arrays_.partial_items <= static_cast<std::int64_t>(arrays_.items.size()),
             "partial_items: how many of the items come first");
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
-    require(arrays_.partials <= static_cast<std::int64_t>(arrays_.rows.size()),
-            "at most one partial result for each row of an item");
     require(arrays_.chunk_keys.size() == arrays_.chunk_values.size(), "as many K chunks as V chunks");
+    std::int64_t most_partials = 0;
     for (const Item& item : arrays_.items) {
         require(inside(item.first_chunk, item.chunks, arrays_.chunk_keys.size()), "item's chunks");
         require(item.rows >= 1 && inside(item.first_row, item.rows, arrays_.rows.size()), "item's rows");
@@ -67,7 +66,9 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
         require(item.folds == 0 || (item.rows == 1 && item.first_partial == -1), "only the last item of a row folds");
         require(item.rows <= kMaxQueries / (shape_.heads / shape_.kv_heads), "an item has at most 65536 queries");
         max_rows_ = std::max(max_rows_, item.rows);
+        most_partials += item.rows;
     }
+    require(arrays_.partials <= most_partials, "at most one partial result for each row of an item");
     require_inside(arrays_.rows, arrays_.batch, "rows");
     require_inside(arrays_.folds, arrays_.partials, "partial results to fold in");
     last_tokens_.assign(arrays_.batch, shape_.chunk_size);
