@@ -49,7 +49,12 @@ class SharedPrefixMatmulSession(Session):
         common, common_lse = _attend(by_head, self._shared_k, self._shared_v, self._scale)
         common = common.view(h_kv, b, -1, d).transpose(0, 1)
         weight = torch.sigmoid(common_lse.view(h_kv, b, -1).transpose(0, 1) - own_lse.view(b, h_kv, -1))
-        torch.lerp(own.view(b, h_kv, -1, d), common, weight[..., None].to(own.dtype), out=out.view(b, h_kv, -1, d))
+        # In float32: a weight near one, rounded to bfloat16, is off by more than all that it leaves to the other side.
+        target = out.view(b, h_kv, -1, d)
+        merged = target if out.dtype == torch.float32 else None
+        merged = torch.lerp(own.view(b, h_kv, -1, d).float(), common.float(), weight[..., None], out=merged)
+        if merged is not target:
+            target.copy_(merged)
 
     def rewind(self) -> None:
         self._private = self._prompt

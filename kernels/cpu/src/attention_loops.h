@@ -92,13 +92,15 @@ struct Bfloat16 {
 };
 
 // sums[r][s] += left[r] * right: R rows of values, `inner` long, times S blocks of `inner` times sixteen numbers.
-// Rows lie `row` apart, blocks `block`. With Ahead, a block of the same size at `next` is brought into the cache.
+// Rows lie `row` apart, blocks `block`. With Ahead, as many numbers at `next` are brought into the cache.
 template <class T, int R, int S, bool Ahead>
 inline void product(V16 (&sums)[R][S], const float* left, std::int64_t row, const typename T::Stored* right,
                     std::int64_t block, int inner, const typename T::Stored* next) {
     if constexpr (T::kStep == 1) {
         for (int i = 0; i < inner; ++i) {
-            if constexpr (Ahead) __builtin_prefetch(next + 16 * i);
+            if constexpr (Ahead) {
+                for (int s = 0; s < S; ++s) __builtin_prefetch(next + 16 * (i * S + s));
+            }
             V16 operand[S];
             for (int s = 0; s < S; ++s) operand[s] = T::widen(right + s * block + 16 * i);
             for (int r = 0; r < R; ++r) {
@@ -111,7 +113,9 @@ inline void product(V16 (&sums)[R][S], const float* left, std::int64_t row, cons
         // The left side holds pairs of bfloat16 numbers, two to a float's place.
         const auto* pairs = reinterpret_cast<const std::uint32_t*>(left);
         for (int i = 0; i < inner / 2; ++i) {
-            if constexpr (Ahead) __builtin_prefetch(next + 32 * i);
+            if constexpr (Ahead) {
+                for (int s = 0; s < S; ++s) __builtin_prefetch(next + 32 * (i * S + s));
+            }
             for (int r = 0; r < R; ++r) {
                 std::uint32_t pair;
                 __builtin_memcpy(&pair, pairs + r * row + i, 4);
@@ -123,7 +127,9 @@ inline void product(V16 (&sums)[R][S], const float* left, std::int64_t row, cons
 #endif
     } else {
         for (int i = 0; i < inner; i += 2) {
-            if constexpr (Ahead) __builtin_prefetch(next + 16 * i);
+            if constexpr (Ahead) {
+                for (int s = 0; s < S; ++s) __builtin_prefetch(next + 16 * (i * S + 2 * s));
+            }
             V16 first[S], second[S];
             for (int s = 0; s < S; ++s) load_pairs(right + s * block + 16 * i, first[s], second[s]);
             for (int r = 0; r < R; ++r) {
@@ -189,12 +195,17 @@ inline void multiply(const float* left, std::int64_t row, int rows, const typena
                      const typename T::Stored* next) {
     int at = 0;
     if (rows == 1) {
-        // One row reads K and V from memory: several blocks at a time keep enough sums under way.
+        // One row reads K and V from memory: several blocks at a time keep enough sums under way. Where numbers are
+        // widened first, arithmetic takes half as long as reading, and reading has to go on meanwhile; elsewhere the
+        // CPU's own prefetching is better left alone (docs/cpu-kernels.md has figures).
+        constexpr bool kAhead = sizeof(typename T::Stored) == 2 && !(T::kStep == 2 && kPairProducts);
         for (; at + kStreams <= blocks; at += kStreams) {
-            tile<T, 1, kStreams, false>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add, next);
+            tile<T, 1, kStreams, kAhead>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add,
+                                         next + 16 * at * inner);
         }
         for (; at + 2 <= blocks; at += 2) {
-            tile<T, 1, 2, false>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add, next);
+            tile<T, 1, 2, kAhead>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add,
+                                  next + 16 * at * inner);
         }
     }
     for (; at < blocks; ++at) {
