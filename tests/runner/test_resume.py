@@ -36,7 +36,15 @@ def spec(tmp_path: Path) -> Path:
 
 def start(spec: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     words = [*COMMAND, "run", str(spec), "--out", str(out), *more]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=spec.parent)
+    return subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=spec.parent,
+        # Whoever runs the tests in the background has them ignore Ctrl-C, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
 
 
 def wait_for_points(out: Path, count: int) -> None:

@@ -155,30 +155,32 @@ inline void tile(const float* left, std::int64_t row, const typename T::Stored* 
     }
 }
 
-// The same for `count` rows, at most R, and one block.
-template <class T, int R, bool Ahead>
-inline void rows_at_once(int count, const float* left, std::int64_t row, const typename T::Stored* right, int inner,
-                         float* out, std::int64_t out_row, bool add, const typename T::Stored* next) {
+// The same for `count` rows, at most R.
+template <class T, int R, int S, bool Ahead>
+inline void rows_at_once(int count, const float* left, std::int64_t row, const typename T::Stored* right,
+                         std::int64_t block, int inner, float* out, std::int64_t out_row, bool add,
+                         const typename T::Stored* next) {
     if (count == R) {
-        tile<T, R, 1, Ahead>(left, row, right, 0, inner, out, out_row, add, next);
+        tile<T, R, S, Ahead>(left, row, right, block, inner, out, out_row, add, next);
     } else if constexpr (R > 1) {
-        rows_at_once<T, R - 1, Ahead>(count, left, row, right, inner, out, out_row, add, next);
+        rows_at_once<T, R - 1, S, Ahead>(count, left, row, right, block, inner, out, out_row, add, next);
     }
 }
 
-// The same for any number of rows, in tiles of nearly equal size. The first brings the block at `next` into the cache,
+// The same for any number of rows, in tiles of nearly equal size. The first brings what lies at `next` into the cache,
 // which all tiles of the next call read.
-template <class T>
-inline void rows_of_block(const float* left, std::int64_t row, const typename T::Stored* right, int inner, int rows,
-                          float* out, std::int64_t out_row, bool add, const typename T::Stored* next) {
+template <class T, int S>
+inline void rows_of_blocks(const float* left, std::int64_t row, const typename T::Stored* right, std::int64_t block,
+                           int inner, int rows, float* out, std::int64_t out_row, bool add,
+                           const typename T::Stored* next) {
     constexpr int kMost = T::kStep == 1 || kPairProducts ? kRows : kPairRows;
     bool first = true;
     for (int tiles = (rows + kMost - 1) / kMost; tiles > 0; --tiles) {
         const int count = (rows + tiles - 1) / tiles;
         if (first) {
-            rows_at_once<T, kMost, true>(count, left, row, right, inner, out, out_row, add, next);
+            rows_at_once<T, kMost, S, true>(count, left, row, right, block, inner, out, out_row, add, next);
         } else {
-            rows_at_once<T, kMost, false>(count, left, row, right, inner, out, out_row, add, next);
+            rows_at_once<T, kMost, S, false>(count, left, row, right, block, inner, out, out_row, add, next);
         }
         first = false;
         rows -= count;
@@ -208,9 +210,14 @@ inline void multiply(const float* left, std::int64_t row, int rows, const typena
                                   next + 16 * at * inner);
         }
     }
+    for (; at + kBlocks <= blocks; at += kBlocks) {
+        const auto* coming = at + kBlocks < blocks ? right + (at + kBlocks) * block : next;
+        rows_of_blocks<T, kBlocks>(left, row, right + at * block, block, inner, rows, out + 16 * at, out_row, add,
+                                   coming);
+    }
     for (; at < blocks; ++at) {
         const auto* coming = at + 1 < blocks ? right + (at + 1) * block : next;
-        rows_of_block<T>(left, row, right + at * block, inner, rows, out + 16 * at, out_row, add, coming);
+        rows_of_blocks<T, 1>(left, row, right + at * block, block, inner, rows, out + 16 * at, out_row, add, coming);
     }
 }
 

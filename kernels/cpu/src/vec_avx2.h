@@ -15,6 +15,7 @@ struct V16 {
 
 constexpr int kRows = 6;      // query rows held in registers at a time: 6 x 2 sums, 2 operands and 1 broadcast of 16
 constexpr int kPairRows = 5;  // the same where two operands are needed at a time
+constexpr int kBlocks = 1;    // blocks that several rows are multiplied with at a time
 constexpr int kStreams = 4;   // blocks read at a time for a single row, so that sums do not wait for each other
 constexpr bool kPairProducts = false;
 

@@ -17,8 +17,9 @@ struct V16 {
     __m512 all;
 };
 
-constexpr int kRows = 12;  // 12 sums, 1 operand; broadcasts are memory operands of the multiply-add
+constexpr int kRows = 12;  // by 2 blocks: 24 sums, 2 operands (4 where pairs are widened) and a broadcast
 constexpr int kPairRows = 12;
+constexpr int kBlocks = 2;  // so that a broadcast serves two products: one each would keep the load ports busy
 constexpr int kStreams = 4;
 
 inline V16 set1(float x) { return {_mm512_set1_ps(x)}; }

@@ -15,6 +15,7 @@ struct V16 {
 
 constexpr int kRows = 4;
 constexpr int kPairRows = 4;
+constexpr int kBlocks = 1;
 constexpr int kStreams = 2;
 constexpr bool kPairProducts = false;
 
