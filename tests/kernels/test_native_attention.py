@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from chunkbench import ChunkAttention
 from chunkbench.kernels import cpu
@@ -121,6 +122,25 @@ def test_truncating_forking_and_leaving(isa: str, dtype: torch.dtype) -> None:
     made.join([*range(48), 5])
     made.step()
     assert made.error() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rms_error_is_at_most_a_quarter_above_that_of_pytorch(isa: str, dtype: torch.dtype) -> None:
+    made = Checked(8, 4, 128, 64, dtype)
+    for k in range(8):
+        made.join([*range(512), *range(600 + 50 * k, 650 + 60 * k)])
+    made.step()
+    q = made._normal(8, 8, 128)
+    out = made.attention.decode(q)
+    ours = theirs = 0.0
+    for row, tokens in enumerate(made.held.values()):
+        k, v = (table[torch.tensor(tokens) % 997] for table in made.tables)
+        expected = attention(q[row], k, v)
+        batched = (x.transpose(0, 1)[None] for x in (q[row][None], k, v))
+        pytorch = scaled_dot_product_attention(*batched, enable_gqa=True)[0, :, 0]
+        ours += float((out[row].double() - expected).square().sum())
+        theirs += float((pytorch.double() - expected).square().sum())
+    assert ours**0.5 <= 1.25 * theirs**0.5
 
 
 def test_few_heads_and_one_long_sequence_on_several_threads(isa: str, threads: int) -> None:
