@@ -13,6 +13,8 @@ from chunkbench import __version__
 _COMMANDS = {
     "run": "run",
     "report": "report",
+    "compare": "compare",
+    "gate": "gate",
     "list": "list_",
     "validate": "validate",
     "doctor": "doctor",

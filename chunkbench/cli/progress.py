@@ -11,6 +11,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 from chunkbench.experiment.point import Point
 from chunkbench.report.numbers import count
@@ -82,6 +83,44 @@ class RunProgress:
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
             sys.stderr.flush()
+
+
+class RepeatProgress:
+    """Listens to a measurement made of many short runs: a status on a terminal, one line elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._status: Status | None = None
+        self._quiet = quiet
+        self._what = ""
+        self._started = monotonic()
+
+    def __enter__(self) -> RepeatProgress:
+        if not self._quiet and self._console.is_terminal:
+            self._status = self._console.status("starting")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def started(self, path: Path, points: int, finished: int) -> None:
+        """A process begins; where the measurement as a whole begins, say so."""
+        if path.name == "1" and not self._quiet:
+            self._console.print(f"{count(points, 'point')} -> {path.parent}", markup=False, soft_wrap=True)
+        self._what = f"{path.parent.name}, process {path.name}"
+
+    def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
+        """Move the status."""
+        if self._status is not None:
+            seconds = monotonic() - self._started
+            self._status.update(f"{self._what}: {describe(point)} {text}  [dim]{seconds:.0f} s so far")
+
+    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
+        """Nothing: a process measures a point in a second."""
 
 
 def describe(point: Point) -> str:

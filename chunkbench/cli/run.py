@@ -61,40 +61,23 @@ def command(
       chunkbench run table3 --out results/runs/mine --resume
     """
     from chunkbench.analysis.exit_code import exit_code
+    from chunkbench.cli.choosing import chosen
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.experiment import load_experiment, parse_duration
     from chunkbench.report import build, render, write_all
     from chunkbench.runner.dry_run import describe_plan
     from chunkbench.runner.run import resolve, run_experiment
     from chunkbench.store import latest_run
 
-    loaded = load_experiment(experiment, _axes(sets))
-    changes: dict[str, object] = {}
-    if device is not None:
-        changes["device"] = device
-    if dtype is not None:
-        changes["dtype"] = dtype
-    if budget is not None:
-        try:
-            changes["budget_s"] = parse_duration(budget)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--budget") from None
-    if only:
-        missing = [name for name in only if name not in loaded.implementations]
-        if missing:
-            known = ", ".join(loaded.implementations)
-            raise click.BadParameter(f"{missing[0]} is not in this experiment; it has {known}", param_hint="--only")
-        changes["implementations"] = tuple(name for name in loaded.implementations if name in only)
-    chosen = loaded.model_copy(update=changes)
-    target = resolve(chosen)
+    wanted = chosen(experiment, sets, device, dtype, budget, only)
+    target = resolve(wanted)
     if dry_run:
-        click.echo(describe_plan(chosen, target))
+        click.echo(describe_plan(wanted, target))
         return
     if out is None:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        out = latest_run(RUNS, chosen.name) if resume else RUNS / f"{chosen.name}-{stamp}"
+        out = latest_run(RUNS, wanted.name) if resume else RUNS / f"{wanted.name}-{stamp}"
     with RunProgress(quiet) as progress:
-        outcome = run_experiment(chosen, target, out, resume, ["chunkbench", *sys.argv[1:]], progress)
+        outcome = run_experiment(wanted, target, out, resume, ["chunkbench", *sys.argv[1:]], progress)
     try:
         if outcome.run.cases:
             report = build(outcome.run)
@@ -107,18 +90,6 @@ def command(
     if outcome.interrupted:
         ctx.exit(130)
     ctx.exit(exit_code(case.status for case in outcome.run.cases))
-
-
-def _axes(sets: tuple[str, ...]) -> dict[str, str]:
-    axes = {}
-    for text in sets:
-        axis, equals, values = text.partition("=")
-        if not equals or not values:
-            raise click.BadParameter(
-                f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint="--set"
-            )
-        axes[axis.strip()] = values
-    return axes
 
 
 def _resume_command(out: Path) -> str:

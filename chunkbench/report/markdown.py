@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from chunkbench.report.model import Cell, Report, Table
+from chunkbench.report.model import Cell, Document, Table
 
 # An underscore inside a word means nothing to Markdown, and n_p should stay readable as plain text.
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def render(report: Report, figure: str = "") -> str:
+def render(report: Document, figure: str = "") -> str:
     """The report as GitHub-flavoured Markdown; `figure` is the file name of a picture to show under the headline."""
     blocks = [f"# {escape(report.title)}"]
     blocks += [f"> {escape(warning)}" for warning in report.warnings]
@@ -19,12 +19,13 @@ def render(report: Report, figure: str = "") -> str:
     blocks += [f"![Speed-up over each implementation]({figure})"] if figure else []
     for table in report.tables:
         blocks += [f"## {escape(table.title)}", _table(table)]
-    for title, lines in (("Not measured, or marked", report.statuses), ("Columns", report.legend)):
+    statuses, legend, footer = report.HEADINGS
+    for title, lines in ((statuses, report.statuses), (legend, report.legend)):
         if lines:
             blocks += [f"## {title}", "\n".join(f"- {escape(line)}" for line in lines)]
     if report.footer:
         blocks += [
-            "## How it was measured",
+            f"## {footer}",
             "\n".join(f"- **{escape(topic)}**: {escape(text)}" for topic, text in report.footer),
         ]
     return "\n\n".join(blocks) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import Outcome
@@ -50,8 +50,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that can be said about a run; formats only decide how it looks."""
+class Document:
+    """What is printed as text or as Markdown; formats only decide how it looks."""
+
+    HEADINGS: ClassVar[tuple[str, str, str]] = ("Not measured, or marked", "Columns", "How it was measured")
+    """Of statuses, legend and footer, where a format has headings."""
 
     title: str
     warnings: tuple[str, ...]
@@ -65,6 +68,12 @@ class Report:
     legend: tuple[str, ...]
     footer: tuple[tuple[str, str], ...]
     """(topic, text): how it was measured and what cannot be compared."""
+
+
+@dataclass(frozen=True)
+class Report(Document):
+    """Everything that can be said about a run."""
+
     baseline: str
     varying: tuple[str, ...]
     """Axes that lead the tables."""

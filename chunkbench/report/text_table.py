@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from chunkbench.report.model import Column, Emphasis, Report, Table
+from chunkbench.report.model import Column, Document, Emphasis, Table
 
 WIDTH = 100
 
@@ -26,7 +26,7 @@ _STYLES: dict[Emphasis, str] = {
 }
 
 
-def render(report: Report, colour: bool = False, width: int = WIDTH) -> str:
+def render(report: Document, colour: bool = False, width: int = WIDTH) -> str:
     """The report as text; no line is wider than `width` columns."""
     out = StringIO()
     console = Console(

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,10 +18,11 @@ import psutil
 
 from chunkbench.runner.heap import KEEP_FREED_MEMORY
 
-PROTOCOL = 1
-"""Version of the requests and replies; a worker that speaks another one is refused."""
+PROTOCOL = 2
+"""Version of the requests and replies; a worker that speaks another one is refused. 2 added `preload` and `fork`."""
 
 _START_LIMIT_S = 120.0
+_FORK_LIMIT_S = 30.0
 
 
 class WorkerError(RuntimeError):
@@ -74,7 +76,7 @@ class WorkerClient:
     def resident_bytes(self) -> int:
         """Memory that the worker holds, in use or kept for the next point; none when it is dead."""
         try:
-            resident: int = psutil.Process(self._process.pid).memory_info().rss
+            resident: int = psutil.Process(self.pid).memory_info().rss
         except psutil.Error:
             return 0  # the next request says how it died
         return resident
@@ -84,6 +86,15 @@ class WorkerClient:
 
         Raises `WorkerError` when the worker says so, `WorkerCrashed` when it dies, `WorkerTimeout` after `limit_s`.
         """
+        self.send(op, arguments)
+        try:
+            return self.receive(limit_s)
+        except WorkerTimeout:
+            self.kill()
+            raise
+
+    def send(self, op: str, arguments: Mapping[str, Any]) -> None:
+        """Send one request. Raises `WorkerCrashed` when nobody can read it."""
         self._next += 1
         request = json.dumps({"id": self._next, "op": op, "arguments": arguments}) + "\n"
         try:
@@ -92,11 +103,24 @@ class WorkerClient:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerCrashed(self._epitaph()) from None
+
+    def receive(self, limit_s: float) -> dict[str, Any]:
+        """Wait for one reply; raises as `ask` does, and leaves it to the caller to kill what overran its limit."""
         reply = json.loads(self._read_line(limit_s))
         if "error" in reply:
             raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
+        if "ended" in reply:
+            raise WorkerCrashed(self._epitaph(reply["ended"]))
         result: dict[str, Any] = reply["ok"]
         return result
+
+    def fork(self) -> ForkedWorker:
+        """A worker that starts at once, with everything imported and memory of its own; one at a time.
+
+        While it lives, this one answers nothing else. Only for workers that have computed nothing yet: the threads of a
+        computation do not survive a fork.
+        """
+        return ForkedWorker(self)
 
     def kill(self) -> None:
         """End the worker and whatever it started."""
@@ -115,7 +139,6 @@ class WorkerClient:
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - monotonic()))
             if not ready:
-                self.kill()
                 raise WorkerTimeout(f"no answer within {limit_s:.0f} s")
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
@@ -124,10 +147,53 @@ class WorkerClient:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
 
-    def _epitaph(self) -> str:
-        code = self._process.wait()
+    def _epitaph(self, code: int | None = None) -> str:
+        code = self._process.wait() if code is None else code
         if code < 0:
             name = signal.Signals(-code).name
             hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
             return f"the process was killed by {name}{hint}"
         return f"the process exited with code {code}; see {self._log.name} in the run directory"
+
+
+class ForkedWorker(WorkerClient):
+    """A child of a worker, reached through its parent's pipes."""
+
+    def __init__(self, parent: WorkerClient) -> None:
+        self._parent = parent
+        self._ended = False
+        self._pid: int = parent.ask("fork", _FORK_LIMIT_S)["pid"]
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._pid
+
+    def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        """As for any worker; when the child dies or overruns its limit, its parent goes on."""
+        if self._ended:
+            raise WorkerCrashed("the process has ended")
+        self._parent.send(op, arguments)
+        try:
+            return self._parent.receive(limit_s)
+        except WorkerTimeout:
+            self.kill()
+            raise
+        except WorkerCrashed:
+            self._ended = True
+            raise
+
+    def kill(self) -> None:
+        """End the child; its parent can fork again."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        while True:  # a reply may be on its way before the parent's word that the child is gone
+            try:
+                self._parent.receive(_FORK_LIMIT_S)
+            except WorkerError:
+                continue
+            except (WorkerCrashed, WorkerTimeout):
+                return

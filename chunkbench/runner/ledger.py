@@ -10,7 +10,7 @@ from chunkbench.analysis import roofline
 from chunkbench.analysis.statistics import relative_half_width, round_means
 from chunkbench.experiment.point import Case, Point
 from chunkbench.measure.noise import complaint
-from chunkbench.store.facts import CaseFacts, Noise, Peaks, Status
+from chunkbench.store.facts import CaseFacts, Noise, Peaks, Status, Yardsticks
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Timing:
     plan_us: list[list[float]] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
     peaks: list[Peaks] = field(default_factory=list)
+    yardsticks: list[Yardsticks] = field(default_factory=list)
 
     def add(self, reply: Mapping[str, Any], group: int) -> None:
         """Take in one round as the worker reports it."""
@@ -50,6 +51,8 @@ class Timing:
         self.append_us.append(reply["append_us"])
         self.plan_us.append(reply["plan_us"])
         self.groups.append(group)
+        if reply.get("yardsticks"):
+            self.yardsticks.append(Yardsticks.model_validate(reply["yardsticks"]))
 
     def means(self, group: int) -> list[float]:
         """Round means of one memory group."""
@@ -126,6 +129,7 @@ def facts(context: Context, case: Case, traits: Traits, entry: Entry, timing: Ti
         plan_samples_us=tuple(map(tuple, timing.plan_us)),
         groups=tuple(timing.groups),
         peaks=tuple(timing.peaks),
+        yardsticks=tuple(timing.yardsticks),
         noise=context.noise,
         kv_bytes=entry.kv_bytes,
         unique_bytes=tuple(roofline.unique_bytes(u, *shape) for u in unique),

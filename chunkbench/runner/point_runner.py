@@ -11,7 +11,8 @@ from chunkbench.environment import NoiseMeter, available_memory
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.runner import memory
-from chunkbench.runner.attempt import Attempt, Culprit
+from chunkbench.runner.attempt import Attempt
+from chunkbench.runner.bench import Culprit
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.ledger import Context, Traits, facts
 from chunkbench.store.facts import CaseFacts, Noise, Status
@@ -29,10 +30,11 @@ class PointRunner:
         survey: Mapping[str, Traits],
         worker: WorkerClient,
         start_worker: Callable[[], WorkerClient],
+        brief: bool,
     ) -> None:
         self._experiment, self._points, self._survey = experiment, points, survey
         self._reserved: WorkerClient | None = None
-        self._worker, self._start_worker = worker, start_worker
+        self._worker, self._start_worker, self._brief = worker, start_worker, brief
 
     def measure(
         self,
@@ -48,7 +50,9 @@ class PointRunner:
         lost = False
         while True:
             self._reserve(announce)
-            attempt = Attempt(self._experiment, self._survey, self._worker, point, cases, announce, advance)
+            attempt = Attempt(
+                self._experiment, self._survey, self._worker, point, cases, announce, advance, not self._brief
+            )
             for name, (status, reason) in culprits.items():
                 attempt.entries[name].fail(status, reason)
             meter = NoiseMeter([self._worker.pid])
@@ -92,7 +96,7 @@ class PointRunner:
 
     def _reserve(self, announce: Callable[[str], None]) -> None:
         """Have a new worker take the memory that the largest group of any point needs."""
-        if self._worker is self._reserved or self._points[0].device != "cpu":
+        if self._brief or self._worker is self._reserved or self._points[0].device != "cpu":
             return
         self._reserved = self._worker
         free = memory.room_of(available_memory() + self._worker.resident_bytes)

@@ -17,6 +17,7 @@ from chunkbench.environment import Environment, git_state, read_environment
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Device, Dtype, Point
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
+from chunkbench.runner.conduct import Conduct
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.point_runner import PointRunner
 from chunkbench.runner.survey import survey
@@ -24,6 +25,9 @@ from chunkbench.store import CaseFacts, Run, RunError, RunWriter, open_run
 
 _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """CPU flags of instructions that multiply bfloat16."""
+
+
+DEFAULT_CONDUCT = Conduct()
 
 
 class Listener(Protocol):
@@ -77,7 +81,13 @@ def weight(point: Point, seed: int) -> int:
 
 
 def run_experiment(
-    experiment: Experiment, target: Target, out: Path, resume: bool, command: Sequence[str], listener: Listener
+    experiment: Experiment,
+    target: Target,
+    out: Path,
+    resume: bool,
+    command: Sequence[str],
+    listener: Listener,
+    conduct: Conduct = DEFAULT_CONDUCT,
 ) -> Outcome:
     """Measure every point that the run directory does not hold yet.
 
@@ -85,6 +95,8 @@ def run_experiment(
     Ctrl-C and SIGTERM end it early: points that were finished are kept.
     """
     points = experiment.points(target.device, target.dtype)
+    if conduct.points is not None:
+        points = tuple(point for point in points if point in conduct.points)
     cases = {point: experiment.cases(point) for point in points}
     writer = _open_writer(experiment, target, out, resume, command, len(points))
     try:
@@ -94,7 +106,7 @@ def run_experiment(
         todo = [point for point in points if point not in finished]
         try:
             with _sigterm_as_interrupt():
-                _measure(experiment, target, writer, todo, cases, listener)
+                _measure(experiment, target, writer, todo, cases, listener, conduct)
         except KeyboardInterrupt:
             return Outcome(open_run(out), interrupted=True)
         writer.update_manifest(interrupted=False, finished_at=_now())
@@ -110,18 +122,19 @@ def _measure(
     todo: Sequence[Point],
     cases: Mapping[Point, Sequence[Case]],
     listener: Listener,
+    conduct: Conduct,
 ) -> None:
     if not todo:
         return
 
     def start() -> WorkerClient:
         try:
-            return WorkerClient(writer.worker_log)
+            return conduct.start_worker(writer.worker_log)
         except (WorkerCrashed, WorkerTimeout) as error:
             raise RunError(f"{writer.path}: a worker process does not start: {error}; --resume goes on") from None
 
     worker, traits = survey(experiment.implementations, target.device, start)
-    runner = PointRunner(experiment, todo, traits, worker, start)
+    runner = PointRunner(experiment, todo, traits, worker, start, conduct.brief)
     pace = _Pace({point: weight(point, experiment.seed) for point in cases}, todo, experiment.budget_s)
     try:
         for point in todo:

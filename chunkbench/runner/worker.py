@@ -6,6 +6,7 @@ another revision of this package or another environment than the runner.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -15,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -26,6 +27,7 @@ from chunkbench.experiment.point import Point
 from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.measure.loop import run_round
 from chunkbench.measure.peaks import PeakProbe
+from chunkbench.measure.yardstick import YardstickMeter
 from chunkbench.runner.client import PROTOCOL
 from chunkbench.runner.heap import make_room, reserve
 from chunkbench.runner.inputs import PooledInputs
@@ -46,9 +48,17 @@ class Worker:
         self._out = torch.empty(0)
         self._sweeper: CacheSweeper | None = None
         self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
+        self._yardstick: YardstickMeter | None = None
 
     def hello(self) -> dict[str, Any]:
         return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "torch": torch.__version__}
+
+    def preload(self, implementations: list[str]) -> dict[str, Any]:
+        """Import adapters, so that forked workers need not; one that fails does so again where it is asked for."""
+        for name in implementations:
+            with contextlib.suppress(Exception):
+                registry.load(name)
+        return {}
 
     def survey(self, implementations: list[str], device: str) -> dict[str, Any]:
         """Label, availability and traits of each implementation."""
@@ -82,8 +92,9 @@ class Worker:
         self._inputs = PooledInputs(opened, seed)
         dtype = getattr(torch, opened.dtype)
         self._out = torch.empty(opened.batch_size, opened.heads, opened.head_dim, dtype=dtype, device=opened.device)
+        self._yardstick = YardstickMeter(threads) if opened.device == "cpu" else None
         identity = (opened.device, opened.dtype, threads)
-        if self._probe is None or self._probe[0] != identity:
+        if probe_bytes and (self._probe is None or self._probe[0] != identity):
             self._probe = None  # free the old buffer before the new one is allocated
             self._probe = (identity, PeakProbe(*identity, buffer_bytes=probe_bytes))
         return {"threads": threads}
@@ -135,15 +146,23 @@ class Worker:
     def round(self, implementation: str, timed: list[int], nonce: int, cold: bool, warm_up: bool) -> dict[str, Any]:
         inputs, session = self._opened(), self._sessions[implementation]
         point = inputs.point
+        yardstick = self._yardstick
         sweep = self._sweep_of(point.device) if cold else None
+        if sweep is not None and yardstick is not None:
+            sweep = yardstick.timed(sweep)
         synchronise = torch.cuda.synchronize if point.device == "cuda" else None
         if warm_up:
             session.rewind()
             session.append(*inputs.completion(1))
             session.plan()
             session.decode(inputs.queries(nonce, 0), self._out)
+        if yardstick is not None:
+            yardstick.arithmetic()
         done = run_round(session, inputs, self._out, point.n_c, frozenset(timed), nonce, sweep, synchronise)
+        if yardstick is not None:
+            yardstick.arithmetic()
         return {
+            "yardsticks": None if yardstick is None else yardstick.take().model_dump(),
             "samples_us": done.decode_us,
             "append_us": done.append_us,
             "plan_us": done.plan_us,
@@ -175,8 +194,7 @@ class Worker:
             torch.cuda.synchronize()
 
 
-def _reply(worker: Worker, line: str) -> dict[str, Any]:
-    request = json.loads(line)
+def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
     try:
         result = getattr(worker, request["op"])(**request.get("arguments", {}))
         return {"id": request["id"], "ok": result or {}}
@@ -197,17 +215,41 @@ def _one_line(error: BaseException) -> str:
 def main() -> None:
     """Serve requests until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's business
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive a killed runner
+    _die_with_parent()
     # Libraries print; replies go to a private copy of standard output and prints to standard error.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
+    _serve(replies)
+
+
+def _serve(replies: TextIO) -> None:
     worker = Worker()
     gc.freeze()  # what the libraries made is here to stay: collections before rounds need not look at it
-    for line in sys.stdin:
-        replies.write(json.dumps(_reply(worker, line)) + "\n")
+    # Line by line: a forked worker goes on reading where this one stopped.
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        answer = _fork(request["id"], replies) if request["op"] == "fork" else _reply(worker, request)
+        replies.write(json.dumps(answer) + "\n")
         replies.flush()
+
+
+def _fork(request_id: int, replies: TextIO) -> dict[str, Any]:
+    """Let a child answer until it ends; then say how it did."""
+    pid = os.fork()
+    if pid == 0:
+        _die_with_parent()
+        replies.write(json.dumps({"id": request_id, "ok": {"pid": os.getpid()}}) + "\n")
+        _serve(replies)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return {"ended": os.waitstatus_to_exitcode(status)}
+
+
+def _die_with_parent() -> None:
+    """Do not outlive a runner, or a worker, that was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

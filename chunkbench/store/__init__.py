@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chunkbench.store.facts import MEASURED, CaseFacts, Noise, Peaks, Status
-from chunkbench.store.run_directory import SCHEMA_VERSION, Run, RunError, RunWriter, latest_run, open_run
+from chunkbench.store.facts import MEASURED, CaseFacts, Noise, Peaks, Status, Yardsticks
+from chunkbench.store.run_directory import SCHEMA_VERSION, Run, RunError, RunWriter, latest_run, open_run, open_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,9 +21,11 @@ __all__ = [
     "RunError",
     "RunWriter",
     "Status",
+    "Yardsticks",
     "latest_run",
     "load",
     "open_run",
+    "open_runs",
 ]
 
 

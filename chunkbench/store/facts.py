@@ -36,6 +36,17 @@ class Noise(BaseModel):
     load_average: float = 0.0
 
 
+class Yardsticks(BaseModel):
+    """How long fixed pieces of work took beside one round of one case."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    arithmetic_us: float
+    """Matrix products inside a core's own cache, on every thread."""
+    memory_us: float | None = None
+    """One sweep of the caches; None where caches were left warm."""
+
+
 class CaseFacts(BaseModel):
     """One line of `cases.jsonl`. Per-round lists have one entry per round, per-step lists one per timed step."""
 
@@ -75,6 +86,8 @@ class CaseFacts(BaseModel):
     discarded: int = 0
     """Samples thrown away because the clock was throttled."""
     peaks: tuple[Peaks, ...] = ()
+    yardsticks: tuple[Yardsticks, ...] = ()
+    """[round]; none on a GPU, and none in runs of schema version 1."""
     noise: Noise | None = None
     kv_bytes: int | None = None
     unique_bytes: tuple[int, ...] = ()

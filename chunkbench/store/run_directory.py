@@ -18,7 +18,9 @@ from pydantic import ValidationError
 
 from chunkbench.store.facts import CaseFacts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of what is written. Version 2 added `yardsticks`."""
+_READABLE = (1, 2)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 
@@ -51,6 +53,20 @@ def open_run(path: Path | str) -> Run:
     manifest = _read_manifest(directory)
     cases, _, torn = _read_cases(directory / _CASES)
     return Run(directory, manifest, cases, torn)
+
+
+def open_runs(path: Path | str) -> list[Run]:
+    """The runs of a recording: a folder whose sub-folders 1, 2, ... are runs, or one run directory by itself.
+
+    Raises `RunError` as `open_run` does, and if there is no run.
+    """
+    folder = Path(path)
+    if folder.name == _CASES or (folder / _MANIFEST).exists() or not folder.is_dir():
+        return [open_run(folder)]
+    numbered = sorted((entry for entry in folder.iterdir() if entry.name.isdecimal()), key=lambda p: int(p.name))
+    if not numbered:
+        raise RunError(f"{path}: neither a run directory (no {_MANIFEST}) nor a recording (no runs 1, 2, ... in it)")
+    return [open_run(entry) for entry in numbered]
 
 
 def latest_run(root: Path, experiment: str | None = None) -> Path:
@@ -171,8 +187,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"{path / _MANIFEST}: cannot be read: {error}") from error
     found = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if found != SCHEMA_VERSION:
-        raise RunError(f"{path}: has schema version {found}, this chunkbench reads version {SCHEMA_VERSION}")
+    if found not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        raise RunError(f"{path}: has schema version {found}, this chunkbench reads versions {known}")
     return dict(manifest)
 
 

@@ -1,0 +1,57 @@
+"""A worker in which one implementation is slower, or wrong, on purpose: what `gate_proof.py` has the gate find.
+
+    python benchmarks/slowed_worker.py chunk_attn 0.10
+
+After every call it multiplies matrices until the call has taken that much longer: real work, so that whatever slows the
+machine down slows it down too. `wrong` instead of a number adds 1 to the output; `crash` ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from chunkbench.baselines import registry
+from chunkbench.runner import worker
+
+TARGET, FAULT = sys.argv[1:3]
+_matrix = torch.full((32, 32), 1 / 32)
+
+
+def faulty(decode: Any) -> Any:
+    def call(q: torch.Tensor, out: torch.Tensor) -> None:
+        started = perf_counter()
+        decode(q, out)
+        if FAULT == "wrong":
+            out += 1
+        elif FAULT == "crash":
+            os.abort()
+        else:
+            until = perf_counter() + float(FAULT) * (perf_counter() - started)
+            while perf_counter() < until:
+                torch.mm(_matrix, _matrix)
+
+    return call
+
+
+def load(name: str, original: Any = registry.load) -> Any:
+    implementation = original(name)
+    if name == TARGET:
+        prepare = implementation.prepare
+
+        def prepare_faulty(inputs: Any) -> Any:
+            session = prepare(inputs)
+            session.decode = faulty(session.decode)
+            return session
+
+        implementation.prepare = prepare_faulty
+    return implementation
+
+
+if __name__ == "__main__":
+    registry.load = load
+    worker.main()

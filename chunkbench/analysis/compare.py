@@ -1,0 +1,182 @@
+"""HEAD against BASE: which cases changed, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from scipy.stats import norm
+
+from chunkbench.analysis.environments import differences
+from chunkbench.analysis.judging import Judging, Options
+from chunkbench.analysis.points import measured
+from chunkbench.analysis.verdict import (
+    EXACT,
+    VERDICTS,
+    CaseVerdict,
+    Comparison,
+    EnvironmentDifference,
+    Settings,
+    Side,
+    Summary,
+    exit_code,
+    worst_first,
+)
+
+if TYPE_CHECKING:
+    from chunkbench.store.facts import CaseFacts
+
+__all__ = ["NothingToCompare", "Options", "RunLike", "compare"]
+
+
+class RunLike(Protocol):
+    """What a comparison needs of a run."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def manifest(self) -> Mapping[str, Any]: ...
+
+    @property
+    def cases(self) -> Sequence[CaseFacts]: ...
+
+    @property
+    def torn(self) -> bool: ...
+
+
+class NothingToCompare(ValueError):
+    """The runs have no case in common, or one of them has none; the message says which."""
+
+
+def compare(
+    base: Sequence[RunLike], head: Sequence[RunLike], options: Options, again: Sequence[Sequence[RunLike]] = ()
+) -> Comparison:
+    """Compare two measurements, each of one run or of several that measured the same in processes of their own.
+
+    `again` are measurements in which some cases of HEAD were measured once more.
+    Raises `NothingToCompare`, since a comparison that finds nothing must not pass for one that found nothing wrong.
+    """
+    ours, theirs = _by_key(base), _by_key(head)
+    for runs, cases in ((base, ours), (head, theirs)):
+        if not any(measured(case) for several in cases.values() for case in several):
+            raise NothingToCompare(f"{runs[0].path}: no case was measured, there is nothing to compare")
+    found = differences(base[0].manifest, head[0].manifest)
+    if not ours.keys() & theirs.keys():
+        told = "; ".join(f"{one.what}: {one.base} and {one.head}" for one in found if one.machine)
+        raise NothingToCompare(
+            f"{base[0].path} and {head[0].path} have no case in common{f' ({told})' if told else ''}: "
+            "both have to measure the same points, implementations and protocols"
+        )
+    both = [key for key in ours if any(map(measured, ours[key])) and any(map(measured, theirs.get(key, ())))]
+    mark = base[0].manifest.get("in_turns_with")
+    in_turns = mark is not None and mark == head[0].manifest.get("in_turns_with")
+    confidence = 1 - (1 - options.confidence) / max(1, len(both))
+    barred = ", ".join(one.what for one in found if one.machine) if not options.cross_machine else ""
+    judging = Judging(options, confidence, in_turns, barred)
+    repeats = [_by_key(runs) for runs in again]
+    verdicts: list[CaseVerdict] = []
+    unmeasured = 0
+    for key in {**ours, **theirs}:
+        more = [cases[key] for cases in repeats if key in cases]
+        judged = judging.judge(ours.get(key, ()), theirs.get(key, ()), more)
+        verdicts += judged
+        unmeasured += not judged
+    counts = Counter(case.verdict for case in verdicts)
+    settings = Settings(
+        metric=options.metric,
+        threshold=options.threshold,
+        confidence=options.confidence,
+        case_confidence=confidence,
+        timed_cases=len(both),
+        in_turns=in_turns,
+        cross_machine=options.cross_machine,
+        fail_on=options.fail_on,
+    )
+    return Comparison(
+        base=_side(base),
+        head=_side(head),
+        settings=settings,
+        exit_code=exit_code(verdicts, options.fail_on),
+        counts={verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]},
+        warnings=tuple(_warnings(base, head, barred, [ours[key][0] for key in both], in_turns)),
+        differences=tuple(EnvironmentDifference(**one._asdict()) for one in found),
+        summaries=tuple(_summaries(verdicts, options.confidence, confidence)),
+        cases=worst_first(verdicts),
+        unmeasured=unmeasured,
+        command=options.command,
+    )
+
+
+def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence: float) -> list[Summary]:
+    """The interval takes the cases' errors for independent and nearly normal, as their mean's is."""
+    by_implementation: dict[str, list[CaseVerdict]] = {}
+    for case in cases:
+        if case.ratio is not None and case.metric not in EXACT and math.isfinite(case.ratio):
+            by_implementation.setdefault(case.implementation, []).append(case)
+    found = []
+    for implementation, members in by_implementation.items():
+        mean = sum(math.log(case.ratio) for case in members if case.ratio) / len(members)
+        halves = [math.log(case.high / case.low) / 2 for case in members if case.low and case.high]
+        low = high = None
+        if len(halves) == len(members):
+            scale = float(norm.ppf((1 + confidence) / 2) / norm.ppf((1 + case_confidence) / 2))
+            half = scale * math.sqrt(sum(half**2 for half in halves)) / len(members)
+            low, high = math.exp(mean - half), math.exp(mean + half)
+        label = members[0].label
+        found.append(
+            Summary(
+                implementation=implementation, label=label, cases=len(members), ratio=math.exp(mean), low=low, high=high
+            )
+        )
+    return found
+
+
+def _warnings(
+    base: Sequence[RunLike], head: Sequence[RunLike], barred: str, both: Sequence[CaseFacts], in_turns: bool
+) -> list[str]:
+    said = []
+    for side, runs in (("BASE", base), ("HEAD", head)):
+        if any(run.torn for run in runs):
+            said.append(f"{side}: the last line of cases.jsonl is cut short and was left out")
+        if any(run.manifest.get("interrupted") for run in runs):
+            said.append(f"{side}: the run was interrupted; what it did not measure counts as missing")
+    if barred:
+        said.append(f"other machine or conditions ({barred}): times are not judged; --cross-machine judges them")
+    if in_turns:
+        return said
+    if any(case.device == "cpu" and not case.yardsticks for case in both):
+        said.append("BASE has no yardsticks (an older version measured it): rounds are compared as they are")
+    if min(len(base), len(head)) == 1:
+        said.append(
+            "one process measured each side: what differs from one process to the next, or from one hour to the next, "
+            "is in no interval; `chunkbench gate` and `chunkbench regress` measure in several"
+        )
+    return said
+
+
+def _side(runs: Sequence[RunLike]) -> Side:
+    manifest = runs[0].manifest
+    git = manifest.get("git") or {}
+    commit = git.get("commit")
+    return Side(
+        path=str(runs[0].path if len(runs) == 1 else runs[0].path.parent),
+        experiment=str((manifest.get("experiment") or {}).get("name", "")),
+        commit=f"{commit[:12]}{' with changes' if git.get('dirty') else ''}" if commit else None,
+        version=str(manifest.get("chunkbench_version", "")),
+        started_at=manifest.get("started_at"),
+        cases=len({case.key for run in runs for case in run.cases}),
+        processes=len(runs),
+        rounds=sum(max((len(case.samples_us) for case in run.cases), default=0) for run in runs),
+    )
+
+
+def _by_key(runs: Sequence[RunLike]) -> dict[str, list[CaseFacts]]:
+    found: dict[str, list[CaseFacts]] = {}
+    for run in runs:
+        for case in run.cases:
+            found.setdefault(case.key, []).append(case)
+    return found

@@ -1,0 +1,196 @@
+"""The verdicts on one case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chunkbench.analysis.exit_code import FAILED
+from chunkbench.analysis.points import AXES, measured, show
+from chunkbench.analysis.shift import Shift, fewest_apart, fewest_in_pairs
+from chunkbench.analysis.timing import Timed, timed, value_of
+from chunkbench.analysis.verdict import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
+
+if TYPE_CHECKING:
+    from chunkbench.store.facts import CaseFacts
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compare."""
+
+    metric: Metric = "latency"
+    threshold: float = 0.05
+    confidence: float = 0.99
+    cross_machine: bool = False
+    fail_on: tuple[FailOn, ...] = ("slower", "incorrect", "missing")
+    command: str = ""
+    """Repeats the comparison."""
+    settle: Callable[[str, float], str] | None = None
+    """The command that measures an implementation again, so many times longer."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What the verdicts of a comparison have in common."""
+
+    options: Options
+    confidence: float
+    in_turns: bool
+    barred: str
+    """What differs between the machines, where that forbids to compare times."""
+
+    def judge(
+        self, base: Sequence[CaseFacts], head: Sequence[CaseFacts], again: Sequence[Sequence[CaseFacts]]
+    ) -> list[CaseVerdict]:
+        """Verdicts on one case: one by the metric asked for, and one for each count that changed. None where neither
+        side measured it."""
+        some = (*head, *base)[0]
+        metric = self.options.metric
+        identity: dict[str, Any] = {
+            "key": some.key,
+            "name": name_of(some),
+            "implementation": some.implementation,
+            "label": some.label,
+            "axes": {axis: getattr(some, axis) for axis in AXES},
+            "metric": metric,
+            "remeasured": len(again),
+            "command": self._command(some.implementation, 1),
+        }
+        ours = [case for case in base if measured(case)]
+        theirs = [case for case in head if measured(case)]
+        failed = [case for several in (head, *again) for case in several if case.status in FAILED]
+        if failed and (ours or not base or failed[0].status == "incorrect"):
+            verdict: Verdict = "incorrect" if failed[0].status == "incorrect" else "missing"
+            return [CaseVerdict(**identity, verdict=verdict, failed=True, reason=_status(failed[0]))]
+        if not ours:
+            if not theirs:
+                return []
+            reason = _status(base[0]) if base else "not there"
+            return [CaseVerdict(**identity, verdict="new", reason=f"BASE: {reason}", head=value_of(theirs, metric))]
+        if not theirs:
+            reason = _status(head[0]) if head else "not there"
+            return [CaseVerdict(**identity, verdict="missing", reason=f"HEAD: {reason}", base=value_of(ours, metric))]
+        if metric in EXACT:
+            return [self._count(identity, ours, theirs, metric)]
+        counts = [self._count(identity | {"metric": name}, ours, theirs, name) for name in sorted(EXACT)]
+        repeats = [several for cases in again if (several := [case for case in cases if measured(case)])]
+        return [self._time(identity, ours, theirs, repeats), *(count for count in counts if count.verdict != "same")]
+
+    def _count(
+        self, identity: dict[str, Any], base: Sequence[CaseFacts], head: Sequence[CaseFacts], metric: Metric
+    ) -> CaseVerdict:
+        one, other = value_of(base, metric), value_of(head, metric)
+        values: dict[str, Any] = {"base": one, "head": other}
+        if one == other or one is None or other is None:
+            reason = "" if one == other else "not stated by both"
+            return CaseVerdict(**identity, **values, verdict="same", reason=reason)
+        unlike = self._unlike(base[0], head[0])
+        if unlike and metric == "work_items":
+            return CaseVerdict(**identity, **values, verdict="inconclusive", reason=unlike)
+        ratio = other / one if one else None
+        what = "bytes of K/V" if metric == "kv_bytes" else "work items"
+        return CaseVerdict(
+            **identity,
+            **values,
+            verdict="slower" if other > one else "faster",
+            ratio=ratio,
+            low=ratio,
+            high=ratio,
+            reason=f"{'more' if other > one else 'fewer'} {what}",
+        )
+
+    def _time(
+        self,
+        identity: dict[str, Any],
+        base: Sequence[CaseFacts],
+        head: Sequence[CaseFacts],
+        again: Sequence[Sequence[CaseFacts]],
+    ) -> CaseVerdict:
+        metric, threshold = self.options.metric, self.options.threshold
+        found = timed(base, [head, *again], metric, self.confidence, self.in_turns)
+        values: dict[str, Any] = {
+            "base": value_of(base, metric),
+            "head": value_of(head, metric),
+            "unit": found.unit,
+            "base_units": found.base,
+            "head_units": found.head,
+            "base_rounds": found.base_rounds,
+            "head_rounds": found.head_rounds,
+        }
+        shift = found.shift
+        if shift is not None:
+            values |= _as_ratio(metric, shift)
+        unlike = self._unlike(base[0], head[0])
+        if unlike:
+            return CaseVerdict(**identity, **values, verdict="inconclusive", reason=unlike)
+        if shift is None:
+            return self._inconclusive(identity, values, "no round of HEAD ran while the machine ran as for BASE", None)
+        fewest = fewest_in_pairs(self.confidence) if self.in_turns else fewest_apart(self.confidence, found.base)
+        if not shift.enough:
+            several = "processes" if found.unit == "process" else "rounds"
+            reason = f"{found.base} and {found.head} {several} may be compared, this confidence needs {fewest}"
+            return self._inconclusive(identity, values, reason, _rounds_for(found, fewest))
+        verdict = judge(shift.low, shift.high, threshold)
+        if verdict in ("slower", "faster"):
+            if all(judge(part, part, threshold) == verdict for part in found.parts):
+                return CaseVerdict(**identity, **values, verdict=verdict)
+            told = ", ".join(f"{math.exp(part):.3f}x" for part in found.parts)
+            what = "measured again" if again else "its two halves"
+            return self._inconclusive(identity, values, f"looks {verdict}, but {what}: {told}", None)
+        if verdict == "inconclusive":
+            settling = units_to_settle(shift.value, shift.low, shift.high, threshold, found.head)
+            if settling is None:
+                reason = "it lies on the threshold: no affordable number of rounds settles it"
+                return self._inconclusive(identity, values, reason, None)
+            needed = _rounds_for(found, max(settling, fewest))
+            return self._inconclusive(identity, values, "its interval reaches across the threshold", needed)
+        return CaseVerdict(**identity, **values, verdict=verdict)
+
+    def _inconclusive(
+        self, identity: dict[str, Any], values: dict[str, Any], reason: str, needed: int | None
+    ) -> CaseVerdict:
+        factor = max(1.0, needed / max(1, values["head_rounds"])) if needed else 2.0
+        identity = identity | {"command": self._command(identity["implementation"], factor)}
+        return CaseVerdict(**identity, **values, verdict="inconclusive", reason=reason, rounds_needed=needed)
+
+    def _unlike(self, base: CaseFacts, head: CaseFacts) -> str:
+        """Why the two cannot be compared at all."""
+        if self.options.cross_machine:
+            return ""
+        if self.barred:
+            return f"measured under other conditions ({self.barred})"
+        for what in ("threads", "isa"):
+            if getattr(base, what) != getattr(head, what):
+                return f"{what}: {getattr(base, what)} and {getattr(head, what)}"
+        return ""
+
+    def _command(self, implementation: str, factor: float) -> str:
+        return self.options.settle(implementation, factor) if self.options.settle else ""
+
+
+def name_of(case: CaseFacts) -> str:
+    """Implementation and every axis, for people and for JUnit: it depends on nothing else in the run."""
+    axes = ",".join(f"{axis}={show(getattr(case, axis))}" for axis in AXES if axis != "threads")
+    return f"{case.implementation}[{axes}]"
+
+
+def _status(case: CaseFacts) -> str:
+    return f"{case.status}: {case.reason}" if case.reason else case.status
+
+
+def _as_ratio(metric: Metric, shift: Shift) -> dict[str, float | None]:
+    """The shift of times as a ratio of the metric: rates are its inverse."""
+    sign = -1 if metric == "token_rate" else 1
+    ratio = math.exp(sign * shift.value)
+    if not shift.enough:
+        return {"ratio": ratio, "low": None, "high": None}
+    low, high = sorted((math.exp(sign * shift.low), math.exp(sign * shift.high)))
+    return {"ratio": ratio, "low": low, "high": high}
+
+
+def _rounds_for(found: Timed, units: int) -> int:
+    """Rounds of HEAD to measure for so many units that may be compared."""
+    return math.ceil(units * max(1, found.head_rounds) / max(1, found.head))

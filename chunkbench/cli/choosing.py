@@ -1,0 +1,55 @@
+"""The experiment that a command line asks for: a file, with what the options put in place of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from chunkbench.experiment import Experiment
+
+
+def chosen(
+    experiment: str,
+    sets: Sequence[str] = (),
+    device: str | None = None,
+    dtype: str | None = None,
+    budget: str | None = None,
+    only: Sequence[str] = (),
+) -> Experiment:
+    """Load an experiment and apply options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
+    from chunkbench.experiment import load_experiment, parse_duration
+
+    loaded = load_experiment(experiment, _axes(sets))
+    changes: dict[str, object] = {}
+    if device is not None:
+        changes["device"] = device
+    if dtype is not None:
+        changes["dtype"] = dtype
+    if budget is not None:
+        try:
+            changes["budget_s"] = parse_duration(budget)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--budget") from None
+    if only:
+        missing = [name for name in only if name not in loaded.implementations]
+        if missing:
+            known = ", ".join(loaded.implementations)
+            raise click.BadParameter(f"{missing[0]} is not in this experiment; it has {known}", param_hint="--only")
+        names = tuple(name for name in loaded.implementations if name in only)
+        changes["implementations"] = names
+    return loaded.model_copy(update=changes)
+
+
+def _axes(sets: Sequence[str]) -> Mapping[str, str]:
+    axes = {}
+    for text in sets:
+        axis, equals, values = text.partition("=")
+        if not equals or not values:
+            raise click.BadParameter(
+                f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint="--set"
+            )
+        axes[axis.strip()] = values
+    return axes

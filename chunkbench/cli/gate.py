@@ -1,0 +1,116 @@
+"""`chunkbench gate`: did anything get slower since a recording?"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from chunkbench.analysis.verdict import Metric
+from chunkbench.cli.comparing import comparing_options, options_from, tell
+from chunkbench.cli.output import RUNS
+
+_EXAMPLES = """\b
+Examples:
+  chunkbench gate experiments/gate.yaml --record results/recorded/ci-runner/gate
+  chunkbench gate experiments/gate.yaml --against results/recorded/ci-runner/gate
+  chunkbench gate gate --against results/recorded/ci-runner/gate --format github --budget 60s
+  chunkbench gate smoke --against results/recorded/ci-runner/smoke --fail-on none
+"""
+_RECORDED = 3
+"""A recording has so many times the processes of a gate: it is made once, and every gate rests on it."""
+
+
+@click.command("gate", epilog=_EXAMPLES, short_help="Measure, compare with a recording, measure again what changed.")
+@click.argument("experiment", metavar="EXPERIMENT")
+@click.option("--against", type=click.Path(path_type=Path), metavar="RECORDED", help="The recording to compare with.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="RECORDED", help="Make the recording, or add to it.")
+@click.option("--budget", metavar="TIME", help="Of each measurement, e.g. 20s, 2m.  [default: the experiment's]")
+@click.option("--processes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Of each measurement.")
+@click.option("--again", type=click.IntRange(0, 20), default=2, show_default=True, help="Times to measure again.")
+@click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
+@comparing_options
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and reports [results/runs/gate-...].")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, and nothing printed; the exit code tells.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    experiment: str,
+    against: Path | None,
+    record: Path | None,
+    budget: str | None,
+    processes: int,
+    again: int,
+    only: tuple[str, ...],
+    threshold: str,
+    confidence: float,
+    metric: Metric,
+    form: str,
+    fail_on: str,
+    cross_machine: bool,
+    out: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure EXPERIMENT in several processes and compare it with a recording made by --record on the same machine.
+
+    What looks slower or faster is measured again, up to --again times; it is called so only if that agrees. All reports
+    are written before the exit code is decided: 0; 1 slower or missing; 2 wrong usage; 3 incorrect, error, crashed or
+    timeout; 4 inconclusive, if --fail-on asks for it; 130 interrupted.
+    """
+    from chunkbench.analysis.compare import NothingToCompare
+    from chunkbench.cli.choosing import chosen
+    from chunkbench.cli.progress import RepeatProgress
+    from chunkbench.runner.gate import gate, next_number, repeater
+    from chunkbench.runner.run import resolve
+    from chunkbench.store import RunError, open_runs
+
+    if (against is None) == (record is None):
+        raise click.UsageError("give either --against RECORDED or --record RECORDED")
+    loaded = chosen(experiment, budget=budget, only=only)
+    target = resolve(loaded)
+    words = ["chunkbench", *sys.argv[1:]]
+
+    def settle(implementation: str, factor: float) -> str:
+        seconds = math.ceil(loaded.budget_s * factor)
+        return f"chunkbench gate {experiment} --against {against} --only {implementation} --budget {seconds}s"
+
+    if record is not None:
+        many = processes * _RECORDED
+        try:
+            first = next_number(record, loaded, target)
+        except RunError as error:
+            _fail(str(error))
+        longer = loaded.model_copy(update={"budget_s": loaded.budget_s * _RECORDED})
+        with RepeatProgress(quiet) as progress, repeater(longer, target, record, words, progress) as measuring:
+            runs, interrupted = measuring.measure(longer, record, many, first=first)
+        if not quiet:
+            click.echo(f"recorded {len(runs)} processes in {record}", err=True)
+        ctx.exit(130 if interrupted else 0)
+    assert against is not None
+    try:
+        recording = open_runs(against)
+        options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle)
+        folder = out or RUNS / f"gate-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
+        if folder.exists() and any(folder.iterdir()):
+            raise RunError(f"{folder}: is not empty; choose a new folder for --out")
+        with RepeatProgress(quiet) as progress, repeater(loaded, target, folder, words, progress) as measuring:
+            gated = gate(loaded, measuring, recording, options, processes, again, folder, target)
+    except (RunError, NothingToCompare) as error:
+        _fail(str(error))
+    if gated.comparison is not None:
+        tell(gated.comparison, form, folder, quiet)
+    if gated.interrupted:
+        click.echo("interrupted; what was measured is in " + str(folder), err=True)
+        ctx.exit(130)
+    assert gated.comparison is not None
+    ctx.exit(gated.comparison.exit_code)
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"chunkbench gate: {message}", err=True)
+    raise SystemExit(2)

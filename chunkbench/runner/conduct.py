@@ -1,0 +1,23 @@
+"""How a run is conducted, beyond what its experiment says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunkbench.experiment.point import Point
+from chunkbench.runner.client import WorkerClient
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """What a gate does differently from a run whose table is to be read."""
+
+    brief: bool = False
+    """Whether seconds count: the machine's peaks are not probed, which no comparison needs, and no memory is taken
+    beforehand."""
+    points: frozenset[Point] | None = None
+    """Only these; None: all of the experiment."""
+    start_worker: Callable[[Path], WorkerClient] = WorkerClient
+    """Starts a worker whose standard error goes to the file."""
