@@ -59,6 +59,8 @@ class Judging:
             "remeasured": len(again),
             "command": self._command(some.implementation, 1),
         }
+        if self.in_turns:
+            base, head, *again = _whole_pairs(base, [head, *again])
         ours = [case for case in base if measured(case)]
         theirs = [case for case in head if measured(case)]
         failed = [case for several in (head, *again) for case in several if case.status in FAILED]
@@ -169,6 +171,21 @@ class Judging:
 
     def _command(self, implementation: str, factor: float) -> str:
         return self.options.settle(implementation, factor) if self.options.settle else ""
+
+
+def _whole_pairs(base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]) -> list[list[CaseFacts]]:
+    """BASE's processes, and HEAD's of every measurement, without those whose partner measured nothing. HEAD's failures
+    stay, for they are a verdict."""
+    partners = iter(base)
+    kept: list[list[CaseFacts]] = [[] for _ in range(1 + len(heads))]
+    for number, head in enumerate(heads, start=1):
+        for case, partner in zip(head, partners, strict=False):
+            if measured(case) == measured(partner):
+                kept[0].append(partner)
+                kept[number].append(case)
+            elif not measured(case):
+                kept[number].append(case)
+    return kept if any(kept[0]) or not base else [list(base), *map(list, heads)]
 
 
 def name_of(case: CaseFacts) -> str:

@@ -63,16 +63,22 @@ def timed(
     base_values: list[float] = []
     if in_turns:
         values, unit = _paired(ours, flat)
+        level = 0.0
     elif len(ours) > 1 and len(flat) > 1:
         base_values = _levels([(ours[:i] + ours[i + 1 :], rounds) for i, rounds in enumerate(ours)])
         values = _levels([(ours, rounds) for rounds in flat])
+        level = median(base_values) if base_values else 0.0
     else:
         return _by_rounds(ours, theirs, confidence, counts)
     if not values or not (in_turns or base_values):
         return Timed(unit, None, (), len(base_values), len(values), *counts)
     shift = centre(values, confidence) if in_turns else between(base_values, values, confidence)
-    level = 0.0 if in_turns else median(base_values)
-    if len(theirs) > 1:
+    if len(theirs) > 1 and in_turns:
+        parts, behind = [], len(theirs[0])
+        for head in theirs[1:]:
+            parts.append(_paired(ours[behind : behind + len(head)], head)[0])
+            behind += len(head)
+    elif len(theirs) > 1:
         parts = [_levels([(ours, rounds) for rounds in head]) for head in theirs[1:]]
     else:
         parts = [values[: len(values) // 2], values[len(values) // 2 :]]

@@ -15,6 +15,7 @@ _COMMANDS = {
     "report": "report",
     "compare": "compare",
     "gate": "gate",
+    "regress": "regress",
     "list": "list_",
     "validate": "validate",
     "doctor": "doctor",

@@ -17,7 +17,7 @@ from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.run import Listener, Target, run_experiment
 from chunkbench.store import Run, RunError, open_runs
 
-_IMPORT_LIMIT_S = 300.0
+IMPORT_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def repeater(
     except (WorkerCrashed, WorkerTimeout) as error:
         raise RunError(f"{out}: a worker process does not start: {error}") from None
     try:
-        parent.ask("preload", _IMPORT_LIMIT_S, implementations=list(experiment.implementations))
+        parent.ask("preload", IMPORT_LIMIT_S, implementations=list(experiment.implementations))
         yield Repeater(target, parent, command, listener)
     finally:
         parent.kill()
@@ -103,7 +103,7 @@ def gate(
     comparison = compare(recording, head, options)
     repeats: list[list[Run]] = []
     for number in range(1, again + 1):
-        changed = {case.key for case in comparison.cases if _looks_changed(case, options.threshold)}
+        changed = {case.key for case in comparison.cases if looks_changed(case, options.threshold)}
         if interrupted or not changed:
             break
         narrowed, points = _only(experiment, target, changed)
@@ -138,7 +138,7 @@ def _repeated(experiment: Experiment, processes: int) -> Experiment:
     return experiment.model_copy(update=changes)
 
 
-def _looks_changed(case: CaseVerdict, threshold: float) -> bool:
+def looks_changed(case: CaseVerdict, threshold: float) -> bool:
     """Whether measuring a case again could change what is said of it."""
     if case.metric in EXACT or case.ratio is None or case.verdict not in ("slower", "faster", "inconclusive"):
         return False

@@ -105,7 +105,7 @@ def run_experiment(
         writer.update_manifest(interrupted=True, finished_at=None)  # true until proven otherwise: a kill leaves it so
         todo = [point for point in points if point not in finished]
         try:
-            with _sigterm_as_interrupt():
+            with sigterm_as_interrupt():
                 _measure(experiment, target, writer, todo, cases, listener, conduct)
         except KeyboardInterrupt:
             return Outcome(open_run(out), interrupted=True)
@@ -205,15 +205,18 @@ def _open_writer(
             writer.close()
             raise RunError(f"{out}: cannot be resumed: {'; '.join(reasons)}. Start a new run without --resume")
         return writer
-    manifest: dict[str, Any] = {
+    return RunWriter.create(out, manifest_of(experiment, target, points) | {"identity": current, "command": [*command]})
+
+
+def manifest_of(experiment: Experiment, target: Target, points: int) -> dict[str, Any]:
+    """What the manifest says of a run that begins now."""
+    return {
         "chunkbench_version": __version__,
         "experiment": experiment.model_dump(mode="json", exclude={"path"}) | {"source": experiment.source},
         "device": target.device,
         "dtype": target.dtype,
         "environment": target.environment.model_dump(mode="json"),
         "git": git_state(),
-        "identity": current,
-        "command": list(command),
         "python": sys.version.split()[0],
         "seed": experiment.seed,
         "points": points,
@@ -221,7 +224,6 @@ def _open_writer(
         "finished_at": None,
         "interrupted": True,
     }
-    return RunWriter.create(out, manifest)
 
 
 def _finished_points(writer: RunWriter, cases: Mapping[Point, Sequence[Case]]) -> set[Point]:
@@ -238,7 +240,7 @@ def _finished_points(writer: RunWriter, cases: Mapping[Point, Sequence[Case]]) -
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Treat a polite kill like Ctrl-C for the time of a run."""
 
     def interrupt(*_: object) -> None:

@@ -26,6 +26,7 @@ def test_experiments() -> None:
     rows = json.loads(CliRunner().invoke(command, ["experiments", "--format", "json"]).output)
     assert {row["experiment"]: row["points"] for row in rows} == {
         "cpu-kernels": 42,
+        "gate": 2,
         "smoke": 9,
         "table3": 12,
         "table3-llama3": 12,

@@ -1,0 +1,93 @@
+"""`chunkbench regress`: is this revision slower than another one?"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from chunkbench.analysis.verdict import Metric
+from chunkbench.cli.comparing import comparing_options, options_from, tell
+from chunkbench.cli.output import RUNS
+
+_EXAMPLES = """\b
+Examples:
+  chunkbench regress --base main
+  chunkbench regress --base HEAD~1 experiments/gate.yaml --budget 60s
+  chunkbench regress --base v0.1.0 smoke --only chunk_attn --format markdown
+  chunkbench regress --base origin/main --format github --out regress
+"""
+
+
+@click.command("regress", epilog=_EXAMPLES, short_help="Build another revision and measure both in turns.")
+@click.argument("experiment", metavar="[EXPERIMENT]", default="gate")
+@click.option("--base", required=True, metavar="GIT_REF", help="The revision to compare with: a branch, tag or commit.")
+@click.option("--budget", metavar="TIME", help="Of each measurement, e.g. 20s, 2m.  [default: the experiment's]")
+@click.option("--processes", type=click.IntRange(1, 1000), default=12, show_default=True, help="Of either revision.")
+@click.option("--again", type=click.IntRange(0, 20), default=2, show_default=True, help="Times to measure again.")
+@click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
+@comparing_options
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and reports [results/runs/regress-...].")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, and nothing printed; the exit code tells.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    experiment: str,
+    base: str,
+    budget: str | None,
+    processes: int,
+    again: int,
+    only: tuple[str, ...],
+    threshold: str,
+    confidence: float,
+    metric: Metric,
+    form: str,
+    fail_on: str,
+    cross_machine: bool,
+    out: Path | None,
+    quiet: bool,
+) -> None:
+    """Compare this checkout, as it is installed, with the revision GIT_REF, which is built beside it for the time.
+
+    A case's two versions run in turns, round by round, in processes of their own: what disturbs the machine disturbs
+    both. Exit codes are those of `chunkbench gate`; 2 also where GIT_REF is too old for this.
+    """
+    from chunkbench.analysis.compare import NothingToCompare
+    from chunkbench.cli.choosing import chosen
+    from chunkbench.cli.progress import RepeatProgress
+    from chunkbench.runner.regress import regress
+    from chunkbench.runner.run import resolve
+    from chunkbench.store import RunError
+
+    loaded = chosen(experiment, budget=budget, only=only)
+    words = ["chunkbench", *sys.argv[1:]]
+
+    def settle(implementation: str, factor: float) -> str:
+        seconds = math.ceil(loaded.budget_s * factor)
+        return f"chunkbench regress --base {base} {experiment} --only {implementation} --budget {seconds}s"
+
+    try:
+        options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle)
+        folder = out or RUNS / f"regress-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
+        if folder.exists() and any(folder.iterdir()):
+            raise RunError(f"{folder}: is not empty; choose a new folder for --out")
+        with RepeatProgress(quiet) as progress:
+            found = regress(loaded, resolve(loaded), base, options, processes, again, folder, progress)
+    except (RunError, NothingToCompare) as error:
+        _fail(str(error))
+    if found.comparison is not None:
+        tell(found.comparison, form, folder, quiet)
+    if found.interrupted or found.comparison is None:
+        click.echo(f"interrupted; what was measured is in {folder}", err=True)
+        ctx.exit(130)
+    ctx.exit(found.comparison.exit_code)
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"chunkbench regress: {message}", err=True)
+    raise SystemExit(2)

@@ -1,0 +1,87 @@
+"""Is this revision slower than another? Both are measured in turns on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from chunkbench.analysis.compare import Options, compare
+from chunkbench.experiment import Experiment
+from chunkbench.runner.base_revision import built
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
+from chunkbench.runner.gate import IMPORT_LIMIT_S, Gated, looks_changed
+from chunkbench.runner.run import Listener, Target, sigterm_as_interrupt
+from chunkbench.runner.turns import Side, Turns
+from chunkbench.store import RunError
+
+
+def regress(
+    experiment: Experiment,
+    target: Target,
+    ref: str,
+    options: Options,
+    processes: int,
+    again: int,
+    out: Path,
+    listener: Listener,
+) -> Gated:
+    """Build `ref`, measure it and this revision in turns into `out`, then again, up to `again` times, what looks
+    changed. Raises `RunError`, and `NothingToCompare`."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{out}: cannot be written: {error.strerror}") from error
+    parents: list[WorkerClient] = []
+    try:
+        with sigterm_as_interrupt(), built(ref, out / "build.log") as revision:
+            names = list(experiment.implementations)
+            base = _parent(
+                out / "worker-base.log", [str(revision.python), "-m", "chunkbench.runner.worker"], names, ref
+            )
+            parents.append(base)
+            head = _parent(out / "worker-head.log", [sys.executable, "-m", "chunkbench.runner.worker"], names, "")
+            parents.append(head)
+            sides = Side("base", base, {"git": {"commit": revision.commit, "dirty": False}}), Side("head", head, {})
+            turns = Turns(experiment, target, *sides, out, listener)
+            return _compared(turns, options, processes, again)
+    except KeyboardInterrupt:
+        return Gated(None, interrupted=True)
+    finally:
+        for parent in parents:
+            parent.kill()
+
+
+def _compared(turns: Turns, options: Options, processes: int, again: int) -> Gated:
+    first = turns.measure(processes)
+    if not first.head:
+        return Gated(None, first.interrupted)
+    base, repeats = list(first.base), []
+    comparison = compare(base, first.head, options)
+    interrupted = first.interrupted
+    for number in range(1, again + 1):
+        changed = frozenset(case.key for case in comparison.cases if looks_changed(case, options.threshold))
+        if interrupted or not changed:
+            break
+        more = turns.measure(processes, changed, f"again-{number}")
+        interrupted = more.interrupted
+        if more.head:
+            base += more.base
+            repeats.append(more.head)
+        comparison = compare(base, first.head, options, repeats)
+    side = comparison.base.model_copy(update={"path": str(first.base[0].path.parent), "processes": len(first.base)})
+    return Gated(comparison.model_copy(update={"base": side}), interrupted)
+
+
+def _parent(log: Path, command: Sequence[str], implementations: list[str], ref: str) -> WorkerClient:
+    """A worker to fork from. Raises `RunError`, which says so where the revision is too old."""
+    try:
+        worker = WorkerClient(log, list(command))
+    except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
+        if not ref:
+            raise RunError(f"a worker process does not start: {error}; see {log}") from None
+        raise RunError(
+            f"--base {ref}: too old to be measured in turns: {error}. Compare recorded runs instead (chunkbench compare)"
+        ) from None
+    worker.ask("preload", IMPORT_LIMIT_S, implementations=implementations)
+    return worker

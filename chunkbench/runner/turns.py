@@ -1,0 +1,199 @@
+"""Two revisions measured in turns: the same case in a worker of either, round by round, on one machine."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from chunkbench.analysis.statistics import MIN_TIMED_STEPS, timed_steps
+from chunkbench.environment import NoiseMeter
+from chunkbench.experiment import Experiment
+from chunkbench.experiment.point import Case, Point
+from chunkbench.runner import memory
+from chunkbench.runner.bench import Bench, Culprit
+from chunkbench.runner.client import WorkerClient
+from chunkbench.runner.ledger import Context, Timing, facts
+from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt, weight
+from chunkbench.runner.survey import survey
+from chunkbench.store import CaseFacts, Noise, Run, RunWriter, open_run
+
+_BEFORE, _AFTER = 1 << 20, 1 << 21
+"""First nonces of the checks; those of rounds are small."""
+_FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One revision: the worker that its measuring processes are forked from, and what the manifest says of it."""
+
+    name: str
+    parent: WorkerClient
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Runs of BASE and of HEAD, the n-th in turns with each other."""
+
+    base: list[Run]
+    head: list[Run]
+    interrupted: bool
+
+
+class Turns:
+    """Measures an experiment with two revisions."""
+
+    def __init__(
+        self, experiment: Experiment, target: Target, base: Side, head: Side, out: Path, listener: Listener
+    ) -> None:
+        self._experiment, self._target, self._sides = experiment, target, (base, head)
+        self._out, self._listener = out, listener
+        self._points = experiment.points(target.device, target.dtype)
+        self._dice = random.Random(f"turns {experiment.seed}")
+        self._mark = uuid.uuid4().hex
+        """The same in both manifests: a comparison sees by it that the n-th rounds belong together."""
+
+    def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> Measured:
+        """Every case, or those with these keys, in so many pairs of processes that share the budget.
+
+        Runs go to `out`/`folder`/base/1, `out`/`folder`/head/1 and so on. Ctrl-C keeps the pairs that are complete.
+        """
+        found: tuple[list[Run], list[Run]] = ([], [])
+        try:
+            with sigterm_as_interrupt():
+                for number in range(1, processes + 1):
+                    for runs, path in zip(found, self._pair(processes, number, only, folder), strict=True):
+                        runs.append(open_run(path))
+        except KeyboardInterrupt:
+            complete = min(map(len, found))
+            return Measured(found[0][:complete], found[1][:complete], interrupted=True)
+        return Measured(*found, interrupted=False)
+
+    def _pair(self, processes: int, number: int, only: frozenset[str] | None, folder: str) -> tuple[Path, Path]:
+        """One pair of processes for each case, in order."""
+        wanted = [
+            (point, case)
+            for point in self._points
+            for case in self._experiment.cases(point)
+            if only is None or case.key in only
+        ]
+        whole = sum(weight(point, self._experiment.seed) for point, _ in wanted)
+        measured: tuple[list[CaseFacts], list[CaseFacts]] = ([], [])
+        paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
+        self._listener.started(paths[1], len({point for point, _ in wanted}), 0)
+        for point, case in wanted:
+            share = weight(point, self._experiment.seed) / whole
+            budget_s = self._experiment.budget_s / processes * share
+            self._listener.activity(point, case.implementation, 0.0, 0.0)
+            for several, one in zip(measured, self._case(point, case, budget_s), strict=True):
+                several.append(one)
+        for side, path, several in zip(self._sides, paths, measured, strict=True):
+            manifest = manifest_of(self._experiment, self._target, len(self._points))
+            writer = RunWriter.create(path, manifest | side.manifest | {"in_turns_with": self._mark})
+            writer.append(several)
+            writer.update_manifest(interrupted=False, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
+            writer.close()
+        return paths[0], paths[1]
+
+    def _case(self, point: Point, case: Case, budget_s: float) -> tuple[CaseFacts, CaseFacts]:
+        """One case in a fresh process of either revision."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        workers: list[WorkerClient] = []
+
+        def start(side: Side) -> Callable[[], WorkerClient]:
+            def fork() -> WorkerClient:
+                workers.append(side.parent.fork())
+                return workers[-1]
+
+            return fork
+
+        benches: list[Bench] = []
+        try:
+            for side in self._sides:
+                worker, traits = survey([case.implementation], point.device, start(side))
+                benches.append(Bench(self._experiment, traits, worker, point, [case]))
+            meter = NoiseMeter([worker.pid for worker in workers])
+            meter.start()
+            ready = [self._attempt(bench, case, lambda bench=bench: self._prepare(bench, case)) for bench in benches]
+            if all(ready):
+                self._rounds(benches, case, budget_s)
+            for bench, prepared in zip(benches, ready, strict=True):
+                if prepared:
+                    self._attempt(bench, case, lambda bench=bench: self._finish(bench, case))
+            noise = Noise.model_validate(meter.stop())
+        finally:
+            for worker in workers:
+                worker.kill()
+        return tuple(self._facts(bench, case, noise, started_at) for bench in benches)  # type: ignore[return-value]
+
+    def _attempt(self, bench: Bench, case: Case, work: Callable[[], None]) -> bool:
+        """Whether it went well; what took the worker down is in the entry."""
+        entry = bench.entries[case.implementation]
+        try:
+            work()
+        except Culprit as culprit:
+            entry.fail(culprit.status, culprit.reason)
+        return not entry.failed
+
+    def _prepare(self, bench: Bench, case: Case) -> None:
+        name, point, seed = case.implementation, bench.point, self._experiment.seed
+        opened = bench.housekeeping("open", point=point.model_dump(mode="json"), seed=seed, probe_bytes=0)
+        bench.threads = opened["threads"]
+        if bench.usable(name):
+            needs = memory.needs(point, seed, {name: bench.survey[name].shares_storage})[name]
+            if bench.ask(name, "prepare", needs=needs) is not None:
+                bench.check(name, 1, _BEFORE)
+
+    def _rounds(self, benches: Sequence[Bench], case: Case, budget_s: float) -> None:
+        """Rounds in turns, who begins decided by chance, until the time is used up."""
+        name, deadline = case.implementation, monotonic() + budget_s
+        one = [bench.entries[name] for bench in benches]
+        n_c = benches[0].point.n_c
+        left = max(0.0, budget_s / _FEWEST_ROUNDS - sum(entry.append_s for entry in one) * n_c)
+        count = int(left / max(1e-9, sum(entry.decode_s for entry in one)))
+        steps = timed_steps(n_c, min(n_c, max(MIN_TIMED_STEPS, count)))
+        number = 0
+        while number < _FEWEST_ROUNDS or monotonic() < deadline:
+            order = list(benches)
+            self._dice.shuffle(order)
+            replies: dict[int, dict[str, Any]] = {}
+            for bench in order:
+                request = {"timed": list(steps), "nonce": 1 + number, "cold": case.cache == "cold"}
+                try:
+                    reply = bench.ask(name, "round", **request, warm_up=case.protocol == "paper")
+                except Culprit as culprit:
+                    bench.entries[name].fail(culprit.status, culprit.reason)
+                    return
+                if reply is None:
+                    return
+                replies[id(bench)] = reply
+            for bench in benches:  # only whole pairs
+                timing: Timing = bench.timings[case.key]
+                timing.add(replies[id(bench)], 0)
+                bench.steps = steps
+            number += 1
+
+    def _finish(self, bench: Bench, case: Case) -> None:
+        bench.check(case.implementation, bench.point.n_c, _AFTER)
+        bench.check_bytes(case.implementation)
+
+    def _facts(self, bench: Bench, case: Case, noise: Noise, started_at: str) -> CaseFacts:
+        context = Context(
+            experiment=self._experiment.name,
+            point=bench.point,
+            seed=self._experiment.seed,
+            steps=bench.steps,
+            threads=bench.threads,
+            tolerance=self._experiment.tolerance[bench.point.dtype],
+            confidence=self._experiment.confidence,
+            noise=noise,
+            started_at=started_at,
+        )
+        name = case.implementation
+        return facts(context, case, bench.survey[name], bench.entries[name], bench.timings[case.key])
