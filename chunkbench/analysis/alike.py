@@ -1,8 +1,9 @@
 """Which rounds of two runs were measured while the machine ran alike.
 
-A shared machine runs faster and slower for seconds at a time, by 20% and more, as its other tenants come and go. The
-yardsticks beside every round show it, and only rounds beside which they read alike are compared. This is judged by the
-yardsticks alone, never by the times that are being compared.
+A shared machine runs faster and slower for seconds at a time, by 20% and more, as its other tenants come and go. What
+was measured while other processes of this machine were busy is not compared at all. What other machines on the same
+hardware do shows in the yardsticks beside every round, and only rounds beside which they read alike are compared. All
+this is judged by noise and yardsticks alone, never by the times that are being compared.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from chunkbench.store.facts import CaseFacts, Yardsticks
 
+STEAL_ABOVE, FOREIGN_CPUS_ABOVE = 0.05, 0.25
+"""Share of CPU time that the hypervisor took, and CPUs that other processes kept busy: more is not calm."""
 ARITHMETIC_STEP, MEMORY_STEP = 0.03, 0.05
 """Readings are alike when they fall into the same step of 3% or 5%."""
 
 Class = tuple[int, int | None]
 Stratum = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def calm(case: CaseFacts) -> bool:
+    """Whether nobody else used this machine's CPUs while a process measured the case's point."""
+    noise = case.noise
+    return noise is None or (noise.steal_fraction <= STEAL_ABOVE and noise.foreign_cpus <= FOREIGN_CPUS_ABOVE)
 
 
 def classes(case: CaseFacts) -> list[Class]:

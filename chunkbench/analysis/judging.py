@@ -129,7 +129,10 @@ class Judging:
         if unlike:
             return CaseVerdict(**identity, **values, verdict="inconclusive", reason=unlike)
         if shift is None:
-            return self._inconclusive(identity, values, "no round of HEAD ran while the machine ran as for BASE", None)
+            reason = "no round of HEAD ran while the machine ran as for BASE"
+            if found.disturbed:
+                reason = f"other processes were busy all the while {found.disturbed} was measured"
+            return self._inconclusive(identity, values, reason, None)
         fewest = fewest_in_pairs(self.confidence) if self.in_turns else fewest_apart(self.confidence, found.base)
         if not shift.enough:
             several = "processes" if found.unit == "process" else "rounds"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from chunkbench.analysis.alike import Class, classes, strata
+from chunkbench.analysis.alike import Class, calm, classes, strata
 from chunkbench.analysis.shift import Shift, between, between_strata, centre
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Timed:
     base_rounds: int
     head_rounds: int
     """All rounds that were measured, alike or not."""
+    disturbed: str = ""
+    """The side, if any, all of which was measured while other processes were busy."""
 
 
 def timed(
@@ -51,7 +53,7 @@ def timed(
     measurement and one for each that followed.
 
     `in_turns`: the n-th process of either side ran in turns with the other's, round by round, and pairs of rounds are
-    compared. Otherwise only rounds beside which the yardsticks read alike are.
+    compared. Otherwise only rounds of calm processes, beside which the yardsticks read alike, are.
     """
     everybody = [*base, *(case for head in heads for case in head)]
     steps = set(everybody[0].steps).intersection(*(case.steps for case in everybody))
@@ -61,6 +63,17 @@ def timed(
     counts = sum(map(len, ours)), sum(map(len, flat))
     unit: Unit = "process"
     base_values: list[float] = []
+    if not in_turns:
+        quiet = [rounds for case, rounds in zip(base, ours, strict=True) if calm(case)]
+        quiet_heads = [
+            [rounds for case, rounds in zip(head, several, strict=True) if calm(case)]
+            for head, several in zip(heads, theirs, strict=True)
+        ]
+        disturbed = "BASE" if not quiet else "HEAD" if not any(quiet_heads) else ""
+        if disturbed:
+            return Timed("process", None, (), 0, 0, *counts, disturbed)
+        ours, theirs = quiet, [several for several in quiet_heads if several]
+        flat = [rounds for head in theirs for rounds in head]
     if in_turns:
         values, unit = _paired(ours, flat)
         level = 0.0

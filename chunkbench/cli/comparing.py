@@ -80,7 +80,7 @@ def options_from(
             )
     return Options(
         metric=metric,
-        threshold=_share(threshold),
+        threshold=share(threshold),
         confidence=confidence,
         cross_machine=cross_machine,
         fail_on=wanted,  # type: ignore[arg-type]
@@ -109,7 +109,8 @@ def tell(comparison: Comparison, form: str, out: Path | None, quiet: bool) -> No
             click.echo(render(comparison, form, colour_wanted()), nl=False)
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """A share as people write it: 5% or 0.05. Raises `click.BadParameter`."""
     try:
         value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:

@@ -16,6 +16,7 @@ _COMMANDS = {
     "compare": "compare",
     "gate": "gate",
     "regress": "regress",
+    "history": "history",
     "list": "list_",
     "validate": "validate",
     "doctor": "doctor",

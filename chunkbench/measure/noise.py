@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from chunkbench.analysis.alike import FOREIGN_CPUS_ABOVE, STEAL_ABOVE
 from chunkbench.store.facts import Noise
 
-STEAL_ABOVE = 0.05
-FOREIGN_CPUS_ABOVE = 0.25
 HALF_WIDTH_ABOVE = 0.10
 
 

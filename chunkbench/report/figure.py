@@ -42,9 +42,10 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
     "chunk_attn_torch": ("#882255", "<"),
     "chunk_attn_no_tpp": ("#E69F00", "p"),
 }
+COLOURS = (*_LOOKS.values(),)
 _SPARE = (("#000000", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -62,14 +63,14 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     if not any(curve.here for panel in found for curve in panel.curves):
         return None
     shown = found[:MOST_PANELS]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         return _draw(report, shown, _caption(report, manifest, len(found)))
 
 
 def save(figure: Figure, folder: Path) -> list[Path]:
     """Write `figure.png` and `figure.svg`; the same run gives the same bytes."""
     png, svg = folder / "figure.png", folder / "figure.svg"
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(png, dpi=160, metadata={"Software": None})
         figure.savefig(svg, metadata={"Date": None, "Creator": "ChunkBench"})
     return [png, svg]

@@ -60,9 +60,7 @@ def resolve(ref: str) -> str:
         check=False,
     )
     if found.returncode:
-        raise RunError(
-            f"--base {ref}: no such revision here; in a shallow clone, fetch it first (git fetch --unshallow)"
-        )
+        raise RunError(f"--base {ref}: no such revision here; a shallow clone needs git fetch --unshallow")
     return found.stdout.strip()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from chunkbench.analysis.compare import Options, compare
@@ -36,13 +35,10 @@ def regress(
     try:
         with sigterm_as_interrupt(), built(ref, out / "build.log") as revision:
             names = list(experiment.implementations)
-            base = _parent(
-                out / "worker-base.log", [str(revision.python), "-m", "chunkbench.runner.worker"], names, ref
-            )
-            parents.append(base)
-            head = _parent(out / "worker-head.log", [sys.executable, "-m", "chunkbench.runner.worker"], names, "")
-            parents.append(head)
-            sides = Side("base", base, {"git": {"commit": revision.commit, "dirty": False}}), Side("head", head, {})
+            for name, python, which in (("base", str(revision.python), ref), ("head", sys.executable, "")):
+                parents.append(_parent(out / f"worker-{name}.log", python, names, which))
+            git = {"git": {"commit": revision.commit, "dirty": False}}
+            sides = Side("base", parents[0], git), Side("head", parents[1], {})
             turns = Turns(experiment, target, *sides, out, listener)
             return _compared(turns, options, processes, again)
     except KeyboardInterrupt:
@@ -73,15 +69,20 @@ def _compared(turns: Turns, options: Options, processes: int, again: int) -> Gat
     return Gated(comparison.model_copy(update={"base": side}), interrupted)
 
 
-def _parent(log: Path, command: Sequence[str], implementations: list[str], ref: str) -> WorkerClient:
+def _parent(log: Path, python: str, implementations: list[str], ref: str) -> WorkerClient:
     """A worker to fork from. Raises `RunError`, which says so where the revision is too old."""
     try:
-        worker = WorkerClient(log, list(command))
+        worker = WorkerClient(log, [python, "-m", "chunkbench.runner.worker"])
     except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
         if not ref:
             raise RunError(f"a worker process does not start: {error}; see {log}") from None
         raise RunError(
-            f"--base {ref}: too old to be measured in turns: {error}. Compare recorded runs instead (chunkbench compare)"
+            f"--base {ref}: too old to be measured in turns: {error}. "
+            "Record it with its own version and compare the recordings (chunkbench compare)"
         ) from None
-    worker.ask("preload", IMPORT_LIMIT_S, implementations=implementations)
+    try:
+        worker.ask("preload", IMPORT_LIMIT_S, implementations=implementations)
+    except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
+        worker.kill()
+        raise RunError(f"{ref or 'this revision'}: importing the implementations failed: {error}; see {log}") from None
     return worker

@@ -120,23 +120,23 @@ class Turns:
                 benches.append(Bench(self._experiment, traits, worker, point, [case]))
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
-            ready = [self._attempt(bench, case, lambda bench=bench: self._prepare(bench, case)) for bench in benches]
+            ready = [self._went_well(self._prepare, bench, case) for bench in benches]
             if all(ready):
                 self._rounds(benches, case, budget_s)
             for bench, prepared in zip(benches, ready, strict=True):
                 if prepared:
-                    self._attempt(bench, case, lambda bench=bench: self._finish(bench, case))
+                    self._went_well(self._finish, bench, case)
             noise = Noise.model_validate(meter.stop())
         finally:
             for worker in workers:
                 worker.kill()
         return tuple(self._facts(bench, case, noise, started_at) for bench in benches)  # type: ignore[return-value]
 
-    def _attempt(self, bench: Bench, case: Case, work: Callable[[], None]) -> bool:
-        """Whether it went well; what took the worker down is in the entry."""
+    def _went_well(self, work: Callable[[Bench, Case], None], bench: Bench, case: Case) -> bool:
+        """Do it; what took the worker down is in the entry then."""
         entry = bench.entries[case.implementation]
         try:
-            work()
+            work(bench, case)
         except Culprit as culprit:
             entry.fail(culprit.status, culprit.reason)
         return not entry.failed

@@ -1,0 +1,110 @@
+"""A history as a table and as a picture."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from chunkbench.analysis.history import Series
+from chunkbench.analysis.points import AXES, show
+from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
+from chunkbench.report.numbers import NOTHING, count, significant
+
+_MOST_LINES = 8
+"""Lines of a panel that can be told apart."""
+
+
+def document(series: Sequence[Series], threshold: float, confidence: float) -> Document:
+    """The table: changed cases first."""
+    ordered = sorted(series, key=lambda one: (not one.changes, one.implementation, one.name))
+    axes = _varying(ordered)
+    several = len({one.machine for one in ordered}) > 1
+    columns = [Column(head, (head,), "left") for head in ("implementation", *axes, *(["machine"] if several else []))]
+    columns += [
+        Column("runs", ("runs",)),
+        Column("first level (us)", ("first", "level us")),
+        Column("last level (us)", ("last", "level us")),
+        Column("changes", ("changes",), "left"),
+    ]
+    rows = []
+    for one in ordered:
+        edges = [0, *(change.index for change in one.changes), len(one.measurements)]
+        levels = [median(m.latency_us for m in one.measurements[a:b]) for a, b in itertools.pairwise(edges)]
+        words = [one.implementation, *(show(_plain(one.axes.get(axis))) for axis in axes)]
+        words += [str(one.machine)] if several else []
+        words += [str(len(one.measurements)), significant(levels[0]), significant(levels[-1])]
+        changes = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in one.changes) or NOTHING
+        worse = any(change.ratio > 1 for change in one.changes)
+        emphasis: Emphasis = "failed" if worse else "best" if one.changes else "plain"
+        rows.append((*(Cell(word) for word in words), Cell(changes, emphasis)))
+    changed = sum(bool(one.changes) for one in ordered)
+    return Document(
+        title=f"History of {count(len(ordered), 'case')}",
+        warnings=(),
+        losses=f"{count(changed, 'case')} changed." if changed else "No change found.",
+        headline="",
+        tables=(Table("Cases, changed ones first", tuple(columns), tuple(rows), keys=1 + len(axes)),),
+        statuses=(),
+        legend=(
+            f"changes: levels that differ by more than {threshold:.1%}, by binary segmentation with a rank test at "
+            f"{confidence:.1%} confidence for all cases together; a level lasts for three runs at least",
+        ),
+        footer=(),
+    )
+
+
+def draw(series: Sequence[Series], folder: Path) -> list[Path]:
+    """Write `history.png` and `history.svg`: a panel for each implementation, latencies over the first level."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from chunkbench.report.figure import COLOURS, STYLE
+
+    names = list(dict.fromkeys(one.implementation for one in series))
+    axes_names = _varying(series)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.0, 0.6 + 2.2 * len(names)), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+        for panel, name in zip(panels, names, strict=True):
+            members = [one for one in series if one.implementation == name]
+            members.sort(key=lambda one: (not one.changes, one.name))
+            for (colour, marker), one in zip(COLOURS * 2, members[:_MOST_LINES], strict=False):
+                first = one.changes[0].index if one.changes else len(one.measurements)
+                level = median(m.latency_us for m in one.measurements[:first])
+                label = " ".join(f"{axis}={show(_plain(one.axes.get(axis)))}" for axis in axes_names) or one.label
+                values = [m.latency_us / level for m in one.measurements]
+                panel.plot(range(1, len(values) + 1), values, color=colour, marker=marker, markersize=4, label=label)
+                for change in one.changes:
+                    panel.axvline(change.index + 0.5, color=colour, linewidth=0.8, linestyle=(0, (4, 2)))
+                    panel.annotate(
+                        f"{change.ratio:.2f}x {change.commit or ''}".strip(),
+                        (change.index + 0.5, 1.0),
+                        xycoords=("data", "axes fraction"),
+                        xytext=(2, -2),
+                        textcoords="offset points",
+                        fontsize=7,
+                        va="top",
+                        color=colour,
+                    )
+            more = f" (first {_MOST_LINES} of {len(members)})" if len(members) > _MOST_LINES else ""
+            panel.set_title(f"{members[0].label}{more}", loc="left", fontsize=9)
+            panel.set_ylabel("latency / first level")
+            panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+            panel.xaxis.get_major_locator().set_params(integer=True)
+        panels[-1].set_xlabel("run, in the order of time")
+        paths = [folder / "history.png", folder / "history.svg"]
+        figure.savefig(paths[0], dpi=160, metadata={"Software": None})
+        figure.savefig(paths[1], metadata={"Date": None, "Creator": "ChunkBench"})
+    return paths
+
+
+def _varying(series: Sequence[Series]) -> list[str]:
+    return [axis for axis in AXES if len({repr(one.axes.get(axis)) for one in series}) > 1]
+
+
+def _plain(value: object) -> object:
+    return tuple(_plain(part) for part in value) if isinstance(value, list | tuple) else value
