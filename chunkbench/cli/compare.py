@@ -75,11 +75,10 @@ def command(
         name = experiment.get("name", "EXPERIMENT")
         return f"chunkbench gate {name} --against {base} --only {implementation} --budget {budget}s"
 
+    command_line = shlex.join(["chunkbench", *sys.argv[1:]])
+    options = options_from(threshold, confidence, metric, fail_on, cross_machine, command_line, settle)
     try:
         recorded, runs = open_runs(base), open_runs(head)
-        options = options_from(
-            threshold, confidence, metric, fail_on, cross_machine, shlex.join(["chunkbench", *sys.argv[1:]]), settle
-        )
         comparison = compare(recorded, runs, options)
     except (RunError, NothingToCompare) as error:
         _fail(str(error))

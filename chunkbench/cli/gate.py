@@ -92,9 +92,9 @@ def command(
             click.echo(f"recorded {len(runs)} processes in {record}", err=True)
         ctx.exit(130 if interrupted else 0)
     assert against is not None
+    options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle)
     try:
         recording = open_runs(against)
-        options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle)
         folder = out or RUNS / f"gate-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
         if folder.exists() and any(folder.iterdir()):
             raise RunError(f"{folder}: is not empty; choose a new folder for --out")

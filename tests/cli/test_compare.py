@@ -1,0 +1,161 @@
+"""`chunkbench compare` and `history` on run directories, whole and damaged: what is printed and the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from chunkbench.analysis.verdict import Comparison
+from chunkbench.cli.main import cli
+from chunkbench.store import CaseFacts, RunWriter, Yardsticks
+
+MANIFEST = {
+    "experiment": {"name": "x", "budget_s": 20},
+    "chunkbench_version": "0.1.0",
+    "device": "cpu",
+    "environment": {"cpu": {"model": "Invented"}},
+    "git": {"commit": "c0ffee" * 7, "dirty": False},
+    "started_at": "2026-01-01T00:00:00+00:00",
+}
+DICE = np.random.default_rng(0)
+
+
+def case(key: str, us: float = 100.0, status: str = "ok") -> CaseFacts:
+    rounds = tuple((float(us * DICE.lognormal(0, 0.02)),) for _ in range(60)) if status == "ok" else ()
+    return CaseFacts(
+        key=key, experiment="x", implementation=f"impl_{key}", label=key, n_p=8, n_s=0, n_c=1, batch_size=1, heads=1,
+        kv_heads=1, head_dim=16, chunk_size=16, block_size=16, prompts=1, tree=None, dtype="float32", device="cpu",
+        protocol="strict", cache="cold", mode="eager", status=status, samples_us=rounds, steps=(1,), kv_bytes=64,
+        groups=(0,) * len(rounds), yardsticks=(Yardsticks(arithmetic_us=60.0),) * len(rounds),
+    )  # fmt: skip
+
+
+def write(path: Path, cases: Sequence[CaseFacts], **manifest: object) -> Path:
+    writer = RunWriter.create(path, MANIFEST | manifest)
+    writer.append(cases)
+    writer.close()
+    return path
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write(tmp_path / "base", [case("a"), case("b")])
+
+
+def test_the_same_passes(base: Path, tmp_path: Path) -> None:
+    done = run("compare", base, write(tmp_path / "head", [case("a"), case("b")]))
+    assert done.exit_code == 0, done.output
+    assert "2 same: passes (exit code 0)" in done.output
+
+
+def test_slower_fails_and_every_report_is_there(base: Path, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", [case("a", 150.0), case("b")])
+    done = run("compare", base / "cases.jsonl", head, "--out", tmp_path / "out", "--format", "json")
+    assert done.exit_code == 1
+    found = Comparison.model_validate_json(done.output)
+    assert [one.verdict for one in found.cases] == ["slower", "same"]
+    assert found.command.startswith("chunkbench ")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"comparison.txt", "comparison.md", "comparison.json", "comparison.xml", "summary.md"} <= names
+    assert run("compare", base, head, "--fail-on", "none", "-q").exit_code == 0
+    assert run("compare", base, head, "-q").output == ""
+
+
+def test_the_step_summary_gets_the_table(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    done = run("compare", base, write(tmp_path / "head", [case("a", 150.0), case("b")]), "--format", "github")
+    assert done.exit_code == 1
+    assert done.output.startswith("::error title=slower%3A impl_a")
+    assert (
+        "| slower | impl\\_a |" in (tmp_path / "summary").read_text() or "slower" in (tmp_path / "summary").read_text()
+    )
+
+
+@pytest.mark.parametrize(("status", "code"), [("incorrect", 3), ("crashed", 3), ("unavailable", 1)])
+def test_a_case_that_fails(base: Path, tmp_path: Path, status: str, code: int) -> None:
+    head = write(tmp_path / "head", [case("a"), case("b", status=status)])
+    assert run("compare", base, head).exit_code == code
+
+
+def test_a_torn_line_is_a_missing_case_and_said(base: Path, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", [case("a"), case("b")])
+    path = head / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-50])
+    done = run("compare", base, head)
+    assert done.exit_code == 1
+    assert "HEAD: the last line of cases.jsonl is cut short" in done.output
+    assert "1 missing" in done.output
+
+
+def test_a_file_damaged_inside_is_refused(base: Path, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", [case("a"), case("b")])
+    lines = (head / "cases.jsonl").read_text().splitlines(keepends=True)
+    (head / "cases.jsonl").write_text("{" + lines[0] + lines[1])
+    done = run("compare", base, head)
+    assert done.exit_code == 2
+    assert "cases.jsonl:1: damaged" in done.output
+
+
+def test_schema_versions(base: Path, tmp_path: Path) -> None:
+    older = write(tmp_path / "older", [case("a"), case("b")])
+    manifest = json.loads((older / "manifest.json").read_text())
+    cases = [json.loads(line) for line in (older / "cases.jsonl").read_text().splitlines()]
+    for one in cases:  # as version 1 wrote it
+        del one["yardsticks"]
+    (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 1}))
+    (older / "cases.jsonl").write_text("".join(json.dumps(one) + "\n" for one in cases))
+    done = run("compare", older, base)
+    assert done.exit_code == 0, done.output
+    assert "no yardsticks" in " ".join(done.output.split())
+    (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
+    done = run("compare", older, base)
+    assert done.exit_code == 2
+    assert "schema version 99, this chunkbench reads versions 1 and 2" in done.output
+
+
+@pytest.mark.parametrize("empty", ["base", "head"])
+def test_empty_runs_never_pass(base: Path, tmp_path: Path, empty: str) -> None:
+    nothing = write(tmp_path / "nothing", [])
+    done = run("compare", nothing, base) if empty == "base" else run("compare", base, nothing)
+    assert done.exit_code == 2
+    assert "no case was measured, there is nothing to compare" in done.output
+
+
+def test_nothing_in_common_names_the_reason(base: Path, tmp_path: Path) -> None:
+    done = run("compare", base, write(tmp_path / "head", [case("z")], dtype="bfloat16"))
+    assert done.exit_code == 2
+    assert "no case in common (dtype: None and bfloat16)" in done.output
+
+
+def test_the_schema_is_printed() -> None:
+    done = run("compare", "--schema")
+    assert done.exit_code == 0
+    assert json.loads(done.output)["title"] == "Comparison"
+
+
+def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
+    for number in range(12):
+        started = f"2026-01-{number + 1:02}T00:00:00+00:00"
+        write(tmp_path / "runs" / str(100 + number), [case("a", 100.0 if number < 6 else 130.0)], started_at=started)
+    done = run("history", *sorted((tmp_path / "runs").iterdir()), "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "1 case changed." in done.output
+    assert "1.3" in done.output
+    (series,) = json.loads((tmp_path / "out" / "history.json").read_text())
+    assert [change["index"] for change in series["changes"]] == [6]
+    assert (tmp_path / "out" / "history.png").stat().st_size > 10_000
+
+
+def test_history_of_nothing(tmp_path: Path) -> None:
+    done = run("history", tmp_path)
+    assert done.exit_code == 2
+    assert "neither a run, nor a recording, nor a folder of those" in done.output

@@ -1,0 +1,70 @@
+"""Forked workers: they start at once, and take nobody along when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
+
+POINT = {
+    "n_p": 40, "n_s": 32, "n_c": 2, "batch_size": 2, "heads": 2, "kv_heads": 2, "head_dim": 32, "chunk_size": 16,
+    "block_size": 16, "dtype": "float32", "device": "cpu", "threads": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[WorkerClient]:
+    worker = WorkerClient(tmp_path / "worker.log")
+    worker.ask("preload", 120, implementations=["chunk_attn", "no such implementation"])
+    yield worker
+    worker.kill()
+
+
+def test_children_measure_one_after_the_other(parent: WorkerClient) -> None:
+    pids = set()
+    for _ in range(3):
+        child = parent.fork()
+        pids.add(child.pid)
+        assert child.ask("survey", 60, implementations=["chunk_attn"], device="cpu")["chunk_attn"]["ok"]
+        child.ask("open", 60, point=POINT, seed=0, probe_bytes=0)
+        child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
+        assert child.ask("check", 60, implementation="chunk_attn", steps=2, nonce=1)["max_error"] < 1e-5
+        round_ = child.ask("round", 60, implementation="chunk_attn", timed=[1, 2], nonce=1, cold=True, warm_up=False)
+        assert round_["yardsticks"]["arithmetic_us"] > 0
+        assert round_["yardsticks"]["memory_us"] > 0
+        child.kill()
+        assert not psutil.pid_exists(child.pid)
+    assert len(pids) == 3
+    assert parent.ask("hello", 10)["pid"] == parent.pid
+
+
+def test_a_child_that_dies_is_reported_and_its_parent_goes_on(parent: WorkerClient) -> None:
+    child = parent.fork()
+    os.kill(child.pid, signal.SIGSEGV)
+    with pytest.raises(WorkerCrashed, match="SIGSEGV"):
+        child.ask("hello", 30)
+    with pytest.raises(WorkerCrashed, match="has ended"):
+        child.ask("hello", 30)
+    child.kill()
+    assert parent.fork().ask("hello", 30)["pid"] != child.pid
+
+
+def test_a_child_that_hangs_is_killed(parent: WorkerClient) -> None:
+    child = parent.fork()
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerTimeout):
+        child.ask("hello", 0.3)
+    assert not psutil.pid_exists(child.pid)
+    assert parent.ask("hello", 30)["pid"] == parent.pid
+
+
+def test_a_child_does_not_outlive_its_parent(parent: WorkerClient) -> None:
+    child = psutil.Process(parent.fork().pid)
+    parent.kill()
+    child.wait(10)
