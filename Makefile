@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+RECORDED ?= results/runs/recording-smoke
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -12,7 +13,7 @@ READY_VLLM := $(VENV)/.ready-vllm
 # What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate smoke reproduce-table3 clean
+.PHONY: help setup test lint format sanitize emulate smoke reproduce-table3 ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +46,11 @@ smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes, in se
 
 reproduce-table3: $(READY) $(READY_VLLM) ## Measure the paper's Table 3 on this machine, set-up included
 	$(BIN)/chunkbench run experiments/table3.yaml $(ARGS)
+
+ci-regression: $(READY) $(READY_VLLM) ## Gate the smoke experiment against a recording made here; fails on wrong or missing results only
+	test -d $(RECORDED) || $(BIN)/chunkbench gate experiments/smoke.yaml --record $(RECORDED) --processes 2
+	$(BIN)/chunkbench gate experiments/smoke.yaml --against $(RECORDED) --processes 2 --again 0 \
+		--fail-on incorrect,missing $(ARGS)
 
 clean: ## Remove the environment, build results and caches; measurements stay
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

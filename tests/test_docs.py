@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import yaml
 
+from chunkbench.cli.main import cli
 from chunkbench.experiment import Experiment, load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -45,3 +49,29 @@ def test_the_example_of_the_readme_runs() -> None:
     assert names["out"].shape == (2, 32, 128)
     assert names["attention"].length(names["second"]) == 66
     assert names["attention"].cached_tokens(names["prompt"]) == 64
+
+
+LINE = r"^\s*(?:- |run: )?(?:\.venv/bin/)?(chunkbench [a-z].*)$"
+COMMANDS = sorted(
+    {
+        (page.name, line)
+        for page in [*PAGES, *sorted((ROOT / "docs" / "ci").glob("*.yml"))]
+        for line in re.findall(
+            r"^\s*(?:- |run: )?(?:\.venv/bin/)?(chunkbench [a-z].*)$", page.read_text(), re.MULTILINE
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_every_documented_command_is_understood(page: str, line: str) -> None:
+    """Names of commands and options, and their values as far as they can be told without running anything."""
+    words = shlex.split(line.partition("  #")[0].replace("$BASE", "main"))[1:]
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None, f"{page}: {line}"
+    command.make_context(words[0], words[1:])
+
+
+def test_workflow_files_are_yaml() -> None:
+    for path in (ROOT / "docs" / "ci").glob("*.yml"):
+        assert yaml.safe_load(path.read_text()), path

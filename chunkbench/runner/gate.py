@@ -139,12 +139,14 @@ def _repeated(experiment: Experiment, processes: int) -> Experiment:
 
 
 def looks_changed(case: CaseVerdict, threshold: float) -> bool:
-    """Whether measuring a case again could change what is said of it."""
-    if case.metric in EXACT or case.ratio is None or case.verdict not in ("slower", "faster", "inconclusive"):
+    """Whether measuring a case again could change what is said of it: it differs, and by more than the threshold as far
+    as one can see, but no later measurement has agreed yet."""
+    if case.metric in EXACT or case.ratio is None or case.low is None or case.high is None:
         return False
-    if case.verdict != "inconclusive" and case.remeasured:
-        return False  # the last measurement agreed
-    return not 1 / (1 + threshold) <= case.ratio <= 1 + threshold
+    if case.verdict in ("slower", "faster"):
+        return not case.remeasured
+    differs = case.low > 1 or case.high < 1
+    return case.verdict == "inconclusive" and differs and not 1 / (1 + threshold) <= case.ratio <= 1 + threshold
 
 
 def _only(experiment: Experiment, target: Target, keys: set[str]) -> tuple[Experiment, frozenset[Point]]:

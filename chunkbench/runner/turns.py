@@ -18,7 +18,7 @@ from chunkbench.experiment.point import Case, Point
 from chunkbench.runner import memory
 from chunkbench.runner.bench import Bench, Culprit
 from chunkbench.runner.client import WorkerClient
-from chunkbench.runner.ledger import Context, Timing, facts
+from chunkbench.runner.ledger import Context, Entry, facts
 from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt, weight
 from chunkbench.runner.survey import survey
 from chunkbench.store import CaseFacts, Noise, Run, RunWriter, open_run
@@ -121,8 +121,8 @@ class Turns:
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
             ready = [self._went_well(self._prepare, bench, case) for bench in benches]
-            if all(ready):
-                self._rounds(benches, case, budget_s)
+            # Where one side failed, the other is measured alone: that it works is part of the verdict.
+            self._rounds([bench for bench, well in zip(benches, ready, strict=True) if well], case, budget_s)
             for bench, prepared in zip(benches, ready, strict=True):
                 if prepared:
                     self._went_well(self._finish, bench, case)
@@ -151,33 +151,32 @@ class Turns:
                 bench.check(name, 1, _BEFORE)
 
     def _rounds(self, benches: Sequence[Bench], case: Case, budget_s: float) -> None:
-        """Rounds in turns, who begins decided by chance, until the time is used up."""
+        """Rounds in turns, who begins decided by chance, until the time is used up; who fails drops out."""
         name, deadline = case.implementation, monotonic() + budget_s
-        one = [bench.entries[name] for bench in benches]
-        n_c = benches[0].point.n_c
-        left = max(0.0, budget_s / _FEWEST_ROUNDS - sum(entry.append_s for entry in one) * n_c)
-        count = int(left / max(1e-9, sum(entry.decode_s for entry in one)))
-        steps = timed_steps(n_c, min(n_c, max(MIN_TIMED_STEPS, count)))
-        number = 0
-        while number < _FEWEST_ROUNDS or monotonic() < deadline:
-            order = list(benches)
-            self._dice.shuffle(order)
-            replies: dict[int, dict[str, Any]] = {}
-            for bench in order:
+        entries = [bench.entries[name] for bench in benches]
+        alive, number = list(benches), 0
+        steps = self._steps(benches[0].point.n_c, entries, budget_s) if benches else ()
+        while alive and (number < _FEWEST_ROUNDS or monotonic() < deadline):
+            self._dice.shuffle(alive)
+            for bench in list(alive):
                 request = {"timed": list(steps), "nonce": 1 + number, "cold": case.cache == "cold"}
+                reply: dict[str, Any] | None = None
                 try:
                     reply = bench.ask(name, "round", **request, warm_up=case.protocol == "paper")
                 except Culprit as culprit:
                     bench.entries[name].fail(culprit.status, culprit.reason)
-                    return
                 if reply is None:
-                    return
-                replies[id(bench)] = reply
-            for bench in benches:  # only whole pairs
-                timing: Timing = bench.timings[case.key]
-                timing.add(replies[id(bench)], 0)
+                    alive.remove(bench)
+                    continue
+                bench.timings[case.key].add(reply, 0)
                 bench.steps = steps
             number += 1
+
+    def _steps(self, n_c: int, entries: Sequence[Entry], budget_s: float) -> tuple[int, ...]:
+        """As many steps as the fewest rounds can time."""
+        left = max(0.0, budget_s / _FEWEST_ROUNDS - sum(entry.append_s for entry in entries) * n_c)
+        count = int(left / max(1e-9, sum(entry.decode_s for entry in entries)))
+        return timed_steps(n_c, min(n_c, max(MIN_TIMED_STEPS, count)))
 
     def _finish(self, bench: Bench, case: Case) -> None:
         bench.check(case.implementation, bench.point.n_c, _AFTER)

@@ -97,7 +97,7 @@ def test_twice_as_slow_is_measured_again(recording: Path, experiment: Experiment
     # How sure three processes can be depends on the machine; that it was looked at again does not.
     assert slowed.ratio is None or slowed.ratio > 1.3
     assert slowed.verdict in ("slower", "inconclusive")
-    assert slowed.remeasured == 2 or slowed.verdict == "slower" or slowed.ratio is None
+    assert slowed.verdict == "inconclusive" or slowed.remeasured
     assert (tmp_path / "out" / "head" / "3" / "cases.jsonl").exists()
 
 
