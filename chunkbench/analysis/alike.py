@@ -24,6 +24,7 @@ ARITHMETIC_STEP, MEMORY_STEP = 0.03, 0.05
 """Readings are alike when they fall into the same step of 3% or 5%."""
 
 Class = tuple[int, int | None]
+UNMETERED: Class = (0, None)
 Stratum = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -36,7 +37,7 @@ def calm(case: CaseFacts) -> bool:
 def classes(case: CaseFacts) -> list[Class]:
     """[round] in which steps the yardsticks read; all the same where there are none."""
     if len(case.yardsticks) != len(case.samples_us):
-        return [(0, None)] * len(case.samples_us)
+        return [UNMETERED] * len(case.samples_us)
     return [_class(reading) for reading in case.yardsticks]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from scipy.stats import norm
 
 from chunkbench.analysis.environments import differences
+from chunkbench.analysis.exit_code import FAILED
 from chunkbench.analysis.judging import Judging, Options
 from chunkbench.analysis.points import measured
 from chunkbench.analysis.verdict import (
@@ -62,8 +63,17 @@ def compare(
     """
     ours, theirs = _by_key(base), _by_key(head)
     for runs, cases in ((base, ours), (head, theirs)):
-        if not any(measured(case) for several in cases.values() for case in several):
+        known = [case for several in cases.values() for case in several]
+        # A HEAD that fails everywhere is a verdict.
+        if not any(measured(case) or (runs is head and case.status in FAILED) for case in known):
             raise NothingToCompare(f"{runs[0].path}: no case was measured, there is nothing to compare")
+    for run in base:
+        if run.torn or run.manifest.get("interrupted"):
+            how = "cases.jsonl is cut short" if run.torn else "the run was interrupted"
+            raise NothingToCompare(
+                f"{run.path}: not fit for a BASE, since {how}: what it lacks would pass unseen. Measure it again, "
+                "or go on with it (chunkbench run ... --resume)"
+            )
     found = differences(base[0].manifest, head[0].manifest)
     if not ours.keys() & theirs.keys():
         told = "; ".join(f"{one.what}: {one.base} and {one.head}" for one in found if one.machine)
@@ -74,7 +84,7 @@ def compare(
     both = [key for key in ours if any(map(measured, ours[key])) and any(map(measured, theirs.get(key, ())))]
     mark = base[0].manifest.get("in_turns_with")
     in_turns = mark is not None and mark == head[0].manifest.get("in_turns_with")
-    confidence = 1 - (1 - options.confidence) / max(1, len(both))
+    confidence = 1 - (1 - options.confidence) / (max(1, len(both)) * options.looks)
     barred = ", ".join(one.what for one in found if one.machine) if not options.cross_machine else ""
     judging = Judging(options, confidence, in_turns, barred)
     repeats = [_by_key(runs) for runs in again]
@@ -85,6 +95,8 @@ def compare(
         judged = judging.judge(ours.get(key, ()), theirs.get(key, ()), more)
         verdicts += judged
         unmeasured += not judged
+    verdicts = _told_apart(verdicts)
+    first = [side[key][0] for key in both for side in (ours, theirs)]
     counts = Counter(case.verdict for case in verdicts)
     settings = Settings(
         metric=options.metric,
@@ -102,7 +114,7 @@ def compare(
         settings=settings,
         exit_code=exit_code(verdicts, options.fail_on),
         counts={verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]},
-        warnings=tuple(_warnings(base, head, barred, [ours[key][0] for key in both], in_turns)),
+        warnings=tuple(_warnings(base, head, barred, first, in_turns)),
         differences=tuple(EnvironmentDifference(**one._asdict()) for one in found),
         summaries=tuple(_summaries(verdicts, options.confidence, confidence)),
         cases=worst_first(verdicts),
@@ -135,26 +147,39 @@ def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence:
     return found
 
 
+def _told_apart(cases: Sequence[CaseVerdict]) -> list[CaseVerdict]:
+    """With the number of threads in the name where that alone tells two cases apart."""
+    seen = Counter((case.name, case.metric) for case in cases)
+    return [
+        case.model_copy(update={"name": f"{case.name[:-1]},threads={case.axes['threads']}]"})
+        if seen[case.name, case.metric] > 1
+        else case
+        for case in cases
+    ]
+
+
 def _warnings(
     base: Sequence[RunLike], head: Sequence[RunLike], barred: str, both: Sequence[CaseFacts], in_turns: bool
 ) -> list[str]:
     said = []
-    for side, runs in (("BASE", base), ("HEAD", head)):
-        if any(run.torn for run in runs):
-            said.append(f"{side}: the last line of cases.jsonl is cut short and was left out")
-        if any(run.manifest.get("interrupted") for run in runs):
-            said.append(f"{side}: the run was interrupted; what it did not measure counts as missing")
+    if any(run.torn for run in head):
+        said.append("HEAD: the last line of cases.jsonl is cut short; what it held counts as missing")
+    if any(run.manifest.get("interrupted") for run in head):
+        said.append("HEAD: the run was interrupted; what it did not measure counts as missing")
     if barred:
         said.append(f"other machine or conditions ({barred}): times are not judged; --cross-machine judges them")
     if in_turns:
         return said
     if any(case.device == "cpu" and not case.yardsticks for case in both):
-        said.append("BASE has no yardsticks (an older version measured it): rounds are compared as they are")
-    if min(len(base), len(head)) == 1:
+        said.append("one side has no yardsticks (an older version measured it): rounds are compared as they are")
+    if len(base) == len(head) == 1:
         said.append(
             "one process measured each side: what differs from one process to the next, or from one hour to the next, "
             "is in no interval; `chunkbench gate` and `chunkbench regress` measure in several"
         )
+    elif len(base) == 1 or len(head) == 1:
+        side = "BASE" if len(base) == 1 else "HEAD"
+        said.append(f"{side} was measured in one process, which is too few to compare with several")
     return said
 
 

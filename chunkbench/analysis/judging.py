@@ -28,6 +28,8 @@ class Options:
     fail_on: tuple[FailOn, ...] = ("slower", "incorrect", "missing")
     command: str = ""
     """Repeats the comparison."""
+    looks: int = 1
+    """How often a case may be measured: each look is allowed its share of the errors."""
     settle: Callable[[str, float], str] | None = None
     """The command that measures an implementation again, so many times longer."""
 
@@ -86,9 +88,14 @@ class Judging:
     ) -> CaseVerdict:
         one, other = value_of(base, metric), value_of(head, metric)
         values: dict[str, Any] = {"base": one, "head": other}
-        if one == other or one is None or other is None:
-            reason = "" if one == other else "not stated by both"
-            return CaseVerdict(**identity, **values, verdict="same", reason=reason)
+        if one is None or other is None:
+            stated = {getattr(case, metric) for case in (*base, *head)}
+            if stated == {None}:
+                return CaseVerdict(**identity, **values, verdict="same")
+            reason = "not stated by both, or not the same in every process"
+            return CaseVerdict(**identity, **values, verdict="inconclusive", reason=reason)
+        if one == other:
+            return CaseVerdict(**identity, **values, verdict="same")
         unlike = self._unlike(base[0], head[0])
         if unlike and metric == "work_items":
             return CaseVerdict(**identity, **values, verdict="inconclusive", reason=unlike)
@@ -136,13 +143,15 @@ class Judging:
         fewest = fewest_in_pairs(self.confidence) if self.in_turns else fewest_apart(self.confidence, found.base)
         if not shift.enough:
             several = "processes" if found.unit == "process" else "rounds"
-            reason = f"{found.base} and {found.head} {several} may be compared, this confidence needs {fewest}"
-            return self._inconclusive(identity, values, reason, _rounds_for(found, fewest))
+            reason = f"{found.base} and {found.head} {several} may be compared, too few for this confidence"
+            # Spread over classes of their own, even more than the fewest can be too few.
+            needed = fewest if fewest > found.head else 2 * found.head
+            return self._inconclusive(identity, values, reason, _rounds_for(found, needed))
         verdict = judge(shift.low, shift.high, threshold)
         if verdict in ("slower", "faster"):
             if all(judge(part, part, threshold) == verdict for part in found.parts):
                 return CaseVerdict(**identity, **values, verdict=verdict)
-            told = ", ".join(f"{math.exp(part):.3f}x" for part in found.parts)
+            told = ", ".join("nothing" if math.isnan(part) else f"{math.exp(part):.3f}x" for part in found.parts)
             what = "measured again" if again else "its two halves"
             return self._inconclusive(identity, values, f"looks {verdict}, but {what}: {told}", None)
         if verdict == "inconclusive":
@@ -167,10 +176,7 @@ class Judging:
             return ""
         if self.barred:
             return f"measured under other conditions ({self.barred})"
-        for what in ("threads", "isa"):
-            if getattr(base, what) != getattr(head, what):
-                return f"{what}: {getattr(base, what)} and {getattr(head, what)}"
-        return ""
+        return "" if base.threads == head.threads else f"threads: {base.threads} and {head.threads}"
 
     def _command(self, implementation: str, factor: float) -> str:
         return self.options.settle(implementation, factor) if self.options.settle else ""
@@ -188,7 +194,7 @@ def _whole_pairs(base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]
                 kept[number].append(case)
             elif not measured(case):
                 kept[number].append(case)
-    return kept if any(kept[0]) or not base else [list(base), *map(list, heads)]
+    return kept if any(map(measured, kept[0])) or not base else [list(base), *map(list, heads)]
 
 
 def name_of(case: CaseFacts) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from chunkbench.analysis.alike import Class, calm, classes, strata
+from chunkbench.analysis.alike import UNMETERED, Class, calm, classes, strata
 from chunkbench.analysis.shift import Shift, between, between_strata, centre
 
 if TYPE_CHECKING:
@@ -53,61 +53,58 @@ def timed(
     measurement and one for each that followed.
 
     `in_turns`: the n-th process of either side ran in turns with the other's, round by round, and pairs of rounds are
-    compared. Otherwise only rounds of calm processes, beside which the yardsticks read alike, are.
+    compared. Otherwise only rounds of calm processes, beside which the yardsticks read alike, are. Processes are the
+    unit wherever a side was measured in several, however few of them were calm.
     """
     everybody = [*base, *(case for head in heads for case in head)]
     steps = set(everybody[0].steps).intersection(*(case.steps for case in everybody))
-    ours = [_rounds(case, metric, steps) for case in base]
-    theirs = [[_rounds(case, metric, steps) for case in head] for head in heads]
-    flat = [rounds for head in theirs for rounds in head]
-    counts = sum(map(len, ours)), sum(map(len, flat))
-    unit: Unit = "process"
-    base_values: list[float] = []
-    if not in_turns:
-        quiet = [rounds for case, rounds in zip(base, ours, strict=True) if calm(case)]
-        quiet_heads = [
-            [rounds for case, rounds in zip(head, several, strict=True) if calm(case)]
-            for head, several in zip(heads, theirs, strict=True)
-        ]
-        disturbed = "BASE" if not quiet else "HEAD" if not any(quiet_heads) else ""
-        if disturbed:
-            return Timed("process", None, (), 0, 0, *counts, disturbed)
-        ours, theirs = quiet, [several for several in quiet_heads if several]
-        flat = [rounds for head in theirs for rounds in head]
+    # With yardsticks on one side only there is nothing to tell alike from unlike by.
+    metered = all(case.yardsticks for case in everybody)
+    ours = [_rounds(case, metric, steps, metered) for case in base]
+    theirs = [[_rounds(case, metric, steps, metered) for case in head] for head in heads]
+    counts = sum(map(len, ours)), sum(len(rounds) for head in theirs for rounds in head)
     if in_turns:
-        values, unit = _paired(ours, flat)
-        level = 0.0
-    elif len(ours) > 1 and len(flat) > 1:
-        base_values = _levels([(ours[:i] + ours[i + 1 :], rounds) for i, rounds in enumerate(ours)])
-        values = _levels([(ours, rounds) for rounds in flat])
-        level = median(base_values) if base_values else 0.0
-    else:
-        return _by_rounds(ours, theirs, confidence, counts)
-    if not values or not (in_turns or base_values):
-        return Timed(unit, None, (), len(base_values), len(values), *counts)
-    shift = centre(values, confidence) if in_turns else between(base_values, values, confidence)
-    if len(theirs) > 1 and in_turns:
-        parts, behind = [], len(theirs[0])
-        for head in theirs[1:]:
-            parts.append(_paired(ours[behind : behind + len(head)], head)[0])
-            behind += len(head)
-    elif len(theirs) > 1:
-        parts = [_levels([(ours, rounds) for rounds in head]) for head in theirs[1:]]
-    else:
-        parts = [values[: len(values) // 2], values[len(values) // 2 :]]
-    agreeing = tuple(median(part) - level for part in parts if part)
-    return Timed(unit, shift, agreeing, len(values) if in_turns else len(base_values), len(values), *counts)
+        return _in_turns(ours, theirs, confidence, counts)
+    ours = [rounds for case, rounds in zip(base, ours, strict=True) if calm(case)]
+    theirs = [
+        [rounds for case, rounds in zip(head, several, strict=True) if calm(case)]
+        for head, several in zip(heads, theirs, strict=True)
+    ]
+    disturbed = "BASE" if not ours else "HEAD" if not any(theirs) else ""
+    if disturbed:
+        return Timed("process", None, (), 0, 0, *counts, disturbed)
+    single = len(base) == 1 and all(len(head) == 1 for head in heads)
+    compared = _by_rounds if single else _by_processes
+    return compared(ours, theirs, confidence, counts)
 
 
-def value_of(cases: Sequence[CaseFacts], metric: Metric) -> float | None:
-    """The metric over all rounds of the given processes, alike or not: the median, or the count itself."""
-    if metric in ("kv_bytes", "work_items"):
-        found = [case.kv_bytes if metric == "kv_bytes" else case.work_items for case in cases]
-        return next((float(count) for count in found if count is not None), None)
-    times = [math.exp(value) for case in cases for _, value in _rounds(case, metric, set(case.steps))]
-    if not times:
-        return None
-    return cases[0].batch_size * 1e6 / median(times) if metric == "token_rate" else median(times)
+def _in_turns(
+    ours: Sequence[_Rounds], theirs: Sequence[Sequence[_Rounds]], confidence: float, counts: tuple[int, int]
+) -> Timed:
+    behind, parted = 0, []
+    for head in theirs:
+        parted.append(_differences(ours[behind : behind + len(head)], head))
+        behind += len(head)
+    single = len(ours) == 1
+    values = [value for part in parted for pair in part for value in (pair if single else [median(pair)])]
+    unit: Unit = "round" if single else "process"
+    if not values:
+        return Timed(unit, None, (), 0, 0, *counts)
+    again = [[median(pair) for pair in part] for part in parted[1:]]
+    parts = _parts(values, again, 0.0)
+    return Timed(unit, centre(values, confidence), parts, len(values), len(values), *counts)
+
+
+def _by_processes(
+    ours: Sequence[_Rounds], theirs: Sequence[Sequence[_Rounds]], confidence: float, counts: tuple[int, int]
+) -> Timed:
+    base = _levels([([*ours[:i], *ours[i + 1 :]], rounds) for i, rounds in enumerate(ours)])
+    parted = [_levels([(ours, rounds) for rounds in head]) for head in theirs]
+    values = [value for part in parted for value in part]
+    if not base or not values:
+        return Timed("process", None, (), len(base), len(values), *counts)
+    parts = _parts(values, parted[1:], median(base))
+    return Timed("process", between(base, values, confidence), parts, len(base), len(values), *counts)
 
 
 def _by_rounds(
@@ -121,20 +118,38 @@ def _by_rounds(
     if not matched:
         return Timed("round", None, (), *used, *counts)
     agreeing = parted[1:] if len(parted) > 1 else [head[: len(head) // 2], head[len(head) // 2 :]]
-    parts = [_level([base], part) for part in agreeing]
-    shift = between_strata(matched, confidence)
-    return Timed("round", shift, tuple(part for part in parts if part is not None), *used, *counts)
+    levels = [_level([base], part) for part in agreeing]
+    parts = tuple(math.nan if level is None else level for level in levels)
+    return Timed("round", between_strata(matched, confidence), parts, *used, *counts)
 
 
-def _paired(ours: Sequence[_Rounds], theirs: Sequence[_Rounds]) -> tuple[list[float], Unit]:
-    """Differences of rounds measured in turns: one for each pair of processes, or of rounds where there is one."""
+def _parts(values: Sequence[float], again: Sequence[Sequence[float]], level: float) -> tuple[float, ...]:
+    """Shifts of the re-measurements, or of either half where there was none; not a number where one has no data, so
+    that it agrees with nothing."""
+    parted = again or [values[: len(values) // 2], values[len(values) // 2 :]]
+    return tuple(median(part) - level if part else math.nan for part in parted)
+
+
+def value_of(cases: Sequence[CaseFacts], metric: Metric) -> float | None:
+    """The metric over all rounds of the given processes, alike or not: the median, or the count itself, None where
+    it is not stated or differs from process to process."""
+    if metric in ("kv_bytes", "work_items"):
+        found = {case.kv_bytes if metric == "kv_bytes" else case.work_items for case in cases}
+        count = found.pop() if len(found) == 1 else None
+        return None if count is None else float(count)
+    times = [math.exp(value) for case in cases for _, value in _rounds(case, metric, set(case.steps), False)]
+    if not times:
+        return None
+    return cases[0].batch_size * 1e6 / median(times) if metric == "token_rate" else median(times)
+
+
+def _differences(ours: Sequence[_Rounds], theirs: Sequence[_Rounds]) -> list[list[float]]:
+    """[pair of processes][round] differences of rounds measured in turns."""
     pairs = [
         [other - one for (_, one), (_, other) in zip(base, head, strict=False)]
         for base, head in zip(ours, theirs, strict=False)
     ]
-    if len(pairs) == 1:
-        return pairs[0], "round"
-    return [median(one) for one in pairs if one], "process"
+    return [pair for pair in pairs if pair]
 
 
 def _level(base: Sequence[_Rounds], rounds: _Rounds) -> float | None:
@@ -151,13 +166,14 @@ def _levels(pairs: Sequence[tuple[Sequence[_Rounds], _Rounds]]) -> list[float]:
     return [level for level in found if level is not None]
 
 
-def _rounds(case: CaseFacts, metric: Metric, steps: set[int]) -> _Rounds:
-    """Means over the given timed steps, or over all steps of append and plan."""
+def _rounds(case: CaseFacts, metric: Metric, steps: set[int], metered: bool) -> _Rounds:
+    """Means over the given timed steps, or over all steps of append and plan; all of one class unless `metered`."""
     if metric in ("append", "plan"):
         samples = case.append_samples_us if metric == "append" else case.plan_samples_us
         means = [fmean(one) for one in samples]
     else:
         columns = [index for index, step in enumerate(case.steps) if step in steps]
         means = [fmean(one[index] for index in columns) for one in case.samples_us] if columns else []
+    names = classes(case) if metered else [UNMETERED] * len(means)
     # A clock that did not advance gives 0, of which there is no logarithm.
-    return [(name, math.log(max(mean, 1e-3))) for name, mean in zip(classes(case), means, strict=False)]
+    return [(name, math.log(max(mean, 1e-3))) for name, mean in zip(names, means, strict=False)]

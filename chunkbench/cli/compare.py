@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from chunkbench.analysis.verdict import Metric
-from chunkbench.cli.comparing import comparing_options, options_from, tell
+from chunkbench.cli.comparing import again, comparing_options, options_from, tell
 
 _EXAMPLES = """\b
 Examples:
@@ -67,13 +67,16 @@ def command(
     3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
     """
     from chunkbench.analysis.compare import NothingToCompare, compare
+    from chunkbench.experiment import bundled_experiments
     from chunkbench.store import RunError, open_runs
 
     def settle(implementation: str, factor: float) -> str:
         experiment = runs[0].manifest.get("experiment") or {}
         budget = math.ceil(sum((run.manifest.get("experiment") or {}).get("budget_s", 0) for run in runs) * factor)
-        name = experiment.get("name", "EXPERIMENT")
-        return f"chunkbench gate {name} --against {base} --only {implementation} --budget {budget}s"
+        name = str(experiment.get("name", "EXPERIMENT"))
+        file = name if name in bundled_experiments() else f"{name}.yaml"
+        words = ["gate", file, "--against", base, "--threshold", threshold, "--confidence", f"{confidence:g}"]
+        return again(["chunkbench", *words, "--metric", metric], implementation, budget)
 
     command_line = shlex.join(["chunkbench", *sys.argv[1:]])
     options = options_from(threshold, confidence, metric, fail_on, cross_machine, command_line, settle)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -66,6 +68,7 @@ def options_from(
     cross_machine: bool,
     command: str,
     settle: Callable[[str, float], str],
+    looks: int = 1,
 ) -> Options:
     """The options as the command line gives them. Raises `click.BadParameter`."""
     from chunkbench.analysis.compare import Options
@@ -86,7 +89,20 @@ def options_from(
         fail_on=wanted,  # type: ignore[arg-type]
         command=command,
         settle=settle,
+        looks=looks,
     )
+
+
+def again(words: Sequence[str], implementation: str, budget_s: float) -> str:
+    """The command line with one implementation alone, and more time."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        replaced = word.partition("=")[0] in ("--only", "--budget", "--out")
+        if not skip and not replaced:
+            kept.append(word)
+        skip = replaced and "=" not in word
+    return shlex.join([*kept, "--only", implementation, "--budget", f"{math.ceil(budget_s)}s"])
 
 
 def tell(comparison: Comparison, form: str, out: Path | None, quiet: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import NoReturn
 import click
 
 from chunkbench.analysis.verdict import Metric
+from chunkbench.cli.comparing import again as again_words
 from chunkbench.cli.comparing import comparing_options, options_from, tell
 from chunkbench.cli.output import RUNS
 
@@ -63,6 +63,7 @@ def command(
     timeout; 4 inconclusive, if --fail-on asks for it; 130 interrupted.
     """
     from chunkbench.analysis.compare import NothingToCompare
+    from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import chosen
     from chunkbench.cli.progress import RepeatProgress
     from chunkbench.runner.gate import gate, next_number, repeater
@@ -76,8 +77,7 @@ def command(
     words = ["chunkbench", *sys.argv[1:]]
 
     def settle(implementation: str, factor: float) -> str:
-        seconds = math.ceil(loaded.budget_s * factor)
-        return f"chunkbench gate {experiment} --against {against} --only {implementation} --budget {seconds}s"
+        return again_words(words, implementation, loaded.budget_s * factor)
 
     if record is not None:
         many = processes * _RECORDED
@@ -90,11 +90,14 @@ def command(
             runs, interrupted = measuring.measure(longer, record, many, first=first)
         if not quiet:
             click.echo(f"recorded {len(runs)} processes in {record}", err=True)
-        ctx.exit(130 if interrupted else 0)
+        ctx.exit(130 if interrupted else exit_code(case.status for run in runs for case in run.cases))
     assert against is not None
-    options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle)
+    options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle, 1 + again)
     try:
         recording = open_runs(against)
+        if only:  # what was left out by wish is not missing
+            for run in recording:
+                run.cases = [case for case in run.cases if case.implementation in only]
         folder = out or RUNS / f"gate-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
         if folder.exists() and any(folder.iterdir()):
             raise RunError(f"{folder}: is not empty; choose a new folder for --out")

@@ -32,7 +32,8 @@ def command(folders: tuple[Path, ...], threshold: str, confidence: float, form: 
     """Order the runs in DIR by time and tell where the latency of a case changed and stayed changed.
 
     DIR is a run, a recording (a folder of runs 1, 2, ...) or a folder of those. Runs of different machines make series
-    of their own. Six runs are the fewest in which a change can be told.
+    of their own. A level has to last for three runs, and ten or so are the
+    fewest in which chance can be ruled out.
     """
     from chunkbench.analysis.history import history
     from chunkbench.report import markdown, text_table

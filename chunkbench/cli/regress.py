@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import NoReturn
 import click
 
 from chunkbench.analysis.verdict import Metric
+from chunkbench.cli.comparing import again as again_words
 from chunkbench.cli.comparing import comparing_options, options_from, tell
 from chunkbench.cli.output import RUNS
 
@@ -68,11 +68,12 @@ def command(
     words = ["chunkbench", *sys.argv[1:]]
 
     def settle(implementation: str, factor: float) -> str:
-        seconds = math.ceil(loaded.budget_s * factor)
-        return f"chunkbench regress --base {base} {experiment} --only {implementation} --budget {seconds}s"
+        return again_words(words, implementation, loaded.budget_s * factor)
 
     try:
-        options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle)
+        options = options_from(
+            threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle, 1 + again
+        )
         folder = out or RUNS / f"regress-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
         if folder.exists() and any(folder.iterdir()):
             raise RunError(f"{folder}: is not empty; choose a new folder for --out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import site
 import subprocess
 import sys
@@ -44,9 +45,21 @@ def built(ref: str, log: Path) -> Iterator[Revision]:
         _run(["git", "-C", str(PROJECT), "worktree", "add", "--detach", str(source), commit], log, "check out", ref)
         yield Revision(commit, _install(source, folder / "environment", log, ref))
     finally:
-        _quietly(["git", "-C", str(PROJECT), "worktree", "remove", "--force", str(source)])
-        shutil.rmtree(folder, ignore_errors=True)
-        _quietly(["git", "-C", str(PROJECT), "worktree", "prune"])
+        with _undisturbed():
+            _quietly(["git", "-C", str(PROJECT), "worktree", "remove", "--force", str(source)])
+            shutil.rmtree(folder, ignore_errors=True)
+            _quietly(["git", "-C", str(PROJECT), "worktree", "prune"])
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without Ctrl-C and polite kills, for the second that cleaning up takes."""
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def resolve(ref: str) -> str:

@@ -44,8 +44,13 @@ class WorkerTimeout(RuntimeError):
 class WorkerClient:
     """One worker process. Not for use by several threads."""
 
-    def __init__(self, log: Path, command: list[str] | None = None) -> None:
-        """Start a worker whose standard error is appended to `log`."""
+    def __init__(
+        self, log: Path, command: list[str] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a worker whose standard error is appended to `log`, in `environment` instead of this process's.
+
+        It does not look for packages in the current folder: a checkout there would hide the revision that was meant.
+        """
         self._log = log
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
@@ -53,7 +58,7 @@ class WorkerClient:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **KEEP_FREED_MEMORY},
+                env={**(environment or os.environ), **KEEP_FREED_MEMORY, "PYTHONSAFEPATH": "1"},
                 start_new_session=True,  # a Ctrl-C at the terminal must reach the runner alone
             )
         self._buffer = b""
@@ -63,6 +68,8 @@ class WorkerClient:
         except BaseException:  # Ctrl-C included
             self.kill()
             raise
+        self.package = Path(hello.get("package", ""))
+        """Where the worker's own revision of this package lies."""
         if hello["protocol"] != PROTOCOL:
             self.kill()
             raise WorkerError("error", f"the worker speaks protocol {hello['protocol']}, this runner speaks {PROTOCOL}")
@@ -93,24 +100,26 @@ class WorkerClient:
             self.kill()
             raise
 
-    def send(self, op: str, arguments: Mapping[str, Any]) -> None:
-        """Send one request. Raises `WorkerCrashed` when nobody can read it."""
+    def send(self, op: str, arguments: Mapping[str, Any], child: int | None = None) -> None:
+        """Send one request, to a forked child if one is named. Raises `WorkerCrashed` when nobody can read it."""
         self._next += 1
-        request = json.dumps({"id": self._next, "op": op, "arguments": arguments}) + "\n"
+        request = json.dumps({"id": self._next, "op": op, "arguments": arguments, "child": child}) + "\n"
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # closed by the other end, or by `kill`
             raise WorkerCrashed(self._epitaph()) from None
 
     def receive(self, limit_s: float) -> dict[str, Any]:
         """Wait for one reply; raises as `ask` does, and leaves it to the caller to kill what overran its limit."""
         reply = json.loads(self._read_line(limit_s))
-        if "error" in reply:
-            raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
+        while "ended" not in reply and reply["id"] != self._next:  # to a child that died before it was read
+            reply = json.loads(self._read_line(limit_s))
         if "ended" in reply:
             raise WorkerCrashed(self._epitaph(reply["ended"]))
+        if "error" in reply:
+            raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
         result: dict[str, Any] = reply["ok"]
         return result
 
@@ -173,7 +182,7 @@ class ForkedWorker(WorkerClient):
         """As for any worker; when the child dies or overruns its limit, its parent goes on."""
         if self._ended:
             raise WorkerCrashed("the process has ended")
-        self._parent.send(op, arguments)
+        self._parent.send(op, arguments, self._pid)
         try:
             return self._parent.receive(limit_s)
         except WorkerTimeout:

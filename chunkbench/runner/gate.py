@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,13 @@ from chunkbench.analysis.compare import Options, compare
 from chunkbench.analysis.verdict import EXACT, CaseVerdict, Comparison
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.conduct import Conduct
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.run import Listener, Target, run_experiment
 from chunkbench.store import Run, RunError, open_runs
 
-IMPORT_LIMIT_S = 300.0
+_IMPORT_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,30 @@ class Repeater:
         for number in range(first, first + processes):
             path = out / str(number)
             outcome = run_experiment(one, self._target, path, False, self._command, self._listener, conduct)
-            if outcome.run.cases:
-                runs.append(outcome.run)
             if outcome.interrupted:
+                shutil.rmtree(path, ignore_errors=True)  # half a process would lack cases that the others have
                 return runs, True
+            runs.append(outcome.run)
         return runs, False
+
+
+def preloaded(start: Callable[[], WorkerClient], implementations: Sequence[str]) -> WorkerClient:
+    """A worker that has imported the implementations, without those that take it down: they will do so to a child,
+    and be a row that says so. Raises what `start` raises."""
+    left_out: set[str] = set()
+    while True:
+        worker = start()
+        try:
+            for name in implementations:
+                if name not in left_out:
+                    worker.ask("preload", _IMPORT_LIMIT_S, implementations=[name])
+            return worker
+        except (WorkerCrashed, WorkerTimeout):
+            worker.kill()
+            left_out.add(name)
+        except BaseException:
+            worker.kill()
+            raise
 
 
 @contextmanager
@@ -71,13 +91,14 @@ def repeater(
     for it. Raises `RunError` where `out` cannot be written or no worker starts."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        parent = WorkerClient(out / "worker.log", list(worker) if worker else None)
+        parent = preloaded(
+            lambda: WorkerClient(out / "worker.log", list(worker) if worker else None), experiment.implementations
+        )
     except OSError as error:
         raise RunError(f"{out}: cannot be written: {error.strerror}") from error
-    except (WorkerCrashed, WorkerTimeout) as error:
+    except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
         raise RunError(f"{out}: a worker process does not start: {error}") from None
     try:
-        parent.ask("preload", IMPORT_LIMIT_S, implementations=list(experiment.implementations))
         yield Repeater(target, parent, command, listener)
     finally:
         parent.kill()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
+import chunkbench
 from chunkbench.analysis.compare import Options, compare
 from chunkbench.experiment import Experiment
 from chunkbench.runner.base_revision import built
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
-from chunkbench.runner.gate import IMPORT_LIMIT_S, Gated, looks_changed
+from chunkbench.runner.gate import Gated, looks_changed, preloaded
 from chunkbench.runner.run import Listener, Target, sigterm_as_interrupt
 from chunkbench.runner.turns import Side, Turns
 from chunkbench.store import RunError
@@ -70,9 +72,15 @@ def _compared(turns: Turns, options: Options, processes: int, again: int) -> Gat
 
 
 def _parent(log: Path, python: str, implementations: list[str], ref: str) -> WorkerClient:
-    """A worker to fork from. Raises `RunError`, which says so where the revision is too old."""
+    """A worker to fork from: this revision's, or that of `ref`. Raises `RunError`, also where that is too old."""
+    # PYTHONPATH may lead to this revision.
+    environment = {name: value for name, value in os.environ.items() if not ref or name != "PYTHONPATH"}
+
+    def start() -> WorkerClient:
+        return WorkerClient(log, [python, "-m", "chunkbench.runner.worker"], environment)
+
     try:
-        worker = WorkerClient(log, [python, "-m", "chunkbench.runner.worker"])
+        worker = preloaded(start, implementations)
     except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
         if not ref:
             raise RunError(f"a worker process does not start: {error}; see {log}") from None
@@ -80,9 +88,7 @@ def _parent(log: Path, python: str, implementations: list[str], ref: str) -> Wor
             f"--base {ref}: too old to be measured in turns: {error}. "
             "Record it with its own version and compare the recordings (chunkbench compare)"
         ) from None
-    try:
-        worker.ask("preload", IMPORT_LIMIT_S, implementations=implementations)
-    except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
+    if ref and worker.package.is_relative_to(Path(chunkbench.__file__).parent.parent):
         worker.kill()
-        raise RunError(f"{ref or 'this revision'}: importing the implementations failed: {error}; see {log}") from None
+        raise RunError(f"--base {ref}: its worker found this revision in {worker.package} instead of its own")
     return worker

@@ -16,7 +16,7 @@ from chunkbench import __version__
 from chunkbench.environment import Environment, git_state, read_environment
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Device, Dtype, Point
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.conduct import Conduct
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.point_runner import PointRunner
@@ -130,7 +130,7 @@ def _measure(
     def start() -> WorkerClient:
         try:
             return conduct.start_worker(writer.worker_log)
-        except (WorkerCrashed, WorkerTimeout) as error:
+        except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
             raise RunError(f"{writer.path}: a worker process does not start: {error}; --resume goes on") from None
 
     worker, traits = survey(experiment.implementations, target.device, start)

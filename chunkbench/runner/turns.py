@@ -17,11 +17,11 @@ from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.runner import memory
 from chunkbench.runner.bench import Bench, Culprit
-from chunkbench.runner.client import WorkerClient
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.ledger import Context, Entry, facts
 from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt, weight
 from chunkbench.runner.survey import survey
-from chunkbench.store import CaseFacts, Noise, Run, RunWriter, open_run
+from chunkbench.store import CaseFacts, Noise, Run, RunError, RunWriter, open_run
 
 _BEFORE, _AFTER = 1 << 20, 1 << 21
 """First nonces of the checks; those of rounds are small."""
@@ -108,7 +108,10 @@ class Turns:
 
         def start(side: Side) -> Callable[[], WorkerClient]:
             def fork() -> WorkerClient:
-                workers.append(side.parent.fork())
+                try:
+                    workers.append(side.parent.fork())
+                except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
+                    raise RunError(f"{self._out}: the worker of {side.name.upper()} is lost: {error}") from None
                 return workers[-1]
 
             return fork

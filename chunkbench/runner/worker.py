@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TextIO
 
@@ -51,7 +52,8 @@ class Worker:
         self._yardstick: YardstickMeter | None = None
 
     def hello(self) -> dict[str, Any]:
-        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "torch": torch.__version__}
+        package = str(Path(__file__).parents[1])
+        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
 
     def preload(self, implementations: list[str]) -> dict[str, Any]:
         """Import adapters, so that forked workers need not; one that fails does so again where it is asked for."""
@@ -229,7 +231,16 @@ def _serve(replies: TextIO) -> None:
     # Line by line: a forked worker goes on reading where this one stopped.
     while line := sys.stdin.readline():
         request = json.loads(line)
-        answer = _fork(request["id"], replies) if request["op"] == "fork" else _reply(worker, request)
+        if request.get("child") not in (None, os.getpid()):
+            # Its child died before reading this. Were it done here, a computation would make later forks unsafe.
+            answer: dict[str, Any] = {
+                "id": request["id"],
+                "error": {"kind": "error", "message": "the process has ended"},
+            }
+        elif request["op"] == "fork":
+            answer = _fork(request["id"], replies)
+        else:
+            answer = _reply(worker, request)
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
 

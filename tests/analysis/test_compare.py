@@ -118,7 +118,7 @@ def test_the_interval_across_the_threshold_is_inconclusive_and_says_what_would_s
 def test_too_few_are_inconclusive_by_rule(bench: Bench) -> None:
     case = only(compare(bench.runs(1, rounds=3), bench.runs(1, 2.0, rounds=3), Options()))
     assert case.verdict == "inconclusive"
-    assert "may be compared, this confidence needs" in case.reason
+    assert "may be compared, too few for this confidence" in case.reason
     assert case.rounds_needed is not None
     assert case.low is None
 
@@ -268,17 +268,81 @@ def test_another_version_is_stated_and_judged(bench: Bench) -> None:
     assert [(one.what, one.machine) for one in found.differences] == [("Python", False)]
 
 
-def test_another_instruction_set_is_not_comparable(bench: Bench) -> None:
-    case = only(compare(bench.runs(30), bench.runs(10, isa="portable"), Options()))
+def test_other_threads_are_not_comparable(bench: Bench) -> None:
+    case = only(compare(bench.runs(30), bench.runs(10, threads=1), Options()))
     assert case.verdict == "inconclusive"
-    assert case.reason == "isa: avx2 and portable"
+    assert case.reason == "threads: 2 and 1"
+
+
+def test_an_instruction_set_that_was_lost_is_a_regression(bench: Bench) -> None:
+    manifest = other_machine(native={"isa": "portable"})
+    head = [Run([bench.case(2.0, isa="portable")], manifest) for _ in range(10)]
+    found = compare(bench.runs(30), head, Options())
+    assert only(found).verdict == "slower"
+    assert [one.what for one in found.differences] == ["native instruction set"]
+
+
+def test_a_re_measurement_without_data_agrees_with_nothing(bench: Bench) -> None:
+    busy = Noise(foreign_cpus=0.9)
+    base, head = bench.runs(30), bench.runs(10, 1.3)
+    case = only(compare(base, head, Options(), [bench.runs(10, 1.3, noise=busy)]))
+    assert case.verdict == "inconclusive"
+    assert "measured again: nothing" in case.reason
+    unlike = bench.runs(10, 1.3, yardsticks=(Yardsticks(arithmetic_us=900.0),) * 20)
+    assert only(compare(base, head, Options(), [unlike])).verdict == "inconclusive"
+
+
+def test_one_calm_process_of_many_is_no_reason_to_count_rounds(bench: Bench) -> None:
+    busy = Noise(foreign_cpus=0.9)
+    head = [*bench.runs(1, 1.5), *bench.runs(9, 1.5, noise=busy)]
+    case = only(compare(bench.runs(30), head, Options()))
+    assert (case.verdict, case.unit) == ("inconclusive", "process")
+
+
+def test_a_head_that_fails_everywhere_is_a_verdict(bench: Bench) -> None:
+    found = compare(bench.runs(3), [Run([bench.case(status="incorrect", samples_us=(), yardsticks=())])], Options())
+    assert only(found).verdict == "incorrect"
+    assert found.exit_code == 3
+    assert (
+        compare(
+            bench.runs(3),
+            [Run([bench.case(status="crashed", samples_us=(), yardsticks=())])],
+            Options(fail_on=("incorrect",)),
+        ).exit_code
+        == 3
+    )
+
+
+def test_without_yardsticks_on_one_side_rounds_are_compared_as_they_are(bench: Bench) -> None:
+    found = compare(bench.runs(30, yardsticks=(), disturbed=0.0), bench.runs(10, 2.0, disturbed=0.0), Options())
+    assert only(found).verdict == "slower"
+    assert any("no yardsticks" in warning for warning in found.warnings)
+
+
+def test_looks_share_the_errors(bench: Bench) -> None:
+    found = compare(bench.runs(30), bench.runs(10), Options(looks=4))
+    assert found.settings.case_confidence == pytest.approx(0.9975)
+
+
+def test_threads_are_named_where_they_alone_tell_cases_apart(bench: Bench) -> None:
+    def runs() -> list[Run]:
+        return [Run([bench.case(key="1", threads=1), bench.case(key="2", threads=2)])]
+
+    names = {case.name for case in compare(runs(), runs(), Options()).cases}
+    assert len(names) == 2
+    assert all(name.endswith(("threads=1]", "threads=2]")) for name in names)
+
+
+def test_a_count_that_is_gone_or_wavers_is_not_the_same(bench: Bench) -> None:
+    for head in (bench.runs(4, kv_bytes=None), [*bench.runs(3), *bench.runs(1, kv_bytes=1)]):
+        assert only(compare(bench.runs(4), head, Options(metric="kv_bytes"))).verdict == "inconclusive"
 
 
 def test_finding_nothing_to_compare_is_no_pass(bench: Bench) -> None:
     with pytest.raises(NothingToCompare, match="no case was measured"):
         compare([Run([])], bench.runs(1), Options())
     with pytest.raises(NothingToCompare, match="no case was measured"):
-        compare(bench.runs(1), [Run([bench.case(status="crashed", samples_us=(), yardsticks=())])], Options())
+        compare(bench.runs(1), [Run([bench.case(status="unavailable", samples_us=(), yardsticks=())])], Options())
     with pytest.raises(NothingToCompare, match="no case in common"):
         compare(bench.runs(1), bench.runs(1, key="other"), Options())
 
@@ -306,6 +370,9 @@ def test_the_summary_is_the_geometric_mean(bench: Bench) -> None:
 def test_warnings_for_torn_and_interrupted_runs(bench: Bench) -> None:
     torn = [Run([bench.case()], torn=True)]
     cut = [Run([bench.case()], {"environment": ENVIRONMENT, "device": "cpu", "interrupted": True})]
-    warnings = compare(torn, cut, Options()).warnings
-    assert any("BASE" in warning and "cut short" in warning for warning in warnings)
-    assert any("HEAD" in warning and "interrupted" in warning for warning in warnings)
+    whole = bench.runs(1)
+    assert any("HEAD" in warning and "cut short" in warning for warning in compare(whole, torn, Options()).warnings)
+    assert any("HEAD" in warning and "interrupted" in warning for warning in compare(whole, cut, Options()).warnings)
+    for base in (torn, cut):  # what it lacks would come out as new, and pass
+        with pytest.raises(NothingToCompare, match="not fit for a BASE"):
+            compare(base, whole, Options())

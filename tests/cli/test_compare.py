@@ -96,6 +96,24 @@ def test_a_torn_line_is_a_missing_case_and_said(base: Path, tmp_path: Path) -> N
     assert "1 missing" in done.output
 
 
+def test_a_torn_base_is_refused(base: Path, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", [case("a"), case("b")])
+    path = base / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-50])
+    done = run("compare", base, head)
+    assert done.exit_code == 2
+    assert "not fit for a BASE, since cases.jsonl is cut short" in done.output
+
+
+def test_the_command_that_settles_keeps_the_question(base: Path, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", [case("a", 100.0)])
+    few = write(tmp_path / "few", [case("a").model_copy(update={"samples_us": ((1.0,),) * 3, "yardsticks": ()})])
+    done = run("compare", few, head, "--threshold", "3%", "--format", "json")
+    command = json.loads(done.output)["cases"][0]["command"]
+    assert command.startswith("chunkbench gate x.yaml --against")
+    assert "--threshold 3% --confidence 0.99 --metric latency --only impl_a --budget " in command
+
+
 def test_a_file_damaged_inside_is_refused(base: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", [case("a"), case("b")])
     lines = (head / "cases.jsonl").read_text().splitlines(keepends=True)
@@ -116,6 +134,8 @@ def test_schema_versions(base: Path, tmp_path: Path) -> None:
     done = run("compare", older, base)
     assert done.exit_code == 0, done.output
     assert "no yardsticks" in " ".join(done.output.split())
+    slow = write(tmp_path / "slow", [case("a", 200.0), case("b")])
+    assert run("compare", older, slow).exit_code == 1
     (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
     done = run("compare", older, base)
     assert done.exit_code == 2

@@ -76,7 +76,16 @@ ALL = (
     case("inconclusive", 4, rounds_needed=90, head_rounds=40, reason="its interval reaches across the threshold"),
     case("missing", 5, head=None, ratio=None, low=None, high=None, reason="HEAD: crashed: killed", failed=True),
     case("slower", 6),
-    case("incorrect", 7, head=None, ratio=None, low=None, high=None, reason="incorrect: max_error 1", failed=True),
+    case(
+        "incorrect",
+        7,
+        head=None,
+        ratio=None,
+        low=None,
+        high=None,
+        reason="incorrect: \x1b[31mmax_error\x00 1",
+        failed=True,
+    ),
 )
 
 

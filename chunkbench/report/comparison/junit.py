@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import junitparser
 from junitparser.junitparser import FinalResult
 
 from chunkbench.analysis.verdict import CaseVerdict, Comparison
 from chunkbench.report.comparison.document import change
+
+_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(comparison: Comparison) -> str:
@@ -23,7 +27,7 @@ def render(comparison: Comparison) -> str:
         metric = "" if case.metric == "latency" else f" {case.metric}"
         test = junitparser.TestCase(f"{case.name}{metric}", classname=f"chunkbench.{case.implementation}")
         test.result = _result(case, comparison)
-        test.system_out = f"{case.verdict}: {change(case)} {case.reason}".strip()
+        test.system_out = _legal(f"{case.verdict}: {change(case)} {case.reason}".strip())
         suite.add_testcase(test)
     xml = junitparser.JUnitXml("chunkbench")
     xml.add_testsuite(suite)
@@ -32,8 +36,13 @@ def render(comparison: Comparison) -> str:
     return text.decode()
 
 
+def _legal(text: str) -> str:
+    """Without what XML 1.0 cannot hold, such as the escape sequences of a coloured message."""
+    return _ILLEGAL.sub("?", text)
+
+
 def _result(case: CaseVerdict, comparison: Comparison) -> list[FinalResult]:
-    told = f"{case.verdict}: {change(case)} {case.reason}".strip()
+    told = _legal(f"{case.verdict}: {change(case)} {case.reason}".strip())
     fails = case.verdict in comparison.settings.fail_on
     if case.failed and fails:
         return [junitparser.Error(told, case.verdict)]
