@@ -169,9 +169,9 @@ def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
     done = run("history", *sorted((tmp_path / "runs").iterdir()), "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "1 case changed." in done.output
-    assert "1.3" in done.output
     (series,) = json.loads((tmp_path / "out" / "history.json").read_text())
-    assert [change["index"] for change in series["changes"]] == [6]
+    assert [(change["index"], change["ratio"]) for change in series["changes"]] == [(6, pytest.approx(1.3, rel=0.02))]
+    assert f"{series['changes'][0]['ratio']:.3f}x at c0ffeec0ffee" in done.output
     assert (tmp_path / "out" / "history.png").stat().st_size > 10_000
 
 

@@ -77,7 +77,7 @@ def test_rounds_come_in_pairs(spec: Path, base: WorkerClient, tmp_path: Path) ->
     assert comparison.settings.in_turns
     # Four pairs are never enough for 99%: whatever the machine did, nothing may be called changed.
     assert {case.verdict for case in comparison.cases} == {"inconclusive"}
-    assert all("this confidence needs" in case.reason for case in comparison.cases)
+    assert all("too few for this confidence" in case.reason for case in comparison.cases)
 
 
 def test_head_three_times_as_slow_shows(spec: Path, base: WorkerClient, tmp_path: Path) -> None:
