@@ -48,7 +48,7 @@ def document(series: Sequence[Series], threshold: float, confidence: float) -> D
         tables=(Table("Cases, changed ones first", tuple(columns), tuple(rows), keys=1 + len(axes)),),
         statuses=(),
         legend=(
-            f"changes: levels that differ by more than {threshold:.1%}, by binary segmentation with a rank test at "
+            f"changes: levels that differ by more than {threshold:.1%}: binary segmentation, tested by permutation, at "
             f"{confidence:.1%} confidence for all cases together; a level lasts for three runs at least",
         ),
         footer=(),

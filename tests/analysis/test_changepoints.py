@@ -19,6 +19,12 @@ def test_finds_levels_and_by_how_much_they_differ() -> None:
     assert all(point.chance <= 0.01 for point in found)
 
 
+def test_an_early_step_is_found_among_many_series() -> None:
+    dice = np.random.default_rng(3)
+    series = np.r_[dice.normal(0.0, 0.01, 5), dice.normal(-0.22, 0.01, 11)].tolist()
+    assert [point.place for point in change_points(series, 0.01 / 6, math.log(1.05))] == [5]
+
+
 def test_an_outlier_is_no_level() -> None:
     series = [0.0, 0.01, -0.01, 0.0, 0.02, 0.8, 0.0, 0.01, -0.02, 0.0, 0.01]
     assert change_points(series, 0.01, 0.05) == []
