@@ -140,6 +140,15 @@ def test_github_shows_ten_annotations_at_the_most() -> None:
     assert "100%25 sure%0Anot" in warned
 
 
+def test_the_terminal_gets_one_screen_and_the_worst() -> None:
+    many = comparison(*(case("inconclusive", n) for n in range(300)), case("slower", 10**6))
+    lines = render(many, "table").splitlines()
+    assert len(lines) < 100
+    text = " ".join(" ".join(lines).split())
+    assert "chunk_attn at n_s=1000000 is slower" in text
+    assert "261 more cases, none worse than these, in comparison.json" in text
+
+
 def test_every_file_is_written_though_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(found: Comparison, form: str, colour: bool = False) -> str:
         if form == "json":

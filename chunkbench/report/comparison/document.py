@@ -37,21 +37,25 @@ class ComparisonDocument(Document):
     HEADINGS: ClassVar[tuple[str, str, str]] = ("What to know of single cases", "Columns", "How it was compared")
 
 
-def document(comparison: Comparison, most_rows: int | None = None) -> ComparisonDocument:
-    """Everything about a comparison, or no more than so many of its cases: the worst."""
+def document(comparison: Comparison, most_rows: int | None = None, most_said: int | None = None) -> ComparisonDocument:
+    """Everything about a comparison, or no more than so many of its cases, and words on so many of them: the worst."""
     shown = comparison.cases if most_rows is None else comparison.cases[:most_rows]
     left_out = len(comparison.cases) - len(shown)
     summaries = [_summary_table(comparison.summaries)] if comparison.summaries else []
     axes = varying(comparison.cases)
     said = [_said(case, axes) for case in shown if case.verdict != "same" or case.reason]
-    more = [f"{count(left_out, 'more case')}, none worse than these, in comparison.json"] if left_out else []
+    unsaid = len(said) - len(said[:most_said])
+    more = (
+        [f"{count(unsaid, 'more case')} to say something about: in comparison.md and comparison.json"] if unsaid else []
+    )
+    more += [f"{count(left_out, 'more case')}, none worse than these, in comparison.json"] if left_out else []
     return ComparisonDocument(
         title=f"{comparison.head.experiment or 'HEAD'}: {_what(comparison.head)} against {_what(comparison.base)}",
         warnings=comparison.warnings,
         losses=verdict_line(comparison),
         headline=_worst(comparison),
         tables=(_case_table(shown, comparison.settings.metric), *summaries),
-        statuses=(*said, *more),
+        statuses=(*said[:most_said], *more),
         legend=_legend(comparison),
         footer=tuple(_footer(comparison)),
     )

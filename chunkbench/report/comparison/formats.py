@@ -14,7 +14,8 @@ PULL_REQUEST_BYTES = 60_000
 """A comment may hold 65,536 characters; some are left for what is put around it."""
 STEP_SUMMARY_BYTES = 1_000_000
 """GitHub takes 1 MiB."""
-_TERMINAL_ROWS = 60
+_TERMINAL_ROWS, _TERMINAL_WORDS = 40, 5
+"""Cases in the terminal's table, and those of them that are explained: what matters has to be on one screen."""
 
 
 def render(comparison: Comparison, form: str, colour: bool = False) -> str:
@@ -24,7 +25,7 @@ def render(comparison: Comparison, form: str, colour: bool = False) -> str:
         "json": lambda: comparison.model_dump_json(indent=2) + "\n",
         "junit": lambda: junit.render(comparison),
         "github": lambda: github.workflow_commands(comparison),
-        "table": lambda: text_table.render(document(comparison, _TERMINAL_ROWS), colour),
+        "table": lambda: text_table.render(document(comparison, _TERMINAL_ROWS, _TERMINAL_WORDS), colour),
     }
     return renderers[form]()
 
