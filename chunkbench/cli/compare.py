@@ -7,12 +7,12 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again, comparing_options, options_from, tell
+from chunkbench.cli.output import fail
 
 _EXAMPLES = """\b
 Examples:
@@ -84,11 +84,6 @@ def command(
         recorded, runs = open_runs(base), open_runs(head)
         comparison = compare(recorded, runs, options)
     except (RunError, NothingToCompare) as error:
-        _fail(str(error))
+        fail(str(error))
     tell(comparison, form, out, quiet)
     ctx.exit(comparison.exit_code)
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"chunkbench compare: {message}", err=True)
-    raise SystemExit(2)

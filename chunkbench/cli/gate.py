@@ -6,14 +6,13 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
 from chunkbench.cli.comparing import comparing_options, options_from, tell
-from chunkbench.cli.output import RUNS
+from chunkbench.cli.output import RUNS, fail
 
 _EXAMPLES = """\b
 Examples:
@@ -84,7 +83,7 @@ def command(
         try:
             first = next_number(record, loaded, target)
         except RunError as error:
-            _fail(str(error))
+            fail(str(error))
         longer = loaded.model_copy(update={"budget_s": loaded.budget_s * _RECORDED})
         with RepeatProgress(quiet) as progress, repeater(longer, target, record, words, progress) as measuring:
             runs, interrupted = measuring.measure(longer, record, many, first=first)
@@ -104,7 +103,7 @@ def command(
         with RepeatProgress(quiet) as progress, repeater(loaded, target, folder, words, progress) as measuring:
             gated = gate(loaded, measuring, recording, options, processes, again, folder, target)
     except (RunError, NothingToCompare) as error:
-        _fail(str(error))
+        fail(str(error))
     if gated.comparison is not None:
         tell(gated.comparison, form, folder, quiet)
     if gated.interrupted:
@@ -112,8 +111,3 @@ def command(
         ctx.exit(130)
     assert gated.comparison is not None
     ctx.exit(gated.comparison.exit_code)
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"chunkbench gate: {message}", err=True)
-    raise SystemExit(2)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
 from chunkbench.cli.comparing import share
-from chunkbench.cli.output import colour_wanted
+from chunkbench.cli.output import colour_wanted, fail
 
 if TYPE_CHECKING:
     from chunkbench.store import Run
@@ -46,10 +46,10 @@ def command(folders: tuple[Path, ...], threshold: str, confidence: float, form: 
     try:
         recordings = [runs for folder in folders for runs in _recordings(folder)]
     except RunError as error:
-        _fail(str(error))
+        fail(str(error))
     series = history(recordings, limit, confidence)
     if not series:
-        _fail(f"no case was measured in {', '.join(map(str, folders))}")
+        fail(f"no case was measured in {', '.join(map(str, folders))}")
     told = document(series, limit, confidence)
     data = json.dumps([one.model_dump(mode="json") for one in series], indent=2) + "\n"
     if out is not None:
@@ -80,8 +80,3 @@ def _recordings(folder: Path) -> list[list[Run]]:
     if not found:
         raise RunError(f"{folder}: neither a run, nor a recording, nor a folder of those")
     return found
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"chunkbench history: {message}", err=True)
-    raise SystemExit(2)

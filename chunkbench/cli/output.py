@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
+
+import click
 
 RUNS = Path("results/runs")
 """Where runs lie unless --out says otherwise, below the current directory."""
 FORMATS = ("table", "markdown", "latex", "csv", "json")
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong, in the name of the command that is running, and exit with 2."""
+    click.echo(f"chunkbench {click.get_current_context().info_name}: {message}", err=True)
+    raise SystemExit(2)
 
 
 def colour_wanted() -> bool:

@@ -6,14 +6,13 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
 from chunkbench.cli.comparing import comparing_options, options_from, tell
-from chunkbench.cli.output import RUNS
+from chunkbench.cli.output import RUNS, fail
 
 _EXAMPLES = """\b
 Examples:
@@ -80,15 +79,10 @@ def command(
         with RepeatProgress(quiet) as progress:
             found = regress(loaded, resolve(loaded), base, options, processes, again, folder, progress)
     except (RunError, NothingToCompare) as error:
-        _fail(str(error))
+        fail(str(error))
     if found.comparison is not None:
         tell(found.comparison, form, folder, quiet)
     if found.interrupted or found.comparison is None:
         click.echo(f"interrupted; what was measured is in {folder}", err=True)
         ctx.exit(130)
     ctx.exit(found.comparison.exit_code)
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"chunkbench regress: {message}", err=True)
-    raise SystemExit(2)

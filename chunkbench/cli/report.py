@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
-from chunkbench.cli.output import FORMATS, RUNS, colour_wanted
+from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, fail
 
 _HELP = """Rebuild the tables and the figure of RUN from its facts; nothing is measured.
 
@@ -38,16 +37,16 @@ def command(run: str, form: str | None, out: Path | None, quiet: bool) -> None:
     try:
         opened = open_run(latest_run(RUNS) if run == "latest" else run)
     except RunError as error:
-        _fail(str(error))
+        fail(str(error))
     if not opened.cases:
-        _fail(f"{opened.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
+        fail(f"{opened.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
     report = build(opened)
     colour = out is None and colour_wanted()
     if form is None and out is None:
         try:
             written = write_all(opened, report)
         except OSError as error:
-            _fail(f"{opened.path}: cannot be written: {error.strerror}; --format prints without writing there")
+            fail(f"{opened.path}: cannot be written: {error.strerror}; --format prints without writing there")
         if not quiet:
             click.echo(render(report, "table", colour), nl=False)
             click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)
@@ -59,11 +58,6 @@ def command(run: str, form: str | None, out: Path | None, quiet: bool) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        _fail(f"{out}: cannot be written: {error.strerror}")
+        fail(f"{out}: cannot be written: {error.strerror}")
     if not quiet:
         click.echo(f"written: {out}", err=True)
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"chunkbench report: {message}", err=True)
-    raise SystemExit(2)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from chunkbench.analysis.history import Series
-from chunkbench.analysis.points import AXES, show
+from chunkbench.analysis.points import describe, show, varying
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
@@ -19,7 +19,7 @@ _MOST_LINES = 8
 def document(series: Sequence[Series], threshold: float, confidence: float) -> Document:
     """The table: changed cases first."""
     ordered = sorted(series, key=lambda one: (not one.changes, one.implementation, one.name))
-    axes = _varying(ordered)
+    axes = varying([(one.axes, []) for one in ordered])
     several = len({one.machine for one in ordered}) > 1
     columns = [Column(head, (head,), "left") for head in ("implementation", *axes, *(["machine"] if several else []))]
     columns += [
@@ -32,7 +32,7 @@ def document(series: Sequence[Series], threshold: float, confidence: float) -> D
     for one in ordered:
         edges = [0, *(change.index for change in one.changes), len(one.measurements)]
         levels = [median(m.latency_us for m in one.measurements[a:b]) for a, b in itertools.pairwise(edges)]
-        words = [one.implementation, *(show(_plain(one.axes.get(axis))) for axis in axes)]
+        words = [one.implementation, *(show(one.axes.get(axis)) for axis in axes)]
         words += [str(one.machine)] if several else []
         words += [str(len(one.measurements)), significant(levels[0]), significant(levels[-1])]
         changes = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in one.changes) or NOTHING
@@ -64,7 +64,7 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
     from chunkbench.report.figure import COLOURS, STYLE
 
     names = list(dict.fromkeys(one.implementation for one in series))
-    axes_names = _varying(series)
+    axes_names = varying([(one.axes, []) for one in series])
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 0.6 + 2.2 * len(names)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -75,7 +75,7 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
             for (colour, marker), one in zip(COLOURS * 2, members[:_MOST_LINES], strict=False):
                 first = one.changes[0].index if one.changes else len(one.measurements)
                 level = median(m.latency_us for m in one.measurements[:first])
-                label = " ".join(f"{axis}={show(_plain(one.axes.get(axis)))}" for axis in axes_names) or one.label
+                label = describe(one.axes, axes_names) or one.label
                 values = [m.latency_us / level for m in one.measurements]
                 panel.plot(range(1, len(values) + 1), values, color=colour, marker=marker, markersize=4, label=label)
                 for change in one.changes:
@@ -100,11 +100,3 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
         figure.savefig(paths[0], dpi=160, metadata={"Software": None})
         figure.savefig(paths[1], metadata={"Date": None, "Creator": "ChunkBench"})
     return paths
-
-
-def _varying(series: Sequence[Series]) -> list[str]:
-    return [axis for axis in AXES if len({repr(one.axes.get(axis)) for one in series}) > 1]
-
-
-def _plain(value: object) -> object:
-    return tuple(_plain(part) for part in value) if isinstance(value, list | tuple) else value

@@ -12,13 +12,10 @@ from chunkbench.environment import available_memory
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.runner import memory
-from chunkbench.runner.bench import Bench
+from chunkbench.runner.bench import AFTER, BEFORE, Bench
 from chunkbench.runner.client import WorkerClient
 from chunkbench.runner.ledger import Timing, Traits
 from chunkbench.store.facts import Peaks
-
-_BEFORE, _AFTER = 1 << 20, 1 << 21
-"""First nonces of the checks; those of rounds are small."""
 
 
 class Attempt(Bench):
@@ -76,7 +73,7 @@ class Attempt(Bench):
                 continue  # it stays prepared from the first group on
             self._announce(f"{self.survey[name].label}: preparing and checking")
             if self.ask(name, "prepare", needs=needs[name]) is not None:
-                self.check(name, 1, _BEFORE + index)
+                self.check(name, 1, BEFORE + index)
         cases = self._alive([case for case in self._cases if case.implementation in names])
         if not cases:
             return
@@ -89,7 +86,7 @@ class Attempt(Bench):
         for name in names:
             if not self.entries[name].failed:
                 self._announce(f"{self.survey[name].label}: checking again")
-                self.check(name, self.point.n_c, _AFTER + index)
+                self.check(name, self.point.n_c, AFTER + index)
                 self.check_bytes(name)
 
     def _choose_steps(self, cases: Sequence[Case], crowd: float, time_left: float) -> tuple[int, ...]:

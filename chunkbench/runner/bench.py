@@ -12,6 +12,8 @@ from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, W
 from chunkbench.runner.ledger import Entry, Timing, Traits
 from chunkbench.store.facts import Status
 
+BEFORE, AFTER = 1 << 20, 1 << 21
+"""First nonces of the checks before and after the rounds; those of rounds are small."""
 _HOUSEKEEPING_S = 300.0
 """Limit of requests that run no implementation."""
 

@@ -121,17 +121,38 @@ def gate(
     head, interrupted = repeater.measure(experiment, out / "head", processes)
     if not head:
         return Gated(None, interrupted)
-    comparison = compare(recording, head, options)
     repeats: list[list[Run]] = []
-    for number in range(1, again + 1):
-        changed = {case.key for case in comparison.cases if looks_changed(case, options.threshold)}
-        if interrupted or not changed:
-            break
+
+    def measure(number: int, changed: frozenset[str]) -> bool:
         narrowed, points = _only(experiment, target, changed)
         runs, interrupted = repeater.measure(narrowed, out / f"again-{number}", processes, points)
         if runs:
             repeats.append(runs)
-        comparison = compare(recording, head, options, repeats)
+        return interrupted
+
+    return look_again(
+        lambda: compare(recording, head, options, repeats), measure, again, options.threshold, interrupted
+    )
+
+
+def look_again(
+    compared: Callable[[], Comparison],
+    measure: Callable[[int, frozenset[str]], bool],
+    again: int,
+    threshold: float,
+    interrupted: bool,
+) -> Gated:
+    """Compare, and while something looks changed, up to `again` times, measure that once more and compare anew.
+
+    `measure` is given the number of the re-measurement and the keys of the cases, and says whether it was interrupted.
+    """
+    comparison = compared()
+    for number in range(1, again + 1):
+        changed = frozenset(case.key for case in comparison.cases if _looks_changed(case, threshold))
+        if interrupted or not changed:
+            break
+        interrupted = measure(number, changed)
+        comparison = compared()
     return Gated(comparison, interrupted)
 
 
@@ -159,7 +180,7 @@ def _repeated(experiment: Experiment, processes: int) -> Experiment:
     return experiment.model_copy(update=changes)
 
 
-def looks_changed(case: CaseVerdict, threshold: float) -> bool:
+def _looks_changed(case: CaseVerdict, threshold: float) -> bool:
     """Whether measuring a case again could change what is said of it: it differs, and by more than the threshold as far
     as one can see, but no later measurement has agreed yet."""
     if case.metric in EXACT or case.ratio is None or case.low is None or case.high is None:
@@ -170,7 +191,7 @@ def looks_changed(case: CaseVerdict, threshold: float) -> bool:
     return case.verdict == "inconclusive" and differs and not 1 / (1 + threshold) <= case.ratio <= 1 + threshold
 
 
-def _only(experiment: Experiment, target: Target, keys: set[str]) -> tuple[Experiment, frozenset[Point]]:
+def _only(experiment: Experiment, target: Target, keys: frozenset[str]) -> tuple[Experiment, frozenset[Point]]:
     """The experiment with the points and implementations of these cases alone."""
     chosen = [
         (point, case.implementation)

@@ -11,7 +11,7 @@ from chunkbench.analysis.compare import Options, compare
 from chunkbench.experiment import Experiment
 from chunkbench.runner.base_revision import built
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
-from chunkbench.runner.gate import Gated, looks_changed, preloaded
+from chunkbench.runner.gate import Gated, look_again, preloaded
 from chunkbench.runner.run import Listener, Target, sigterm_as_interrupt
 from chunkbench.runner.turns import Side, Turns
 from chunkbench.store import RunError
@@ -55,20 +55,21 @@ def _compared(turns: Turns, options: Options, processes: int, again: int) -> Gat
     if not first.head:
         return Gated(None, first.interrupted)
     base, repeats = list(first.base), []
-    comparison = compare(base, first.head, options)
-    interrupted = first.interrupted
-    for number in range(1, again + 1):
-        changed = frozenset(case.key for case in comparison.cases if looks_changed(case, options.threshold))
-        if interrupted or not changed:
-            break
+
+    def measure(number: int, changed: frozenset[str]) -> bool:
         more = turns.measure(processes, changed, f"again-{number}")
-        interrupted = more.interrupted
         if more.head:
-            base += more.base
+            base.extend(more.base)
             repeats.append(more.head)
-        comparison = compare(base, first.head, options, repeats)
+        return more.interrupted
+
+    found = look_again(
+        lambda: compare(base, first.head, options, repeats), measure, again, options.threshold, first.interrupted
+    )
+    comparison = found.comparison
+    assert comparison is not None
     side = comparison.base.model_copy(update={"path": str(first.base[0].path.parent), "processes": len(first.base)})
-    return Gated(comparison.model_copy(update={"base": side}), interrupted)
+    return Gated(comparison.model_copy(update={"base": side}), found.interrupted)
 
 
 def _parent(log: Path, python: str, implementations: list[str], ref: str) -> WorkerClient:

@@ -16,15 +16,13 @@ from chunkbench.environment import NoiseMeter
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.runner import memory
-from chunkbench.runner.bench import Bench, Culprit
+from chunkbench.runner.bench import AFTER, BEFORE, Bench, Culprit
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.ledger import Context, Entry, facts
 from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt, weight
 from chunkbench.runner.survey import survey
 from chunkbench.store import CaseFacts, Noise, Run, RunError, RunWriter, open_run
 
-_BEFORE, _AFTER = 1 << 20, 1 << 21
-"""First nonces of the checks; those of rounds are small."""
 _FEWEST_ROUNDS = 3
 
 
@@ -151,7 +149,7 @@ class Turns:
         if bench.usable(name):
             needs = memory.needs(point, seed, {name: bench.survey[name].shares_storage})[name]
             if bench.ask(name, "prepare", needs=needs) is not None:
-                bench.check(name, 1, _BEFORE)
+                bench.check(name, 1, BEFORE)
 
     def _rounds(self, benches: Sequence[Bench], case: Case, budget_s: float) -> None:
         """Rounds in turns, who begins decided by chance, until the time is used up; who fails drops out."""
@@ -182,7 +180,7 @@ class Turns:
         return timed_steps(n_c, min(n_c, max(MIN_TIMED_STEPS, count)))
 
     def _finish(self, bench: Bench, case: Case) -> None:
-        bench.check(case.implementation, bench.point.n_c, _AFTER)
+        bench.check(case.implementation, bench.point.n_c, AFTER)
         bench.check_bytes(case.implementation)
 
     def _facts(self, bench: Bench, case: Case, noise: Noise, started_at: str) -> CaseFacts:

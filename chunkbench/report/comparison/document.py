@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from chunkbench.analysis.points import AXES, show
+from chunkbench.analysis import points
+from chunkbench.analysis.points import describe, show
 from chunkbench.analysis.verdict import CaseVerdict, Comparison, Metric, Side, Summary, Verdict
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count, significant, times
@@ -71,14 +72,14 @@ def verdict_line(comparison: Comparison) -> str:
 
 def place(case: CaseVerdict, varying: Sequence[str]) -> str:
     """A case in a few words: implementation and what tells it from its neighbours."""
-    axes = " ".join(f"{axis}={show(_plain(case.axes.get(axis)))}" for axis in varying)
+    axes = describe(case.axes, varying)
     metric = "" if case.metric == "latency" else f", {case.metric}"
     return f"{case.implementation}{f' at {axes}' if axes else ''}{metric}"
 
 
 def varying(cases: Sequence[CaseVerdict]) -> list[str]:
     """Axes with more than one value among the cases."""
-    return [axis for axis in AXES if len({repr(case.axes.get(axis)) for case in cases}) > 1]
+    return points.varying([(case.axes, []) for case in cases])
 
 
 def change(case: CaseVerdict) -> str:
@@ -107,7 +108,7 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
     ]
     rows = []
     for case in cases:
-        words = [case.verdict, case.implementation, *(show(_plain(case.axes.get(axis))) for axis in axes)]
+        words = [case.verdict, case.implementation, *(show(case.axes.get(axis)) for axis in axes)]
         words += [case.metric] if several else []
         interval = NOTHING if case.low is None or case.high is None else f"{case.low:.3f}..{case.high:.3f}"
         words += [
@@ -207,8 +208,3 @@ def _what(side: Side) -> str:
 
 def _value(value: float | None) -> str:
     return NOTHING if value is None else significant(value)
-
-
-def _plain(value: object) -> object:
-    """Lists as tuples: an axis of a comparison that was read from JSON has the one, `show` knows the other."""
-    return tuple(_plain(part) for part in value) if isinstance(value, list | tuple) else value
