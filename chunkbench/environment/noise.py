@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import psutil
@@ -69,7 +70,8 @@ def heavy_processes(exclude_pids: Iterable[int] = (), interval_s: float = 0.2) -
     """Names of processes of others that keep more than a fifth of a CPU busy, the busiest first.
 
     Watches for `interval_s` seconds. This process, its descendants and `exclude_pids` are left out. Names only, neither
-    paths nor arguments; several processes of one name are given as `name (3)`.
+    paths nor arguments; several processes of one name, and a kernel's workers (`kworker/0:1`, `kworker/1:0`), are given
+    as `name (3)`.
     """
     ours = {os.getpid(), *exclude_pids, *(child.pid for child in psutil.Process().children(recursive=True))}
     before = {pid: _cpu_seconds(pid, children=False) for pid in psutil.pids() if pid not in ours}
@@ -98,6 +100,8 @@ def _cpu_seconds(pid: int, children: bool = True) -> float:
 
 def _name(pid: int) -> str:
     try:
-        return psutil.Process(pid).name()
+        name = psutil.Process(pid).name()
     except psutil.Error:
         return ""
+    # A kernel thread says its CPU or device behind a slash; a process may have named itself by its path.
+    return PurePosixPath(name).name if name.startswith("/") else name.partition("/")[0]

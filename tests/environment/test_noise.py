@@ -101,6 +101,19 @@ def test_heavy_processes_are_named_without_paths_unless_excluded(monkeypatch: py
         os.kill(pid, 9)
 
 
+@pytest.mark.parametrize(
+    ("told", "name"), [("kworker/0:1-events", "kworker"), ("/opt/tool/server", "server"), ("server", "server")]
+)
+def test_kernel_threads_and_paths_lose_what_a_slash_parts(
+    told: str, name: str, spinner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise, "HEAVY", 0.02)
+    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])  # the spinner is one
+    monkeypatch.setattr(psutil.Process, "name", lambda process: told)
+    others = [pid for pid in psutil.pids() if pid not in (os.getpid(), spinner.pid)]
+    assert heavy_processes(others, interval_s=0.3) == [name]
+
+
 def test_our_own_descendants_are_not_heavy_processes(spinner: subprocess.Popen[bytes]) -> None:
     others = [pid for pid in psutil.pids() if pid not in (os.getpid(), spinner.pid)]
     assert heavy_processes(others, interval_s=0.2) == []
