@@ -1,11 +1,11 @@
 """Can the gate be believed? Runs it again and again on code that did not change, or that was slowed down on purpose.
 
-    python benchmarks/gate_proof.py --runs 200 --load        unchanged, while a load comes and goes
-    python benchmarks/gate_proof.py --runs 60 --slow 10%      chunk_attn made 10% slower
-    python benchmarks/gate_proof.py --summary                the tables of docs/regression.md
+    python benchmarks/gate_proof.py --runs 200 --load           unchanged, while a load comes and goes
+    python benchmarks/gate_proof.py --runs 60 --slow 10%,20%    chunk_attn 10% slower in one point, 20% in the other
+    python benchmarks/gate_proof.py --summary                   the tables of docs/regression.md
 
-Every run is one line of results/gate-proof/runs.jsonl: an interrupted proof goes on where it was. The recording that
-all are compared with is made first, in results/gate-proof/recording, on the machine as it is then.
+Which point has which slow-down changes from run to run. Every run is one line of results/gate-proof/runs.jsonl: an
+interrupted proof goes on where it was. What all are compared with is in results/gate-proof/recording, made first.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+from scipy.stats import binomtest
 
 from chunkbench.analysis.compare import Options
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import Experiment, load_experiment
-from chunkbench.runner.gate import gate, repeater
+from chunkbench.runner.gate import gate
+from chunkbench.runner.recording import record, repeater
 from chunkbench.runner.run import Target, resolve
 from chunkbench.store import open_runs
 
 FOLDER = Path("results/gate-proof")
 SLOWED = "chunk_attn"
-PROCESSES, AGAIN, RECORDED = 10, 2, 40
+SLOWED_WORKER = Path(__file__).with_name("slowed_worker.py")
+PROCESSES, AGAIN = 12, 2
 LOAD = """
 import random, sys, time
 import numpy as np
@@ -44,32 +50,38 @@ while True:  # half of the time idle, else one CPU busy with arithmetic or with 
 """
 
 
-def record(experiment: Experiment, target: Target) -> Path:
+def recording(experiment: Experiment, target: Target) -> Path:
     path = FOLDER / "recording"
     if not path.exists():
-        print(f"recording {RECORDED} processes", flush=True)
+        print("recording", flush=True)
         with RunProgress(quiet=True) as progress, repeater(experiment, target, path, [], progress) as measuring:
-            longer = experiment.model_copy(update={"budget_s": experiment.budget_s * RECORDED / PROCESSES})
-            measuring.measure(longer, path, RECORDED)
+            record(experiment, measuring, path, PROCESSES, 1)
     return path
 
 
-def one_run(experiment: Experiment, target: Target, recording: Path, slow: float) -> dict[str, Any]:
-    worker = [sys.executable, str(Path(__file__).with_name("slowed_worker.py")), SLOWED, str(slow)] if slow else None
+def one_run(experiment: Experiment, target: Target, path: Path, slow: Sequence[float]) -> dict[str, Any]:
+    worker = [sys.executable, str(SLOWED_WORKER), SLOWED, ",".join(map(str, slow))] if any(slow) else None
     out = Path(tempfile.mkdtemp(prefix="gate-proof-"))
     started = time.monotonic()
     try:
-        with RunProgress(quiet=True) as progress, repeater(experiment, target, out, [], progress, worker) as measuring:
-            found = gate(experiment, measuring, open_runs(recording), Options(), PROCESSES, AGAIN, out, target)
+        with RunProgress(quiet=True) as progress:
+            options = Options(looks=1 + AGAIN)  # as the command has it
+            recorded = open_runs(path)
+            found = gate(
+                experiment, target, path, recorded, options, PROCESSES, AGAIN, out, progress, worker=worker
+            ).comparison
     finally:
         shutil.rmtree(out, ignore_errors=True)
-    assert found.comparison is not None
+    assert found is not None
+    assert found.settings.in_turns
+    by_point = dict(zip((point.n_s for point in experiment.points(target.device, target.dtype)), slow, strict=True))
     cases = [
         {"implementation": c.implementation, "n_s": c.axes["n_s"], "verdict": c.verdict, "ratio": c.ratio}
-        | {"low": c.low, "high": c.high, "remeasured": c.remeasured, "reason": c.reason}
-        for c in found.comparison.cases
+        | {"slow": by_point[c.axes["n_s"]] if c.implementation == SLOWED else 0.0}
+        | {"low": c.low, "high": c.high, "pairs": c.head_units, "remeasured": c.remeasured, "reason": c.reason}
+        for c in found.cases
     ]
-    return {"seconds": round(time.monotonic() - started, 1), "exit_code": found.comparison.exit_code, "cases": cases}
+    return {"seconds": round(time.monotonic() - started, 1), "exit_code": found.exit_code, "cases": cases}
 
 
 def lines() -> list[dict[str, Any]]:
@@ -77,54 +89,65 @@ def lines() -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def is_wrong(case: dict[str, Any], slow: float) -> bool:
-    if case["verdict"] == "slower":
-        return not (slow and case["implementation"] == SLOWED)
-    return bool(case["verdict"] == "faster")
+def is_wrong(case: dict[str, Any]) -> bool:
+    return bool(case["verdict"] == "faster" or (case["verdict"] == "slower" and not case["slow"]))
+
+
+def rate(found: int, of: int) -> str:
+    """With the exact 95% interval of Clopper and Pearson."""
+    low, high = binomtest(found, of).proportion_ci(0.95)
+    return f"{found} of {of} ({low:.1%} to {high:.1%})"
 
 
 def summary() -> None:
-    groups: dict[tuple[float, bool], list[dict[str, Any]]] = defaultdict(list)
-    for line in lines():
-        groups[line["slow"], line["load"]].append(line)
-    for (slow, load), runs in sorted(groups.items()):
-        verdicts = Counter(case["verdict"] for run in runs for case in run["cases"])
-        times = sorted(run["seconds"] for run in runs)
-        wrong = sum(any(is_wrong(case, slow) for case in run["cases"]) for run in runs)
-        slowed = [[c for c in run["cases"] if c["implementation"] == SLOWED] for run in runs]
-        found = sum(any(case["verdict"] == "slower" for case in cases) for cases in slowed)
-        every = sum(all(case["verdict"] == "slower" for case in cases) for cases in slowed)
-        print(
-            f"slowed by {slow:.0%}, {'with' if load else 'without'} load: {len(runs)} runs; wrong {wrong}; "
-            f"slow-down found in {found}, in every case of it {every}; seconds: median {times[len(times) // 2]}, "
-            f"longest {times[-1]}; cases {dict(verdicts)}"
-        )
+    for load in (True, False):
+        runs = [line for line in lines() if line["load"] == load]
+        unchanged = [line for line in runs if not any(line["slow"])]
+        for name, group in (("unchanged", unchanged), ("slowed", [line for line in runs if any(line["slow"])])):
+            if not group:
+                continue
+            times = [line["seconds"] for line in group]
+            print(f"{name}, {'with' if load else 'without'} a load: {len(group)} runs,", end=" ")
+            print(f"{median(times):.0f} s in the median, {max(times):.0f} s at most")
+            print(
+                f"  runs with a wrong verdict: {rate(sum(any(map(is_wrong, g['cases'])) for g in group), len(group))}"
+            )
+            cases = [(case, line["seconds"]) for line in group for case in line["cases"]]
+            for slow in sorted({case["slow"] for case, _ in cases}):
+                several = [(case, seconds) for case, seconds in cases if case["slow"] == slow]
+                found = [seconds for case, seconds in several if case["verdict"] == "slower"]
+                ratios = sorted(case["ratio"] for case, _ in several if case["ratio"])
+                verdicts = dict(Counter(case["verdict"] for case, _ in several))
+                print(f"  slowed by {slow:.0%}: called slower {rate(len(found), len(several))}; {verdicts};", end=" ")
+                print(f"ratio {median(ratios):.3f}", f"in {median(found):.0f} s" if found else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="how many there shall be in the end")
-    parser.add_argument("--slow", default="0%", help="by how much, e.g. 10%%")
+    parser.add_argument("--slow", default="0%,0%", help="by how much in the first and the second point, e.g. 10%%,20%%")
     parser.add_argument("--load", action="store_true", help="with a background load that comes and goes")
     parser.add_argument("--summary", action="store_true", help="print what was found so far")
     arguments = parser.parse_args()
     if arguments.summary:
         summary()
         return
-    slow = float(arguments.slow.rstrip("%")) / 100
+    slow = [float(text.rstrip("%")) / 100 for text in arguments.slow.split(",")]
     experiment = load_experiment("gate")
     target = resolve(experiment)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    recording = record(experiment, target)
-    done = sum(line["slow"] == slow and line["load"] == arguments.load for line in lines())
+    path = recording(experiment, target)
+    done = sum(sorted(line["slow"]) == sorted(slow) and line["load"] == arguments.load for line in lines())
     load = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if arguments.load else None
     try:
         for number in range(done + 1, arguments.runs + 1):
-            result = {"slow": slow, "load": arguments.load} | one_run(experiment, target, recording, slow)
+            these = slow if number % 2 else slow[::-1]  # every point takes its turn with each
+            result = {"slow": these, "load": arguments.load} | one_run(experiment, target, path, these)
             with (FOLDER / "runs.jsonl").open("a") as file:
                 file.write(json.dumps(result) + "\n")
             words = ", ".join(
-                f"{c['implementation']}/{c['n_s']} {c['verdict']} {c['ratio'] or 0:.3f}" for c in result["cases"]
+                f"{c['implementation']}/{c['n_s']} {c['slow']:.0%} {c['verdict']} {c['ratio'] or 0:.3f}"
+                for c in result["cases"]
             )
             print(f"{number}/{arguments.runs} {result['seconds']} s: {words}", flush=True)
     finally:

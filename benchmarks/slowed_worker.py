@@ -1,6 +1,7 @@
 """A worker in which one implementation is slower, or wrong, on purpose: what `gate_proof.py` has the gate find.
 
-    python benchmarks/slowed_worker.py chunk_attn 0.10
+    python benchmarks/slowed_worker.py chunk_attn 0.10          in every point
+    python benchmarks/slowed_worker.py chunk_attn 0.10,0.20     10% where nothing is shared, else 20%
 
 After every call it multiplies matrices until the call has taken that much longer: real work, so that whatever slows the
 machine down slows it down too. `wrong` instead of a number adds 1 to the output; `crash` ends the process.
@@ -22,7 +23,9 @@ TARGET, FAULT = sys.argv[1:3]
 _matrix = torch.full((32, 32), 1 / 32)
 
 
-def faulty(decode: Any) -> Any:
+def faulty(decode: Any, shared: bool) -> Any:
+    share = float(FAULT.split(",")[-1 if shared else 0]) if FAULT not in ("wrong", "crash") else 0.0
+
     def call(q: torch.Tensor, out: torch.Tensor) -> None:
         started = perf_counter()
         decode(q, out)
@@ -31,7 +34,7 @@ def faulty(decode: Any) -> Any:
         elif FAULT == "crash":
             os.abort()
         else:
-            until = perf_counter() + float(FAULT) * (perf_counter() - started)
+            until = perf_counter() + share * (perf_counter() - started)
             while perf_counter() < until:
                 torch.mm(_matrix, _matrix)
 
@@ -45,7 +48,7 @@ def load(name: str, original: Any = registry.load) -> Any:
 
         def prepare_faulty(inputs: Any) -> Any:
             session = prepare(inputs)
-            session.decode = faulty(session.decode)
+            session.decode = faulty(session.decode, inputs.point.n_s > 0)
             return session
 
         implementation.prepare = prepare_faulty

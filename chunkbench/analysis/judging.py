@@ -194,7 +194,7 @@ def _whole_pairs(base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]
                 kept[number].append(case)
             elif not measured(case):
                 kept[number].append(case)
-    return kept if any(map(measured, kept[0])) or not base else [list(base), *map(list, heads)]
+    return kept if any(map(measured, kept[0])) else [list(base), *map(list, heads)]
 
 
 def name_of(case: CaseFacts) -> str:

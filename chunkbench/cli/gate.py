@@ -28,11 +28,12 @@ _RECORDED = 3
 @click.command("gate", epilog=_EXAMPLES, short_help="Measure, compare with a recording, measure again what changed.")
 @click.argument("experiment", metavar="EXPERIMENT")
 @click.option("--against", type=click.Path(path_type=Path), metavar="RECORDED", help="The recording to compare with.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="RECORDED", help="Make the recording, or add to it.")
+@click.option("--record", "into", type=click.Path(path_type=Path), metavar="RECORDED", help="Make it, or add to it.")
 @click.option("--budget", metavar="TIME", help="Of each measurement, e.g. 20s, 2m.  [default: the experiment's]")
-@click.option("--processes", type=click.IntRange(2, 1000), default=10, show_default=True, help="Of each measurement.")
+@click.option("--processes", type=click.IntRange(2, 1000), default=12, show_default=True, help="Fewest of a side.")
 @click.option("--again", type=click.IntRange(0, 20), default=2, show_default=True, help="Times to measure again.")
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
+@click.option("--as-recorded", is_flag=True, help="Compare with the recorded times; do not measure that build again.")
 @comparing_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and reports [results/runs/gate-...].")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and nothing printed; the exit code tells.")
@@ -41,11 +42,12 @@ def command(
     ctx: click.Context,
     experiment: str,
     against: Path | None,
-    record: Path | None,
+    into: Path | None,
     budget: str | None,
     processes: int,
     again: int,
     only: tuple[str, ...],
+    as_recorded: bool,
     threshold: str,
     confidence: float,
     metric: Metric,
@@ -55,9 +57,11 @@ def command(
     out: Path | None,
     quiet: bool,
 ) -> None:
-    """Measure EXPERIMENT in several processes and compare it with a recording made by --record on the same machine.
+    """Measure EXPERIMENT and compare it with a recording that --record made.
 
-    What looks slower or faster is measured again, up to --again times; it is called so only if that agrees. All reports
+    The build that the recording keeps is measured again, in turns with this one, round by round: what disturbs the
+    machine disturbs both. What looks slower or faster is measured again, up to --again times; it is called so only if
+    that agrees. Where the recorded build does not run, its times are compared with, on the same machine. All reports
     are written before the exit code is decided: 0; 1 slower or missing; 2 wrong usage; 3 incorrect, error, crashed or
     timeout; 4 inconclusive, if --fail-on asks for it; 130 interrupted.
     """
@@ -65,11 +69,12 @@ def command(
     from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import chosen
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.runner.gate import gate, next_number, repeater
+    from chunkbench.runner.gate import gate
+    from chunkbench.runner.recording import next_number, record, repeater
     from chunkbench.runner.run import resolve
     from chunkbench.store import RunError, open_runs
 
-    if (against is None) == (record is None):
+    if (against is None) == (into is None):
         raise click.UsageError("give either --against RECORDED or --record RECORDED")
     loaded = chosen(experiment, budget=budget, only=only)
     target = resolve(loaded)
@@ -78,36 +83,36 @@ def command(
     def settle(implementation: str, factor: float) -> str:
         return again_words(words, implementation, loaded.budget_s * factor)
 
-    if record is not None:
-        many = processes * _RECORDED
+    if into is not None:
+        longer = loaded.model_copy(update={"budget_s": loaded.budget_s * _RECORDED})
         try:
-            first = next_number(record, loaded, target)
+            first = next_number(into, loaded, target)
+            with RepeatProgress(quiet) as progress, repeater(longer, target, into, words, progress) as measuring:
+                runs, interrupted = record(longer, measuring, into, processes * _RECORDED, first)
         except RunError as error:
             fail(str(error))
-        longer = loaded.model_copy(update={"budget_s": loaded.budget_s * _RECORDED})
-        with RepeatProgress(quiet) as progress, repeater(longer, target, record, words, progress) as measuring:
-            runs, interrupted = measuring.measure(longer, record, many, first=first)
         if not quiet:
-            click.echo(f"recorded {len(runs)} processes in {record}", err=True)
+            click.echo(f"recorded {len(runs)} processes in {into}", err=True)
         ctx.exit(130 if interrupted else exit_code(case.status for run in runs for case in run.cases))
     assert against is not None
     options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle, 1 + again)
     try:
-        recording = open_runs(against)
+        recorded = open_runs(against)
         if only:  # what was left out by wish is not missing
-            for run in recording:
+            for run in recorded:
                 run.cases = [case for case in run.cases if case.implementation in only]
         folder = out or RUNS / f"gate-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
         if folder.exists() and any(folder.iterdir()):
             raise RunError(f"{folder}: is not empty; choose a new folder for --out")
-        with RepeatProgress(quiet) as progress, repeater(loaded, target, folder, words, progress) as measuring:
-            gated = gate(loaded, measuring, recording, options, processes, again, folder, target)
+        with RepeatProgress(quiet) as progress:
+            gated = gate(
+                loaded, target, against, recorded, options, processes, again, folder, progress, as_recorded=as_recorded
+            )
     except (RunError, NothingToCompare) as error:
         fail(str(error))
     if gated.comparison is not None:
         tell(gated.comparison, form, folder, quiet)
-    if gated.interrupted:
-        click.echo("interrupted; what was measured is in " + str(folder), err=True)
+    if gated.interrupted or gated.comparison is None:
+        click.echo(f"interrupted; what was measured is in {folder}", err=True)
         ctx.exit(130)
-    assert gated.comparison is not None
     ctx.exit(gated.comparison.exit_code)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import site
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +25,8 @@ class Revision:
     """A revision that can be run."""
 
     commit: str
-    python: Path
-    """Its interpreter: this project in that revision, every other package as it is installed here."""
+    build: Path
+    """Folder with the package alone; every other package is the one installed here."""
 
 
 @contextmanager
@@ -43,7 +41,7 @@ def built(ref: str, log: Path) -> Iterator[Revision]:
     source = folder / "source"
     try:
         _run(["git", "-C", str(PROJECT), "worktree", "add", "--detach", str(source), commit], log, "check out", ref)
-        yield Revision(commit, _install(source, folder / "environment", log, ref))
+        yield Revision(commit, _install(source, folder / "build", log, ref))
     finally:
         with _undisturbed():
             _quietly(["git", "-C", str(PROJECT), "worktree", "remove", "--force", str(source)])
@@ -77,21 +75,14 @@ def resolve(ref: str) -> str:
     return found.stdout.strip()
 
 
-def _install(source: Path, environment: Path, log: Path, ref: str) -> Path:
-    """An environment that sees this one's packages, and before them the project as it is in `source`."""
-    venv.create(environment, with_pip=False, symlinks=True)
-    python = environment / "bin" / "python"
-    packages = next((environment / "lib").glob("python*/site-packages"))
-    # Named in a .pth file, a folder is searched, but its own .pth files are not run: not ours, which would bring
-    # this revision back.
-    places = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if Path(path).is_dir()]
-    (packages / "third_party.pth").write_text("".join(f"{path}\n" for path in places))
-    options = ["--no-deps", "--no-build-isolation", "--ignore-installed", "--no-compile"]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-q"]
+def _install(source: Path, folder: Path, log: Path, ref: str) -> Path:
+    """The project as it is in `source`, built into a folder."""
+    options = ["--no-deps", "--no-build-isolation", "--no-compile", "--target", str(folder)]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     # Where this revision has its native module, one that does without is no match.
     required = {} if cpu.native() is None else {"CHUNKBENCH_REQUIRE_NATIVE": "1"}
     _run([*pip, *options, str(source)], log, "build", ref, required)
-    return python
+    return folder
 
 
 def _run(command: list[str], log: Path, what: str, ref: str, extra: dict[str, str] | None = None) -> None:

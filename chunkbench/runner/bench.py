@@ -56,9 +56,9 @@ class Bench:
             entry.fail("unsupported", f"{reply['reason']}: {reply['remedy']}" if reply["remedy"] else reply["reason"])
         return not entry.failed
 
-    def check(self, name: str, steps: int, nonce: int) -> None:
-        """Compare one decode over `steps` completion tokens with float64."""
-        reply = self.ask(name, "check", steps=steps, nonce=nonce)
+    def check(self, name: str, steps: int, nonce: int, sample: bool = False) -> None:
+        """Compare one decode over `steps` completion tokens, or a sample of its rows, with float64."""
+        reply = self.ask(name, "check", steps=steps, nonce=nonce, sample=sample)
         if reply is None:
             return
         entry = self.entries[name]

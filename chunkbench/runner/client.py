@@ -18,8 +18,9 @@ import psutil
 
 from chunkbench.runner.heap import KEEP_FREED_MEMORY
 
-PROTOCOL = 2
-"""Version of the requests and replies; a worker that speaks another one is refused. 2 added `preload` and `fork`."""
+PROTOCOL = 3
+"""Version of the requests and replies; a worker that speaks another one is refused. 2 added `preload` and
+`fork`, 3 `warm`."""
 
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0

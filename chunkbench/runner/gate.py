@@ -1,194 +1,120 @@
-"""The gate: measure an experiment in several processes, compare with a recording, measure again what looks changed."""
+"""The gate: measure an experiment beside a recorded build, compare, measure again what looks changed."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from chunkbench.analysis.compare import Options, compare
-from chunkbench.analysis.verdict import EXACT, CaseVerdict, Comparison
+from chunkbench.analysis.environments import differences
+from chunkbench.analysis.verdict import Comparison
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
-from chunkbench.runner.conduct import Conduct
-from chunkbench.runner.identity import differences, identity
-from chunkbench.runner.run import Listener, Target, run_experiment
-from chunkbench.store import Run, RunError, open_runs
-
-_IMPORT_LIMIT_S = 300.0
-
-
-@dataclass(frozen=True)
-class Gated:
-    """What a gate found."""
-
-    comparison: Comparison | None
-    """None when it was interrupted before there was anything to compare."""
-    interrupted: bool
-
-
-class Repeater:
-    """Measures an experiment several times, each time in a process of its own.
-
-    Processes differ: in where their memory lies, and in when they ran. What is measured in one process only may be
-    off by more than a threshold, whatever the number of rounds. They are forked from one that has imported everything,
-    and so start at once.
-    """
-
-    def __init__(self, target: Target, parent: WorkerClient, command: Sequence[str], listener: Listener) -> None:
-        self._target, self._parent, self._command, self._listener = target, parent, command, listener
-
-    def measure(
-        self, experiment: Experiment, out: Path, processes: int, points: frozenset[Point] | None = None, first: int = 1
-    ) -> tuple[list[Run], bool]:
-        """Runs in `out`/`first` and the numbers that follow, which share the experiment's budget; and whether it was
-        interrupted."""
-        one = _repeated(experiment, processes)
-        conduct = Conduct(brief=True, points=points, start_worker=lambda _: self._parent.fork())
-        runs: list[Run] = []
-        for number in range(first, first + processes):
-            path = out / str(number)
-            outcome = run_experiment(one, self._target, path, False, self._command, self._listener, conduct)
-            if outcome.interrupted:
-                shutil.rmtree(path, ignore_errors=True)  # half a process would lack cases that the others have
-                return runs, True
-            runs.append(outcome.run)
-        return runs, False
-
-
-def preloaded(start: Callable[[], WorkerClient], implementations: Sequence[str]) -> WorkerClient:
-    """A worker that has imported the implementations, without those that take it down: they will do so to a child,
-    and be a row that says so. Raises what `start` raises."""
-    left_out: set[str] = set()
-    while True:
-        worker = start()
-        try:
-            for name in implementations:
-                if name not in left_out:
-                    worker.ask("preload", _IMPORT_LIMIT_S, implementations=[name])
-            return worker
-        except (WorkerCrashed, WorkerTimeout):
-            worker.kill()
-            left_out.add(name)
-        except BaseException:
-            worker.kill()
-            raise
-
-
-@contextmanager
-def repeater(
-    experiment: Experiment,
-    target: Target,
-    out: Path,
-    command: Sequence[str],
-    listener: Listener,
-    worker: Sequence[str] | None = None,
-) -> Iterator[Repeater]:
-    """A repeater whose parent process has imported the experiment's implementations. `worker` is another command line
-    for it. Raises `RunError` where `out` cannot be written or no worker starts."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        parent = preloaded(
-            lambda: WorkerClient(out / "worker.log", list(worker) if worker else None), experiment.implementations
-        )
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written: {error.strerror}") from error
-    except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
-        raise RunError(f"{out}: a worker process does not start: {error}") from None
-    try:
-        yield Repeater(target, parent, command, listener)
-    finally:
-        parent.kill()
+from chunkbench.runner.again import Gated, look_again
+from chunkbench.runner.in_turns import compared, sides
+from chunkbench.runner.kept_build import refusal, unpacked
+from chunkbench.runner.recording import BUILD, repeater
+from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt
+from chunkbench.runner.turns import Turns
+from chunkbench.store import Run, RunError
 
 
 def gate(
     experiment: Experiment,
-    repeater: Repeater,
-    recording: Sequence[Run],
+    target: Target,
+    recording: Path,
+    recorded: Sequence[Run],
     options: Options,
     processes: int,
     again: int,
     out: Path,
+    listener: Listener,
+    as_recorded: bool = False,
+    worker: Sequence[str] | None = None,
+) -> Gated:
+    """Measure into `out`, then again, up to `again` times, what looks changed; each time for the experiment's budget.
+
+    The build that the `recording` keeps is measured anew, in turns with this revision: what a kernel took in another
+    hour is no fair measure of it. Where the build does not run here, or `as_recorded`, the `recorded` times are
+    compared with. `worker` is another command line for this revision's worker. Raises `RunError`, `NothingToCompare`.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{out}: cannot be written: {error.strerror}") from error
+    refused = "--as-recorded" if as_recorded else refusal(recording / BUILD)
+    if refused:
+        found = _as_recorded(experiment, target, recorded, options, processes, again, out, listener, worker)
+        if as_recorded:
+            return found
+        return _warned(found, [f"{recording}: {refused}: compared with the times as recorded, which tells less"])
+    kept = {name: recorded[0].manifest.get(name) for name in ("git", "chunkbench_version")}
+    try:
+        with (
+            sigterm_as_interrupt(),
+            unpacked(recording / BUILD) as build,
+            sides(experiment, target, out, build, str(recording), kept, worker) as both,
+        ):
+            turns = Turns(experiment, target, *both, out, listener)
+            found = compared(turns, options, processes, again, lambda runs: _keep_recorded(runs, recorded))
+    except KeyboardInterrupt:
+        return Gated(None, interrupted=True)
+    now = manifest_of(experiment, target, 0)
+    changed = [
+        f"since the recording: {one.what}: {one.base} is {one.head} now; both builds were measured as it is now"
+        + ("" if one.machine else " (--as-recorded judges it)")
+        for one in differences(recorded[0].manifest, now)
+    ]
+    return _warned(found, changed)
+
+
+def _keep_recorded(base: list[Run], recorded: Sequence[Run]) -> None:
+    """Let BASE be what was recorded: cases that are new have no base, and those that are gone are missing."""
+    known = {case.key: case for run in recorded for case in run.cases}
+    for run in base:
+        here = {case.key for case in run.cases}
+        run.cases = [case for case in run.cases if case.key in known]
+        if run is base[0]:
+            run.cases += [case for key, case in known.items() if key not in here]
+
+
+def _warned(found: Gated, warnings: Sequence[str]) -> Gated:
+    comparison: Comparison | None = found.comparison
+    if comparison is not None:
+        comparison = comparison.model_copy(update={"warnings": (*comparison.warnings, *warnings)})
+    return Gated(comparison, found.interrupted)
+
+
+def _as_recorded(
+    experiment: Experiment,
     target: Target,
-) -> Gated:
-    """Measure into `out`/head; what looks slower or faster, up to `again` times more, into `out`/again-1 and so on.
-
-    Each takes the experiment's budget. Raises `RunError` as `run_experiment` does, and `NothingToCompare`.
-    """
-    head, interrupted = repeater.measure(experiment, out / "head", processes)
-    if not head:
-        return Gated(None, interrupted)
-    repeats: list[list[Run]] = []
-
-    def measure(number: int, changed: frozenset[str]) -> bool:
-        narrowed, points = _only(experiment, target, changed)
-        runs, interrupted = repeater.measure(narrowed, out / f"again-{number}", processes, points)
-        if runs:
-            repeats.append(runs)
-        return interrupted
-
-    return look_again(
-        lambda: compare(recording, head, options, repeats), measure, again, options.threshold, interrupted
-    )
-
-
-def look_again(
-    compared: Callable[[], Comparison],
-    measure: Callable[[int, frozenset[str]], bool],
+    recorded: Sequence[Run],
+    options: Options,
+    processes: int,
     again: int,
-    threshold: float,
-    interrupted: bool,
+    out: Path,
+    listener: Listener,
+    worker: Sequence[str] | None,
 ) -> Gated:
-    """Compare, and while something looks changed, up to `again` times, measure that once more and compare anew.
+    """Measure into `out`/head and `out`/again-1 and so on, and compare with what was recorded."""
+    command = shlex.split(options.command)
+    with repeater(experiment, target, out, command, listener, worker) as measuring:
+        head, interrupted = measuring.measure(experiment, out / "head", processes)
+        if not head:
+            return Gated(None, interrupted)
+        repeats: list[list[Run]] = []
 
-    `measure` is given the number of the re-measurement and the keys of the cases, and says whether it was interrupted.
-    """
-    comparison = compared()
-    for number in range(1, again + 1):
-        changed = frozenset(case.key for case in comparison.cases if _looks_changed(case, threshold))
-        if interrupted or not changed:
-            break
-        interrupted = measure(number, changed)
-        comparison = compared()
-    return Gated(comparison, interrupted)
+        def measure(number: int, changed: frozenset[str]) -> bool:
+            narrowed, points = _only(experiment, target, changed)
+            runs, interrupted = measuring.measure(narrowed, out / f"again-{number}", processes, points)
+            if runs:
+                repeats.append(runs)
+            return interrupted
 
-
-def next_number(recording: Path, experiment: Experiment, target: Target) -> int:
-    """Number of the run with which a recording goes on: 1 for a new one.
-
-    Raises `RunError` where the folder holds something else, or runs of another experiment, revision or machine.
-    """
-    if not recording.exists() or not any(recording.iterdir()):
-        return 1
-    runs = open_runs(recording)
-    if runs[0].path == recording:
-        raise RunError(f"{recording}: is a run, not a recording; choose another folder")
-    current = identity(_repeated(experiment, 1), target.environment, target.device, target.dtype)
-    reasons = differences(runs[0].manifest.get("identity", {}), current)
-    if reasons:
-        raise RunError(f"{recording}: cannot be added to: {'; '.join(reasons)}. Choose a new folder")
-    return max(int(run.path.name) for run in runs) + 1
-
-
-def _repeated(experiment: Experiment, processes: int) -> Experiment:
-    """The experiment as one of several processes measures it: rounds until its share of the budget is used up, since
-    no interval is narrow enough to stop early."""
-    changes = {"budget_s": experiment.budget_s / processes, "precision": 1e-6, "max_rounds": 1_000_000}
-    return experiment.model_copy(update=changes)
-
-
-def _looks_changed(case: CaseVerdict, threshold: float) -> bool:
-    """Whether measuring a case again could change what is said of it: it differs, and by more than the threshold as far
-    as one can see, but no later measurement has agreed yet."""
-    if case.metric in EXACT or case.ratio is None or case.low is None or case.high is None:
-        return False
-    if case.verdict in ("slower", "faster"):
-        return not case.remeasured
-    differs = case.low > 1 or case.high < 1
-    return case.verdict == "inconclusive" and differs and not 1 / (1 + threshold) <= case.ratio <= 1 + threshold
+        return look_again(
+            lambda: compare(recorded, head, options, repeats), measure, again, options.threshold, interrupted
+        )
 
 
 def _only(experiment: Experiment, target: Target, keys: frozenset[str]) -> tuple[Experiment, frozenset[Point]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from random import SystemRandom
 
 from chunkbench.environment import available_memory
 
@@ -17,6 +18,7 @@ KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 <<
 _ALL = 1 << 62
 _PAGE, _PIECE = 4096, 1 << 28
 _MADV_POPULATE_WRITE = 23
+_LINE, _LINES = 64, 1 << 14
 
 
 class _Statistics(ctypes.Structure):
@@ -58,6 +60,17 @@ def make_room(size: int, margin: int) -> None:
         libc.malloc_trim(max(0, libc.mallinfo2().end - lacking))
 
 
+def shift() -> None:
+    """Have what is allocated from now on lie elsewhere in its pages, by chance. Does nothing without glibc.
+
+    Forked processes inherit one heap, and with it where in a page every block will begin. That alone makes one kernel
+    some percent faster or slower, in all children of a parent alike.
+    """
+    libc = _glibc()
+    if libc is not None:
+        libc.sbrk(_LINE * SystemRandom().randrange(_LINES))
+
+
 def _lacking(libc: ctypes.CDLL, size: int) -> int:
     """Bytes that `size` takes from the system at worst (holes may have lost their pages), less what is available."""
     heap: _Statistics = libc.mallinfo2()
@@ -72,6 +85,7 @@ def _glibc() -> ctypes.CDLL | None:
     if not hasattr(libc, "mallinfo2"):  # before 2.33
         return None
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.free.argtypes, libc.malloc_trim.argtypes = [ctypes.c_void_p], [ctypes.c_size_t]
     libc.mallinfo2.restype = _Statistics

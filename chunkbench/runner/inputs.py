@@ -19,6 +19,11 @@ _POOL = 1 << 24
 _STRIDE = 16  # rows start at multiples of 16 elements, so that copies stay aligned
 
 
+def prime(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Make the pool now that the points of a run with this seed will draw from."""
+    _pool(_stream(seed, 0), dtype, device)
+
+
 @lru_cache(maxsize=1)
 def _pool(seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     """The normals that rows are drawn from; the points of a run mostly share one pool."""
@@ -95,7 +100,11 @@ class PooledInputs:
         return torch.Generator().manual_seed(self._stream(*stream))
 
     def _stream(self, *parts: int) -> int:
-        value = self._seed
-        for part in parts:  # a mixing step per part keeps streams of neighbouring seeds apart
-            value = (value * 6364136223846793005 + part * 1442695040888963407 + 1) % (1 << 63)
-        return value
+        return _stream(self._seed, *parts)
+
+
+def _stream(seed: int, *parts: int) -> int:
+    value = seed
+    for part in parts:  # a mixing step per part keeps streams of neighbouring seeds apart
+        value = (value * 6364136223846793005 + part * 1442695040888963407 + 1) % (1 << 63)
+    return value

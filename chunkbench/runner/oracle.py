@@ -10,8 +10,8 @@ import torch
 from chunkbench.kernels.reference import attention
 from chunkbench.runner.inputs import PooledInputs
 
-_ELEMENTS = 1 << 24
-"""K and V elements that one check converts to float64 at most: 128 MB."""
+_ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
+"""K and V elements that one check converts to float64 at most: 128 MB, or what takes some milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,19 @@ class Check:
         return float((got - self.expected).abs().max() / self.expected.abs().max())
 
 
-def make_check(inputs: PooledInputs, steps: int, nonce: int) -> Check:
-    """A check of the state after `steps` completion tokens, with queries of its own."""
+def make_check(inputs: PooledInputs, steps: int, nonce: int, sample: bool = False) -> Check:
+    """A check of the state after `steps` completion tokens, with queries of its own.
+
+    Where a point is too large for one check, or a `sample` is enough, `nonce` draws the sequences and heads.
+    """
     point = inputs.point
     rng = random.Random(f"check {nonce}")
+    most = _SAMPLE if sample else _ELEMENTS
     per_head = 2 * inputs.capacity * point.head_dim
-    kv_heads = rng.sample(range(point.kv_heads), min(point.kv_heads, max(1, min(8, _ELEMENTS // per_head))))
-    fits = max(1, _ELEMENTS // (per_head * len(kv_heads)))
+    kv_heads = rng.sample(range(point.kv_heads), min(point.kv_heads, max(1, min(8, most // per_head))))
+    fits = max(1, most // (per_head * len(kv_heads)))
     sequences = sorted(rng.sample(range(point.batch_size), min(point.batch_size, fits)))
-    if point.kv_heads * point.batch_size * per_head <= _ELEMENTS:
+    if point.kv_heads * point.batch_size * per_head <= most:
         kv_heads = list(range(point.kv_heads))
         sequences = list(range(point.batch_size))
     group = point.heads // point.kv_heads

@@ -11,6 +11,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import psutil
+
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS, timed_steps
 from chunkbench.environment import NoiseMeter
 from chunkbench.experiment import Experiment
@@ -58,14 +60,18 @@ class Turns:
         """The same in both manifests: a comparison sees by it that the n-th rounds belong together."""
 
     def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> Measured:
-        """Every case, or those with these keys, in so many pairs of processes that share the budget.
+        """Cases, all or those with these keys, in as many pairs of processes as the budget holds, at least `processes`.
 
         Runs go to `out`/`folder`/base/1, `out`/`folder`/head/1 and so on. Ctrl-C keeps the pairs that are complete.
         """
         found: tuple[list[Run], list[Run]] = ([], [])
         try:
             with sigterm_as_interrupt():
-                for number in range(1, processes + 1):
+                started = monotonic()
+                # The last pair may begin if half of it fits: then the budget is kept on average.
+                while (number := len(found[0]) + 1) <= processes or (
+                    (monotonic() - started) * (1 + 0.5 / len(found[0])) < self._experiment.budget_s
+                ):
                     for runs, path in zip(found, self._pair(processes, number, only, folder), strict=True):
                         runs.append(open_run(path))
         except KeyboardInterrupt:
@@ -89,7 +95,7 @@ class Turns:
             share = weight(point, self._experiment.seed) / whole
             budget_s = self._experiment.budget_s / processes * share
             self._listener.activity(point, case.implementation, 0.0, 0.0)
-            for several, one in zip(measured, self._case(point, case, budget_s), strict=True):
+            for several, one in zip(measured, self._case(point, case, budget_s, number), strict=True):
                 several.append(one)
         for side, path, several in zip(self._sides, paths, measured, strict=True):
             manifest = manifest_of(self._experiment, self._target, len(self._points))
@@ -99,8 +105,13 @@ class Turns:
             writer.close()
         return paths[0], paths[1]
 
-    def _case(self, point: Point, case: Case, budget_s: float) -> tuple[CaseFacts, CaseFacts]:
-        """One case in a fresh process of either revision."""
+    def _case(self, point: Point, case: Case, budget_s: float, number: int) -> tuple[CaseFacts, CaseFacts]:
+        """One case in a fresh process of either revision.
+
+        Rounds go on for as long as it took to prepare them, since processes differ as much as rounds do, but not
+        beyond the case's share of the budget. All rows are checked, before and after the rounds, in the first pair of
+        processes; a sample of them, before the rounds, in others.
+        """
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         workers: list[WorkerClient] = []
 
@@ -119,37 +130,51 @@ class Turns:
             for side in self._sides:
                 worker, traits = survey([case.implementation], point.device, start(side))
                 benches.append(Bench(self._experiment, traits, worker, point, [case]))
+            # Who takes its memory first gets other pages than who comes second: a percent, if always the same.
+            in_order = self._dice.sample(benches, len(benches))
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
-            ready = [self._went_well(self._prepare, bench, case) for bench in benches]
+            self._pin(workers, point)
+            began = monotonic()
             # Where one side failed, the other is measured alone: that it works is part of the verdict.
-            self._rounds([bench for bench, well in zip(benches, ready, strict=True) if well], case, budget_s)
-            for bench, prepared in zip(benches, ready, strict=True):
-                if prepared:
-                    self._went_well(self._finish, bench, case)
+            ready = [bench for bench in in_order if self._went_well(self._prepare, bench, case, number)]
+            self._rounds(ready, case, min(budget_s, monotonic() - began))
+            for bench in ready if number == 1 else ():
+                self._went_well(self._finish, bench, case, number)
             noise = Noise.model_validate(meter.stop())
         finally:
             for worker in workers:
                 worker.kill()
         return tuple(self._facts(bench, case, noise, started_at) for bench in benches)  # type: ignore[return-value]
 
-    def _went_well(self, work: Callable[[Bench, Case], None], bench: Bench, case: Case) -> bool:
+    def _pin(self, workers: Sequence[WorkerClient], point: Point) -> None:
+        """Let both sides use the same CPUs, drawn by chance: those of one machine differ in what they share with
+        others."""
+        if point.device != "cpu" or point.threads is None or not hasattr(psutil.Process, "cpu_affinity"):
+            return
+        usable = psutil.Process().cpu_affinity()
+        if point.threads < len(usable):
+            chosen = self._dice.sample(usable, point.threads)
+            for worker in workers:
+                psutil.Process(worker.pid).cpu_affinity(chosen)
+
+    def _went_well(self, work: Callable[[Bench, Case, int], None], bench: Bench, case: Case, number: int) -> bool:
         """Do it; what took the worker down is in the entry then."""
         entry = bench.entries[case.implementation]
         try:
-            work(bench, case)
+            work(bench, case, number)
         except Culprit as culprit:
             entry.fail(culprit.status, culprit.reason)
         return not entry.failed
 
-    def _prepare(self, bench: Bench, case: Case) -> None:
+    def _prepare(self, bench: Bench, case: Case, number: int) -> None:
         name, point, seed = case.implementation, bench.point, self._experiment.seed
         opened = bench.housekeeping("open", point=point.model_dump(mode="json"), seed=seed, probe_bytes=0)
         bench.threads = opened["threads"]
         if bench.usable(name):
             needs = memory.needs(point, seed, {name: bench.survey[name].shares_storage})[name]
             if bench.ask(name, "prepare", needs=needs) is not None:
-                bench.check(name, 1, BEFORE)
+                bench.check(name, 1, BEFORE + number, sample=number > 1)
 
     def _rounds(self, benches: Sequence[Bench], case: Case, budget_s: float) -> None:
         """Rounds in turns, who begins decided by chance, until the time is used up; who fails drops out."""
@@ -179,8 +204,8 @@ class Turns:
         count = int(left / max(1e-9, sum(entry.decode_s for entry in entries)))
         return timed_steps(n_c, min(n_c, max(MIN_TIMED_STEPS, count)))
 
-    def _finish(self, bench: Bench, case: Case) -> None:
-        bench.check(case.implementation, bench.point.n_c, AFTER)
+    def _finish(self, bench: Bench, case: Case, number: int) -> None:
+        bench.check(case.implementation, bench.point.n_c, AFTER + number)
         bench.check_bytes(case.implementation)
 
     def _facts(self, bench: Bench, case: Case, noise: Noise, started_at: str) -> CaseFacts:

@@ -30,8 +30,8 @@ from chunkbench.measure.loop import run_round
 from chunkbench.measure.peaks import PeakProbe
 from chunkbench.measure.yardstick import YardstickMeter
 from chunkbench.runner.client import PROTOCOL
-from chunkbench.runner.heap import make_room, reserve
-from chunkbench.runner.inputs import PooledInputs
+from chunkbench.runner.heap import make_room, reserve, shift
+from chunkbench.runner.inputs import PooledInputs, prime
 from chunkbench.runner.memory import WORKER_BYTES
 from chunkbench.runner.oracle import Check, make_check
 from chunkbench.runner.storages import visible_bytes
@@ -60,6 +60,19 @@ class Worker:
         for name in implementations:
             with contextlib.suppress(Exception):
                 registry.load(name)
+        return {}
+
+    def warm(self, seed: int, dtype: str, device: str) -> dict[str, Any]:
+        """Make what forked workers only read: the pool of inputs and the buffer that makes caches cold.
+
+        On one thread, for the threads of a computation do not survive a fork, and for a CPU alone, for the state of a
+        GPU does not either.
+        """
+        if device == "cpu":
+            torch.set_num_threads(1)
+            prime(seed, getattr(torch, dtype), device)
+            self._sweep_of(device)
+            torch.set_num_threads(self._threads)
         return {}
 
     def survey(self, implementations: list[str], device: str) -> dict[str, Any]:
@@ -120,11 +133,11 @@ class Worker:
         self._sessions.pop(implementation, None)
         return {}
 
-    def check(self, implementation: str, steps: int, nonce: int) -> dict[str, Any]:
+    def check(self, implementation: str, steps: int, nonce: int, sample: bool = False) -> dict[str, Any]:
         """Bring the session to `steps` completion tokens, decode once with fresh queries, compare with float64."""
         inputs, session = self._opened(), self._sessions[implementation]
         if nonce not in self._checks:
-            self._checks = {nonce: make_check(inputs, steps, nonce)}  # one at a time: they hold float64 copies
+            self._checks = {nonce: make_check(inputs, steps, nonce, sample)}  # one at a time: they hold float64 copies
         session.rewind()
         started = perf_counter()
         for step in range(1, steps + 1):
@@ -250,6 +263,7 @@ def _fork(request_id: int, replies: TextIO) -> dict[str, Any]:
     pid = os.fork()
     if pid == 0:
         _die_with_parent()
+        shift()
         replies.write(json.dumps({"id": request_id, "ok": {"pid": os.getpid()}}) + "\n")
         _serve(replies)
         os._exit(0)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,9 @@ import pytest
 from chunkbench.analysis.compare import Options, compare
 from chunkbench.cli.progress import RepeatProgress
 from chunkbench.experiment import Experiment, load_experiment
-from chunkbench.runner.gate import Gated, gate, next_number, repeater
+from chunkbench.runner.again import Gated
+from chunkbench.runner.gate import gate
+from chunkbench.runner.recording import BUILD, next_number, record, repeater
 from chunkbench.runner.run import resolve
 from chunkbench.store import RunError, open_runs
 
@@ -43,17 +49,22 @@ def recording(tmp_path: Path, experiment: Experiment) -> Path:
     target = resolve(experiment)
     path = tmp_path / "recording"
     with RepeatProgress(quiet=True) as progress, repeater(experiment, target, path, [], progress) as measuring:
-        runs, interrupted = measuring.measure(experiment, path, 3)
+        runs, interrupted = record(experiment, measuring, path, 3, 1)
     assert len(runs) == 3
     assert not interrupted
     return path
 
 
-def gated(experiment: Experiment, recording: Path, out: Path, *fault: str, again: int = 1) -> Gated:
+def gated(
+    experiment: Experiment, recording: Path, out: Path, *fault: str, again: int = 1, as_recorded: bool = False
+) -> Gated:
     target = resolve(experiment)
     worker = [sys.executable, FAULTY, *fault] if fault else None
-    with RepeatProgress(quiet=True) as progress, repeater(experiment, target, out, [], progress, worker) as measuring:
-        return gate(experiment, measuring, open_runs(recording), Options(), 3, again, out, target)
+    recorded = open_runs(recording)
+    with RepeatProgress(quiet=True) as progress:
+        return gate(
+            experiment, target, recording, recorded, Options(), 3, again, out, progress, as_recorded, worker=worker
+        )
 
 
 def test_a_recording_is_several_runs_and_can_be_added_to(recording: Path, experiment: Experiment) -> None:
@@ -73,9 +84,12 @@ def test_a_recording_is_several_runs_and_can_be_added_to(recording: Path, experi
         next_number(recording, other, target)
 
 
-def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
-    found = gated(experiment, recording, tmp_path / "out", "chunk_attn", "wrong").comparison
+@pytest.mark.parametrize("as_recorded", [False, True])
+def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool) -> None:
+    out = tmp_path / "out"
+    found = gated(experiment, recording, out, "chunk_attn", "wrong", as_recorded=as_recorded).comparison
     assert found is not None
+    assert found.settings.in_turns is not as_recorded
     assert found.exit_code == 3
     assert {case.implementation: case.verdict for case in found.cases if case.failed} == {"chunk_attn": "incorrect"}
 
@@ -90,15 +104,77 @@ def test_a_crash_is_found_and_costs_nobody_else(recording: Path, experiment: Exp
     assert next(case for case in found.cases if case.implementation == "paged_attn").head_rounds > 0
 
 
-def test_twice_as_slow_is_measured_again(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
-    found = gated(experiment, recording, tmp_path / "out", "chunk_attn", "1.0", again=2).comparison
+@pytest.mark.parametrize("as_recorded", [False, True])
+def test_twice_as_slow_is_measured_again(
+    recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
+) -> None:
+    out = tmp_path / "out"
+    found = gated(experiment, recording, out, "chunk_attn", "1.0", again=2, as_recorded=as_recorded).comparison
     assert found is not None
     slowed = next(case for case in found.cases if case.implementation == "chunk_attn" and case.metric == "latency")
     # How sure three processes can be depends on the machine; that it was looked at again does not.
     assert slowed.ratio is None or slowed.ratio > 1.3
     assert slowed.verdict in ("slower", "inconclusive")
     assert slowed.verdict == "inconclusive" or slowed.remeasured
-    assert (tmp_path / "out" / "head" / "3" / "cases.jsonl").exists()
+    assert (out / "head" / "3" / "cases.jsonl").exists()
+    assert (out / "again-1").exists() or slowed.ratio is None
+
+
+def rewrite(archive: Path, name: str, change: Callable[[str], str]) -> None:
+    with zipfile.ZipFile(archive) as old:
+        kept = {one: old.read(one) for one in old.namelist()}
+    kept[name] = change(kept[name].decode()).encode()
+    with zipfile.ZipFile(archive, "w") as new:
+        for one, content in kept.items():
+            new.writestr(one, content)
+
+
+def test_what_was_recorded_decides_what_is_new_and_what_is_missing(
+    recording: Path, experiment: Experiment, tmp_path: Path
+) -> None:
+    other = experiment.model_copy(update={"implementations": ("naive", "chunk_attn"), "baseline": "naive"})
+    found = gated(other, recording, tmp_path / "out", again=0).comparison
+    assert found is not None
+    verdicts = {case.implementation: case.verdict for case in found.cases}
+    assert (verdicts["naive"], verdicts["paged_attn"]) == ("new", "missing")
+    assert verdicts["chunk_attn"] not in ("new", "missing")
+
+
+def test_the_recorded_build_runs_and_not_this_one(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
+    rewrite(recording / BUILD, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
+    found = gated(experiment, recording, tmp_path / "out", again=0).comparison
+    assert found is not None
+    assert {case.implementation: case.verdict for case in found.cases}["chunk_attn"] == "new"
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda archive: archive.unlink(), "it keeps no build"),
+        (lambda archive: archive.write_bytes(b"PK\x03\x04 torn"), "its build cannot be read"),
+        (lambda archive: retagged(archive, python="cpython-27"), "its build is for python cpython-27, not"),
+    ],
+)
+def test_without_a_build_that_runs_the_recorded_times_serve(
+    recording: Path, experiment: Experiment, tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    damage(recording / BUILD)
+    found = gated(experiment, recording, tmp_path / "out", again=0).comparison
+    assert found is not None
+    assert not found.settings.in_turns
+    assert any(told in warning for warning in found.warnings)
+
+
+def retagged(archive: Path, **tag: str) -> None:
+    with zipfile.ZipFile(archive, "w") as kept:
+        kept.writestr("build.json", json.dumps(tag))
+
+
+def test_a_build_of_another_protocol_is_refused(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
+    older = functools.partial(re.sub, r"(?m)^PROTOCOL = \d+$", "PROTOCOL = 1")
+    rewrite(recording / BUILD, "chunkbench/runner/client.py", older)
+    with pytest.raises(RunError, match="the worker speaks protocol 1, this runner speaks"):
+        gated(experiment, recording, tmp_path / "out")
 
 
 def run_cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -119,6 +195,7 @@ def test_the_command_records_and_gates(tmp_path: Path) -> None:
     done = run_cli("gate", "tiny.yaml", "--record", "rec", *few, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "recorded 6 processes in rec" in done.stderr
+    assert (tmp_path / "rec" / "build.zip").stat().st_size < 2 << 20
     done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", *few, "--format", "json", cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)["exit_code"] == done.returncode
@@ -126,8 +203,12 @@ def test_the_command_records_and_gates(tmp_path: Path) -> None:
     again = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", cwd=tmp_path)
     assert again.returncode == 2
     assert "is not empty" in again.stderr
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["settings"]["in_turns"]
     compared = compare(open_runs(tmp_path / "rec"), open_runs(tmp_path / "out" / "head"), Options())
     assert compared.settings.timed_cases == 2
+    few = (*few, "--as-recorded", "--again", "0")
+    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "old", *few, "--format", "json", cwd=tmp_path)
+    assert not json.loads(done.stdout)["settings"]["in_turns"]
 
 
 @pytest.mark.parametrize(
