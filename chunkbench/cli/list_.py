@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from chunkbench.cli.output import on_terminal
 from chunkbench.experiment import AXES, bundled_experiments, load_experiment
 
 Row = dict[str, str | int | bool]
@@ -83,4 +83,4 @@ def command(subject: str, form: str) -> None:
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     # A pipe has no width of its own; rich would take 80 columns.
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 110).print(table)
+    Console(highlight=False, markup=False, width=None if on_terminal() else 110).print(table)

@@ -17,6 +17,7 @@ _COMMANDS = {
     "gate": "gate",
     "regress": "regress",
     "history": "history",
+    "prompts": "prompts",
     "list": "list_",
     "validate": "validate",
     "doctor": "doctor",

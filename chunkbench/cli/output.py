@@ -20,6 +20,11 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def on_terminal() -> bool:
+    """Whether standard output is a terminal; it may also be closed."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def colour_wanted() -> bool:
     """Whether standard output is a terminal that should be given colour."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return on_terminal() and "NO_COLOR" not in os.environ

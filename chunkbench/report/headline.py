@@ -70,8 +70,11 @@ def headline(found: Sequence[Match], label: str, measured_groups: int) -> str:
     if not found:
         return f"{label} and another implementation were not measured side by side at any point."
     speedups = [match.speedup for match in found]
-    where = "each of " if len(found) == measured_groups else "the "
-    text = f"{label} against the strongest other at {where}{count(len(found), 'point')}"
+    if len(found) == 1:
+        where = "the one point" if measured_groups == 1 else "one point"
+    else:
+        where = f"{'each of' if len(found) == measured_groups else 'the'} {len(found)} points"
+    text = f"{label} against the strongest other at {where}"
     if len(found) == 1:
         text += f": {times(speedups[0])}"
     else:

@@ -39,10 +39,10 @@ def look_again(
 
 
 def _looks_changed(case: CaseVerdict, threshold: float) -> bool:
-    """Whether measuring a case again could change what is said of it: its ratio lies beyond the threshold, and either
-    the interval does not tell or no later measurement has agreed yet."""
+    """Whether measuring a case again could change what is said of it: no later measurement has agreed with its verdict
+    yet, or it has none and its ratio lies beyond half the threshold. A first look in a noisy minute is off by that."""
     if case.metric in EXACT or case.ratio is None:
         return False
     if case.verdict in ("slower", "faster"):
         return not case.remeasured
-    return case.verdict == "inconclusive" and not 1 / (1 + threshold) <= case.ratio <= 1 + threshold
+    return case.verdict == "inconclusive" and not 1 / (1 + threshold / 2) <= case.ratio <= 1 + threshold / 2

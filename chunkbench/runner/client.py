@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -42,8 +43,37 @@ class WorkerTimeout(RuntimeError):
     """The worker did not answer in time and was killed."""
 
 
-class WorkerClient:
-    """One worker process. Not for use by several threads."""
+class WorkerClient(ABC):
+    """A worker that can be asked. Not for use by several threads."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Process id of the worker."""
+
+    @abstractmethod
+    def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        """Send one request and wait for its reply.
+
+        Raises `WorkerError` when the worker says so, `WorkerCrashed` when it dies, `WorkerTimeout` after `limit_s`.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker and whatever it started."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the worker holds, in use or kept for the next point; none when it is dead."""
+        try:
+            resident: int = psutil.Process(self.pid).memory_info().rss
+        except psutil.Error:
+            return 0  # the next request says how it died
+        return resident
+
+
+class WorkerProcess(WorkerClient):
+    """A worker that is a program of its own."""
 
     def __init__(
         self, log: Path, command: list[str] | None = None, environment: Mapping[str, str] | None = None
@@ -77,23 +107,9 @@ class WorkerClient:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
         return self._process.pid
 
-    @property
-    def resident_bytes(self) -> int:
-        """Memory that the worker holds, in use or kept for the next point; none when it is dead."""
-        try:
-            resident: int = psutil.Process(self.pid).memory_info().rss
-        except psutil.Error:
-            return 0  # the next request says how it died
-        return resident
-
     def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
-        """Send one request and wait for its reply.
-
-        Raises `WorkerError` when the worker says so, `WorkerCrashed` when it dies, `WorkerTimeout` after `limit_s`.
-        """
         self.send(op, arguments)
         try:
             return self.receive(limit_s)
@@ -133,7 +149,6 @@ class WorkerClient:
         return ForkedWorker(self)
 
     def kill(self) -> None:
-        """End the worker and whatever it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -167,20 +182,18 @@ class WorkerClient:
 
 
 class ForkedWorker(WorkerClient):
-    """A child of a worker, reached through its parent's pipes."""
+    """A child of a worker, reached through its parent's pipes; when it dies or hangs, its parent goes on."""
 
-    def __init__(self, parent: WorkerClient) -> None:
+    def __init__(self, parent: WorkerProcess) -> None:
         self._parent = parent
         self._ended = False
         self._pid: int = parent.ask("fork", _FORK_LIMIT_S)["pid"]
 
     @property
     def pid(self) -> int:
-        """Process id of the child."""
         return self._pid
 
     def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
-        """As for any worker; when the child dies or overruns its limit, its parent goes on."""
         if self._ended:
             raise WorkerCrashed("the process has ended")
         self._parent.send(op, arguments, self._pid)
@@ -194,7 +207,6 @@ class ForkedWorker(WorkerClient):
             raise
 
     def kill(self) -> None:
-        """End the child; its parent can fork again."""
         if self._ended:
             return
         self._ended = True

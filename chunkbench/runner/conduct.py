@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkbench.experiment.point import Point
-from chunkbench.runner.client import WorkerClient
+from chunkbench.runner.client import WorkerClient, WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -19,5 +19,5 @@ class Conduct:
     beforehand."""
     points: frozenset[Point] | None = None
     """Only these; None: all of the experiment."""
-    start_worker: Callable[[Path], WorkerClient] = WorkerClient
+    start_worker: Callable[[Path], WorkerClient] = WorkerProcess
     """Starts a worker whose standard error goes to the file."""

@@ -12,7 +12,7 @@ from chunkbench.analysis.compare import Options, compare
 from chunkbench.analysis.verdict import Comparison
 from chunkbench.experiment import Experiment
 from chunkbench.runner.again import Gated, look_again
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
+from chunkbench.runner.client import WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
 from chunkbench.runner.kept_build import worker_command
 from chunkbench.runner.parent import preloaded
 from chunkbench.runner.run import Target
@@ -39,7 +39,7 @@ def sides(
     """
     # PYTHONPATH may lead to this revision.
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    parents: list[WorkerClient] = []
+    parents: list[WorkerProcess] = []
     try:
         try:
             parents.append(_parent(out / "worker-base.log", worker_command(build), clean, experiment, target))
@@ -68,8 +68,8 @@ def _parent(
     environment: dict[str, str] | None,
     experiment: Experiment,
     target: Target,
-) -> WorkerClient:
-    return preloaded(lambda: WorkerClient(log, command, environment), experiment, target)
+) -> WorkerProcess:
+    return preloaded(lambda: WorkerProcess(log, command, environment), experiment, target)
 
 
 def compared(

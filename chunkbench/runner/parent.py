@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chunkbench.experiment import Experiment
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
+from chunkbench.runner.client import WorkerCrashed, WorkerProcess, WorkerTimeout
 from chunkbench.runner.run import Target
 
 _IMPORT_LIMIT_S = 300.0
 
 
-def preloaded(start: Callable[[], WorkerClient], experiment: Experiment, target: Target) -> WorkerClient:
+def preloaded(start: Callable[[], WorkerProcess], experiment: Experiment, target: Target) -> WorkerProcess:
     """A worker that has imported the experiment's implementations and made its inputs.
 
     Implementations that take it down are left out: they will do so to a child, and be a row that says so. Raises what

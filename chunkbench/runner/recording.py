@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
+from chunkbench.runner.client import WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
 from chunkbench.runner.conduct import Conduct
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.kept_build import keep
@@ -29,7 +29,7 @@ class Repeater:
     and so start at once.
     """
 
-    def __init__(self, target: Target, parent: WorkerClient, command: Sequence[str], listener: Listener) -> None:
+    def __init__(self, target: Target, parent: WorkerProcess, command: Sequence[str], listener: Listener) -> None:
         self._target, self._parent, self._command, self._listener = target, parent, command, listener
 
     def measure(
@@ -64,7 +64,7 @@ def repeater(
     try:
         out.mkdir(parents=True, exist_ok=True)
         command_line = list(worker) if worker else None
-        parent = preloaded(lambda: WorkerClient(out / "worker.log", command_line), experiment, target)
+        parent = preloaded(lambda: WorkerProcess(out / "worker.log", command_line), experiment, target)
     except OSError as error:
         raise RunError(f"{out}: cannot be written: {error.strerror}") from error
     except (WorkerCrashed, WorkerTimeout, WorkerError) as error:

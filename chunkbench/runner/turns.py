@@ -19,13 +19,13 @@ from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.runner import memory
 from chunkbench.runner.bench import AFTER, BEFORE, Bench, Culprit
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
 from chunkbench.runner.ledger import Context, Entry, facts
 from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt, weight
 from chunkbench.runner.survey import survey
 from chunkbench.store import CaseFacts, Noise, Run, RunError, RunWriter, open_run
 
-_FEWEST_ROUNDS = 3
+_FEWEST_ROUNDS, _MOST_PAIRS = 3, 200
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Side:
     """One revision: the worker that its measuring processes are forked from, and what the manifest says of it."""
 
     name: str
-    parent: WorkerClient
+    parent: WorkerProcess
     manifest: dict[str, Any]
 
 
@@ -70,7 +70,8 @@ class Turns:
                 started = monotonic()
                 # The last pair may begin if half of it fits: then the budget is kept on average.
                 while (number := len(found[0]) + 1) <= processes or (
-                    (monotonic() - started) * (1 + 0.5 / len(found[0])) < self._experiment.budget_s
+                    number <= _MOST_PAIRS
+                    and (monotonic() - started) * (1 + 0.5 / len(found[0])) < self._experiment.budget_s
                 ):
                     for runs, path in zip(found, self._pair(processes, number, only, folder), strict=True):
                         runs.append(open_run(path))

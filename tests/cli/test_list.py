@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -69,3 +72,11 @@ def test_completion(shell: str, mark: str) -> None:
     assert result.exit_code == 0
     assert mark in result.output
     assert "_CHUNKBENCH_COMPLETE" in result.output
+
+
+def test_closed_output_is_no_reason_for_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "chunkbench", "list", "axes"]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+    )
+    assert "Traceback" not in done.stderr

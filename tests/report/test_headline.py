@@ -59,7 +59,7 @@ def test_what_never_ran_beside_the_baseline_is_not_compared(make_case, make_run)
         make_case("flash_attn", n_s=0, us=[10.0], groups=(2,)),
     ]
     report = build(make_run(cases))
-    assert "at each of 1 point: 1.50x" in report.headline
+    assert "at the one point: 1.50x" in report.headline
 
 
 def test_doubtful_points_are_counted(make_case, make_run) -> None:
@@ -73,7 +73,7 @@ def test_points_without_the_baseline_are_left_out_of_the_count(make_case, make_r
     cases = at(make_case, 0, chunk_attn=[100.0], naive=[200.0])
     cases += [make_case("naive", n_s=512, us=[100.0]), make_case("chunk_attn", n_s=512, status="oom", reason="40 GB")]
     report = build(make_run(cases))
-    assert "at the 1 point" in report.headline
+    assert "at one point" in report.headline
 
 
 def test_nothing_to_compare(make_case, make_run) -> None:

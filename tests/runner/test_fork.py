@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerTimeout
+from chunkbench.runner.client import WorkerCrashed, WorkerProcess, WorkerTimeout
 
 POINT = {
     "n_p": 40, "n_s": 32, "n_c": 2, "batch_size": 2, "heads": 2, "kv_heads": 2, "head_dim": 32, "chunk_size": 16,
@@ -19,14 +19,14 @@ POINT = {
 
 
 @pytest.fixture
-def parent(tmp_path: Path) -> Iterator[WorkerClient]:
-    worker = WorkerClient(tmp_path / "worker.log")
+def parent(tmp_path: Path) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(tmp_path / "worker.log")
     worker.ask("preload", 120, implementations=["chunk_attn", "no such implementation"])
     yield worker
     worker.kill()
 
 
-def test_children_measure_one_after_the_other(parent: WorkerClient) -> None:
+def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:
     pids = set()
     for _ in range(3):
         child = parent.fork()
@@ -44,7 +44,7 @@ def test_children_measure_one_after_the_other(parent: WorkerClient) -> None:
     assert parent.ask("hello", 10)["pid"] == parent.pid
 
 
-def test_a_child_that_dies_is_reported_and_its_parent_goes_on(parent: WorkerClient) -> None:
+def test_a_child_that_dies_is_reported_and_its_parent_goes_on(parent: WorkerProcess) -> None:
     child = parent.fork()
     os.kill(child.pid, signal.SIGSEGV)
     with pytest.raises(WorkerCrashed, match="SIGSEGV"):
@@ -57,7 +57,7 @@ def test_a_child_that_dies_is_reported_and_its_parent_goes_on(parent: WorkerClie
     assert other.ask("hello", 30)["pid"] == other.pid
 
 
-def test_a_child_that_hangs_is_killed(parent: WorkerClient) -> None:
+def test_a_child_that_hangs_is_killed(parent: WorkerProcess) -> None:
     child = parent.fork()
     os.kill(child.pid, signal.SIGSTOP)
     with pytest.raises(WorkerTimeout):
@@ -66,7 +66,7 @@ def test_a_child_that_hangs_is_killed(parent: WorkerClient) -> None:
     assert parent.ask("hello", 30)["pid"] == parent.pid
 
 
-def test_a_child_does_not_outlive_its_parent(parent: WorkerClient) -> None:
+def test_a_child_does_not_outlive_its_parent(parent: WorkerProcess) -> None:
     child = psutil.Process(parent.fork().pid)
     parent.kill()
     child.wait(10)

@@ -18,7 +18,7 @@ from chunkbench.cli.progress import RepeatProgress
 from chunkbench.environment import git_state
 from chunkbench.environment.revision import PROJECT
 from chunkbench.experiment import load_experiment
-from chunkbench.runner.client import WorkerClient
+from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.run import resolve
 from chunkbench.runner.turns import Measured, Side, Turns
 from chunkbench.store import open_run
@@ -45,17 +45,17 @@ def spec(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Iterator[WorkerClient]:
-    worker = WorkerClient(tmp_path / "base.log")
+def base(tmp_path: Path) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(tmp_path / "base.log")
     worker.ask("preload", 120, implementations=["paged_attn", "chunk_attn"])
     yield worker
     worker.kill()
 
 
-def measured(spec: Path, base: WorkerClient, tmp_path: Path, *fault: str) -> Measured:
+def measured(spec: Path, base: WorkerProcess, tmp_path: Path, *fault: str) -> Measured:
     experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # no more pairs than are asked for
     command = [sys.executable, FAULTY, *fault] if fault else None
-    head = WorkerClient(tmp_path / "head.log", command)
+    head = WorkerProcess(tmp_path / "head.log", command)
     try:
         head.ask("preload", 120, implementations=["paged_attn", "chunk_attn"])
         sides = Side("base", base, {}), Side("head", head, {})
@@ -65,7 +65,7 @@ def measured(spec: Path, base: WorkerClient, tmp_path: Path, *fault: str) -> Mea
         head.kill()
 
 
-def test_rounds_come_in_pairs(spec: Path, base: WorkerClient, tmp_path: Path) -> None:
+def test_rounds_come_in_pairs(spec: Path, base: WorkerProcess, tmp_path: Path) -> None:
     found = measured(spec, base, tmp_path)
     assert len(found.base) == len(found.head) == 4
     for one, other in zip(found.base, found.head, strict=True):
@@ -80,7 +80,7 @@ def test_rounds_come_in_pairs(spec: Path, base: WorkerClient, tmp_path: Path) ->
     assert all("too few for this confidence" in case.reason for case in comparison.cases)
 
 
-def test_head_three_times_as_slow_shows(spec: Path, base: WorkerClient, tmp_path: Path) -> None:
+def test_head_three_times_as_slow_shows(spec: Path, base: WorkerProcess, tmp_path: Path) -> None:
     found = measured(spec, base, tmp_path, "chunk_attn", "2.0")
     cases = {case.implementation: case for case in compare(found.base, found.head, Options()).cases}
     assert cases["chunk_attn"].ratio is not None
@@ -89,7 +89,7 @@ def test_head_three_times_as_slow_shows(spec: Path, base: WorkerClient, tmp_path
 
 
 def test_a_head_that_crashes_is_missing_and_the_other_case_is_measured(
-    spec: Path, base: WorkerClient, tmp_path: Path
+    spec: Path, base: WorkerProcess, tmp_path: Path
 ) -> None:
     found = measured(spec, base, tmp_path, "chunk_attn", "crash")
     comparison = compare(found.base, found.head, Options())

@@ -1,0 +1,78 @@
+"""`chunkbench prompts`: what a set of prompts shares."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from chunkbench.cli.output import colour_wanted, fail
+
+_EXAMPLES = """\b
+Examples:
+  chunkbench prompts traffic.jsonl --tokenizer cl100k_base
+  chunkbench prompts prompts/*.txt --tokenizer models/llama/tokenizer.json --model llama3-8b
+  chunkbench prompts token-ids.jsonl --group-by tenant --experiment traffic.yaml
+  chunkbench prompts token-ids.jsonl --format json
+"""
+
+
+@click.command("prompts", epilog=_EXAMPLES, short_help="Shared prefixes of a set of prompts (the paper's Table 2).")
+@click.argument("paths", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--tokenizer", metavar="NAME|FILE", help="tokenizer.json, tiktoken encoding or Hugging Face model; ids need none."
+)
+@click.option("--group-by", metavar="FIELD", help="JSON field that names a prompt's group.  [default: group]")
+@click.option("--n-c", type=click.IntRange(0), default=512, show_default=True, help="Completion tokens of a prompt.")
+@click.option("--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a chunk.")
+@click.option("--model", default="llama2-7b", show_default=True, help="Model, or its config.json: for bytes of K/V.")
+@click.option("--experiment", type=click.Path(dir_okay=False, path_type=Path), help="Write this traffic as YAML.")
+@click.option("--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", show_default=True)
+def command(
+    paths: tuple[Path, ...],
+    tokenizer: str | None,
+    group_by: str | None,
+    n_c: int,
+    chunk_size: int,
+    model: str,
+    experiment: Path | None,
+    form: str,
+) -> None:
+    """Count the leading tokens that the prompts in FILES have in common, group by group.
+
+    A .jsonl file holds a prompt in every line, a .json file a list of them: a text, a list of token ids, a list of chat
+    messages, or an object with prompt, token_ids or messages, and maybe a group. Any other file is one prompt. Groups
+    are files, or folders of text files, unless prompts name theirs. Nothing is downloaded if the tokenizer is here.
+    """
+    from chunkbench.analysis.sharing import sharing
+    from chunkbench.experiment.llama import ShapeError, shape_of
+    from chunkbench.prompts import PromptsError, read, tokenized
+    from chunkbench.report import markdown, text_table
+    from chunkbench.report.sharing import document
+    from chunkbench.report.sharing import experiment as as_experiment
+
+    try:
+        shape = shape_of(model)
+        prompts = read(paths, group_by)
+        if not prompts:
+            fail(f"{', '.join(map(str, paths))}: no prompt in it")
+        groups: dict[str, list[tuple[int, ...]]] = {}
+        for prompt, tokens in zip(prompts, tokenized(prompts, tokenizer), strict=True):
+            groups.setdefault(prompt.group, []).append(tokens)
+    except (PromptsError, ShapeError) as error:
+        fail(str(error))
+    found = sharing(groups, chunk_size, n_c)
+    if experiment is not None:
+        try:
+            experiment.write_text(as_experiment(found, shape, chunk_size, max(1, n_c)), encoding="utf-8")
+        except OSError as error:
+            fail(f"{experiment}: cannot be written: {error.strerror}")
+        click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
+    if form == "json":
+        click.echo(json.dumps([dataclasses.asdict(one) | {"saved": one.saved} for one in found], indent=2))
+        return
+    told = document(found, shape, chunk_size, n_c)
+    text = markdown.render(told) if form == "markdown" else text_table.render(told, colour_wanted())
+    click.echo(text, nl=False)

@@ -1,0 +1,105 @@
+"""Shapes of decoder layers: what bytes and FLOPs of a Llama-like model follow from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+
+from chunkbench.experiment.errors import did_you_mean
+
+
+class ShapeError(ValueError):
+    """A model that is not known, or a `config.json` that does not say what is needed."""
+
+
+class LlamaShape(BaseModel):
+    """A model with rotary positions, a gated MLP and grouped heads; the names are those of Hugging Face."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> LlamaShape:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads = {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads = {self.num_key_value_heads}"
+            )
+        return self
+
+    def kv_bytes(self, element_bytes: int = 2) -> int:
+        """Bytes of one token's K and V in all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * element_bytes
+
+
+def _llama(name: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> LlamaShape:
+    return LlamaShape(
+        name=name,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+    )
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        _llama("llama2-7b", 4096, 11008, 32, 32, 32),
+        _llama("llama2-13b", 5120, 13824, 40, 40, 40),
+        _llama("llama2-70b", 8192, 28672, 80, 64, 8),
+        _llama("llama3-8b", 4096, 14336, 32, 32, 8),
+        _llama("llama3-70b", 8192, 28672, 80, 64, 8),
+        _llama("mistral-7b", 4096, 14336, 32, 32, 8),
+    )
+}
+
+
+def shape_of(model: str) -> LlamaShape:
+    """The shape of a known model, or of a Hugging Face `config.json`. Raises `ShapeError`."""
+    if model in SHAPES:
+        return SHAPES[model]
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix != ".json":
+        raise ShapeError(f"{model}: no known model{did_you_mean(model, list(SHAPES))}; or the path of a config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ShapeError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ShapeError(f"{path}: not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ShapeError(f"{path}: holds no object; a config.json of Hugging Face is one")
+    return _from_config(config, path)
+
+
+def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
+    """Older files leave out what has a default: as many KV heads as heads, and heads that split the hidden size."""
+    fields: dict[str, Any] = {name: config.get(name) for name in LlamaShape.model_fields if name != "name"}
+    heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
+    if fields["num_key_value_heads"] is None:
+        fields["num_key_value_heads"] = heads
+    if fields["head_dim"] is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        fields["head_dim"] = hidden // heads
+    name = str(config.get("_name_or_path") or config.get("model_type") or path.parent.name or "model")
+    try:
+        return LlamaShape(name=name, **fields)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" if one["loc"] else one["msg"] for one in error.errors()
+        )
+        raise ShapeError(f"{path}: not the config of a Llama-like model: {wrong}") from None

@@ -1,0 +1,108 @@
+"""Prompts from files of text, JSON or JSON lines: as texts, chat messages or token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TOKENS, _TEXTS, _CHATS = ("token_ids", "input_ids", "prompt_token_ids", "tokens"), ("prompt", "text"), ("messages",)
+
+
+class PromptsError(ValueError):
+    """Files or a tokenizer that cannot be used; says where, what and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: its text, or its token ids where these were given."""
+
+    group: str
+    text: str = ""
+    tokens: tuple[int, ...] | None = None
+    place: str = ""
+    """file, or file:line."""
+
+
+def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
+    """All prompts of the files, in order. Raises `PromptsError`.
+
+    A `.jsonl` file has a prompt in every line, a `.json` file a list of them, any other file is one prompt. A prompt is
+    a text, a list of token ids, a list of chat messages (`role`, `content`), or an object that holds one of these as
+    `prompt` or `text`, `token_ids` (or `input_ids`, `prompt_token_ids`, `tokens`), or `messages`. Prompts belong to the
+    group that the field `group_by` names (`group` unless it says otherwise), else to that of their file: its name for
+    JSON, its folder for text.
+    """
+    found: list[Prompt] = []
+    for path in paths:
+        try:
+            content = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise PromptsError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        except OSError as error:
+            raise PromptsError(f"{path}: cannot be read: {error.strerror}") from None
+        if path.suffix not in (".json", ".jsonl"):
+            found.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
+            continue
+        for place, value in _values(path, content):
+            found.append(_prompt(value, place, path.stem, group_by))
+    for prompt in found:
+        if not prompt.text and not prompt.tokens:
+            raise PromptsError(f"{prompt.place}: the prompt is empty; leave it out")
+    return found
+
+
+def _values(path: Path, content: str) -> Iterator[tuple[str, Any]]:
+    if path.suffix == ".json":
+        try:
+            values = json.loads(content)
+        except ValueError as error:
+            raise PromptsError(f"{path}: not JSON: {error}") from None
+        if not isinstance(values, list):
+            raise PromptsError(f"{path}: holds no list; a .json file is a list of prompts, a .jsonl file one in a line")
+        yield from ((f"{path}[{index}]", value) for index, value in enumerate(values))
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield f"{path}:{number}", json.loads(line)
+        except ValueError as error:
+            raise PromptsError(f"{path}:{number}: not JSON: {error}") from None
+
+
+def _prompt(value: Any, place: str, group: str, group_by: str | None) -> Prompt:
+    if isinstance(value, dict):
+        field = group_by or "group"
+        if field in value:
+            group = str(value[field])
+        elif group_by is not None:
+            raise PromptsError(f"{place}: has no field {group_by!r}, which --group-by names")
+        known = [name for name in (*_TOKENS, *_TEXTS, *_CHATS) if name in value]
+        if not known:
+            fields = ", ".join(map(repr, value)) or "none"
+            raise PromptsError(f"{place}: has no prompt, text, token_ids or messages (its fields: {fields})")
+        value = value[known[0]]
+    if isinstance(value, str):
+        return Prompt(group, value, place=place)
+    if _are_tokens(value):
+        return Prompt(group, tokens=tuple(value), place=place)
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        return Prompt(group, "".join(_message(message, place) for message in value), place=place)
+    raise PromptsError(f"{place}: neither a text, nor token ids (whole numbers from 0), nor chat messages")
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _message(message: dict[str, Any], place: str) -> str:
+    """One message as text. Models differ in their templates; for what is shared, that the role comes first matters."""
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list):  # parts, of which only texts are tokens of a text model
+        content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise PromptsError(f"{place}: a chat message needs a role and a content")
+    return f"<|{role}|>\n{content}\n"

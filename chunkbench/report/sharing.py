@@ -1,0 +1,125 @@
+"""What prompts share, as a table beside the paper's Table 2, and as an experiment."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from importlib.resources import files
+
+from chunkbench.analysis.sharing import Sharing
+from chunkbench.experiment.llama import LlamaShape
+from chunkbench.report.model import Cell, Column, Document, Table
+from chunkbench.report.numbers import NOTHING, count
+
+_MOST_SEQUENCES = 32
+"""Of a batch in the experiment: the paper's batch size."""
+
+
+def document(found: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Document:
+    """Ours and the paper's."""
+    columns = (
+        Column("group", ("group",), "left"),
+        Column("prompts", ("prompts",)),
+        Column("tokens of a prompt", ("prompt", "tokens")),
+        Column("shared, mean", ("shared", "mean")),
+        Column("shared, most", ("shared", "most")),
+        Column("shared by all", ("shared", "by all")),
+        Column("r", ("r",)),
+        Column("K/V, nothing shared (GiB)", ("K/V", "GiB")),
+        Column("K/V, shared (GiB)", ("K/V shared", "GiB")),
+        Column("saved", ("saved",)),
+    )
+    gib = shape.kv_bytes() / 2**30
+    rows = tuple(
+        tuple(
+            map(
+                Cell,
+                (
+                    one.group,
+                    f"{one.prompts:,}",
+                    f"{one.tokens_mean:,.0f}",
+                    f"{one.shared_mean:,.0f}",
+                    f"{one.shared_max:,}",
+                    f"{one.common:,}",
+                    f"{one.ratio:.2f}",
+                    f"{one.tokens * gib:,.2f}",
+                    f"{one.held * gib:,.2f}",
+                    f"{one.saved:.0%}",
+                ),
+            )
+        )
+        for one in found
+    )
+    return Document(
+        title=f"Shared prefixes of {count(sum(one.prompts for one in found), 'prompt')}",
+        warnings=(),
+        losses="",
+        headline=_headline(found),
+        tables=(Table("Groups of prompts", columns, rows, keys=1), _paper()),
+        statuses=(),
+        legend=(
+            "shared: leading tokens that a prompt has in common with some other prompt of its group",
+            f"r: shared tokens over prompt and completion tokens ({n_c} of a completion), mean over prompts",
+            f"K/V: all prompts of the group at once, with their completions, {shape.name} in 16-bit numbers "
+            f"({shape.kv_bytes() / 1024:,.0f} KiB a token); shared where whole chunks of {chunk_size} tokens are",
+        ),
+        footer=(),
+    )
+
+
+def experiment(found: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> str:
+    """A YAML file that measures decode attention over prompts like these: a block for each group."""
+    lines = [
+        "# Written by chunkbench prompts: every group of prompts is a block, with the means of its lengths.",
+        'title: "Decode attention over these prompts"',
+        "",
+        "implementations: [naive, flash_attn, vllm_paged_attn, vllm_paged_attn_star, paged_attn, paged_attn_star,",
+        "                  chunk_attn]",
+        "baseline: chunk_attn",
+        "budget: 5m",
+        "",
+        f"defaults: {{n_c: {n_c}, heads: {shape.num_attention_heads}, kv_heads: {shape.num_key_value_heads}, "
+        f"head_dim: {shape.head_dim}, chunk_size: {chunk_size}}}",
+        "",
+        "sweep:",
+    ]
+    for one in found:
+        n_p = max(1, round(one.tokens_mean))
+        n_s = min(n_p, round(one.shared_mean))
+        batch = min(_MOST_SEQUENCES, one.prompts)
+        lines.append(f"  - {{n_p: {n_p}, n_s: {n_s}, batch_size: {batch}}}  # {_comment(one)}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(one: Sharing) -> str:
+    """The group's name comes from a file: it must not end the comment."""
+    name = "".join(char if char.isprintable() else "?" for char in one.group)
+    return f"{name}: {count(one.prompts, 'prompt')}, r = {one.ratio:.2f}"
+
+
+def _headline(found: Sequence[Sharing]) -> str:
+    tokens, held = sum(one.tokens for one in found), sum(one.held for one in found)
+    return f"Sharing saves {1 - held / tokens:.0%} of the K/V cache: {tokens / held:.1f} times as many sequences fit."
+
+
+def _paper() -> Table:
+    text = files("chunkbench.results").joinpath("paper", "table2.csv").read_text(encoding="utf-8")
+    columns = (
+        Column("system", ("system",), "left"),
+        Column("what is shared", ("what is shared",), "left"),
+        Column("shared, mean", ("shared", "mean")),
+        Column("shared, most", ("shared", "most")),
+    )
+    rows = tuple(
+        tuple(
+            Cell(text)
+            for text in (
+                row["system"],
+                row["usage"],
+                f"{int(row['shared_tokens_mean']):,}",
+                f"{int(row['shared_tokens_max']):,}" if row["shared_tokens_max"] else NOTHING,
+            )
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+    return Table("The paper's Table 2 (other prompts, counted with tiktoken)", columns, rows, keys=1)

@@ -1,0 +1,72 @@
+"""`chunkbench prompts` from end to end, on token ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.prompts import command
+from chunkbench.experiment import load_experiment
+
+SYSTEM = list(range(100, 1000))
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Path:
+    path = tmp_path / "traffic.jsonl"
+    prompts = [{"token_ids": [*SYSTEM, 5000 + i, *range(10)], "group": "chat"} for i in range(4)]
+    prompts += [{"token_ids": [9, 9, i], "group": "odd # one"} for i in range(2)]
+    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    return path
+
+
+def test_figures_of_each_group(traffic: Path) -> None:
+    done = CliRunner().invoke(command, [str(traffic), "--n-c", "89", "--format", "json"])
+    assert done.exit_code == 0, done.output
+    chat, odd = json.loads(done.stdout)
+    assert (chat["group"], chat["prompts"], chat["shared_mean"], chat["common"]) == ("chat", 4, 900.0, 900)
+    assert chat["ratio"] == pytest.approx(0.9)
+    assert chat["tokens"] - chat["held"] == 3 * 896  # whole chunks of 64
+    assert (odd["shared_max"], odd["saved"]) == (2, 0)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_tables_stand_beside_the_paper(traffic: Path, form: str) -> None:
+    done = CliRunner().invoke(command, [str(traffic), "--format", form, "--model", "llama3-8b"])
+    assert done.exit_code == 0, done.output
+    for word in ("chat", "900", "Chameleon", "2,626", "llama3-8b", "128 KiB"):
+        assert word in done.stdout
+
+
+def test_the_experiment_can_be_run(traffic: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    done = CliRunner().invoke(command, [str(traffic), "--experiment", str(path)])
+    assert done.exit_code == 0, done.output
+    assert f"chunkbench run {path}" in done.stderr
+    points = load_experiment(path).points("cpu", "float32")
+    assert [(point.n_p, point.n_s, point.n_c, point.batch_size) for point in points] == [
+        (911, 900, 512, 4),
+        (3, 2, 512, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.jsonl"], "missing.jsonl: cannot be read"),
+        (["{traffic}", "--model", "llama9"], "no known model"),
+        (["{traffic}", "--group-by", "tenant"], "has no field 'tenant'"),
+        (["{empty}"], "no prompt in it"),
+        (["{traffic}", "--experiment", "/nowhere/x.yaml"], "cannot be written"),
+    ],
+)
+def test_wrong_usage(traffic: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    words = [word.format(traffic=traffic, empty=empty) for word in arguments]
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 2
+    assert message in done.stderr
