@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import mannwhitneyu, wilcoxon
+from scipy.stats import binom, mannwhitneyu, wilcoxon
 
 from chunkbench.analysis.shift import between, between_strata, centre, fewest_apart, fewest_in_pairs
 
@@ -41,8 +41,8 @@ def test_holds_the_true_shift_as_often_as_it_claims(
     for _ in range(TRIALS):
         found = between(NOISES[noise](dice, base), NOISES[noise](dice, head) + shift, confidence)
         hits += found.low <= shift <= found.high
-    # Four standard deviations below what is claimed: chance alone goes there once in thirty thousand.
-    assert hits >= TRIALS * confidence - 4 * math.sqrt(TRIALS * confidence * (1 - confidence))
+    # Where the claim holds, chance alone has fewer hits once in a million.
+    assert hits >= binom.ppf(1e-6, TRIALS, confidence)
 
 
 @given(
@@ -62,7 +62,7 @@ def test_pairs_hold_the_true_shift_as_often_as_they_claim(
         both = NOISES[noise](dice, 2 * pairs)
         found = centre(both[:pairs] + shift - both[pairs:], confidence)
         hits += found.low <= shift <= found.high
-    assert hits >= TRIALS * confidence - 4 * math.sqrt(TRIALS * confidence * (1 - confidence))
+    assert hits >= binom.ppf(1e-6, TRIALS, confidence)
 
 
 def test_three_rounds_are_not_enough_where_a_bootstrap_would_claim_95_percent() -> None:

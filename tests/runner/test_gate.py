@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -29,7 +30,7 @@ SPEC = """\
 name: tiny
 dtype: float32
 implementations: [paged_attn, chunk_attn]
-budget: 2s
+budget: 500ms
 case_limit: 5s
 defaults: {n_c: 2, batch_size: 4, heads: 2, head_dim: 64, chunk_size: 16, threads: 1}
 sweep:
@@ -44,15 +45,25 @@ def experiment(tmp_path: Path) -> Experiment:
     return load_experiment(path)
 
 
-@pytest.fixture
-def recording(tmp_path: Path, experiment: Experiment) -> Path:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once: it takes some seconds."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "tiny.yaml").write_text(SPEC)
+    experiment = load_experiment(folder / "tiny.yaml")
     target = resolve(experiment)
-    path = tmp_path / "recording"
+    path = folder / "recording"
     with RepeatProgress(quiet=True) as progress, repeater(experiment, target, path, [], progress) as measuring:
         runs, interrupted = record(experiment, measuring, path, 3, 1)
     assert len(runs) == 3
     assert not interrupted
     return path
+
+
+@pytest.fixture
+def recording(recorded: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged at will."""
+    return shutil.copytree(recorded, tmp_path / "recording")
 
 
 def gated(
