@@ -67,11 +67,12 @@ def one_run(experiment: Experiment, target: Target, path: Path, slow: Sequence[f
         with RunProgress(quiet=True) as progress:
             options = Options(looks=1 + AGAIN)  # as the command has it
             recorded = open_runs(path)
-            found = gate(
-                experiment, target, path, recorded, options, PROCESSES, AGAIN, out, progress, worker=worker
-            ).comparison
+            gated = gate(experiment, target, path, recorded, options, PROCESSES, AGAIN, out, progress, worker=worker)
     finally:
         shutil.rmtree(out, ignore_errors=True)
+    if gated.interrupted:  # half a run tells nothing
+        raise KeyboardInterrupt
+    found = gated.comparison
     assert found is not None
     assert found.settings.in_turns
     by_point = dict(zip((point.n_s for point in experiment.points(target.device, target.dtype)), slow, strict=True))
