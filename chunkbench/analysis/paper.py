@@ -33,13 +33,18 @@ PaperTable = Mapping[tuple[int, int, str], float]
 """(n_p, n_s, implementation) -> microseconds per decode step."""
 
 
+def paper_rows(table: str) -> list[dict[str, str]]:
+    """Rows of one of the paper's tables, as bundled in `results/paper/`."""
+    text = files("chunkbench.results").joinpath("paper", f"{table}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
 @cache
 def table3() -> PaperTable:
     """Table 3 as bundled in `results/paper/table3.csv`: a constant of the package, read once."""
-    text = files("chunkbench.results").joinpath("paper", "table3.csv").read_text(encoding="utf-8")
     return {
         (int(row["n_p"]), int(row["n_s"]), row["implementation"]): float(row["latency_us"])
-        for row in csv.DictReader(text.splitlines())
+        for row in paper_rows("table3")
     }
 
 

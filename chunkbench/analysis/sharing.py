@@ -43,10 +43,10 @@ def sharing(groups: Mapping[str, Sequence[Tokens]], chunk_size: int, n_c: int) -
 
 def _sharing(group: str, prompts: Sequence[Tokens], chunk_size: int, n_c: int) -> Sharing:
     # In lexicographic order, the prompt that shares most with another one stands beside it.
-    order = sorted(range(len(prompts)), key=lambda index: prompts[index])
-    beside = [shared_prefix(prompts[a], prompts[b]) for a, b in itertools.pairwise(order)]
+    ordered = sorted(prompts)
+    beside = [shared_prefix(one, other) for one, other in itertools.pairwise(ordered)]
     shared = [max(left, right) for left, right in zip([0, *beside], [*beside, 0], strict=True)]
-    lengths = [len(prompts[index]) for index in order]
+    lengths = [len(prompt) for prompt in ordered]
     tokens = sum(lengths) + n_c * len(prompts)
     # A chunk is shared where all of it is the same; what two neighbours share is stored once less.
     held = tokens - sum(length - length % chunk_size for length in beside)

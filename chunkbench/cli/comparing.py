@@ -7,16 +7,17 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
 
 from chunkbench.analysis.verdict import FailOn, Metric
-from chunkbench.cli.output import colour_wanted
+from chunkbench.cli.output import colour_wanted, new_run
 
 if TYPE_CHECKING:
     from chunkbench.analysis.compare import Options
     from chunkbench.analysis.verdict import Comparison
+    from chunkbench.runner.again import Gated
 
 FORMATS = ("table", "markdown", "json", "junit", "github")
 _FAIL_ON = get_args(FailOn)
@@ -123,6 +124,26 @@ def tell(comparison: Comparison, form: str, out: Path | None, quiet: bool) -> No
     finally:
         if not quiet:
             click.echo(render(comparison, form, colour_wanted()), nl=False)
+
+
+def empty_folder(out: Path | None, name: str) -> Path:
+    """Where a command that measures in order to compare keeps its runs. Raises `RunError` where there is something."""
+    from chunkbench.store import RunError
+
+    folder = out or new_run(name)
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder}: is not empty; choose a new folder for --out")
+    return folder
+
+
+def conclude(ctx: click.Context, found: Gated, form: str, folder: Path, quiet: bool) -> NoReturn:
+    """Tell what was found, and exit as it demands."""
+    if found.comparison is not None:
+        tell(found.comparison, form, folder, quiet)
+    if found.interrupted or found.comparison is None:
+        click.echo(f"interrupted; what was measured is in {folder}", err=True)
+        ctx.exit(130)
+    ctx.exit(found.comparison.exit_code)
 
 
 def share(text: str) -> float:

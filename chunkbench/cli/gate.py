@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
-from chunkbench.cli.comparing import comparing_options, options_from, tell
-from chunkbench.cli.output import RUNS, fail
+from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from
+from chunkbench.cli.output import fail
 
 _EXAMPLES = """\b
 Examples:
@@ -101,18 +100,11 @@ def command(
         if only:  # what was left out by wish is not missing
             for run in recorded:
                 run.cases = [case for case in run.cases if case.implementation in only]
-        folder = out or RUNS / f"gate-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
-        if folder.exists() and any(folder.iterdir()):
-            raise RunError(f"{folder}: is not empty; choose a new folder for --out")
+        folder = empty_folder(out, f"gate-{loaded.name}")
         with RepeatProgress(quiet) as progress:
             gated = gate(
                 loaded, target, against, recorded, options, processes, again, folder, progress, as_recorded=as_recorded
             )
     except (RunError, NothingToCompare) as error:
         fail(str(error))
-    if gated.comparison is not None:
-        tell(gated.comparison, form, folder, quiet)
-    if gated.interrupted or gated.comparison is None:
-        click.echo(f"interrupted; what was measured is in {folder}", err=True)
-        ctx.exit(130)
-    ctx.exit(gated.comparison.exit_code)
+    conclude(ctx, gated, form, folder, quiet)

@@ -32,11 +32,10 @@ def command(folders: tuple[Path, ...], threshold: str, confidence: float, form: 
     """Order the runs in DIR by time and tell where the latency of a case changed and stayed changed.
 
     DIR is a run, a recording (a folder of runs 1, 2, ...) or a folder of those. Runs of different machines make series
-    of their own. A level has to last for three runs, and ten or so are the
-    fewest in which chance can be ruled out.
+    of their own. A level has to last for three runs, and ten or so are the fewest in which chance can be ruled out.
     """
     from chunkbench.analysis.history import history
-    from chunkbench.report import markdown, text_table
+    from chunkbench.report.formats import render_document
     from chunkbench.report.history import document, draw
     from chunkbench.store import RunError
 
@@ -54,14 +53,13 @@ def command(folders: tuple[Path, ...], threshold: str, confidence: float, form: 
     data = json.dumps([one.model_dump(mode="json") for one in series], indent=2) + "\n"
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "history.md").write_text(markdown.render(told), encoding="utf-8")
+        (out / "history.md").write_text(render_document(told, "markdown"), encoding="utf-8")
         (out / "history.json").write_text(data, encoding="utf-8")
         draw(series, out)
     if form == "json":
         click.echo(data, nl=False)
     else:
-        text = markdown.render(told) if form == "markdown" else text_table.render(told, colour_wanted())
-        click.echo(text, nl=False)
+        click.echo(render_document(told, form, colour_wanted()), nl=False)
 
 
 def _recordings(folder: Path) -> list[list[Run]]:

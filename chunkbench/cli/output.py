@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +13,11 @@ import click
 RUNS = Path("results/runs")
 """Where runs lie unless --out says otherwise, below the current directory."""
 FORMATS = ("table", "markdown", "latex", "csv", "json")
+
+
+def new_run(name: str) -> Path:
+    """Where a run that begins now is kept."""
+    return RUNS / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
 
 
 def fail(message: str) -> NoReturn:

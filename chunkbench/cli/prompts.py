@@ -49,7 +49,7 @@ def command(
     from chunkbench.analysis.sharing import sharing
     from chunkbench.experiment.llama import ShapeError, shape_of
     from chunkbench.prompts import PromptsError, read, tokenized
-    from chunkbench.report import markdown, text_table
+    from chunkbench.report.formats import render_document
     from chunkbench.report.sharing import document
     from chunkbench.report.sharing import experiment as as_experiment
 
@@ -74,5 +74,4 @@ def command(
         click.echo(json.dumps([dataclasses.asdict(one) | {"saved": one.saved} for one in found], indent=2))
         return
     told = document(found, shape, chunk_size, n_c)
-    text = markdown.render(told) if form == "markdown" else text_table.render(told, colour_wanted())
-    click.echo(text, nl=False)
+    click.echo(render_document(told, form, colour_wanted()), nl=False)

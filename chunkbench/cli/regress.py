@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
-from chunkbench.cli.comparing import comparing_options, options_from, tell
-from chunkbench.cli.output import RUNS, fail
+from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from
+from chunkbench.cli.output import fail
 
 _EXAMPLES = """\b
 Examples:
@@ -73,16 +72,9 @@ def command(
         options = options_from(
             threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle, 1 + again
         )
-        folder = out or RUNS / f"regress-{loaded.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
-        if folder.exists() and any(folder.iterdir()):
-            raise RunError(f"{folder}: is not empty; choose a new folder for --out")
+        folder = empty_folder(out, f"regress-{loaded.name}")
         with RepeatProgress(quiet) as progress:
             found = regress(loaded, resolve(loaded), base, options, processes, again, folder, progress)
     except (RunError, NothingToCompare) as error:
         fail(str(error))
-    if found.comparison is not None:
-        tell(found.comparison, form, folder, quiet)
-    if found.interrupted or found.comparison is None:
-        click.echo(f"interrupted; what was measured is in {folder}", err=True)
-        ctx.exit(130)
-    ctx.exit(found.comparison.exit_code)
+    conclude(ctx, found, form, folder, quiet)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import FORMATS, RUNS, colour_wanted
+from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run
 
 
 @click.command("run", short_help="Measure an experiment and print its table.")
@@ -74,8 +73,7 @@ def command(
         click.echo(describe_plan(wanted, target))
         return
     if out is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        out = latest_run(RUNS, wanted.name) if resume else RUNS / f"{wanted.name}-{stamp}"
+        out = latest_run(RUNS, wanted.name) if resume else new_run(wanted.name)
     with RunProgress(quiet) as progress:
         outcome = run_experiment(wanted, target, out, resume, ["chunkbench", *sys.argv[1:]], progress)
     try:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+import chunkbench
+
 PROJECT = Path(__file__).resolve().parents[2]
+_DATA = ("__pycache__", "experiments", "results")
 
 
 class GitState(TypedDict):
@@ -15,6 +19,16 @@ class GitState(TypedDict):
 
     commit: str
     dirty: bool
+
+
+def package_files() -> Iterator[tuple[Path, Path]]:
+    """(path, path inside the package) of this package's code, in order: what runs here, committed or not."""
+    for place in chunkbench.__path__:  # two, of an editable install: sources here, what was compiled there
+        for folder, folders, files in os.walk(place, followlinks=True):
+            folders[:] = sorted(name for name in folders if name not in _DATA)
+            for name in sorted(files):
+                path = Path(folder) / name
+                yield path, path.relative_to(place)
 
 
 def git_state(path: Path = PROJECT) -> GitState | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from chunkbench.prompts.read import Prompt, PromptsError
 
@@ -65,7 +67,7 @@ def _from_file(path: Path) -> Encode:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise PromptsError(f"--tokenizer {path}: not a tokenizer.json of Hugging Face: {_first_line(error)}") from None
-    return lambda texts: [encoding.ids for encoding in loaded.encode_batch(texts)]
+    return partial(_encode, loaded)
 
 
 def _from_hub(name: str) -> Encode:
@@ -84,10 +86,15 @@ def _from_hub(name: str) -> Encode:
             f"--tokenizer {name}: neither a file, nor an encoding of tiktoken, nor in the cache of Hugging Face, and "
             f"could not be loaded from there: {_first_line(error)}"
         ) from None
-    return lambda texts: [encoding.ids for encoding in loaded.encode_batch(texts)]
+    return partial(_encode, loaded)
 
 
-def _tokenizers(name: str):  # type: ignore[no-untyped-def]  # the module, which may not be installed
+def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
+
+def _tokenizers(name: str) -> Any:
+    """The module, which may not be installed."""
     try:
         import tokenizers
     except ImportError:

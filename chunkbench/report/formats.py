@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chunkbench.report import csv, json, latex, markdown, text_table
-from chunkbench.report.model import Report
+from chunkbench.report.model import Document, Report
 
 _RENDERERS = {"markdown": markdown.render, "latex": latex.render, "csv": csv.render, "json": json.render}
 
@@ -13,3 +13,8 @@ FORMATS = ("table", *_RENDERERS)
 def render(report: Report, form: str, colour: bool = False) -> str:
     """The report in one of `FORMATS`; only the table knows colour. Raises `KeyError` for any other name."""
     return text_table.render(report, colour) if form == "table" else _RENDERERS[form](report)
+
+
+def render_document(document: Document, form: str, colour: bool = False) -> str:
+    """Any document as `table` or `markdown`, the forms that need no rows of a run."""
+    return markdown.render(document) if form == "markdown" else text_table.render(document, colour)

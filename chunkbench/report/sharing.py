@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from importlib.resources import files
 
+from chunkbench.analysis.paper import paper_rows
 from chunkbench.analysis.sharing import Sharing
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.report.model import Cell, Column, Document, Table
@@ -103,7 +102,6 @@ def _headline(found: Sequence[Sharing]) -> str:
 
 
 def _paper() -> Table:
-    text = files("chunkbench.results").joinpath("paper", "table2.csv").read_text(encoding="utf-8")
     columns = (
         Column("system", ("system",), "left"),
         Column("what is shared", ("what is shared",), "left"),
@@ -120,6 +118,6 @@ def _paper() -> Table:
                 f"{int(row['shared_tokens_max']):,}" if row["shared_tokens_max"] else NOTHING,
             )
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in paper_rows("table2")
     )
     return Table("The paper's Table 2 (other prompts, counted with tiktoken)", columns, rows, keys=1)

@@ -21,7 +21,7 @@ from chunkbench.runner.heap import KEEP_FREED_MEMORY
 
 PROTOCOL = 3
 """Version of the requests and replies; a worker that speaks another one is refused. 2 added `preload` and
-`fork`, 3 `warm`."""
+`fork`, 3 `warm` and samples in `check`."""
 
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0
@@ -41,6 +41,10 @@ class WorkerCrashed(RuntimeError):
 
 class WorkerTimeout(RuntimeError):
     """The worker did not answer in time and was killed."""
+
+
+LOST = (WorkerError, WorkerCrashed, WorkerTimeout)
+"""Whatever asking a worker raises, for those to whom it is all the same."""
 
 
 class WorkerClient(ABC):

@@ -8,16 +8,15 @@ from pathlib import Path
 
 from chunkbench.analysis.compare import Options, compare
 from chunkbench.analysis.environments import differences
-from chunkbench.analysis.verdict import Comparison
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner.again import Gated, look_again
 from chunkbench.runner.in_turns import compared, sides
 from chunkbench.runner.kept_build import refusal, unpacked
 from chunkbench.runner.recording import BUILD, repeater
-from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt
+from chunkbench.runner.run import Listener, Target, sigterm_as_interrupt
 from chunkbench.runner.turns import Turns
-from chunkbench.store import Run, RunError
+from chunkbench.store import Run, writing
 
 
 def gate(
@@ -39,16 +38,13 @@ def gate(
     hour is no fair measure of it. Where the build does not run here, or `as_recorded`, the `recorded` times are
     compared with. `worker` is another command line for this revision's worker. Raises `RunError`, `NothingToCompare`.
     """
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written: {error.strerror}") from error
-    refused = "--as-recorded" if as_recorded else refusal(recording / BUILD)
-    if refused:
+    refused = "" if as_recorded else refusal(recording / BUILD)
+    if as_recorded or refused:
         found = _as_recorded(experiment, target, recorded, options, processes, again, out, listener, worker)
-        if as_recorded:
-            return found
-        return _warned(found, [f"{recording}: {refused}: compared with the times as recorded, which tells less"])
+        told = f"{recording}: {refused}: compared with the times as recorded, which tells less"
+        return _warned(found, [told] if refused else [])
     kept = {name: recorded[0].manifest.get(name) for name in ("git", "chunkbench_version")}
     try:
         with (
@@ -60,11 +56,10 @@ def gate(
             found = compared(turns, options, processes, again, lambda runs: _keep_recorded(runs, recorded))
     except KeyboardInterrupt:
         return Gated(None, interrupted=True)
-    now = manifest_of(experiment, target, 0)
     changed = [
         f"since the recording: {one.what}: {one.base} is {one.head} now; both builds were measured as it is now"
         + ("" if one.machine else " (--as-recorded judges it)")
-        for one in differences(recorded[0].manifest, now)
+        for one in differences(recorded[0].manifest, turns.manifest)
     ]
     return _warned(found, changed)
 
@@ -72,18 +67,17 @@ def gate(
 def _keep_recorded(base: list[Run], recorded: Sequence[Run]) -> None:
     """Let BASE be what was recorded: cases that are new have no base, and those that are gone are missing."""
     known = {case.key: case for run in recorded for case in run.cases}
+    gone = known.keys() - {case.key for case in base[0].cases}
     for run in base:
-        here = {case.key for case in run.cases}
         run.cases = [case for case in run.cases if case.key in known]
-        if run is base[0]:
-            run.cases += [case for key, case in known.items() if key not in here]
+    base[0].cases += [case for key, case in known.items() if key in gone]
 
 
 def _warned(found: Gated, warnings: Sequence[str]) -> Gated:
-    comparison: Comparison | None = found.comparison
-    if comparison is not None:
-        comparison = comparison.model_copy(update={"warnings": (*comparison.warnings, *warnings)})
-    return Gated(comparison, found.interrupted)
+    if found.comparison is None:
+        return found
+    told = {"warnings": (*found.comparison.warnings, *warnings)}
+    return Gated(found.comparison.model_copy(update=told), found.interrupted)
 
 
 def _as_recorded(

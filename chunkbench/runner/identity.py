@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from pathlib import Path
 
-import chunkbench
 from chunkbench.environment import Environment, machine_id
+from chunkbench.environment.revision import package_files
 from chunkbench.experiment import Experiment
 
 _EXPLANATIONS = {
@@ -37,10 +35,8 @@ def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
 def _source_digest() -> str:
     """Digest of the package's own code: a commit id would not see uncommitted changes."""
     digest = hashlib.sha256()
-    for folder, folders, files in os.walk(Path(chunkbench.__file__).parent, followlinks=True):
-        folders[:] = sorted(name for name in folders if name not in ("results", "experiments", "__pycache__"))
-        for name in sorted(files):
-            if name.endswith((".py", ".so")):
-                digest.update(name.encode())
-                digest.update((Path(folder) / name).read_bytes())
+    for path, _ in package_files():
+        if path.suffix in (".py", ".so"):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -12,14 +12,12 @@ from chunkbench.analysis.compare import Options, compare
 from chunkbench.analysis.verdict import Comparison
 from chunkbench.experiment import Experiment
 from chunkbench.runner.again import Gated, look_again
-from chunkbench.runner.client import WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
+from chunkbench.runner.client import LOST, WorkerProcess
 from chunkbench.runner.kept_build import worker_command
 from chunkbench.runner.parent import preloaded
 from chunkbench.runner.run import Target
 from chunkbench.runner.turns import Side, Turns
 from chunkbench.store import Run, RunError
-
-_LOST = (WorkerCrashed, WorkerTimeout, WorkerError)
 
 
 @contextmanager
@@ -43,7 +41,7 @@ def sides(
     try:
         try:
             parents.append(_parent(out / "worker-base.log", worker_command(build), clean, experiment, target))
-        except _LOST as error:
+        except LOST as error:
             raise RunError(
                 f"{name}: cannot be measured in turns with this revision: {error}. "
                 "Record it with its own version and compare the recordings (chunkbench compare)"
@@ -54,7 +52,7 @@ def sides(
         log = out / "worker-head.log"
         try:
             parents.append(_parent(log, list(head) if head else None, None, experiment, target))
-        except _LOST as error:
+        except LOST as error:
             raise RunError(f"a worker process does not start: {error}; see {log}") from None
         yield Side("base", parents[0], manifest), Side("head", parents[1], {})
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -12,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import chunkbench
+from chunkbench.environment.revision import package_files
 
 _TAG = "build.json"
-_LEFT_OUT = ("__pycache__", "experiments", "results")  # no worker needs them
 # Editable installs put finders of their own before sys.path: the package would be found here again.
 _LAUNCH = """\
 import runpy, sys
@@ -30,12 +28,8 @@ def keep(archive: Path) -> None:
     """Put this package, native code included, into an archive. Raises `OSError` when that cannot be written."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as kept:
         kept.writestr(_TAG, json.dumps(_tag(), indent=1) + "\n")
-        for place in chunkbench.__path__:  # two, of an editable install: sources here, compiled code there
-            for folder, folders, files in os.walk(place, followlinks=True):
-                folders[:] = [name for name in folders if name not in _LEFT_OUT]
-                for name in files:
-                    path = Path(folder) / name
-                    kept.write(path, Path("chunkbench") / path.relative_to(place))
+        for path, inside in package_files():
+            kept.write(path, Path("chunkbench") / inside)
 
 
 def refusal(archive: Path) -> str:

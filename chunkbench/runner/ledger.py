@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from chunkbench.analysis import roofline
@@ -11,6 +12,11 @@ from chunkbench.analysis.statistics import relative_half_width, round_means
 from chunkbench.experiment.point import Case, Point
 from chunkbench.measure.noise import complaint
 from chunkbench.store.facts import CaseFacts, Noise, Peaks, Status, Yardsticks
+
+
+def now() -> str:
+    """The time as facts and manifests state it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)

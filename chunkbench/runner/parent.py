@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from chunkbench.experiment import Experiment
 from chunkbench.runner.client import WorkerCrashed, WorkerProcess, WorkerTimeout
@@ -17,22 +17,26 @@ def preloaded(start: Callable[[], WorkerProcess], experiment: Experiment, target
     Implementations that take it down are left out: they will do so to a child, and be a row that says so. Raises what
     `start` raises, and `WorkerError`.
     """
-    left_out: set[str] = set()
+    names = list(experiment.implementations)
     while True:
         worker = start()
-        name = ""
         try:
-            for name in experiment.implementations:
-                if name not in left_out:
-                    worker.ask("preload", _IMPORT_LIMIT_S, implementations=[name])
-            name = ""
-            worker.ask("warm", _IMPORT_LIMIT_S, seed=experiment.seed, dtype=target.dtype, device=target.device)
-            return worker
-        except (WorkerCrashed, WorkerTimeout):
-            worker.kill()
-            if not name:
-                raise
-            left_out.add(name)
+            lost = _import(worker, names)
+            if lost is None:
+                worker.ask("warm", _IMPORT_LIMIT_S, seed=experiment.seed, dtype=target.dtype, device=target.device)
+                return worker
         except BaseException:
             worker.kill()
             raise
+        worker.kill()
+        names.remove(lost)
+
+
+def _import(worker: WorkerProcess, names: Sequence[str]) -> str | None:
+    """The implementation that took the worker down, if one did."""
+    for name in names:
+        try:
+            worker.ask("preload", _IMPORT_LIMIT_S, implementations=[name])
+        except (WorkerCrashed, WorkerTimeout):
+            return name
+    return None

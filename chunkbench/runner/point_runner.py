@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from time import monotonic
 
 from chunkbench.environment import NoiseMeter, available_memory
@@ -14,7 +13,7 @@ from chunkbench.runner import memory
 from chunkbench.runner.attempt import Attempt
 from chunkbench.runner.bench import Culprit
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
-from chunkbench.runner.ledger import Context, Traits, facts
+from chunkbench.runner.ledger import Context, Traits, facts, now
 from chunkbench.store.facts import CaseFacts, Noise, Status
 
 _RESERVE_LIMIT_S = 300.0
@@ -45,7 +44,7 @@ class PointRunner:
         advance: Callable[[float], None],
     ) -> list[CaseFacts]:
         """All cases of a point; after a crash or a timeout it is measured again without the culprit."""
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        started_at = now()
         culprits: dict[str, tuple[Status, str]] = {}
         lost = False
         while True:

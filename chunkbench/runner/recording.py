@@ -9,13 +9,13 @@ from pathlib import Path
 
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
-from chunkbench.runner.client import WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
+from chunkbench.runner.client import LOST, WorkerProcess
 from chunkbench.runner.conduct import Conduct
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.kept_build import keep
 from chunkbench.runner.parent import preloaded
 from chunkbench.runner.run import Listener, Target, run_experiment
-from chunkbench.store import Run, RunError, open_runs
+from chunkbench.store import Run, RunError, open_runs, writing
 
 BUILD = "build.zip"
 """Of a recording: the build that was recorded."""
@@ -61,13 +61,12 @@ def repeater(
 ) -> Iterator[Repeater]:
     """A repeater whose parent process has imported the experiment's implementations. `worker` is another command line
     for it. Raises `RunError` where `out` cannot be written or no worker starts."""
+    command_line = list(worker) if worker else None
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        command_line = list(worker) if worker else None
-        parent = preloaded(lambda: WorkerProcess(out / "worker.log", command_line), experiment, target)
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written: {error.strerror}") from error
-    except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            parent = preloaded(lambda: WorkerProcess(out / "worker.log", command_line), experiment, target)
+    except LOST as error:
         raise RunError(f"{out}: a worker process does not start: {error}") from None
     try:
         yield Repeater(target, parent, command, listener)
@@ -83,10 +82,8 @@ def record(
     Returns the runs, and whether it was interrupted. Raises `RunError`.
     """
     if first == 1:
-        try:
+        with writing(path):
             keep(path / BUILD)
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
     return repeater.measure(experiment, path, processes, first=first)
 
 

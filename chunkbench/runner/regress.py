@@ -11,7 +11,7 @@ from chunkbench.runner.base_revision import built
 from chunkbench.runner.in_turns import compared, sides
 from chunkbench.runner.run import Listener, Target, sigterm_as_interrupt
 from chunkbench.runner.turns import Turns
-from chunkbench.store import RunError
+from chunkbench.store import writing
 
 
 def regress(
@@ -26,10 +26,8 @@ def regress(
 ) -> Gated:
     """Build `ref`, measure it and this revision in turns into `out`, then again, up to `again` times, what looks
     changed. Raises `RunError`, and `NothingToCompare`."""
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written: {error.strerror}") from error
     try:
         with sigterm_as_interrupt(), built(ref, out / "build.log") as revision:
             git = {"git": {"commit": revision.commit, "dirty": False}}

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -16,9 +15,10 @@ from chunkbench import __version__
 from chunkbench.environment import Environment, git_state, read_environment
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Device, Dtype, Point
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
+from chunkbench.runner.client import LOST, WorkerClient
 from chunkbench.runner.conduct import Conduct
 from chunkbench.runner.identity import differences, identity
+from chunkbench.runner.ledger import now
 from chunkbench.runner.point_runner import PointRunner
 from chunkbench.runner.survey import survey
 from chunkbench.store import CaseFacts, Run, RunError, RunWriter, open_run
@@ -109,7 +109,7 @@ def run_experiment(
                 _measure(experiment, target, writer, todo, cases, listener, conduct)
         except KeyboardInterrupt:
             return Outcome(open_run(out), interrupted=True)
-        writer.update_manifest(interrupted=False, finished_at=_now())
+        writer.update_manifest(interrupted=False, finished_at=now())
     finally:
         writer.close()
     return Outcome(open_run(out), interrupted=False)
@@ -130,7 +130,7 @@ def _measure(
     def start() -> WorkerClient:
         try:
             return conduct.start_worker(writer.worker_log)
-        except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
+        except LOST as error:
             raise RunError(f"{writer.path}: a worker process does not start: {error}; --resume goes on") from None
 
     worker, traits = survey(experiment.implementations, target.device, start)
@@ -220,7 +220,7 @@ def manifest_of(experiment: Experiment, target: Target, points: int) -> dict[str
         "python": sys.version.split()[0],
         "seed": experiment.seed,
         "points": points,
-        "started_at": _now(),
+        "started_at": now(),
         "finished_at": None,
         "interrupted": True,
     }
@@ -251,7 +251,3 @@ def sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

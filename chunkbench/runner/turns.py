@@ -6,7 +6,6 @@ import random
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,8 +18,8 @@ from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.runner import memory
 from chunkbench.runner.bench import AFTER, BEFORE, Bench, Culprit
-from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerProcess, WorkerTimeout
-from chunkbench.runner.ledger import Context, Entry, facts
+from chunkbench.runner.client import LOST, WorkerClient, WorkerProcess
+from chunkbench.runner.ledger import Context, Entry, facts, now
 from chunkbench.runner.run import Listener, Target, manifest_of, sigterm_as_interrupt, weight
 from chunkbench.runner.survey import survey
 from chunkbench.store import CaseFacts, Noise, Run, RunError, RunWriter, open_run
@@ -56,8 +55,9 @@ class Turns:
         self._out, self._listener = out, listener
         self._points = experiment.points(target.device, target.dtype)
         self._dice = random.Random(f"turns {experiment.seed}")
-        self._mark = uuid.uuid4().hex
-        """The same in both manifests: a comparison sees by it that the n-th rounds belong together."""
+        # The mark is the same on both sides: a comparison sees by it that the n-th rounds belong together.
+        self.manifest = manifest_of(experiment, target, len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
+        """What all runs have in common, made once: asking git takes as long as a kernel's rounds."""
 
     def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> Measured:
         """Cases, all or those with these keys, in as many pairs of processes as the budget holds, at least `processes`.
@@ -99,10 +99,9 @@ class Turns:
             for several, one in zip(measured, self._case(point, case, budget_s, number), strict=True):
                 several.append(one)
         for side, path, several in zip(self._sides, paths, measured, strict=True):
-            manifest = manifest_of(self._experiment, self._target, len(self._points))
-            writer = RunWriter.create(path, manifest | side.manifest | {"in_turns_with": self._mark})
+            writer = RunWriter.create(path, self.manifest | {"started_at": now()} | side.manifest)
             writer.append(several)
-            writer.update_manifest(interrupted=False, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
+            writer.update_manifest(interrupted=False, finished_at=now())
             writer.close()
         return paths[0], paths[1]
 
@@ -113,14 +112,14 @@ class Turns:
         beyond the case's share of the budget. All rows are checked, before and after the rounds, in the first pair of
         processes; a sample of them, before the rounds, in others.
         """
-        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        started_at = now()
         workers: list[WorkerClient] = []
 
         def start(side: Side) -> Callable[[], WorkerClient]:
             def fork() -> WorkerClient:
                 try:
                     workers.append(side.parent.fork())
-                except (WorkerCrashed, WorkerTimeout, WorkerError) as error:
+                except LOST as error:
                     raise RunError(f"{self._out}: the worker of {side.name.upper()} is lost: {error}") from None
                 return workers[-1]
 

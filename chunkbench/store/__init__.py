@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chunkbench.store.facts import MEASURED, CaseFacts, Noise, Peaks, Status, Yardsticks
-from chunkbench.store.run_directory import SCHEMA_VERSION, Run, RunError, RunWriter, latest_run, open_run, open_runs
+from chunkbench.store.run_directory import (
+    SCHEMA_VERSION,
+    Run,
+    RunError,
+    RunWriter,
+    latest_run,
+    open_run,
+    open_runs,
+    writing,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +35,7 @@ __all__ = [
     "load",
     "open_run",
     "open_runs",
+    "writing",
 ]
 
 

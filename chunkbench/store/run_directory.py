@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +39,15 @@ class Run:
     cases: list[CaseFacts] = field(default_factory=list)
     torn: bool = False
     """Whether the last line was cut short (a power cut); it is left out."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises `RunError`, which names `path`, where what is done inside meets an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def open_run(path: Path | str) -> Run:
@@ -95,11 +105,9 @@ class RunWriter:
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunWriter:
         """Start a run in a new or empty directory; raises `RunError` if a run or anything else is already there."""
-        try:
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             inside = {entry.name for entry in path.iterdir()}
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
         if inside and not inside & {_MANIFEST, _LOCK}:
             raise RunError(f"{path}: holds other files and no run; choose a new or an empty directory for --out")
         lock = _locked(path)
@@ -167,10 +175,8 @@ def _experiment_of(path: Path) -> str | None:
 
 
 def _locked(path: Path) -> IO[str]:
-    try:
+    with writing(path):
         lock = (path / _LOCK).open("w")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -86,10 +86,15 @@ def test_a_case_that_fails(base: Path, tmp_path: Path, status: str, code: int) -
     assert run("compare", base, head).exit_code == code
 
 
+def tear(run_directory: Path) -> None:
+    """Cut the last line short."""
+    path = run_directory / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-50])
+
+
 def test_a_torn_line_is_a_missing_case_and_said(base: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", [case("a"), case("b")])
-    path = head / "cases.jsonl"
-    path.write_bytes(path.read_bytes()[:-50])
+    tear(head)
     done = run("compare", base, head)
     assert done.exit_code == 1
     assert "HEAD: the last line of cases.jsonl is cut short" in done.output
@@ -98,8 +103,7 @@ def test_a_torn_line_is_a_missing_case_and_said(base: Path, tmp_path: Path) -> N
 
 def test_a_torn_base_is_refused(base: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", [case("a"), case("b")])
-    path = base / "cases.jsonl"
-    path.write_bytes(path.read_bytes()[:-50])
+    tear(base)
     done = run("compare", base, head)
     assert done.exit_code == 2
     assert "not fit for a BASE, since cases.jsonl is cut short" in done.output

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -19,11 +18,8 @@ POINT = {
 
 
 @pytest.fixture
-def parent(tmp_path: Path) -> Iterator[WorkerProcess]:
-    worker = WorkerProcess(tmp_path / "worker.log")
-    worker.ask("preload", 120, implementations=["chunk_attn", "no such implementation"])
-    yield worker
-    worker.kill()
+def parent(start_worker: Callable[..., WorkerProcess]) -> WorkerProcess:
+    return start_worker("chunk_attn", "no such implementation")
 
 
 def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:

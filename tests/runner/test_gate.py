@@ -26,30 +26,18 @@ from chunkbench.store import RunError, open_runs
 
 ROOT = Path(__file__).parents[2]
 FAULTY = str(ROOT / "benchmarks" / "slowed_worker.py")
-SPEC = """\
-name: tiny
-dtype: float32
-implementations: [paged_attn, chunk_attn]
-budget: 500ms
-case_limit: 5s
-defaults: {n_c: 2, batch_size: 4, heads: 2, head_dim: 64, chunk_size: 16, threads: 1}
-sweep:
-  - {n_p: 256, n_s: n_p}
-"""
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(SPEC)
-    return load_experiment(path)
+def experiment(spec: Path) -> Experiment:
+    return load_experiment(spec)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made once: it takes some seconds."""
     folder = tmp_path_factory.mktemp("recorded")
-    (folder / "tiny.yaml").write_text(SPEC)
+    (folder / "tiny.yaml").write_text(tiny)
     experiment = load_experiment(folder / "tiny.yaml")
     target = resolve(experiment)
     path = folder / "recording"
@@ -200,8 +188,8 @@ def run_cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.usefixtures("spec")
 def test_the_command_records_and_gates(tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(SPEC)
     few = ("--processes", "2", "--budget", "1s")
     done = run_cli("gate", "tiny.yaml", "--record", "rec", *few, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -232,8 +220,8 @@ def test_the_command_records_and_gates(tmp_path: Path) -> None:
         (["gate", "missing.yaml", "--against", "."], "no such file"),
     ],
 )
+@pytest.mark.usefixtures("spec")
 def test_wrong_usage_says_what_to_mend(tmp_path: Path, words: list[str], message: str) -> None:
-    (tmp_path / "tiny.yaml").write_text(SPEC)
     done = run_cli(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,49 +24,30 @@ from chunkbench.runner.turns import Measured, Side, Turns
 from chunkbench.store import open_run
 
 FAULTY = str(Path(__file__).parents[2] / "benchmarks" / "slowed_worker.py")
-SPEC = """\
-name: tiny
-dtype: float32
-implementations: [paged_attn, chunk_attn]
-budget: 3s
-case_limit: 5s
-defaults: {n_c: 2, batch_size: 4, heads: 2, head_dim: 64, chunk_size: 16, threads: 1}
-sweep:
-  - {n_p: 256, n_s: n_p}
-"""
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(SPEC)
-    return path
+Measure = Callable[..., Measured]
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Iterator[WorkerProcess]:
-    worker = WorkerProcess(tmp_path / "base.log")
-    worker.ask("preload", 120, implementations=["paged_attn", "chunk_attn"])
-    yield worker
-    worker.kill()
+def measure(spec: Path, start_worker: Callable[..., WorkerProcess], tmp_path: Path) -> Measure:
+    """Measures four pairs of processes; HEAD may be given a fault."""
 
-
-def measured(spec: Path, base: WorkerProcess, tmp_path: Path, *fault: str) -> Measured:
-    experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # no more pairs than are asked for
-    command = [sys.executable, FAULTY, *fault] if fault else None
-    head = WorkerProcess(tmp_path / "head.log", command)
-    try:
-        head.ask("preload", 120, implementations=["paged_attn", "chunk_attn"])
+    def measured(*fault: str) -> Measured:
+        experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # no more pairs than are asked for
+        command = [sys.executable, FAULTY, *fault] if fault else None
+        base = start_worker(*experiment.implementations)
+        head = start_worker(*experiment.implementations, command=command)
         sides = Side("base", base, {}), Side("head", head, {})
         with RepeatProgress(quiet=True) as progress:
             return Turns(experiment, resolve(experiment), *sides, tmp_path / "out", progress).measure(4)
-    finally:
-        head.kill()
+
+    return measured
 
 
-def test_rounds_come_in_pairs(spec: Path, base: WorkerProcess, tmp_path: Path) -> None:
-    found = measured(spec, base, tmp_path)
+def test_rounds_come_in_pairs(measure: Measure) -> None:
+    found = measure()
     assert len(found.base) == len(found.head) == 4
     for one, other in zip(found.base, found.head, strict=True):
         assert one.manifest["in_turns_with"] == other.manifest["in_turns_with"]
@@ -80,18 +61,16 @@ def test_rounds_come_in_pairs(spec: Path, base: WorkerProcess, tmp_path: Path) -
     assert all("too few for this confidence" in case.reason for case in comparison.cases)
 
 
-def test_head_three_times_as_slow_shows(spec: Path, base: WorkerProcess, tmp_path: Path) -> None:
-    found = measured(spec, base, tmp_path, "chunk_attn", "2.0")
+def test_head_three_times_as_slow_shows(measure: Measure) -> None:
+    found = measure("chunk_attn", "2.0")
     cases = {case.implementation: case for case in compare(found.base, found.head, Options()).cases}
     assert cases["chunk_attn"].ratio is not None
     assert cases["paged_attn"].ratio is not None
     assert cases["chunk_attn"].ratio > 1.5 * cases["paged_attn"].ratio
 
 
-def test_a_head_that_crashes_is_missing_and_the_other_case_is_measured(
-    spec: Path, base: WorkerProcess, tmp_path: Path
-) -> None:
-    found = measured(spec, base, tmp_path, "chunk_attn", "crash")
+def test_a_head_that_crashes_is_missing_and_the_other_case_is_measured(measure: Measure) -> None:
+    found = measure("chunk_attn", "crash")
     comparison = compare(found.base, found.head, Options())
     cases = {case.implementation: case for case in comparison.cases}
     assert (cases["chunk_attn"].verdict, cases["chunk_attn"].failed) == ("missing", True)
