@@ -2,6 +2,7 @@
 
     python benchmarks/gate_proof.py --runs 200 --load           unchanged, while a load comes and goes
     python benchmarks/gate_proof.py --runs 60 --slow 10%,20%    chunk_attn 10% slower in one point, 20% in the other
+    python benchmarks/gate_proof.py --runs 60 --slow 10%,20% --other 3%,5%    and paged_attn_star by 3% and 5%
     python benchmarks/gate_proof.py --summary                   the tables of docs/regression.md
 
 Which point has which slow-down changes from run to run. Every run is one line of results/gate-proof/runs.jsonl: an
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +36,7 @@ from chunkbench.runner.run import Target, resolve
 from chunkbench.store import open_runs
 
 FOLDER = Path("results/gate-proof")
-SLOWED = "chunk_attn"
+SLOWED, OTHER = "chunk_attn", "paged_attn_star"
 SLOWED_WORKER = Path(__file__).with_name("slowed_worker.py")
 PROCESSES, AGAIN = 12, 2
 LOAD = """
@@ -59,8 +60,10 @@ def recording(experiment: Experiment, target: Target) -> Path:
     return path
 
 
-def one_run(experiment: Experiment, target: Target, path: Path, slow: Sequence[float]) -> dict[str, Any]:
-    worker = [sys.executable, str(SLOWED_WORKER), SLOWED, ",".join(map(str, slow))] if any(slow) else None
+def one_run(experiment: Experiment, target: Target, path: Path, slow: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """`slow` is by how much each implementation is slowed in the first and in the second point."""
+    words = [word for name, shares in slow.items() for word in (name, ",".join(map(str, shares)))]
+    worker = [sys.executable, str(SLOWED_WORKER), *words] if any(map(any, slow.values())) else None
     out = Path(tempfile.mkdtemp(prefix="gate-proof-"))
     started = time.monotonic()
     try:
@@ -75,10 +78,10 @@ def one_run(experiment: Experiment, target: Target, path: Path, slow: Sequence[f
     found = gated.comparison
     assert found is not None
     assert found.settings.in_turns
-    by_point = dict(zip((point.n_s for point in experiment.points(target.device, target.dtype)), slow, strict=True))
+    places = [point.n_s for point in experiment.points(target.device, target.dtype)]
     cases = [
         {"implementation": c.implementation, "n_s": c.axes["n_s"], "verdict": c.verdict, "ratio": c.ratio}
-        | {"slow": by_point[c.axes["n_s"]] if c.implementation == SLOWED else 0.0}
+        | {"slow": slow[c.implementation][places.index(c.axes["n_s"])]}
         | {"low": c.low, "high": c.high, "pairs": c.head_units, "remeasured": c.remeasured, "reason": c.reason}
         for c in found.cases
     ]
@@ -88,6 +91,11 @@ def one_run(experiment: Experiment, target: Target, path: Path, slow: Sequence[f
 def lines() -> list[dict[str, Any]]:
     path = FOLDER / "runs.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def shares(text: str) -> list[float]:
+    """`10%,20%` as 0.1 and 0.2."""
+    return [float(part.rstrip("%")) / 100 for part in text.split(",")]
 
 
 def is_wrong(case: dict[str, Any]) -> bool:
@@ -127,13 +135,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="how many there shall be in the end")
     parser.add_argument("--slow", default="0%,0%", help="by how much in the first and the second point, e.g. 10%%,20%%")
+    parser.add_argument("--other", default="0%,0%", help="by how much the other implementation, likewise")
     parser.add_argument("--load", action="store_true", help="with a background load that comes and goes")
     parser.add_argument("--summary", action="store_true", help="print what was found so far")
     arguments = parser.parse_args()
     if arguments.summary:
         summary()
         return
-    slow = [float(text.rstrip("%")) / 100 for text in arguments.slow.split(",")]
+    slow, other = shares(arguments.slow), shares(arguments.other)
     experiment = load_experiment("gate")
     target = resolve(experiment)
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -142,8 +151,9 @@ def main() -> None:
     load = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if arguments.load else None
     try:
         for number in range(done + 1, arguments.runs + 1):
-            these = slow if number % 2 else slow[::-1]  # every point takes its turn with each
-            result = {"slow": these, "load": arguments.load} | one_run(experiment, target, path, these)
+            turn = 1 if number % 2 else -1  # every point takes its turn with each
+            these = {SLOWED: slow[::turn], OTHER: other[::turn]}
+            result = {"slow": these[SLOWED], "load": arguments.load} | one_run(experiment, target, path, these)
             with (FOLDER / "runs.jsonl").open("a") as file:
                 file.write(json.dumps(result) + "\n")
             words = ", ".join(

@@ -1,7 +1,8 @@
-"""A worker in which one implementation is slower, or wrong, on purpose: what `gate_proof.py` has the gate find.
+"""A worker in which an implementation is slower, or wrong, on purpose: what `gate_proof.py` has the gate find.
 
     python benchmarks/slowed_worker.py chunk_attn 0.10          in every point
     python benchmarks/slowed_worker.py chunk_attn 0.10,0.20     10% where nothing is shared, else 20%
+    python benchmarks/slowed_worker.py chunk_attn 0.10 naive 0  several implementations, each with its fault
 
 After every call it multiplies matrices until the call has taken that much longer: real work, so that whatever slows the
 machine down slows it down too. `wrong` instead of a number adds 1 to the output; `crash` ends the process.
@@ -19,19 +20,19 @@ import torch
 from chunkbench.baselines import registry
 from chunkbench.runner import worker
 
-TARGET, FAULT = sys.argv[1:3]
+FAULTS = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 _matrix = torch.full((32, 32), 1 / 32)
 
 
-def faulty(decode: Any, shared: bool) -> Any:
-    share = float(FAULT.split(",")[-1 if shared else 0]) if FAULT not in ("wrong", "crash") else 0.0
+def faulty(decode: Any, fault: str, shared: bool) -> Any:
+    share = float(fault.split(",")[-1 if shared else 0]) if fault not in ("wrong", "crash") else 0.0
 
     def call(q: torch.Tensor, out: torch.Tensor) -> None:
         started = perf_counter()
         decode(q, out)
-        if FAULT == "wrong":
+        if fault == "wrong":
             out += 1
-        elif FAULT == "crash":
+        elif fault == "crash":
             os.abort()
         else:
             until = perf_counter() + share * (perf_counter() - started)
@@ -43,12 +44,12 @@ def faulty(decode: Any, shared: bool) -> Any:
 
 def load(name: str, original: Any = registry.load) -> Any:
     implementation = original(name)
-    if name == TARGET:
+    if name in FAULTS:
         prepare = implementation.prepare
 
         def prepare_faulty(inputs: Any) -> Any:
             session = prepare(inputs)
-            session.decode = faulty(session.decode, inputs.point.n_s > 0)
+            session.decode = faulty(session.decode, FAULTS[name], inputs.point.n_s > 0)
             return session
 
         implementation.prepare = prepare_faulty
