@@ -46,6 +46,10 @@ class Inputs(Protocol):
         """Most tokens that any sequence will hold: its prompt and n_c completion tokens."""
         ...
 
+    def weights(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        """A weight `[rows, columns]` of a layer, normal with variance 1 / columns; equal names give equal values."""
+        ...
+
     def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V `[stop - start, kv_heads, head_dim]` of prompt tokens start..stop of a sequence."""
         ...
@@ -103,6 +107,10 @@ class Implementation(ABC):
     def supports(self, point: Point) -> Answer:
         """Whether it can compute this point; else the reason (head size, dtype, grouped heads, ragged prompts)."""
         return YES
+
+    def out_shape(self, point: Point) -> tuple[int, ...]:
+        """Shape of what a call gives."""
+        return point.batch_size, point.heads, point.head_dim
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> Session:

@@ -8,8 +8,13 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 from chunkbench.baselines.contract import Answer, Implementation
+from chunkbench.experiment.names import MODULES
 
 GROUP = "chunkbench.baselines"
+_MODULES = {
+    name: EntryPoint(name, f"chunkbench.baselines.modules:{kind}", "chunkbench.modules")
+    for name, kind in zip(MODULES, ("QkvProjection", "SelfAttention", "Mlp"), strict=True)
+}
 
 
 class UnknownImplementation(LookupError):
@@ -35,12 +40,12 @@ def names() -> list[str]:
 
 
 def load(implementation: str) -> Implementation:
-    """The implementation with this id.
+    """The implementation, or the module of a decoder layer, with this id.
 
     Raises `UnknownImplementation`; an adapter whose import fails raises what the import raised.
     """
     try:
-        found = _entry_points()[implementation]
+        found = _MODULES.get(implementation) or _entry_points()[implementation]
     except KeyError:
         close = difflib.get_close_matches(implementation, names(), n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(names())}"

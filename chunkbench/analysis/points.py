@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from chunkbench.store.facts import CaseFacts
 
 AXES = (
+    "model",
     "n_p",
     "n_s",
     "n_c",

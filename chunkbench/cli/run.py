@@ -18,6 +18,7 @@ from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run
     "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Instead of the experiment's dtype."
 )
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V1,V2", help="Replace an axis in every block. Repeatable.")
+@click.option("--model", metavar="NAME", help="Whose layer `kind: modules` measures: llama3-8b, ... or a config.json.")
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @click.option("--budget", metavar="TIME", help="About how long to measure, e.g. 90s, 5m, 1h30m.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
@@ -37,6 +38,7 @@ def command(
     device: str | None,
     dtype: str | None,
     sets: tuple[str, ...],
+    model: str | None,
     only: tuple[str, ...],
     budget: str | None,
     out: Path | None,
@@ -58,6 +60,7 @@ def command(
       chunkbench run experiments/table3.yaml --budget 20m --out results/runs/mine
       chunkbench run table3 --set n_p=1024 --only chunk_attn --only naive
       chunkbench run table3 --out results/runs/mine --resume
+      chunkbench run table1 --model llama3-8b
     """
     from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import chosen
@@ -67,6 +70,7 @@ def command(
     from chunkbench.runner.run import resolve, run_experiment
     from chunkbench.store import latest_run
 
+    sets = (*sets, f"model={model}") if model else sets
     wanted = chosen(experiment, sets, device, dtype, budget, only)
     target = resolve(wanted)
     if dry_run:

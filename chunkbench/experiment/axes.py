@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from chunkbench.experiment.errors import did_you_mean
+from chunkbench.experiment.llama import SHAPES, ShapeError, shape_of
 from chunkbench.experiment.point import Dtype, TreeNode
 from chunkbench.experiment.units import parse_share
 from chunkbench.experiment.yaml_tree import Misread
@@ -28,7 +29,7 @@ class LengthRange(NamedTuple):
 
 Forest = tuple[TreeNode, ...]
 AxisValue = int | str | LengthRange | Forest
-"""A count, a share of n_p or a dtype as text, a range of n_p, or a forest of prompts."""
+"""A count; a share of n_p, a dtype or a model as text; a range of n_p; or a forest of prompts."""
 
 
 class Finding(NamedTuple):
@@ -189,6 +190,16 @@ def _dtype(raw: object) -> str:
     raise Findings(Finding((), f"{show(raw)} is not a dtype{hint}"))
 
 
+def _model(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise Findings(Finding((), f"must be the name of a model or the path of a config.json, not {show(raw)}"))
+    try:
+        shape_of(raw)
+    except ShapeError as error:
+        raise Findings(Finding((), str(error))) from None
+    return raw
+
+
 def _tree(raw: object) -> Forest:
     form = "a tree is a list of [tokens, children], children a number of sequences or again such a list"
     if not isinstance(raw, list | tuple) or not raw:
@@ -250,6 +261,13 @@ def _axis(description: str, default: str, low: int, high: int, multiple: int = 1
 
 
 AXES: dict[str, AxisInfo] = {
+    "model": AxisInfo(
+        "whose decoder layer the modules of `kind: modules` belong to; heads and head_dim follow",
+        f"{', '.join(SHAPES)}, or the path of a Hugging Face config.json",
+        "required by kind: modules, and there alone",
+        _model,
+        {"type": "string", "examples": list(SHAPES)},
+    ),
     "n_p": AxisInfo(
         "tokens of a prompt; a range draws ragged prompts from the seed",
         f"whole number, 1 to {MAX_TOKENS}, or {{low: A, high: B}}",

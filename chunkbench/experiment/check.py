@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import ValidationError
 
 from chunkbench.experiment.axes import Finding, Findings, Path, show, unknown
 from chunkbench.experiment.errors import Mark, Problem, did_you_mean
 from chunkbench.experiment.model import YAML_KEYS, Expectation, Experiment
-from chunkbench.experiment.sweep import check_sweep
+from chunkbench.experiment.sweep import Kind, check_sweep
 from chunkbench.experiment.yaml_tree import Node
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _WANTED = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
+_SWEPT = ("defaults", "sweep", "exclude")
 
 
 class Checker:
@@ -43,7 +44,8 @@ class Checker:
             at = self.root.value.pop(key)[0]
             self._add(at, unknown("key", key, list(YAML_KEYS)), key)
         plain = self.root.plain()
-        sweep = check_sweep(plain.get("defaults"), plain.get("sweep"), plain.get("exclude"), unused=self.whole)
+        swept = (plain.get(key) for key in _SWEPT)
+        sweep = check_sweep(*swept, kind=_kind(plain.get("kind")), unused=self.whole)
         self._findings((), sweep)
         try:
             # A context marks values as written in a file: durations must then have a unit.
@@ -72,7 +74,7 @@ class Checker:
         cause = error.get("ctx", {}).get("error")
         if isinstance(cause, Findings):
             # Those of the model as a whole come from check_sweep, which has run on the tree itself.
-            self._findings(path, cause.findings if path else ())
+            self._findings(path, [one for one in cause.findings if path or one.path[0] not in _SWEPT])
         elif error["type"] == "missing":
             mark = self.root.mark(path[:-1])
             self._add(mark, "is missing", str(path[-1]))
@@ -80,6 +82,11 @@ class Checker:
             self._findings(path, [Finding((), unknown("key", path[-1], list(Expectation.model_fields)), True)])
         else:
             self._findings(path, [Finding((), _in_words(error), about_key)])
+
+
+def _kind(raw: object) -> Kind:
+    """What the file says; what is wrong with it is another's to say."""
+    return cast(Kind, raw) if raw in get_args(Kind) else "decode"
 
 
 def _in_words(error: ErrorDetails) -> str:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Va
 
 from chunkbench.experiment.axes import AxisValue, Finding, Findings, LengthRange, parse_axes, show
 from chunkbench.experiment.errors import did_you_mean
-from chunkbench.experiment.names import known_implementations
+from chunkbench.experiment.names import MODULES, known_implementations
 from chunkbench.experiment.point import Cache, Mode, Protocol
 from chunkbench.experiment.units import parse_duration, parse_percent
 
@@ -45,9 +45,10 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-def _implementation(name: str) -> str:
-    known = known_implementations()
-    if name not in known:
+def _implementation(name: str, info: ValidationInfo) -> str:
+    """Which names are known follows from the kind of experiment, where that is said before."""
+    known = MODULES if info.data.get("kind") == "modules" else known_implementations()
+    if name not in known and ("kind" in info.data or name not in MODULES):
         raise ValueError(f"unknown implementation {show(name)}{did_you_mean(name[:60], known)}")
     return name
 

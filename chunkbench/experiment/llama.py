@@ -28,6 +28,9 @@ class LlamaShape(BaseModel):
     num_key_value_heads: PositiveInt
     head_dim: PositiveInt
 
+    def __str__(self) -> str:
+        return self.name
+
     @model_validator(mode="after")
     def _heads_divide(self) -> LlamaShape:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -36,6 +39,11 @@ class LlamaShape(BaseModel):
                 f"num_key_value_heads = {self.num_key_value_heads}"
             )
         return self
+
+    @property
+    def qkv_size(self) -> int:
+        """Columns of the matrices of Q, K and V side by side."""
+        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
     def kv_bytes(self, element_bytes: int = 2) -> int:
         """Bytes of one token's K and V in all layers."""
@@ -75,7 +83,7 @@ def shape_of(model: str) -> LlamaShape:
     if path.is_dir():
         path = path / "config.json"
     if path.suffix != ".json":
-        raise ShapeError(f"{model}: no known model{did_you_mean(model, list(SHAPES))}; or the path of a config.json")
+        raise ShapeError(f"{model}: no known model and no config.json{did_you_mean(model, list(SHAPES))}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

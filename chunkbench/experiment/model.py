@@ -23,8 +23,9 @@ from chunkbench.experiment.fields import (
     Seconds,
     written_axes,
 )
+from chunkbench.experiment.names import MODULES
 from chunkbench.experiment.point import Cache, Case, Device, Dtype, Mode, Point, Protocol
-from chunkbench.experiment.sweep import check_sweep, combine, matches, merge, resolve
+from chunkbench.experiment.sweep import Kind, blocks_of, check_sweep, combine, matches, resolve
 
 TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 """Largest relative error that counts as correct, unless the experiment says otherwise."""
@@ -98,13 +99,15 @@ class Experiment(BaseModel):
         pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="names the run directory; default: the file's name"
     )
     title: str = Field("", max_length=200, description="heading of tables and figures")
-    kind: Literal["decode"] = "decode"
+    kind: Kind = Field(
+        "decode", description="decode attention, timed; the memory of its K/V, untimed; the modules of a decoder layer"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         "auto", description="auto: float16 on CUDA, bfloat16 on a CPU that has it, else float32"
     )
     seed: Count = Field(0, ge=0)
-    paper: Literal["table3"] | None = Field(None, description="the paper's table that the run is set beside")
+    paper: Literal["table1", "table3"] | None = Field(None, description="the paper's table that the run is set beside")
     implementations: Implementations
     baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="ratios refer to it")
     protocols: Protocols = ("strict",)
@@ -129,6 +132,13 @@ class Experiment(BaseModel):
     """Text of the file."""
     path: str = Field("", exclude=True, repr=False)
     """The file as the caller named it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _modules_are_known(cls, raw: object) -> object:
+        if isinstance(raw, Mapping) and raw.get("kind") == "modules":
+            return {"implementations": MODULES, "baseline": "self_attention", **raw}
+        return raw
 
     @field_validator("baseline")
     @classmethod
@@ -173,13 +183,30 @@ class Experiment(BaseModel):
         return expect
 
     @model_validator(mode="after")
-    def _sweep_fits_together(self) -> Experiment:
-        blocks = [written_axes(block) for block in self.sweep]
-        filters = [written_axes(one) for one in self.exclude]
-        findings = list(check_sweep(written_axes(self.defaults), blocks, filters, unused=False))
+    def _memory_is_untimed(self) -> Experiment:
+        timed = ("protocols", "caches", "modes", "expect") if self.kind == "memory" else ()
+        findings = [
+            Finding((key,), "is about timing, and `kind: memory` times nothing; leave it out", True)
+            for key in timed
+            if getattr(self, key) != type(self).model_fields[key].default
+        ]
         if findings:
             raise Findings(*findings)
         return self
+
+    @model_validator(mode="after")
+    def _sweep_fits_together(self) -> Experiment:
+        blocks = [written_axes(block) for block in self.sweep]
+        filters = [written_axes(one) for one in self.exclude]
+        findings = list(check_sweep(written_axes(self.defaults), blocks, filters, kind=self.kind, unused=False))
+        if findings:
+            raise Findings(*findings)
+        return self
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is anything to time."""
+        return self.kind != "memory"
 
     def points(self, device: Device, dtype: Dtype) -> tuple[Point, ...]:
         """All points in the order of the file, each once; `device` and `dtype` stand in where the file says auto.
@@ -189,8 +216,8 @@ class Experiment(BaseModel):
         own = dtype if self.dtype == "auto" else self.dtype
         here: Device = device if self.device == "auto" else self.device
         found: dict[Point, None] = {}
-        for block in self.sweep:
-            for combination in combine(merge(self.defaults, block)):
+        for block in blocks_of(self.kind, self.defaults, self.sweep, 0):
+            for combination in combine(block):
                 values = {**combination, "dtype": combination.get("dtype", own)}
                 if values["dtype"] == "auto":
                     values["dtype"] = dtype

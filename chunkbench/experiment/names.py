@@ -20,6 +20,10 @@ BUILT_IN = (
 """Ours, in the order of the paper's tables; a checkout that is not installed has no entry points to read them from."""
 
 
+MODULES = ("qkv_projection", "self_attention", "mlp")
+"""Modules of a decoder layer, measured by experiments of `kind: modules` as implementations are by others."""
+
+
 def known_implementations() -> tuple[str, ...]:
     """Our own ids, then those that third parties registered under the entry point group `chunkbench.baselines`."""
     registered = {point.name for point in entry_points(group="chunkbench.baselines")}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeAliasType
+
+from chunkbench.experiment.llama import LlamaShape
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Device = Literal["cpu", "cuda"]
@@ -36,6 +38,7 @@ class Point(BaseModel):
     `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
     `n_s` and `prompts` are the shorthand for a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
     `k mod prompts`); `tree` states any forest and then `n_s` is None. `threads` None means the machine's default.
+    `model` is None but where modules of a decoder layer are measured; the heads are then its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,6 +57,11 @@ class Point(BaseModel):
     threads: int | None = None
     prompts: int = 1
     tree: tuple[TreeNode, ...] | None = None
+    model: LlamaShape | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What keys are made of and workers are told; without a model it is what it was before points had one."""
+        return self.model_dump(mode="json", exclude={"model"} if self.model is None else None)
 
     @property
     def element_bytes(self) -> int:
@@ -97,6 +105,14 @@ class Point(BaseModel):
         return sum({s.id: s.tokens for path in self.paths(seed) for s in path}.values())
 
 
+def passes(points: Iterable[Point]) -> list[tuple[Point, ...]]:
+    """Points that differ in n_c alone, shortest first: a pass over the steps of the longest has those of the others."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(repr(point.model_copy(update={"n_c": 0})), []).append(point)
+    return [tuple(sorted(several, key=lambda point: point.n_c)) for several in found.values()]
+
+
 @dataclass(frozen=True)
 class Case:
     """A point, an implementation and the way it is timed."""
@@ -110,7 +126,7 @@ class Case:
     @property
     def key(self) -> str:
         """SHA-256 of exactly the resolved values; never of environment, seed or budget."""
-        values = self.point.model_dump(mode="json") | {
+        values = self.point.as_json() | {
             "implementation": self.implementation,
             "protocol": self.protocol,
             "cache": self.cache,

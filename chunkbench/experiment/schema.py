@@ -7,7 +7,7 @@ from typing import Any
 from chunkbench.experiment.axes import TREE_SCHEMA, axes_schema
 from chunkbench.experiment.fields import DEFINED
 from chunkbench.experiment.model import Experiment
-from chunkbench.experiment.names import known_implementations
+from chunkbench.experiment.names import MODULES, known_implementations
 
 
 def json_schema() -> dict[str, Any]:
@@ -17,13 +17,18 @@ def json_schema() -> dict[str, Any]:
         del schema["properties"][hidden]
     # A file without a name takes its own.
     schema["required"].remove("name")
+    schema["required"].remove("implementations")
+    schema |= {
+        "if": {"properties": {"kind": {"const": "modules"}}, "required": ["kind"]},
+        "else": {"required": ["implementations"]},
+    }
     schema["properties"]["sweep"]["minItems"] = 1
     schema["properties"]["tolerance"]["propertyNames"] = {"enum": ["float32", "float16", "bfloat16"]}
     schema["$defs"] |= {
         "axes": axes_schema(),
         "tree": TREE_SCHEMA,
         # Names of third parties are valid too; the listed ones are for completion.
-        "implementation": {"anyOf": [{"enum": list(known_implementations())}, {"type": "string"}]},
+        "implementation": {"anyOf": [{"enum": [*known_implementations(), *MODULES]}, {"type": "string"}]},
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ChunkBench experiment"}
 

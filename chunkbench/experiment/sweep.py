@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from chunkbench.experiment.axes import (
     AXES,
@@ -22,7 +22,10 @@ from chunkbench.experiment.axes import (
     sequences_in,
     tree_paths,
 )
+from chunkbench.experiment.llama import shape_of
 from chunkbench.experiment.units import parse_share
+
+Kind = Literal["decode", "memory", "modules"]
 
 MAX_POINTS = 10_000
 MAX_INDEX = (1 << 31) - 1
@@ -39,9 +42,32 @@ DEFAULTS: Mapping[str, Any] = {
     "dtype": "auto",
     "threads": None,
     "prompts": 1,
+    "model": None,
 }
 
+FOLLOW_FROM_MODEL = ("heads", "kv_heads", "head_dim")
+SHARING = ("n_s", "prompts", "tree", "chunk_size", "block_size")
+"""Axes that say nothing of the modules of a layer: they share no prefix and keep no cache."""
+
 T = TypeVar("T")
+
+
+def unsuited(kind: Kind, axis: str) -> str:
+    """Why an experiment of this kind cannot have the axis; empty if it can."""
+    if kind != "modules":
+        return "goes with `kind: modules` alone; write heads, kv_heads and head_dim" if axis == "model" else ""
+    if axis in FOLLOW_FROM_MODEL:
+        return "follows from model; leave it out"
+    return "does not go with `kind: modules`, whose modules share nothing; leave it out" if axis in SHARING else ""
+
+
+def blocks_of(
+    kind: Kind, defaults: Mapping[str, Sequence[T]], sweep: Sequence[Mapping[str, Sequence[T]]], nothing: T
+) -> Iterator[dict[str, Sequence[T]]]:
+    """Axes of every block, defaults included; `nothing` is the n_s of modules, which share nothing."""
+    for block in sweep:
+        merged = merge(defaults, block)
+        yield {"n_s": [nothing], **merged} if kind == "modules" else merged
 
 
 def merge(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
@@ -93,6 +119,10 @@ def resolve(values: Mapping[str, AxisValue]) -> dict[str, Any]:
     fields["batch_size"] = _value("batch_size", values)
     if isinstance(fields["n_p"], LengthRange):
         fields["n_p"] = (fields["n_p"].low, fields["n_p"].high)
+    if "model" in values:
+        fields["model"] = shape = shape_of(cast(str, values["model"]))
+        fields["heads"], fields["kv_heads"] = shape.num_attention_heads, shape.num_key_value_heads
+        fields["head_dim"] = shape.head_dim
     if fields["tree"] is None:
         fields["n_s"] = int(cast(Fraction, shared_tokens(fields["n_s"], fields["n_p"])))
     return fields
@@ -146,7 +176,9 @@ def _wrong_tree(values: Mapping[str, AxisValue], shortest: int, prompt: str) -> 
         yield Finding(("batch_size",), message)
 
 
-def check_sweep(defaults: object, blocks: object, exclude: object, *, unused: bool = True) -> Iterator[Finding]:
+def check_sweep(
+    defaults: object, blocks: object, exclude: object, *, kind: Kind = "decode", unused: bool = True
+) -> Iterator[Finding]:
     """Everything that does not fit together in a sweep as written; paths begin with `defaults`, `sweep` or `exclude`.
 
     Values that cannot be read are left out: reading them says so. `unused` asks for filters that take nothing away.
@@ -157,15 +189,18 @@ def check_sweep(defaults: object, blocks: object, exclude: object, *, unused: bo
     total = left = 0
     complete = sound
     seen: set[Path] = set()
+    alien = list(_unsuited(kind, defaults, ("defaults",)))
     for index, raw in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
         place: Path = ("sweep", index)
+        alien += _unsuited(kind, raw, place)
         block, readable = _located(raw, place)
-        merged = merge(common, block)
+        (merged,) = blocks_of(kind, common, [block], ((*place, "n_s"), 0))
         axes = {axis: values for axis, values in merged.items() if values or axis not in UNCHECKED}
         complete &= readable
-        missing = list(_missing(axes, place)) if sound and readable else []
+        missing = list(_missing(kind, axes, place)) if sound and readable else []
         yield from missing
-        if missing or not {"n_p"} <= axes.keys() or not {"n_s", "tree"} & axes.keys() or not all(axes.values()):
+        stated = "n_p" in axes and {"n_s", "tree"} & axes.keys() and all(axes.values())
+        if alien or missing or not stated:
             complete = False
             continue
         total += math.prod(map(len, axes.values()))
@@ -184,6 +219,7 @@ def check_sweep(defaults: object, blocks: object, exclude: object, *, unused: bo
                 if path not in seen:
                     seen.add(path)
                     yield Finding(path, finding.message, finding.key)
+    yield from alien
     if not complete:
         return
     if unused:
@@ -222,7 +258,16 @@ def _filters(raw: object) -> dict[int, dict[str, tuple[AxisValue, ...]]]:
     return found
 
 
-def _missing(axes: Mapping[str, object], place: Path) -> Iterator[Finding]:
+def _unsuited(kind: Kind, raw: object, place: Path) -> Iterator[Finding]:
+    for axis in raw if isinstance(raw, Mapping) else ():
+        reason = unsuited(kind, str(axis))
+        if reason:
+            yield Finding((*place, axis), reason, True)
+
+
+def _missing(kind: Kind, axes: Mapping[str, object], place: Path) -> Iterator[Finding]:
+    if kind == "modules" and "model" not in axes:
+        yield Finding(place, "model is missing, here and under defaults: whose layer is it?")
     if "n_p" not in axes:
         yield Finding(place, "n_p is missing, here and under defaults")
     if not {"n_s", "tree"} & axes.keys():

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from chunkbench.analysis import points
 from chunkbench.analysis.derive import Row, derive
 from chunkbench.analysis.expectations import outcomes
-from chunkbench.report import columns, headline, tables
+from chunkbench.report import columns, decode, memory, modules
 from chunkbench.report.footer import footer
-from chunkbench.report.model import Group, Report, Table
+from chunkbench.report.model import Group, Report
 from chunkbench.report.numbers import count
 from chunkbench.report.statuses import probe_lines, status_lines
+from chunkbench.report.view import Told, View
 from chunkbench.store.facts import CaseFacts
 
 _LONGEST_KEY = 18
+_TOLD: Mapping[str, Callable[[View], Told]] = {"decode": decode.told, "memory": memory.told, "modules": modules.told}
 
 
 class RunLike(Protocol):
@@ -40,34 +42,26 @@ def build(run: RunLike) -> Report:
     implementations = columns.ordered([*experiment.get("implementations", ()), *(c.implementation for c in cases)])
     labels = {case.implementation: case.label for case in cases}
     implementations = [implementation for implementation in implementations if implementation in labels]
-    judged = outcomes(rows, experiment.get("expect") or (), confidence)
-    found = headline.matches(groups, baseline)
-    label = columns.name(baseline, labels[baseline]) if baseline in labels else baseline
     name = experiment.get("title") or experiment.get("name") or "ChunkBench run"
     long_keys = _long_keys(groups, axes)
 
     def text(axis: str, value: object) -> str:
         return long_keys.get((axis, repr(value))) or points.show(value)
 
-    shown: list[Table | None] = []
-    if groups:
-        shown = [
-            tables.latency_table(groups, implementations, labels, axes, text),
-            tables.ratio_table(groups, implementations, labels, axes, text, baseline),
-            tables.detail_table(groups, labels, axes, text, baseline),
-            tables.expectation_table(judged, labels) if judged else None,
-        ]
+    judged = outcomes(rows, experiment.get("expect") or (), confidence)
+    view = View(groups, rows, implementations, labels, axes, text, baseline, judged)
+    told = _TOLD[experiment.get("kind") or "decode"](view) if groups else Told("", ())
     rows_by_implementation = {row.facts.implementation: row for row in rows}
     return Report(
         title=name,
         warnings=tuple(_partial(manifest, groups)) + tuple(probe_lines(groups, axes)),
-        losses=headline.losses(found, label, axes),
-        headline=headline.headline(found, label, len(groups)) if groups else "",
-        tables=tuple(table for table in shown if table is not None and table.rows),
+        losses=told.losses,
+        headline=told.headline,
+        tables=tuple(table for table in told.tables if table.rows),
         statuses=tuple(status_lines(groups, implementations, axes)),
         legend=(
             *columns.legend(implementations, rows_by_implementation),
-            *([tables.BANDWIDTH_LEGEND] if groups else []),
+            *told.legend,
             *(f"{short} = {_full(axis, groups, value)}" for (axis, value), short in long_keys.items()),
         ),
         footer=tuple(footer(manifest, groups, axes)) if groups else (),

@@ -34,6 +34,9 @@ _SHORT: Mapping[str, tuple[str, ...]] = {
     "chunk_attn_torch": ("Chunk", "torch"),
     "chunk_attn_no_tpp": ("Chunk", "no TPP"),
     CHUNK_ATTN: ("Chunk", "Attn"),
+    "qkv_projection": ("QKV", "proj."),
+    "self_attention": ("Self-", "attention"),
+    "mlp": ("MLP",),
 }
 
 _MEANING: Mapping[str, str] = {

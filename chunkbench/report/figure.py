@@ -59,6 +59,8 @@ STYLE: dict[Any, Any] = {
 
 def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     """One panel per n_p; None when no implementation was measured beside the baseline."""
+    if (manifest.get("experiment") or {}).get("kind", "decode") != "decode":
+        return None
     found = panels(report)
     if not any(curve.here for panel in found for curve in panel.curves):
         return None

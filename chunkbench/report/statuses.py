@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import show
+from chunkbench.report.cells import NOISY_MARK, STATUS_WORD
 from chunkbench.report.columns import name
 from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
-from chunkbench.report.tables import NOISY_MARK, PROBE_MARK, STATUS_WORD
+from chunkbench.report.tables import PROBE_MARK
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _LONGEST_REASON = 400

@@ -1,110 +1,82 @@
-"""The tables of a report: latencies, ratios here and in the paper, the two that matter in detail, expectations."""
+"""Tables of decode attention: latencies, ratios here and in the paper, the two that matter in detail, expectations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import AT_MOST, Outcome
 from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE
+from chunkbench.report.cells import NOISY_MARK, latency, word
 from chunkbench.report.columns import column, is_other, name
 from chunkbench.report.headline import strongest_other
-from chunkbench.report.model import Cell, Column, Group, Table
+from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, megabytes, micros, percent, significant, span, times
+from chunkbench.report.view import View
 
-NOISY_MARK = "~"
 PROBE_MARK = "!"
 BANDWIDTH_LEGEND = (
     "bandwidth = bytes that the implementation itself reads, over time and the machine's read bandwidth; above 100% "
     "caches served part of them"
 )
 
-STATUS_WORD: Mapping[str, str] = {
-    "unavailable": "n/a",
-    "unsupported": "unsupp.",
-    "incorrect": "wrong",
-    "error": "error",
-    "timeout": "timeout",
-    "crashed": "crashed",
-    "oom": "oom",
-}
 
-AxisText = Callable[[str, object], str]
-"""Turns (axis, value) into the text of a cell."""
-
-
-def latency_table(
-    groups: Sequence[Group],
-    implementations: Sequence[str],
-    labels: Mapping[str, str],
-    axes: Sequence[str],
-    text: AxisText,
-) -> Table:
+def latency_table(view: View) -> Table:
     """Rows are points, columns implementations, cells microseconds per decode step; the fastest stands out."""
     rows = []
-    for group in groups:
+    for group in view.groups:
         fastest = min((row.derived.latency_us for row in group.rows.values() if row.derived.latency_us), default=None)
-        cells = [_latency(group.rows.get(implementation), fastest) for implementation in implementations]
-        rows.append((*_keys(group, axes, text), *cells))
+        cells = [latency(group.rows.get(implementation), fastest) for implementation in view.implementations]
+        rows.append((*view.keys(group), *cells))
     return Table(
         "Latency per decode step, microseconds",
-        (*(Column(axis, (axis,)) for axis in axes), *(column(i, labels[i]) for i in implementations)),
+        (*view.key_columns(), *(column(i, view.labels[i]) for i in view.implementations)),
         tuple(rows),
-        len(axes),
-        _breaks(groups, axes, 1),
+        len(view.axes),
+        view.breaks(1),
     )
 
 
-def ratio_table(
-    groups: Sequence[Group],
-    implementations: Sequence[str],
-    labels: Mapping[str, str],
-    axes: Sequence[str],
-    text: AxisText,
-    baseline: str,
-) -> Table | None:
+def ratio_table(view: View) -> Table | None:
     """Latency over the baseline's: what was measured here above what the paper printed. None without a baseline."""
-    others = [implementation for implementation in implementations if implementation != baseline]
-    if baseline not in labels or not others:
+    others = [implementation for implementation in view.implementations if implementation != view.baseline]
+    if view.baseline not in view.labels or not others:
         return None
     rows: list[tuple[Cell, ...]] = []
     sizes = []
-    for group in groups:
-        keys = _keys(group, axes, text)
-        lines = [(*keys, Cell("here"), *(_ratio(group.rows.get(implementation)) for implementation in others))]
+    for group in view.groups:
+        lines = [
+            (*view.keys(group), Cell("here"), *(_ratio(group.rows.get(implementation)) for implementation in others))
+        ]
         paper = [_paper(group.rows.get(implementation)) for implementation in others]
         if any(cell.text != NOTHING for cell in paper):
-            lines.append((*(Cell("") for _ in keys), Cell("paper", "quiet"), *paper))
+            lines.append((*view.blank(), Cell("paper", "quiet"), *paper))
         rows += lines
         sizes.append(len(lines))
-    label = name(baseline, labels[baseline])
+    label = view.name(view.baseline)
     return Table(
         f"Ratio to {label}: latency over {label}'s, above 1 is slower than {label}",
         (
-            *(Column(axis, (axis,)) for axis in axes),
+            *view.key_columns(),
             Column("", ("",), "left"),
-            *(column(i, labels[i]) for i in others),
+            *(column(i, view.labels[i]) for i in others),
         ),
         tuple(rows),
-        len(axes) + 1,
-        _breaks(groups, axes, sizes),
+        len(view.axes) + 1,
+        view.breaks(sizes),
     )
 
 
-def detail_table(
-    groups: Sequence[Group], labels: Mapping[str, str], axes: Sequence[str], text: AxisText, baseline: str
-) -> Table:
+def detail_table(view: View) -> Table:
     """The baseline and the strongest other of every point: whole step, memory, distance from the machine's limits."""
     rows: list[tuple[Cell, ...]] = []
     sizes = []
-    for group in groups:
-        pair = [group.rows.get(baseline), strongest_other(group, baseline)]
+    for group in view.groups:
+        pair = [group.rows.get(view.baseline), strongest_other(group, view.baseline)]
         shown = [row for row in pair if row is not None and row.derived.latency_us is not None]
         sizes.append(len(shown))
         for number, row in enumerate(shown):
-            keys = _keys(group, axes, text)
-            rows.append((*(keys if number == 0 else [Cell("") for _ in keys]), *_detail(row)))
+            rows.append((*(view.blank() if number else view.keys(group)), *_detail(row)))
     heads = (
         Column("implementation", ("implementation",), "left"),
         Column("decode µs", ("decode", "µs")),
@@ -114,25 +86,24 @@ def detail_table(
         Column("roofline", ("roof-", "line")),
         Column("bandwidth", ("band-", "width")),
     )
-    other = "the strongest other" if any(is_other(i, baseline) for i in labels) else "no other"
-    label = name(baseline, labels[baseline]) if baseline in labels else baseline
+    other = "the strongest other" if any(is_other(i, view.baseline) for i in view.labels) else "no other"
     return Table(
-        f"{label} and {other}: step = append + plan + decode; shares of the machine's limits",
-        (*(Column(axis, (axis,)) for axis in axes), *heads),
+        f"{view.name(view.baseline)} and {other}: step = append + plan + decode; shares of the machine's limits",
+        (*view.key_columns(), *heads),
         tuple(rows),
-        len(axes) + 1,
-        _breaks(groups, axes, sizes),
+        len(view.axes) + 1,
+        view.breaks(sizes),
     )
 
 
-def expectation_table(outcomes: Sequence[Outcome], labels: Mapping[str, str]) -> Table:
+def expectation_table(view: View) -> Table:
     """What the experiment expects, one row per expectation, counted over its points."""
     rows = []
 
     def terms(outcome: Outcome) -> tuple[object, ...]:
         return (outcome.implementation, outcome.metric, outcome.against, outcome.bar, outcome.aim)
 
-    for _, same in groupby(outcomes, key=terms):
+    for _, same in groupby(view.outcomes, key=terms):
         members = list(same)
         one = members[0]
         values = [
@@ -145,8 +116,8 @@ def expectation_table(outcomes: Sequence[Outcome], labels: Mapping[str, str]) ->
             sum(outcome.verdict == verdict for outcome in members)
             for verdict in ("reaches aim", "meets bar", "misses", "not measured")
         ]
-        who = _who(one.implementation, labels)
-        against = f" over {_who(one.against, labels)}" if one.against and one.against != "roofline" else ""
+        who = view.name(one.implementation)
+        against = f" over {view.name(one.against)}" if one.against and one.against != "roofline" else ""
         rows.append(
             (
                 Cell(f"{one.metric} of {who}{against}"),
@@ -168,26 +139,11 @@ def expectation_table(outcomes: Sequence[Outcome], labels: Mapping[str, str]) ->
     )
 
 
-def _keys(group: Group, axes: Sequence[str], text: AxisText) -> list[Cell]:
-    return [Cell(text(axis, group.axes.get(axis))) for axis in axes]
-
-
-def _latency(row: Row | None, fastest: float | None) -> Cell:
-    if row is None:
-        return Cell(NOTHING, "absent")
-    value = row.derived.latency_us
-    if value is None:
-        return _word(row)
-    if row.facts.status == "noisy":
-        return Cell(NOISY_MARK + micros(value), "noisy")
-    return Cell(micros(value), "best" if value == fastest else "plain")
-
-
 def _ratio(row: Row | None) -> Cell:
     if row is None:
         return Cell(NOTHING, "absent")
     if row.derived.latency_us is None:
-        return _word(row)
+        return word(row)
     noisy = row.facts.status == "noisy"
     value = row.derived.ratio_to_baseline
     faster = value is not None and value < 1
@@ -199,11 +155,6 @@ def _ratio(row: Row | None) -> Cell:
 
 def _paper(row: Row | None) -> Cell:
     return Cell(times(row.derived.paper_ratio if row else None), "quiet")
-
-
-def _word(row: Row) -> Cell:
-    failed = row.facts.status in ("incorrect", "error", "timeout", "crashed")
-    return Cell(STATUS_WORD.get(row.facts.status, row.facts.status), "failed" if failed else "absent")
 
 
 def _detail(row: Row) -> list[Cell]:
@@ -220,20 +171,3 @@ def _detail(row: Row) -> list[Cell]:
         Cell(percent(found.roofline_fraction) + (PROBE_MARK if beyond else ""), "failed" if beyond else "plain"),
         Cell(percent(found.bandwidth_fraction)),
     ]
-
-
-def _who(implementation: str, labels: Mapping[str, str]) -> str:
-    return name(implementation, labels[implementation]) if implementation in labels else implementation
-
-
-def _breaks(groups: Sequence[Group], axes: Sequence[str], sizes: int | Sequence[int]) -> frozenset[int]:
-    """Last row of every run of points that agree on the first axis, when there is more than one axis."""
-    if len(axes) < 2:
-        return frozenset()
-    heights = [sizes] * len(groups) if isinstance(sizes, int) else sizes
-    found, end = set(), 0
-    for number, group in enumerate(groups[:-1]):
-        end += heights[number]
-        if group.axes.get(axes[0]) != groups[number + 1].axes.get(axes[0]) and end:
-            found.add(end - 1)
-    return frozenset(found)

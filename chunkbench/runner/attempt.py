@@ -21,6 +21,7 @@ from chunkbench.store.facts import Peaks
 class Attempt(Bench):
     """Measures the cases of a point into `entries` (by implementation) and `timings` (by case key).
 
+    `lengths` are its n_c and any smaller ones that its steps shall serve as well; `steps_of` tells which do.
     `announce` is told what is being done, `advance` which share of the point is done (0 to 1).
     """
 
@@ -31,11 +32,13 @@ class Attempt(Bench):
         worker: WorkerClient,
         point: Point,
         cases: Sequence[Case],
+        lengths: Sequence[int],
         announce: Callable[[str], None],
         advance: Callable[[float], None],
         peaks: bool,
     ) -> None:
         super().__init__(experiment, survey, worker, point, cases)
+        self.steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(lengths, ())
         self._cases = cases
         self._announce, self._advance, self._peaks = announce, advance, peaks
 
@@ -46,17 +49,21 @@ class Attempt(Bench):
         # What the worker holds of the last point it gives to this one.
         room = memory.room_of(available_memory() + self.worker.resident_bytes)
         probe = memory.probe_bytes(room) if self._peaks else 0
-        point = self.point.model_dump(mode="json")
+        point = self.point.as_json()
         self.threads = self.housekeeping("open", point=point, seed=seed, probe_bytes=probe)["threads"]
         usable = [name for name in self.entries if self.usable(name)]
         needs = memory.needs(self.point, seed, {name: self.survey[name].shares_storage for name in usable})
-        grouping = memory.group(needs, usable, self.experiment.baseline, room - probe)
+        baseline = self.experiment.baseline if self.experiment.timed else ""
+        if self.experiment.timed:
+            grouping = memory.group(needs, usable, baseline, room - probe)
+        else:
+            grouping = memory.one_by_one(needs, usable, room - probe)
         for name, reason in grouping.too_large.items():
             self.entries[name].fail("oom", f"predicted: {reason}")
         for index, names in enumerate(grouping.groups):
             self._measure_group(index, names, grouping.groups, needs, deadline)
             for name in names:
-                if name != self.experiment.baseline or index == len(grouping.groups) - 1:
+                if name != baseline or index == len(grouping.groups) - 1:
                     self.housekeeping("release", implementation=name)
 
     def _measure_group(
@@ -69,27 +76,26 @@ class Attempt(Bench):
     ) -> None:
         """Measure the implementations of one memory group side by side."""
         for name in names:
-            if index and name == self.experiment.baseline:
-                continue  # it stays prepared from the first group on
+            if index and name == groups[0][0]:
+                continue  # the baseline stays prepared from the first group on
             self._announce(f"{self.survey[name].label}: preparing and checking")
             if self.ask(name, "prepare", needs=needs[name]) is not None:
-                self.check(name, 1, BEFORE + index)
+                self.check(name, 1, BEFORE + index, sample=not self.experiment.timed)
         cases = self._alive([case for case in self._cases if case.implementation in names])
-        if not cases:
-            return
-        time_left = max(0.0, deadline - monotonic())
-        if not self.steps:
-            crowd = sum(map(len, groups)) / len(names)
-            self.steps = self._choose_steps(cases, crowd, time_left)
-        self._refuse_long(cases)
-        self._rounds(self._alive(cases), index, len(groups), monotonic() + time_left / (len(groups) - index))
+        if cases and self.experiment.timed:
+            time_left = max(0.0, deadline - monotonic())
+            if not self.steps:
+                crowd = sum(map(len, groups)) / len(names)
+                self._choose_steps(cases, crowd, time_left)
+            self._refuse_long(cases)
+            self._rounds(self._alive(cases), index, len(groups), monotonic() + time_left / (len(groups) - index))
         for name in names:
             if not self.entries[name].failed:
                 self._announce(f"{self.survey[name].label}: checking again")
-                self.check(name, self.point.n_c, AFTER + index)
+                self.check(name, self.point.n_c, AFTER + index, sample=not self.experiment.timed)
                 self.check_bytes(name)
 
-    def _choose_steps(self, cases: Sequence[Case], crowd: float, time_left: float) -> tuple[int, ...]:
+    def _choose_steps(self, cases: Sequence[Case], crowd: float, time_left: float) -> None:
         """Time every step if the fewest rounds then fit the time, otherwise as many evenly spread ones as do.
 
         `crowd` is how many times more the whole point has to run than this group.
@@ -98,7 +104,10 @@ class Attempt(Bench):
         decodes = crowd * sum(self.entries[case.implementation].decode_s for case in cases)
         appends = crowd * sum(self.entries[case.implementation].append_s for case in cases) * n_c
         affordable = (time_left / self._least_rounds(cases) - appends) / decodes if decodes > 0 else inf
-        return timed_steps(n_c, int(min(n_c, max(MIN_TIMED_STEPS, affordable))))
+        if affordable < n_c:  # each n_c then has steps of its own, evenly spread, and the pass all of them
+            affordable = max(MIN_TIMED_STEPS, affordable / len(self.steps_of))
+        self.steps_of = {length: timed_steps(length, int(min(length, affordable))) for length in self.steps_of}
+        self.steps = tuple(sorted({step for steps in self.steps_of.values() for step in steps}))
 
     def _least_rounds(self, cases: Sequence[Case]) -> int:
         return self.experiment.min_rounds if any(case.protocol == "strict" for case in cases) else 1

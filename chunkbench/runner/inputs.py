@@ -39,10 +39,12 @@ class PooledInputs:
         self._seed = seed
         self._dtype: torch.dtype = getattr(torch, point.dtype)
         self._paths = point.paths(seed)
-        pool = _pool(self._stream(0), self._dtype, point.device)
         kv_width, q_width = point.kv_heads * point.head_dim, point.heads * point.head_dim
-        self._kv_rows = pool.as_strided(((_POOL - kv_width) // _STRIDE, kv_width), (_STRIDE, 1))
-        self._q_rows = pool.as_strided(((_POOL - q_width) // _STRIDE, q_width), (_STRIDE, 1))
+        self._q_shape: tuple[int, ...] = (point.batch_size, point.heads, point.head_dim)
+        if point.model is not None:
+            q_width = max(q_width, point.model.hidden_size)
+            self._q_shape = (point.batch_size, q_width)
+        self._kv_rows, self._q_rows = self._rows_of(kv_width), self._rows_of(q_width)
         self._segments: dict[int, tuple[torch.Tensor, torch.Tensor, list[int]]] = {}
         for path in self._paths:
             for segment in path:
@@ -82,11 +84,28 @@ class PooledInputs:
         return torch.cat([k, self._draw(rows[0])]), torch.cat([v, self._draw(rows[1])])
 
     def queries(self, *purpose: int) -> torch.Tensor:
-        """Fresh queries `[b, heads, head_dim]`; equal purposes give equal queries."""
+        """Fresh queries `[b, heads, head_dim]`; equal purposes give equal queries.
+
+        For the modules of a layer, hidden states `[b, width]`: as wide as its widest input.
+        """
         generator = torch.Generator().manual_seed(self._stream(2, *purpose))
         rows = torch.randint(len(self._q_rows), (self.point.batch_size,), generator=generator)
         drawn = self._q_rows.index_select(0, rows.to(self.point.device))
-        return drawn.view(self.point.batch_size, self.point.heads, self.point.head_dim)
+        return drawn.view(self._q_shape)
+
+    def weights(self, name: str, rows: int, columns: int, only: Sequence[int] | None = None) -> torch.Tensor:
+        """A weight `[rows, columns]`, normal with variance 1 / columns, or `only` some of its rows."""
+        generator = self._generator(4, *name.encode())
+        chosen = torch.randint(len(self._rows_of(columns)), (rows,), generator=generator)
+        if only is not None:
+            chosen = chosen[list(only)]
+        drawn = self._rows_of(columns).index_select(0, chosen.to(self.point.device))
+        return drawn.mul_(columns**-0.5)
+
+    def _rows_of(self, width: int) -> torch.Tensor:
+        """Every row of this width that can be drawn from the pool."""
+        pool = _pool(self._stream(0), self._dtype, self.point.device)
+        return pool.as_strided(((_POOL - width) // _STRIDE, width), (_STRIDE, 1))
 
     def _draw(self, rows: torch.Tensor) -> torch.Tensor:
         return self._kv_rows.index_select(0, rows).view(len(rows), self.point.kv_heads, self.point.head_dim)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from chunkbench.analysis import roofline
+from chunkbench.analysis.modules import MODULES
 from chunkbench.analysis.statistics import relative_half_width, round_means
 from chunkbench.experiment.point import Case, Point
 from chunkbench.measure.noise import complaint
@@ -60,6 +61,18 @@ class Timing:
         if reply.get("yardsticks"):
             self.yardsticks.append(Yardsticks.model_validate(reply["yardsticks"]))
 
+    def of(self, steps: Sequence[int], chosen: Sequence[int]) -> Timing:
+        """The part of a pass, whose timed `steps` these are, that a shorter n_c would have had: the `chosen` steps."""
+        if tuple(steps) == tuple(chosen):
+            return self
+        places, n_c = [steps.index(step) for step in chosen], chosen[-1]
+        return replace(
+            self,
+            samples_us=[[samples[place] for place in places] for samples in self.samples_us],
+            append_us=[samples[:n_c] for samples in self.append_us],
+            plan_us=[samples[:n_c] for samples in self.plan_us],
+        )
+
     def means(self, group: int) -> list[float]:
         """Round means of one memory group."""
         return round_means([s for s, g in zip(self.samples_us, self.groups, strict=True) if g == group])
@@ -103,21 +116,22 @@ class Context:
     confidence: float
     noise: Noise
     started_at: str
+    longest_n_c: int | None = None
+    """Of the pass that the steps are from, where that is longer than the point's."""
 
 
 def facts(context: Context, case: Case, traits: Traits, entry: Entry, timing: Timing) -> CaseFacts:
     """The line of `cases.jsonl` for one case."""
     point = context.point
     status, reason = entry.status, entry.reason
+    if status is None and not timing.samples_us:
+        status = "ok"  # nothing was to be timed
     if status is None:
         width = relative_half_width(round_means(timing.samples_us), context.confidence)
         reason = complaint(context.noise, width if len(timing.samples_us) > 1 else 0.0)
         status = "noisy" if reason else "ok"
     steps = context.steps if timing.samples_us else ()
-    shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
-    unique = [point.unique_prompt_tokens(context.seed) + s * point.batch_size for s in steps]
-    total = [sum(point.prompt_lengths(context.seed)) + s * point.batch_size for s in steps]
-    once = traits.reads_shared_once
+    work = _module_work(point, case.implementation, len(steps)) or _decode_work(context, traits, steps)
     return CaseFacts(
         key=case.key,
         experiment=context.experiment,
@@ -137,11 +151,11 @@ def facts(context: Context, case: Case, traits: Traits, entry: Entry, timing: Ti
         peaks=tuple(timing.peaks),
         yardsticks=tuple(timing.yardsticks),
         noise=context.noise,
-        kv_bytes=entry.kv_bytes,
-        unique_bytes=tuple(roofline.unique_bytes(u, *shape) for u in unique),
-        read_bytes=tuple(roofline.read_bytes(t, u, once, *shape) for t, u in zip(total, unique, strict=True)),
-        flops=tuple(roofline.flops(t, point.heads, point.head_dim) for t in total),
-        work_items=entry.work_items,
+        # What was held is known at the end of the pass alone.
+        kv_bytes=entry.kv_bytes if context.longest_n_c is None else None,
+        longest_n_c=context.longest_n_c,
+        **work,
+        work_items=entry.work_items if context.longest_n_c is None else None,
         max_error=entry.max_error,
         tolerance=context.tolerance,
         threads=context.threads,
@@ -153,7 +167,28 @@ def facts(context: Context, case: Case, traits: Traits, entry: Entry, timing: Ti
     )
 
 
+def _decode_work(context: Context, traits: Traits, steps: Sequence[int]) -> dict[str, Any]:
+    point = context.point
+    shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
+    unique = [point.unique_prompt_tokens(context.seed) + s * point.batch_size for s in steps]
+    total = [sum(point.prompt_lengths(context.seed)) + s * point.batch_size for s in steps]
+    once = traits.reads_shared_once
+    return {
+        "unique_bytes": tuple(roofline.unique_bytes(u, *shape) for u in unique),
+        "read_bytes": tuple(roofline.read_bytes(t, u, once, *shape) for t, u in zip(total, unique, strict=True)),
+        "flops": tuple(roofline.flops(t, point.heads, point.head_dim) for t in total),
+    }
+
+
+def _module_work(point: Point, module: str, calls: int) -> dict[str, Any] | None:
+    if point.model is None or not isinstance(point.n_p, int):
+        return None
+    cost = MODULES[module](point.model, point.batch_size, point.n_p, point.element_bytes)
+    return {"unique_bytes": (cost.bytes,) * calls, "read_bytes": (cost.bytes,) * calls, "flops": (cost.flops,) * calls}
+
+
 _AXES = (
+    "model",
     "n_p",
     "n_s",
     "n_c",

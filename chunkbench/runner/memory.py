@@ -9,6 +9,7 @@ from chunkbench.experiment.point import Point
 
 WORKER_BYTES = 3 << 29
 """Interpreter, libraries, the pool of inputs, the checks and the cache sweeper."""
+WITHOUT_CACHE = ("qkv_projection", "mlp")
 _SLACK = 1.04
 """Work buffers and allocator losses, as a factor on K and V."""
 _OTHERS = 0.05
@@ -32,9 +33,20 @@ def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
     return int((tokens + completions) * point.token_bytes * _SLACK)
 
 
+def weight_bytes(point: Point, module: str) -> int:
+    """Weights and intermediate results of a module that keeps no K and V."""
+    shape = point.model
+    assert shape is not None
+    columns = shape.qkv_size if module == "qkv_projection" else 3 * shape.intermediate_size
+    return int((shape.hidden_size + point.batch_size) * columns * point.element_bytes * _SLACK)
+
+
 def needs(point: Point, seed: int, shares_storage: Mapping[str, bool]) -> dict[str, int]:
-    """`kv_bytes` of each implementation; `shares_storage` says which of them hold shared prefixes once."""
-    return {name: kv_bytes(point, seed, shared) for name, shared in shares_storage.items()}
+    """What each implementation will hold; `shares_storage` says which of them hold shared prefixes once."""
+    return {
+        name: weight_bytes(point, name) if name in WITHOUT_CACHE else kv_bytes(point, seed, shared)
+        for name, shared in shares_storage.items()
+    }
 
 
 def room_of(free: int) -> int:
@@ -52,11 +64,7 @@ def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: i
 
     `sizes` are bytes of each implementation, `room` the bytes that a group may take.
     """
-    too_large = {
-        name: f"needs {gigabytes(sizes[name])} of K/V, {gigabytes(room)} are available"
-        for name in order
-        if sizes[name] > room
-    }
+    too_large = _too_large(sizes, order, room)
     fitting = [name for name in order if name not in too_large]
     base = sizes[baseline] if baseline in fitting else 0
     others = [name for name in fitting if name != baseline]
@@ -76,6 +84,20 @@ def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: i
         if max(loads) <= room:
             break
     return Grouping((*groups, *alone), too_large)
+
+
+def one_by_one(sizes: Mapping[str, int], order: Sequence[str], room: int) -> Grouping:
+    """A group for each implementation, for what need not be measured side by side."""
+    too_large = _too_large(sizes, order, room)
+    return Grouping(tuple((name,) for name in order if name not in too_large), too_large)
+
+
+def _too_large(sizes: Mapping[str, int], order: Sequence[str], room: int) -> dict[str, str]:
+    return {
+        name: f"needs {gigabytes(sizes[name])} of K/V, {gigabytes(room)} are available"
+        for name in order
+        if sizes[name] > room
+    }
 
 
 def gigabytes(size: int) -> str:

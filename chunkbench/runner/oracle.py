@@ -21,9 +21,9 @@ class Check:
     q: torch.Tensor
     sequences: tuple[int, ...]
     heads: tuple[int, ...]
-    """Query heads that are compared, whole groups of a KV head."""
+    """Query heads that are compared, whole groups of a KV head; columns, of a module's output."""
     expected: torch.Tensor
-    """`[sequences, heads, head_dim]` float64."""
+    """`[sequences, heads, head_dim]` float64, or `[sequences, columns]`."""
 
     def max_error(self, out: torch.Tensor) -> float:
         """Largest absolute error over the largest absolute reference value; infinite where out is not finite."""
@@ -52,9 +52,10 @@ def make_check(inputs: PooledInputs, steps: int, nonce: int, sample: bool = Fals
     group = point.heads // point.kv_heads
     heads = [kv * group + i for kv in sorted(kv_heads) for i in range(group)]
     q = inputs.queries(nonce)
+    rows = q.reshape(point.batch_size, -1)[:, : point.heads * point.head_dim].reshape(-1, point.heads, point.head_dim)
     expected = []
     for sequence in sequences:
         k, v = inputs.context(sequence, steps)
         chosen = sorted(kv_heads)
-        expected.append(attention(q[sequence, heads].cpu(), k[:, chosen].cpu(), v[:, chosen].cpu()))
+        expected.append(attention(rows[sequence, heads].cpu(), k[:, chosen].cpu(), v[:, chosen].cpu()))
     return Check(q, tuple(sequences), tuple(heads), torch.stack(expected))

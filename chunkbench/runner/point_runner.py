@@ -33,24 +33,38 @@ class PointRunner:
     ) -> None:
         self._experiment, self._points, self._survey = experiment, points, survey
         self._reserved: WorkerClient | None = None
-        self._worker, self._start_worker, self._brief = worker, start_worker, brief
+        self._worker, self._start_worker, self._probing = worker, start_worker, experiment.timed and not brief
 
     def measure(
         self,
-        point: Point,
-        cases: Sequence[Case],
+        points: Sequence[Point],
+        cases_of: Mapping[Point, Sequence[Case]],
         budget_s: float,
         announce: Callable[[str], None],
         advance: Callable[[float], None],
-    ) -> list[CaseFacts]:
-        """All cases of a point; after a crash or a timeout it is measured again without the culprit."""
+    ) -> dict[Point, list[CaseFacts]]:
+        """All cases of `points`, which differ in n_c alone, shortest first: one pass over the longest one's steps.
+
+        After a crash or a timeout they are measured again without the culprit.
+        """
         started_at = now()
+        point = points[-1]
+        cases = cases_of[point]
+        lengths = [one.n_c for one in points]
         culprits: dict[str, tuple[Status, str]] = {}
         lost = False
         while True:
             self._reserve(announce)
             attempt = Attempt(
-                self._experiment, self._survey, self._worker, point, cases, announce, advance, not self._brief
+                self._experiment,
+                self._survey,
+                self._worker,
+                point,
+                cases,
+                lengths,
+                announce,
+                advance,
+                self._probing,
             )
             for name, (status, reason) in culprits.items():
                 attempt.entries[name].fail(status, reason)
@@ -71,16 +85,29 @@ class PointRunner:
                     entry.fail(culprit.status, culprit.reason)
             noise = Noise.model_validate(meter.stop())
             break
+        return {one: self._facts(one, cases_of[one], cases, attempt, noise, started_at) for one in points}
+
+    def _facts(
+        self,
+        point: Point,
+        cases: Sequence[Case],
+        measured: Sequence[Case],
+        attempt: Attempt,
+        noise: Noise,
+        started_at: str,
+    ) -> list[CaseFacts]:
+        """Facts of a point; `measured` are the cases of the longest one, in the same order."""
         context = Context(
             experiment=self._experiment.name,
             point=point,
             seed=self._experiment.seed,
-            steps=attempt.steps,
+            steps=attempt.steps_of[point.n_c],
             threads=attempt.threads,
             tolerance=self._experiment.tolerance[point.dtype],
             confidence=self._experiment.confidence,
             noise=noise,
             started_at=started_at,
+            longest_n_c=attempt.point.n_c if attempt.point.n_c > point.n_c else None,
         )
         return [
             facts(
@@ -88,14 +115,14 @@ class PointRunner:
                 case,
                 self._survey[case.implementation],
                 attempt.entries[case.implementation],
-                attempt.timings[case.key],
+                attempt.timings[timed.key].of(attempt.steps, context.steps),
             )
-            for case in cases
+            for case, timed in zip(cases, measured, strict=True)
         ]
 
     def _reserve(self, announce: Callable[[str], None]) -> None:
         """Have a new worker take the memory that the largest group of any point needs."""
-        if self._brief or self._worker is self._reserved or self._points[0].device != "cpu":
+        if not self._probing or self._worker is self._reserved or self._points[0].device != "cpu":
             return
         self._reserved = self._worker
         free = memory.room_of(available_memory() + self._worker.resident_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from chunkbench import __version__
 from chunkbench.environment import Environment, git_state, read_environment
 from chunkbench.experiment import Experiment
-from chunkbench.experiment.point import Case, Device, Dtype, Point
+from chunkbench.experiment.point import Case, Device, Dtype, Point, passes
 from chunkbench.runner.client import LOST, WorkerClient
 from chunkbench.runner.conduct import Conduct
 from chunkbench.runner.identity import differences, identity
@@ -135,19 +135,28 @@ def _measure(
 
     worker, traits = survey(experiment.implementations, target.device, start)
     runner = PointRunner(experiment, todo, traits, worker, start, conduct.brief)
-    pace = _Pace({point: weight(point, experiment.seed) for point in cases}, todo, experiment.budget_s)
+    grouped = passes if experiment.kind == "decode" else _each_alone
+    weights = {several[-1]: weight(several[-1], experiment.seed) for several in grouped(cases)}
+    several_todo = grouped(todo)
+    pace = _Pace(weights, [several[-1] for several in several_todo], experiment.budget_s)
     try:
-        for point in todo:
+        for several in several_todo:
+            longest = several[-1]
 
-            def announce(text: str, point: Point = point) -> None:
+            def announce(text: str, point: Point = longest) -> None:
                 listener.activity(point, text, pace.done, pace.left_s)
 
-            measured = runner.measure(point, cases[point], pace.begin(point), announce, pace.advance)
-            writer.append(measured)
+            measured = runner.measure(several, cases, pace.begin(longest), announce, pace.advance)
+            writer.append([case for point in several for case in measured[point]])
             pace.end()
-            listener.point_finished(point, measured, pace.done, pace.left_s)
+            for point in several:
+                listener.point_finished(point, measured[point], pace.done, pace.left_s)
     finally:
         runner.close()
+
+
+def _each_alone(points: Iterable[Point]) -> list[tuple[Point, ...]]:
+    return [(point,) for point in points]
 
 
 class _Pace:

@@ -169,7 +169,7 @@ class Turns:
 
     def _prepare(self, bench: Bench, case: Case, number: int) -> None:
         name, point, seed = case.implementation, bench.point, self._experiment.seed
-        opened = bench.housekeeping("open", point=point.model_dump(mode="json"), seed=seed, probe_bytes=0)
+        opened = bench.housekeeping("open", point=point.as_json(), seed=seed, probe_bytes=0)
         bench.threads = opened["threads"]
         if bench.usable(name):
             needs = memory.needs(point, seed, {name: bench.survey[name].shares_storage})[name]

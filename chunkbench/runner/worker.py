@@ -33,6 +33,7 @@ from chunkbench.runner.client import PROTOCOL
 from chunkbench.runner.heap import make_room, reserve, shift
 from chunkbench.runner.inputs import PooledInputs, prime
 from chunkbench.runner.memory import WORKER_BYTES
+from chunkbench.runner.module_oracle import make_module_check
 from chunkbench.runner.oracle import Check, make_check
 from chunkbench.runner.storages import visible_bytes
 
@@ -44,9 +45,9 @@ class Worker:
         self._threads = torch.get_num_threads()
         self._loaded: dict[str, Implementation] = {}
         self._sessions: dict[str, Session] = {}
-        self._checks: dict[int, Check] = {}
+        self._checks: dict[tuple[int, str], Check] = {}
         self._inputs: PooledInputs | None = None
-        self._out = torch.empty(0)
+        self._outs: dict[tuple[int, ...], torch.Tensor] = {}
         self._sweeper: CacheSweeper | None = None
         self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
         self._yardstick: YardstickMeter | None = None
@@ -105,8 +106,7 @@ class Worker:
         threads = opened.threads or self._threads
         torch.set_num_threads(threads)
         self._inputs = PooledInputs(opened, seed)
-        dtype = getattr(torch, opened.dtype)
-        self._out = torch.empty(opened.batch_size, opened.heads, opened.head_dim, dtype=dtype, device=opened.device)
+        self._outs.clear()
         self._yardstick = YardstickMeter(threads) if opened.device == "cpu" else None
         identity = (opened.device, opened.dtype, threads)
         if probe_bytes and (self._probe is None or self._probe[0] != identity):
@@ -136,30 +136,29 @@ class Worker:
     def check(self, implementation: str, steps: int, nonce: int, sample: bool = False) -> dict[str, Any]:
         """Bring the session to `steps` completion tokens, decode once with fresh queries, compare with float64."""
         inputs, session = self._opened(), self._sessions[implementation]
-        if nonce not in self._checks:
-            self._checks = {nonce: make_check(inputs, steps, nonce, sample)}  # one at a time: they hold float64 copies
+        check, out = self._check(implementation, steps, nonce, sample), self._out(implementation)
         session.rewind()
         started = perf_counter()
         for step in range(1, steps + 1):
             session.append(*inputs.completion(step))
             session.plan()
         appended = perf_counter()
-        self._out.fill_(float("nan"))
+        out.fill_(float("nan"))
         self._synchronise()
         called = perf_counter()
-        session.decode(self._checks[nonce].q, self._out)
+        session.decode(check.q, out)
         self._synchronise()
         return {
             "decode_s": perf_counter() - called,
             "append_s": (appended - started) / steps,
-            "max_error": self._checks[nonce].max_error(self._out),
+            "max_error": check.max_error(out),
             "kv_bytes": session.kv_bytes(),
             "visible_bytes": visible_bytes(session),
             "work_items": session.work_items(),
         }
 
     def round(self, implementation: str, timed: list[int], nonce: int, cold: bool, warm_up: bool) -> dict[str, Any]:
-        inputs, session = self._opened(), self._sessions[implementation]
+        inputs, session, out = self._opened(), self._sessions[implementation], self._out(implementation)
         point = inputs.point
         yardstick = self._yardstick
         sweep = self._sweep_of(point.device) if cold else None
@@ -170,10 +169,10 @@ class Worker:
             session.rewind()
             session.append(*inputs.completion(1))
             session.plan()
-            session.decode(inputs.queries(nonce, 0), self._out)
+            session.decode(inputs.queries(nonce, 0), out)
         if yardstick is not None:
             yardstick.arithmetic()
-        done = run_round(session, inputs, self._out, point.n_c, frozenset(timed), nonce, sweep, synchronise)
+        done = run_round(session, inputs, out, point.n_c, frozenset(timed), nonce, sweep, synchronise)
         if yardstick is not None:
             yardstick.arithmetic()
         return {
@@ -194,6 +193,24 @@ class Worker:
             self._loaded[name] = registry.load(name)
         return self._loaded[name]
 
+    def _check(self, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+        """All implementations of a point compute the same, and its modules each something else."""
+        inputs = self._opened()
+        module = implementation if inputs.point.model is not None else ""
+        if (nonce, module) not in self._checks:
+            self._checks.clear()  # one at a time: they hold float64 copies
+            made = make_module_check(inputs, module, nonce) if module else make_check(inputs, steps, nonce, sample)
+            self._checks[nonce, module] = made
+        return self._checks[nonce, module]
+
+    def _out(self, implementation: str) -> torch.Tensor:
+        """What is written into by every implementation whose output has this shape."""
+        point = self._opened().point
+        shape = self._load(implementation).out_shape(point)
+        if shape not in self._outs:
+            self._outs[shape] = torch.empty(shape, dtype=getattr(torch, point.dtype), device=point.device)
+        return self._outs[shape]
+
     def _opened(self) -> PooledInputs:
         if self._inputs is None:
             raise RuntimeError("no point is open")
@@ -205,7 +222,7 @@ class Worker:
         return self._sweeper.sweep
 
     def _synchronise(self) -> None:
-        if self._out.is_cuda:
+        if self._opened().point.device == "cuda":
             torch.cuda.synchronize()
 
 

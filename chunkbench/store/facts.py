@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from chunkbench.experiment.llama import LlamaShape
 from chunkbench.experiment.point import Cache, Device, Dtype, Mode, Protocol, TreeNode
 
 Status = Literal["ok", "noisy", "incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"]
@@ -67,6 +68,8 @@ class CaseFacts(BaseModel):
     block_size: int
     prompts: int
     tree: tuple[TreeNode, ...] | None
+    model: LlamaShape | None = None
+    """Whose decoder layer, where modules are measured."""
     dtype: Dtype
     device: Device
     protocol: Protocol
@@ -75,7 +78,7 @@ class CaseFacts(BaseModel):
     status: Status
     reason: str = ""
     samples_us: tuple[tuple[float, ...], ...] = ()
-    """[round][timed step] microseconds of `decode`."""
+    """[round][timed step] microseconds of `decode`, or of a module's call."""
     steps: tuple[int, ...] = ()
     """Timed steps s, 1..n_c."""
     append_samples_us: tuple[tuple[float, ...], ...] = ()
@@ -83,6 +86,8 @@ class CaseFacts(BaseModel):
     plan_samples_us: tuple[tuple[float, ...], ...] = ()
     groups: tuple[int, ...] = ()
     """[round] memory group in which the round ran; ratios are formed only inside a group."""
+    longest_n_c: int | None = None
+    """n_c of the pass that the steps are from, where points that differ in n_c alone shared a longer one."""
     discarded: int = 0
     """Samples thrown away because the clock was throttled."""
     peaks: tuple[Peaks, ...] = ()
@@ -91,7 +96,7 @@ class CaseFacts(BaseModel):
     noise: Noise | None = None
     kv_bytes: int | None = None
     unique_bytes: tuple[int, ...] = ()
-    """[timed step] K and V of the distinct token prefixes, plus q and out."""
+    """[timed step] K and V of the distinct token prefixes, plus q and out; all that a module moves."""
     read_bytes: tuple[int, ...] = ()
     """[timed step] bytes that the implementation itself must read and write."""
     flops: tuple[int, ...] = ()

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from chunkbench.store.facts import CaseFacts
 
-SCHEMA_VERSION = 2
-"""Of what is written. Version 2 added `yardsticks`."""
-_READABLE = (1, 2)
+SCHEMA_VERSION = 3
+"""Of what is written. Version 2 added `yardsticks`, 3 `model` and `longest_n_c`."""
+_READABLE = (1, 2, 3)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 

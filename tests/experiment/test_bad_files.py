@@ -85,6 +85,23 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
     "list_at_top": [
         (1, 1, "-", "an experiment is a mapping of keys to values, not a list"),
     ],
+    "kind_memory": [
+        (3, 1, "protocols", "protocols: is about timing, and `kind: memory` times nothing; leave it out"),
+        (5, 6, "model", "model: goes with `kind: modules` alone; write heads, kv_heads and head_dim"),
+    ],
+    "kind_modules": [
+        (2, 19, "naive", "implementations: unknown implementation 'naive'; one of qkv_projection, self_attention, mlp"),
+        (
+            3,
+            12,
+            "chunk_size",
+            "chunk_size: does not go with `kind: modules`, whose modules share nothing; leave it out",
+        ),
+        (5, 13, "llama2-7c", "model: llama2-7c: no known model and no config.json; did you mean llama2-7b?"),
+        (5, 35, "heads", "heads: follows from model; leave it out"),
+        (5, 45, "n_s", "n_s: does not go with `kind: modules`, whose modules share nothing; leave it out"),
+        (6, 5, "{", "sweep: model is missing, here and under defaults: whose layer is it?"),
+    ],
     "many_kinds": [
         (1, 1, "titel", "titel: unknown key; did you mean title?"),
         (2, 26, "chunk_atn", "implementations: unknown implementation 'chunk_atn'; did you mean chunk_attn?"),

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from chunkbench.experiment import AXES, Experiment, bundled_experiments, json_schema, load_experiment
+from chunkbench.experiment.llama import shape_of
 from chunkbench.experiment.names import BUILT_IN, known_implementations
 from chunkbench.experiment.point import Case, Point
 
@@ -99,6 +101,7 @@ def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
     changes: dict[str, Any] = {
         "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "heads": 64, "kv_heads": 4, "head_dim": 64, "chunk_size": 5,
         "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
+        "model": shape_of("llama3-8b"),
     }  # fmt: skip
     assert changes.keys() == Point.model_fields.keys()
     changed = {
@@ -155,7 +158,11 @@ def test_schema_knows_every_axis_and_key() -> None:
     assert schema["$defs"]["axes"]["properties"].keys() == AXES.keys()
     assert {"budget", "case_limit"} < schema["properties"].keys()
     assert not {"budget_s", "source", "path"} & schema["properties"].keys()
-    assert set(schema["required"]) == {"implementations", "sweep"}
+    assert schema["required"] == ["sweep"]
+    valid = Draft202012Validator(schema).is_valid
+    assert not valid({"sweep": [{"n_p": 1, "n_s": 0}]})
+    assert valid({"sweep": [{"n_p": 1, "n_s": 0}], "implementations": "naive"})
+    assert valid({"sweep": [{"n_p": 1, "model": "llama2-7b"}], "kind": "modules"})
     assert schema["additionalProperties"] is False
 
 
