@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from chunkbench.store.facts import CaseFacts
@@ -46,6 +46,34 @@ def table3() -> PaperTable:
         (int(row["n_p"]), int(row["n_s"]), row["implementation"]): float(row["latency_us"])
         for row in paper_rows("table3")
     }
+
+
+class StatedRate(NamedTuple):
+    """A token rate that the paper's text states."""
+
+    implementation: str
+    n_p: int
+    n_s: int
+    n_c: int
+    batch_size: int
+    tokens_per_s: float
+
+
+@cache
+def stated_token_rates(figure: str) -> tuple[StatedRate, ...]:
+    """Of `figure3` or `figure4`; n_p of the latter is not stated, 2048 assumed."""
+    return tuple(
+        StatedRate(
+            row["implementation"],
+            int(row["n_p"]),
+            int(row["n_s"]),
+            int(row["n_c"]),
+            int(row["batch_size"]),
+            float(row["value"]),
+        )
+        for row in paper_rows("figure_points")
+        if row["figure"] == figure and row["quantity"] == "token_rate"
+    )
 
 
 def paper_us(case: CaseFacts, implementation: str | None = None) -> float | None:

@@ -107,7 +107,13 @@ class Experiment(BaseModel):
         "auto", description="auto: float16 on CUDA, bfloat16 on a CPU that has it, else float32"
     )
     seed: Count = Field(0, ge=0)
-    paper: Literal["table1", "table3"] | None = Field(None, description="the paper's table that the run is set beside")
+    paper: Literal["table1", "table3", "figure3", "figure4"] | None = Field(
+        None, description="the paper's table or figure that the run is set beside"
+    )
+    figure: Literal["speedup", "token_rate", "advantage"] = Field(
+        "speedup",
+        description="of kind decode: speed-ups, token rates, or a map of the advantage over n_s and b",
+    )
     implementations: Implementations
     baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="ratios refer to it")
     protocols: Protocols = ("strict",)

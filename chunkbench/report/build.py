@@ -49,7 +49,7 @@ def build(run: RunLike) -> Report:
         return long_keys.get((axis, repr(value))) or points.show(value)
 
     judged = outcomes(rows, experiment.get("expect") or (), confidence)
-    view = View(groups, rows, implementations, labels, axes, text, baseline, judged)
+    view = View(groups, rows, implementations, labels, axes, text, baseline, judged, experiment)
     told = _TOLD[experiment.get("kind") or "decode"](view) if groups else Told("", ())
     rows_by_implementation = {row.facts.implementation: row for row in rows}
     return Report(

@@ -11,6 +11,7 @@ def told(view: View) -> Told:
     found = headline.matches(view.groups, view.baseline)
     label = view.name(view.baseline)
     shown = (
+        tables.token_rate_table(view) if view.experiment.get("figure") == "token_rate" else None,
         tables.latency_table(view),
         tables.ratio_table(view),
         tables.detail_table(view),

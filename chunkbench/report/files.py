@@ -31,13 +31,13 @@ def write_all(run: RunDirectory, report: Report | None = None) -> list[Path]:
     Without two implementations to compare there is no figure. `report` saves building it again.
     """
     # matplotlib takes a while to load; nobody who only wants a table should wait for it.
-    from chunkbench.report import figure
+    from chunkbench.report import figures
 
     report = report or build(run)
     written = []
-    drawn = figure.draw(report, run.manifest)
+    drawn = figures.draw(report, run.manifest)
     if drawn is not None:
-        written += figure.save(drawn, run.path)
+        written += figures.save(drawn, run.path)
     texts = {"report.md": markdown.render(report, "figure.png" if drawn is not None else "")}
     texts |= {name: render(report) for name, render in FILES.items()}
     for name, text in texts.items():

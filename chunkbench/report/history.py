@@ -61,7 +61,7 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from chunkbench.report.figure import COLOURS, STYLE
+    from chunkbench.report.figures.style import COLOURS, STYLE
 
     names = list(dict.fromkeys(one.implementation for one in series))
     axes_names = varying([(one.axes, []) for one in series])

@@ -21,6 +21,18 @@ BANDWIDTH_LEGEND = (
 )
 
 
+def token_rate_table(view: View) -> Table:
+    """The same points and implementations, in thousands of tokens per second of the attention kernel alone."""
+    rows = []
+    for group in view.groups:
+        cells = [_token_rate(group.rows.get(implementation)) for implementation in view.implementations]
+        rows.append((*view.keys(group), *cells))
+    columns = (*view.key_columns(), *(column(i, view.labels[i]) for i in view.implementations))
+    return Table(
+        "Token rate, 1000 tokens per second of attention alone", columns, tuple(rows), len(view.axes), view.breaks(1)
+    )
+
+
 def latency_table(view: View) -> Table:
     """Rows are points, columns implementations, cells microseconds per decode step; the fastest stands out."""
     rows = []
@@ -136,6 +148,15 @@ def expectation_table(view: View) -> Table:
         ),
         tuple(rows),
         1,
+    )
+
+
+def _token_rate(row: Row | None) -> Cell:
+    if row is None or row.derived.token_rate is None:
+        return latency(row, None)
+    noisy = row.facts.status == "noisy"
+    return Cell(
+        (NOISY_MARK if noisy else "") + significant(row.derived.token_rate / 1e3), "noisy" if noisy else "plain"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import Outcome
@@ -26,6 +27,8 @@ class View:
     """Turns (axis, value) into the text of a cell."""
     baseline: str
     outcomes: Sequence[Outcome]
+    experiment: Mapping[str, Any]
+    """As the manifest has it."""
 
     def keys(self, group: Group) -> list[Cell]:
         """The cells that name a point."""

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 
-from chunkbench.report import build, figure
-from chunkbench.report.curves import panels, x_axis
+from chunkbench.report import build, figures
+from chunkbench.report.figures.curves import panels, x_axis
+from chunkbench.report.figures.style import MOST_PANELS
 
 
 def drawn(run):
-    found = figure.draw(build(run), run.manifest)
+    found = figures.draw(build(run), run.manifest)
     assert found is not None
     return found
 
@@ -77,7 +78,7 @@ def test_same_run_same_bytes(table3, tmp_path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-        figure.save(drawn(table3), folder)
+        figures.save(drawn(table3), folder)
     for name in ("figure.png", "figure.svg"):
         first, second = ((folder / name).read_bytes() for folder in folders)
         assert first == second
@@ -106,13 +107,13 @@ def test_many_panels_are_cut_and_the_caption_says_so(make_case, make_run) -> Non
     run = make_run(cases)
     assert len(panels(build(run))) == 11
     found = drawn(run)
-    assert sum(plot.get_visible() for plot in found.axes) == figure.MOST_PANELS
+    assert sum(plot.get_visible() for plot in found.axes) == MOST_PANELS
     assert "The first 9 of 11 panels" in " ".join(t.get_text().replace("\n", " ") for t in found.texts)
 
 
 def test_no_figure_without_a_comparison(make_case, make_run) -> None:
     run = make_run([make_case("chunk_attn"), make_case("xformers")])
-    assert figure.draw(build(run), run.manifest) is None
+    assert figures.draw(build(run), run.manifest) is None
 
 
 def test_one_point_alone(make_case, make_run) -> None:

@@ -1,0 +1,40 @@
+"""The figure of a run, by its kind and its experiment's `figure`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from chunkbench.report.figures import advantage, memory, roofline, speedup, token_rate
+from chunkbench.report.figures.style import STYLE
+from chunkbench.report.model import Report
+
+_DRAW: Mapping[str, Callable[[Report, Mapping[str, Any]], Figure | None]] = {
+    "speedup": speedup.draw,
+    "token_rate": token_rate.draw,
+    "advantage": advantage.draw,
+    "memory": memory.draw,
+    "modules": roofline.draw,
+}
+
+
+def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
+    """None when there is too little to draw."""
+    experiment = manifest.get("experiment") or {}
+    kind = experiment.get("kind") or "decode"
+    chosen = experiment.get("figure") or "speedup"
+    with mpl.rc_context(STYLE):
+        return _DRAW[chosen if kind == "decode" else kind](report, manifest)
+
+
+def save(figure: Figure, folder: Path) -> list[Path]:
+    """Write `figure.png` and `figure.svg`; the same run gives the same bytes."""
+    png, svg = folder / "figure.png", folder / "figure.svg"
+    with mpl.rc_context(STYLE):
+        figure.savefig(png, dpi=160, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": "ChunkBench"})
+    return [png, svg]

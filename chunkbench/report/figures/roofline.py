@@ -1,0 +1,86 @@
+"""The modules of a decoder layer under the machine's roofline: arithmetic intensity against what was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chunkbench.analysis.derive import Row
+from chunkbench.analysis.points import describe
+from chunkbench.report.figures.style import (
+    MOST_PANELS,
+    caption,
+    conditions,
+    handle,
+    looks,
+    panel_title,
+    round_values,
+    sheet,
+    ticks_at,
+)
+from chunkbench.report.model import Report
+
+
+def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
+    """One panel for each model, context and data type; None when nothing was measured."""
+    apart = [axis for axis in report.varying if axis != "batch_size"]
+    found: dict[str, list[Row]] = {}
+    for group in report.groups:
+        rows = [row for row in group.rows.values() if row.derived.latency_us is not None and row.facts.peaks]
+        found.setdefault(describe(group.axes, apart), []).extend(rows)
+    shown = [(title, rows) for title, rows in found.items() if rows][:MOST_PANELS]
+    if not shown:
+        return None
+    known = looks(report)
+    labels = {row.facts.implementation: row.facts.label for _, rows in shown for row in rows}
+    handles = [handle(*known[module], label) for module, label in labels.items()]
+    for one in handles:
+        one.set_linestyle("none")
+    page = sheet(report.title, _caption(report, manifest), handles, len(shown))
+    for number, (plot, (title, rows)) in enumerate(zip(page.panels, shown, strict=True)):
+        _panel(plot, rows, known)
+        panel_title(plot, title)
+        plot.set_xlabel("FLOP per byte")
+        if page.in_first_column(number):
+            plot.set_ylabel("GFLOP per second")
+    low, high = page.panels[0].get_ylim()
+    for plot in page.panels:
+        ticks_at(plot.yaxis, round_values(low, high))
+    return page.figure
+
+
+def _panel(plot: Axes, rows: Sequence[Row], known: Mapping[str, tuple[str, str]]) -> None:
+    bandwidth = median(peak.read_bytes_per_s for row in rows for peak in row.facts.peaks) / 1e9
+    rate = median(peak.matrix_flops_per_s for row in rows for peak in row.facts.peaks) / 1e9
+    intensities = [_intensity(row) for row in rows]
+    low, high = min(intensities) / 2, max(*intensities, rate / bandwidth) * 2
+    ridge = rate / bandwidth
+    plot.set_xscale("log", base=2)
+    plot.set_yscale("log")
+    plot.plot([low, ridge, high], [low * bandwidth, rate, rate], color="#000000", linewidth=1.2, label="roofline")
+    for row, intensity in zip(rows, intensities, strict=True):
+        colour, marker = known[row.facts.implementation]
+        assert row.derived.latency_us is not None
+        reached = row.facts.flops[0] / row.derived.latency_us / 1e3
+        plot.plot([intensity], [reached], color=colour, marker=marker, markersize=6, linestyle="none")
+        plot.annotate(
+            f"b={row.facts.batch_size}", (intensity, reached), xytext=(5, -3), textcoords="offset points", fontsize=7
+        )
+    ticks_at(plot.xaxis, [2.0**e for e in range(-4, 14) if low <= 2.0**e <= high])
+
+
+def _intensity(row: Row) -> float:
+    return row.facts.flops[0] / row.facts.unique_bytes[0]
+
+
+def _caption(report: Report, manifest: Mapping[str, Any]) -> str:
+    parts = [
+        "FLOPs and bytes by the shapes, time measured, at the batch size beside each point; the line is the read "
+        "bandwidth and the matrix rate that were probed beside them (medians)",
+        conditions(report, manifest),
+    ]
+    return caption(parts, report)

@@ -1,0 +1,163 @@
+"""Token rate against completion tokens (the paper's Figure 3) or batch size (Figure 4), and the points it states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chunkbench.analysis.paper import SETUP, stated_token_rates
+from chunkbench.analysis.points import describe
+from chunkbench.report.columns import name, ordered
+from chunkbench.report.figures.style import (
+    MOST_PANELS,
+    caption,
+    conditions,
+    handle,
+    looks,
+    panel_title,
+    round_values,
+    sheet,
+    ticks_at,
+)
+from chunkbench.report.model import Group, Report
+from chunkbench.report.numbers import count
+
+_X = {"n_c": "completion tokens n_c", "batch_size": "batch size b"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Thousands of tokens per second of one implementation, in rising order of x."""
+
+    implementation: str
+    label: str
+    x: tuple[int, ...]
+    rate: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines for one combination of the other axes; `stated` by the paper's text: (implementation, x, rate)."""
+
+    title: str
+    lines: tuple[Line, ...]
+    stated: tuple[tuple[str, int, float], ...]
+
+
+def x_axis(report: Report) -> str:
+    """n_c where it varies, else the batch size."""
+    return "n_c" if "n_c" in report.varying else "batch_size"
+
+
+def panels(report: Report, paper: str | None) -> list[Panel]:
+    """One panel for each combination of the axes that are not on the x-axis."""
+    axis = x_axis(report)
+    apart = [a for a in report.varying if a != axis]
+    found: dict[str, list[Group]] = {}
+    for group in report.groups:
+        found.setdefault(describe(group.axes, apart), []).append(group)
+    drawn = [Panel(title, tuple(_lines(groups, axis)), _stated(groups, axis, paper)) for title, groups in found.items()]
+    return [panel for panel in drawn if panel.lines]
+
+
+def _lines(groups: Sequence[Group], axis: str) -> list[Line]:
+    lines = []
+    for implementation in ordered(i for group in groups for i in group.rows):
+        rows = [(group.axes[axis], group.rows[implementation]) for group in groups if implementation in group.rows]
+        known = sorted((x, row.derived, row.facts) for x, row in rows if row.derived.latency_us is not None)
+        if not known:
+            continue
+        scale = [facts.batch_size * 1e3 for _, _, facts in known]  # per microsecond -> thousands per second
+
+        def rates(latencies: Sequence[float | None], scale: Sequence[float] = scale) -> tuple[float, ...]:
+            return tuple(one / us for one, us in zip(scale, latencies, strict=True) if us)
+
+        lines.append(
+            Line(
+                implementation,
+                name(implementation, known[0][2].label),
+                tuple(x for x, _, _ in known),
+                rates([derived.latency_us for _, derived, _ in known]),
+                rates([derived.high_us for _, derived, _ in known]),
+                rates([derived.low_us for _, derived, _ in known]),
+            )
+        )
+    return lines
+
+
+def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> tuple[tuple[str, int, float], ...]:
+    """The paper's points that belong to these groups; its shapes are those of all its experiments."""
+    if paper is None:
+        return ()
+    some = groups[0].axes
+    if any(some.get(key) != value for key, value in SETUP.items() if key not in ("n_c", "batch_size", "chunk_size")):
+        return ()
+    other = "batch_size" if axis == "n_c" else "n_c"
+    return tuple(
+        (one.implementation, getattr(one, axis), one.tokens_per_s / 1e3)
+        for one in stated_token_rates(paper)
+        if (one.n_p, one.n_s, getattr(one, other)) == (some.get("n_p"), some.get("n_s"), some.get(other))
+    )
+
+
+def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
+    """None when no token rate is known."""
+    paper = (manifest.get("experiment") or {}).get("paper")
+    found = panels(report, paper)
+    if not found:
+        return None
+    shown = found[:MOST_PANELS]
+    known, axis = looks(report), x_axis(report)
+    labels = {line.implementation: line.label for panel in shown for line in panel.lines}
+    handles = [handle(*known[implementation], label) for implementation, label in labels.items()]
+    stated = any(panel.stated for panel in shown)
+    if stated:
+        handles.append(handle("#000000", "o", "hollow: stated in the paper", here=False))
+        handles[-1].set_linestyle("none")
+    page = sheet(report.title, _caption(report, manifest, len(found), stated), handles, len(shown))
+    for number, (plot, panel) in enumerate(zip(page.panels, shown, strict=True)):
+        _panel(plot, panel, known)
+        plot.set_xlabel(_X[axis])
+        if page.in_first_column(number):
+            plot.set_ylabel("1000 tokens per second")
+    low, high = page.panels[0].get_ylim()
+    for plot in page.panels:
+        ticks_at(plot.yaxis, round_values(low, high))
+    return page.figure
+
+
+def _panel(plot: Axes, panel: Panel, known: Mapping[str, tuple[str, str]]) -> None:
+    plot.set_xscale("log", base=2)
+    plot.set_yscale("log")
+    for line in panel.lines:
+        colour, marker = known[line.implementation]
+        plot.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+        plot.plot(line.x, line.rate, color=colour, marker=marker, markersize=5, linewidth=1.6, label=line.label)
+    for implementation, x, rate in panel.stated:
+        colour, marker = known[implementation]
+        plot.plot(
+            [x], [rate], color=colour, marker=marker, markersize=6, markerfacecolor="white", linestyle="none", zorder=4
+        )
+    ticks_at(plot.xaxis, [*(x for line in panel.lines for x in line.x), *(x for _, x, _ in panel.stated)])
+    panel_title(plot, panel.title)
+
+
+def _caption(report: Report, manifest: Mapping[str, Any], total: int, stated: bool) -> str:
+    parts = [
+        "Tokens per second of decode attention alone: batch size over the mean time of a call",
+        conditions(report, manifest),
+        "Bands: intervals over rounds, as in the table",
+    ]
+    if x_axis(report) == "n_c":
+        parts.append("One pass to the longest n_c; each point is the mean over its first n_c steps")
+    if stated:
+        parts.append("Hollow: what the paper's text states, of an A100 80 GB in float16; compare shapes, not heights")
+    if total > MOST_PANELS:
+        parts.append(f"The first {MOST_PANELS} of {count(total, 'panel')}")
+    return caption(parts, report)

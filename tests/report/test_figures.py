@@ -1,0 +1,165 @@
+"""Figures of other kinds: their structure, not their pixels."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from chunkbench.experiment.llama import shape_of
+from chunkbench.report import build, figures
+from chunkbench.store.facts import Peaks
+
+PEAKS = Peaks(read_bytes_per_s=4e10, matrix_flops_per_s=8e11, matrix_torch_flops_per_s=8e11)
+
+
+def drawn(run):
+    found = figures.draw(build(run), run.manifest)
+    assert found is not None
+    return found
+
+
+def shown(run):
+    return [plot for plot in drawn(run).axes if plot.get_visible()]
+
+
+def caption(run) -> str:
+    return " ".join(" ".join(text.get_text() for text in drawn(run).texts).split())
+
+
+@pytest.fixture
+def rates(make_case, make_run):
+    """Token rates as in Figure 3: two n_s, three n_c."""
+    cases = [
+        make_case(
+            name,
+            n_p=2048,
+            n_s=n_s,
+            n_c=n_c,
+            status="ok",
+            reason="",
+            us=[us * (1 + n_c / 2048), us * (1.1 + n_c / 2048)],
+        )
+        for n_s, n_c in itertools.product((0, 2048), (64, 512, 2048))
+        for name, us in (("paged_attn", 1000.0), ("paged_attn_star", 500.0), ("chunk_attn", 250.0))
+    ]
+    return make_run(cases, figure="token_rate", paper="figure3")
+
+
+def test_token_rate_has_a_panel_for_each_n_s_and_the_stated_points(rates) -> None:
+    plots = shown(rates)
+    assert [plot.get_title() for plot in plots] == ["n_s = 0", "n_s = 2048"]
+    assert {plot.get_xlabel() for plot in plots} == {"completion tokens n_c"}
+    assert plots[0].get_ylabel() == "1000 tokens per second"
+    assert [line.get_label() for line in plots[0].get_lines()] == ["PagedAttn", "PagedAttn*", "ChunkAttn"]
+    assert list(plots[0].get_lines()[0].get_xdata()) == [64, 512, 2048]
+    hollow = [line for line in plots[1].get_lines() if line.get_markerfacecolor() == "white"]
+    assert sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in hollow) == [
+        (512, 73),
+        (512, 145),
+        (2048, 46),
+        (2048, 70),
+    ]
+    assert len(plots[0].collections) == 3  # bands
+    assert "stated in the paper" in " ".join(t.get_text() for t in drawn(rates).legends[0].get_texts())
+    assert "protocol strict" in caption(rates)
+    (rate, *_) = build(rates).tables
+    assert rate.title.startswith("Token rate")
+
+
+def test_token_rate_against_the_batch_size(make_case, make_run) -> None:
+    cases = [
+        make_case(name, n_p=2048, n_s=2048, batch_size=b, us=[10.0 * b])
+        for b in (1, 16, 96)
+        for name in ("chunk_attn", "naive")
+    ]
+    (plot,) = shown(make_run(cases, figure="token_rate", paper="figure4"))
+    assert plot.get_xlabel() == "batch size b"
+    assert [line.get_ydata()[0] for line in plot.get_lines() if line.get_markerfacecolor() == "white"] == [155, 224]
+
+
+def test_map_of_the_advantage_has_a_number_in_every_cell(make_case, make_run) -> None:
+    cases = [
+        make_case(name, n_s=n_s, batch_size=b, status="ok", reason="", us=[us, us * 1.01])
+        for n_s, b in itertools.product((0, 512, 1024), (1, 8))
+        for name, us in (("chunk_attn", 10.0), ("paged_attn", 9.0 + n_s * b / 512), ("naive", 100.0))
+    ]
+    run = make_run(cases, figure="advantage")
+    plot = shown(run)[0]
+    assert (plot.get_xlabel(), plot.get_ylabel()) == ("n_s", "batch_size")
+    texts = {text.get_position(): text.get_text() for text in plot.texts}
+    assert len(texts) == 6
+    assert texts[0.5, 0.5] == "0.90x"
+    assert texts[2.5, 1.5] == "2.50x"
+    bold = [text.get_text() for text in plot.texts if text.get_weight() == "bold"]
+    assert bold == ["0.90x", "0.90x"]
+
+
+def test_modules_stand_under_the_roofline(make_case, make_run) -> None:
+    shape = shape_of("llama2-7b")
+    cases = [
+        make_case(
+            name,
+            label=name,
+            model=shape,
+            batch_size=b,
+            n_p=2048,
+            n_s=0,
+            us=[1e4],
+            flops=(10**8 * b,) * 2,
+            unique_bytes=(10**8,) * 2,
+            peaks=(PEAKS,),
+        )
+        for b in (1, 32)
+        for name in ("qkv_projection", "self_attention", "mlp")
+    ]
+    run = make_run(cases, kind="modules", baseline="self_attention")
+    (plot,) = shown(run)
+    roof = next(line for line in plot.get_lines() if line.get_label() == "roofline")
+    assert list(roof.get_ydata())[1:] == [800, 800]
+    spots = [line for line in plot.get_lines() if line is not roof]
+    assert sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in spots) == [(1, 10)] * 3 + [(32, 320)] * 3
+    assert {text.get_text() for text in plot.texts} == {"b=1", "b=32"}
+
+
+def test_memory_has_bytes_savings_and_losses(make_case, make_run) -> None:
+    cases = [
+        make_case(name, n_s=n_s, batch_size=b, samples_us=(), kv_bytes=size)
+        for n_s, b in ((0, 32), (512, 32), (1024, 32), (512, 8))
+        for name, size in (("naive", b * 1088 * 16384), ("chunk_attn", (n_s + b * (1088 - n_s)) * 16384))
+    ]
+    run = make_run(cases, kind="memory")
+    plots = shown(run)
+    assert [plot.get_xlabel() for plot in plots] == [
+        "n_s",
+        "batch_size",
+        "r = n_s / (n_p + n_c)",
+        "tokens of a sequence, n",
+    ]
+    assert list(plots[0].get_lines()[0].get_xdata()) == [0, 512, 1024]
+    assert list(plots[1].get_lines()[0].get_xdata()) == [8, 32]
+    saved, limit = plots[2].get_lines()
+    assert max(saved.get_ydata()) < max(limit.get_ydata())
+    assert limit.get_linestyle() == "--"
+    assert "protocol" not in caption(run)
+
+
+def test_nothing_to_draw(make_case, make_run) -> None:
+    absent = [make_case("xformers"), make_case("xformers", n_s=0, batch_size=2)]
+    for figure in ("speedup", "token_rate", "advantage"):
+        run = make_run(absent, figure=figure)
+        assert figures.draw(build(run), run.manifest) is None
+    for kind, name, model in (("memory", "naive", None), ("modules", "mlp", shape_of("llama2-7b"))):
+        run = make_run([make_case(name, status="unavailable", model=model)], kind=kind)
+        assert figures.draw(build(run), run.manifest) is None
+
+
+def test_nothing_is_cut_off_at_the_edges(rates) -> None:
+    picture = drawn(rates)
+    picture.canvas.draw()
+    renderer = picture.canvas.get_renderer()
+    width, height = picture.canvas.get_width_height()
+    for plot in picture.axes:
+        for text in (plot.xaxis.label, plot.yaxis.label, plot.title, *plot.get_xticklabels(), *plot.get_yticklabels()):
+            box = text.get_window_extent(renderer)
+            assert not text.get_text() or (box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height), text
