@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from chunkbench.report import build, figure, text_table
+from chunkbench.report import build, figures, text_table
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -264,7 +264,7 @@ def test_points_of_every_kind_in_one_run(make_case, make_run) -> None:
     assert "each of 9 points: 2.00x to 2.00x" in " ".join(lines)
     assert row_after(lines, "Latency", "96-256")[1:] == ["64", "1", "-", "32", "20.00", "10.00"]
     # Neither a range of lengths nor a tree has a place on an axis of n_s / n_p.
-    picture = figure.draw(build(run), run.manifest)
+    picture = figures.draw(build(run), run.manifest)
     assert picture is not None
     titles = [plot.get_title() for plot in picture.axes if plot.get_visible()]
     assert len(titles) == 3
