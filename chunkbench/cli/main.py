@@ -17,6 +17,7 @@ _COMMANDS = {
     "gate": "gate",
     "regress": "regress",
     "history": "history",
+    "claims": "claims",
     "prompts": "prompts",
     "list": "list_",
     "validate": "validate",

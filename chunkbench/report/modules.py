@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.modules import MODULES, Cost
+from chunkbench.analysis.modules import FIGURES, MODULES
 from chunkbench.analysis.paper import paper_rows
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.report.cells import latency
@@ -17,11 +15,7 @@ from chunkbench.report.view import Told, View
 _PAPER_MODEL, _PAPER_CONTEXT = "llama2-7b", 2048
 _ELEMENT_BYTES = 2
 """The paper's 16-bit numbers, whatever was measured with."""
-_FIGURES: Mapping[str, tuple[str, Callable[[Cost], float]]] = {
-    "flops": ("FLOPs, 1e6", lambda cost: cost.flops / 1e6),
-    "bytes": ("bytes, 1e6", lambda cost: cost.bytes / 1e6),
-    "arithmetic_intensity": ("FLOP per byte", lambda cost: cost.intensity),
-}
+_TITLES = {"flops": "FLOPs, 1e6", "bytes": "bytes, 1e6", "arithmetic_intensity": "FLOP per byte"}
 _LEGEND = (
     "counted: a multiply-add as two FLOPs; weights, inputs and outputs of every product, once; of attention K and V, "
     "queries, output, and the context's scores written and read; nothing that is done element by element",
@@ -44,7 +38,8 @@ def _analytic(view: View) -> tuple[Table, list[str], int]:
     for group in places.values():
         shape, batch_size, n_p = group.axes["model"], group.axes["batch_size"], group.axes["n_p"]
         printed = _printed(shape, batch_size, n_p)
-        for number, (figure, (title, value)) in enumerate(_FIGURES.items()):
+        for number, (figure, value) in enumerate(FIGURES.items()):
+            title = _TITLES[figure]
             ours = {m: f"{value(MODULES[m](shape, batch_size, n_p, _ELEMENT_BYTES)):.2f}" for m in view.implementations}
             theirs = printed.get(figure, {})
             compared += sum(module in theirs for module in ours)

@@ -93,6 +93,16 @@ def latest_run(root: Path, experiment: str | None = None) -> Path:
     return max(candidates, key=lambda p: (p / _MANIFEST).stat().st_mtime)
 
 
+def newest_runs(root: Path) -> list[Path]:
+    """The newest run directory of each experiment below `root`, the oldest of these first."""
+    found = {_experiment_of(path.parent): path for path in sorted(root.glob(f"*/{_MANIFEST}"), key=_modified)}
+    return [path.parent for path in sorted(found.values(), key=_modified)]
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
+
+
 class RunWriter:
     """The one writer of a run directory."""
 

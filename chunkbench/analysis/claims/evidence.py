@@ -1,0 +1,71 @@
+"""Where claims find what they are judged by: points of the paper's setup in any of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chunkbench.analysis.claims.judgement import Figure
+from chunkbench.analysis.derive import Row
+from chunkbench.analysis.paper import SETUP
+from chunkbench.analysis.points import group
+from chunkbench.analysis.ratio import ratio
+
+PAGED = ("paged_attn", "vllm_paged_attn")
+STAR = ("paged_attn_star", "vllm_paged_attn_star")
+"""Ours and vLLM's: a claim against either column of the paper is judged against the faster."""
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Place:
+    """One point as one run measured it, timed as the strict protocol does, with cold caches."""
+
+    axes: Mapping[str, Any]
+    rows: Mapping[str, Row]
+
+    def ratio(self, implementation: str, base: str) -> Figure | None:
+        """Latency over latency, formed inside rounds; None unless both were measured side by side."""
+        row, other = self.rows.get(implementation), self.rows.get(base)
+        if row is None or other is None:
+            return None
+        found = ratio(row.facts, other.facts, _CONFIDENCE)
+        return None if found is None else Figure(found.value, found.low, found.high, (row, other))
+
+    def fastest(self, implementations: Sequence[str], base: str) -> tuple[str, Figure] | None:
+        """Of these the one that takes least, with its latency over `base`'s."""
+        known = [(name, found) for name in implementations if (found := self.ratio(name, base)) is not None]
+        return min(known, key=lambda pair: pair[1].value, default=None)
+
+    def label(self, implementation: str) -> str:
+        """What running text calls an implementation."""
+        return {"vllm_paged_attn": "vLLM", "vllm_paged_attn_star": "vLLM*"}.get(
+            implementation, self.rows[implementation].facts.label
+        )
+
+
+class Evidence:
+    """The rows of several runs; where runs measured the same, the last one counts."""
+
+    def __init__(self, runs: Sequence[Sequence[Row]]) -> None:
+        self.runs = runs
+
+    def places(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[Place]:
+        """Points of the paper's setup, but for `axes`, at which `implementation` was measured, each once."""
+        wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
+        found: dict[str, Place] = {}
+        for rows in self.runs:
+            row_of = {id(row.facts): row for row in rows}
+            for values, cases in group([row.facts for row in rows]):
+                here = {case.implementation: row_of[id(case)] for case in cases}
+                own = here.get(implementation)
+                if own is None or own.derived.latency_us is None or own.facts.model is not None:
+                    continue
+                if all(values.get(axis) == value for axis, value in wanted.items() if value is not ...):
+                    found[repr([values[axis] for axis in ("n_p", "n_s", "n_c", "batch_size")])] = Place(values, here)
+        return iter(found.values())
+
+    def place(self, implementation: str = "chunk_attn", **axes: Any) -> Place | None:
+        """The one such point, or None."""
+        return next(self.places(implementation, **axes), None)

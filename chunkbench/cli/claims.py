@@ -1,0 +1,47 @@
+"""`chunkbench claims RUN...`: every quantitative claim of the paper, with what this machine says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from chunkbench.cli.output import RUNS, colour_wanted, fail
+
+
+@click.command(
+    "claims",
+    short_help="Hold the paper's claims against what was measured.",
+    epilog="""\b
+    Examples:
+      chunkbench claims
+      chunkbench claims results/runs/table3-20260101T000000Z results/runs/figure3-20260101T003000Z
+      chunkbench claims --json > claims.json
+    """,
+)
+@click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="A list of objects, with the keys of the cases used.")
+@click.option("--format", "form", type=click.Choice(["table", "markdown"]), default="table", show_default=True)
+def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
+    """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
+
+    Without any, the newest run of each experiment below results/runs counts. Where two runs measured the same, the one
+    named last does. What follows from shapes, or from the paper's own numbers, needs no run. The exit code is 0
+    whatever the verdicts are.
+    """
+    from chunkbench.analysis.claims import claims
+    from chunkbench.analysis.derive import derive
+    from chunkbench.report.claims import document
+    from chunkbench.report.formats import render_document
+    from chunkbench.store import RunError, newest_runs, open_run
+
+    try:
+        opened = [open_run(run) for run in (runs or newest_runs(RUNS))]
+    except RunError as error:
+        fail(str(error))
+    found = claims([derive(run.cases) for run in opened])
+    if as_json:
+        click.echo(json.dumps([one.as_dict() for one in found], indent=1))
+        return
+    click.echo(render_document(document(found, [run.path.name for run in opened]), form, colour_wanted()), nl=False)

@@ -1,0 +1,36 @@
+"""`chunkbench claims` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.main import cli
+
+KEYS = ["id", "source", "statement", "verdict", "measured", "low", "high", "paper", "reason", "rows"]
+
+
+def claims(*words: str) -> str:
+    done = CliRunner().invoke(cli, ["claims", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_without_a_run_shapes_and_the_paper_itself_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(claims("--json"))
+    assert [list(one) for one in found] == [KEYS] * 29
+    assert found[0]["verdict"] == "holds"
+    text = claims()
+    assert "29 claims: 7 holds, 5 needs a GPU, 17 not measured." in text
+    assert "chunkbench run table3" in text
+    assert claims("--format", "markdown").startswith("# The paper's claims\n")
+
+
+def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["claims", str(tmp_path / "nothing")])
+    assert done.exit_code == 2
+    assert "no such run directory" in done.output
