@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, fail
 
+if TYPE_CHECKING:
+    from chunkbench.store import Run
+
 _HELP = """Rebuild the tables and the figure of RUN from its facts; nothing is measured.
 
 RUN is a run directory, the cases.jsonl inside it, or `latest`: the newest one below results/runs.
 
-Without --format and --out, report.md, table.csv, table.tex, report.json, figure.png and figure.svg are written into
-the run directory and the table is printed. With either, only that one format is produced and the directory is left
-as it is.
+Without --format and --out, report.md, report.html, table.csv, table.tex, report.json, figure.png and figure.svg are
+written into the run directory and the table is printed. With either, only that one format is produced and the
+directory is left as it is.
+
+Several RUNs make one report, with the paper's claims judged by all of them. `--format html` is one self-contained page,
+also of a single run.
 """
 
 _EXAMPLES = """\b
@@ -22,36 +29,40 @@ Examples:
   chunkbench report latest
   chunkbench report results/runs/table3-20250101T000000Z --format markdown
   chunkbench report latest --format json --out table3.json
+  chunkbench report results/runs/table3-20250101T000000Z results/runs/memory-20250101T001000Z --out report.html
 """
 
 
 @click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")
-@click.argument("run", metavar="RUN")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Print this format.  [default: table]")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option("--format", "form", type=click.Choice((*FORMATS, "html")), help="Print this format.  [default: table]")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to FILE instead of printing.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the table, nor which files were written.")
-def command(run: str, form: str | None, out: Path | None, quiet: bool) -> None:
-    from chunkbench.report import build, render, write_all
+def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bool) -> None:
+    from chunkbench.report import build, build_book, render, render_book
+    from chunkbench.report.formats import BOOK_FORMATS
     from chunkbench.store import RunError, latest_run, open_run
 
+    if form is None and out is not None and out.suffix == ".html":
+        form = "html"
+    if len(runs) > 1 and form not in (None, *BOOK_FORMATS):
+        raise click.BadParameter(f"{form} takes one RUN; several go together as {', '.join(BOOK_FORMATS)}")
     try:
-        opened = open_run(latest_run(RUNS) if run == "latest" else run)
+        opened = [open_run(latest_run(RUNS) if run == "latest" else run) for run in runs]
     except RunError as error:
         fail(str(error))
-    if not opened.cases:
-        fail(f"{opened.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
-    report = build(opened)
+    for one in opened:
+        if not one.cases:
+            fail(f"{one.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
     colour = out is None and colour_wanted()
-    if form is None and out is None:
-        try:
-            written = write_all(opened, report)
-        except OSError as error:
-            fail(f"{opened.path}: cannot be written: {error.strerror}; --format prints without writing there")
-        if not quiet:
-            click.echo(render(report, "table", colour), nl=False)
-            click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)
+    if len(opened) > 1 or form == "html":
+        book = build_book(opened, out.parent if out is not None else Path())
+        text = render_book(book, form or "table", colour)
+    elif form is None and out is None:
+        _write_all(opened[0], quiet)
         return
-    text = render(report, form or "table", colour)
+    else:
+        text = render(build(opened[0]), form or "table", colour)
     if out is None:
         click.echo(text, nl=False)
         return
@@ -61,3 +72,16 @@ def command(run: str, form: str | None, out: Path | None, quiet: bool) -> None:
         fail(f"{out}: cannot be written: {error.strerror}")
     if not quiet:
         click.echo(f"written: {out}", err=True)
+
+
+def _write_all(run: Run, quiet: bool) -> None:
+    from chunkbench.report import build, render, write_all
+
+    report = build(run)
+    try:
+        written = write_all(run, report)
+    except OSError as error:
+        fail(f"{run.path}: cannot be written: {error.strerror}; --format prints without writing there")
+    if not quiet:
+        click.echo(render(report, "table", colour_wanted()), nl=False)
+        click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from chunkbench.report.book import build_book
 from chunkbench.report.build import build
 from chunkbench.report.files import write_all
-from chunkbench.report.formats import FORMATS, render
+from chunkbench.report.formats import FORMATS, render, render_book
 from chunkbench.report.model import Report
 
-__all__ = ["FORMATS", "Report", "build", "render", "write_all"]
+__all__ = ["FORMATS", "Report", "build", "build_book", "render", "render_book", "write_all"]

@@ -62,8 +62,13 @@ def document(found: Sequence[Claim], runs: Sequence[str]) -> Ledger:
 def headline(found: Sequence[Claim]) -> str:
     """How many claims have which verdict."""
     tally = Counter(one.verdict for one in found)
-    parts = [f"{tally[verdict]} {verdict}" for verdict in get_args(Verdict) if tally[verdict]]
+    parts = [_counted(verdict, tally[verdict]) for verdict in get_args(Verdict) if tally[verdict]]
     return f"{count(len(found), 'claim')}: {', '.join(parts)}."
+
+
+def _counted(verdict: Verdict, number: int) -> str:
+    several = {"holds": "hold", "does not hold": "do not hold", "needs a GPU": "need a GPU"}
+    return f"{number} {verdict if number == 1 else several.get(verdict, verdict)}"
 
 
 def measured(claim: Claim) -> str:

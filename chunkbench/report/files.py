@@ -26,12 +26,13 @@ FILES: dict[str, Callable[[Report], str]] = {
 
 
 def write_all(run: RunDirectory, report: Report | None = None) -> list[Path]:
-    """Write `report.md`, `table.csv`, `table.tex`, `report.json`, `figure.png` and `figure.svg`; returns their paths.
+    """Write the report in every format, and `figure.png` and `figure.svg`; returns their paths.
 
     Without two implementations to compare there is no figure. `report` saves building it again.
     """
     # matplotlib takes a while to load; nobody who only wants a table should wait for it.
-    from chunkbench.report import figures
+    from chunkbench.report import figures, html
+    from chunkbench.report.book import build_book
 
     report = report or build(run)
     written = []
@@ -40,6 +41,7 @@ def write_all(run: RunDirectory, report: Report | None = None) -> list[Path]:
         written += figures.save(drawn, run.path)
     texts = {"report.md": markdown.render(report, "figure.png" if drawn is not None else "")}
     texts |= {name: render(report) for name, render in FILES.items()}
+    texts["report.html"] = html.render(build_book([run], run.path))
     for name, text in texts.items():
         (run.path / name).write_text(text, encoding="utf-8")
         written.append(run.path / name)

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from chunkbench.report import csv, json, latex, markdown, text_table
+from chunkbench.report import claims, csv, json, latex, markdown, text_table
+from chunkbench.report.book import Book
 from chunkbench.report.model import Document, Report
 
 _RENDERERS = {"markdown": markdown.render, "latex": latex.render, "csv": csv.render, "json": json.render}
 
 FORMATS = ("table", *_RENDERERS)
+BOOK_FORMATS = ("table", "markdown", "latex", "html")
 
 
 def render(report: Report, form: str, colour: bool = False) -> str:
     """The report in one of `FORMATS`; only the table knows colour. Raises `KeyError` for any other name."""
     return text_table.render(report, colour) if form == "table" else _RENDERERS[form](report)
+
+
+def render_book(book: Book, form: str, colour: bool = False) -> str:
+    """Several runs in one of `BOOK_FORMATS`: every report, then the claims."""
+    if form == "html":
+        # Its templates and the figures take a while to load; nobody who wants a table should wait for them.
+        from chunkbench.report import html
+
+        return html.render(book)
+    documents: list[Document] = [chapter.report for chapter in book.chapters]
+    documents.append(claims.document(book.claims, [chapter.anchor for chapter in book.chapters]))
+    if form == "latex":
+        return "\n".join(latex.render(document) for document in documents)
+    return "\n".join(render_document(document, form, colour) for document in documents)
 
 
 def render_document(document: Document, form: str, colour: bool = False) -> str:

@@ -13,6 +13,9 @@ from chunkbench.report.columns import is_other, name
 from chunkbench.report.model import Group
 from chunkbench.report.numbers import count, times
 
+_MOST_PLACES = 12
+"""That a line names; the table has them all."""
+
 
 @dataclass(frozen=True)
 class Match:
@@ -61,8 +64,10 @@ def losses(found: Sequence[Match], label: str, varying: Sequence[str]) -> str:
     if not lost:
         return f"{label} loses at none of {count(len(found), 'point')}."
     axes = f" ({'/'.join(varying)})" if varying else ""
-    places = ", ".join(_place(match, varying) for match in sorted(lost, key=lambda match: match.speedup))
-    return f"{label} loses at {len(lost)} of {count(len(found), 'point')}{axes}: {places}."
+    worst = sorted(lost, key=lambda match: match.speedup)
+    places = ", ".join(_place(match, varying) for match in worst[:_MOST_PLACES])
+    rest = f" and {len(lost) - _MOST_PLACES} more" if len(lost) > _MOST_PLACES else ""
+    return f"{label} loses at {len(lost)} of {count(len(found), 'point')}{axes}: {places}{rest}."
 
 
 def headline(found: Sequence[Match], label: str, measured_groups: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chunkbench.report.model import Cell, Report, Table
+from chunkbench.report.model import Cell, Document, Table
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -23,7 +23,7 @@ _SPECIAL = {
 }
 
 
-def render(report: Report) -> str:
+def render(report: Document) -> str:
     """One `table` environment per table; headline and small print stand in the caption and below the first one."""
     parts = [f"% {' '.join(report.title.split())}", r"% \usepackage{booktabs}"]
     for number, table in enumerate(report.tables):
@@ -39,7 +39,7 @@ def escape(text: str) -> str:
     return "".join(_SPECIAL.get(character, character) for character in " ".join(text.split()))
 
 
-def _small_print(report: Report) -> list[str]:
+def _small_print(report: Document) -> list[str]:
     lines = [*report.statuses, *report.legend, *(f"{topic}: {text}" for topic, text in report.footer)]
     return [escape(line) for line in lines]
 

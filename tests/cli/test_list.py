@@ -15,6 +15,7 @@ from chunkbench.baselines import registry
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.cli.completion import command as completion
 from chunkbench.cli.list_ import command
+from chunkbench.experiment import bundled_experiments
 
 
 @pytest.fixture
@@ -27,19 +28,15 @@ def two_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_experiments() -> None:
     rows = json.loads(CliRunner().invoke(command, ["experiments", "--format", "json"]).output)
-    assert {row["experiment"]: row["points"] for row in rows} == {
-        "cpu-kernels": 42,
-        "gate": 2,
-        "smoke": 9,
-        "table3": 12,
-        "table3-llama3": 12,
-    }
+    points = {row["experiment"]: row["points"] for row in rows}
+    assert points.keys() == set(bundled_experiments())
+    assert (points["table1"], points["table3"], points["figure3"], points["smoke"]) == (3, 12, 24, 9)
     assert all(row["title"] for row in rows)
 
 
 def test_axes_state_meaning_values_and_default() -> None:
     rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
-    axes = "n_p n_s n_c batch_size heads kv_heads head_dim chunk_size block_size dtype threads prompts tree"
+    axes = "model n_p n_s n_c batch_size heads kv_heads head_dim chunk_size block_size dtype threads prompts tree"
     assert " ".join(row["axis"] for row in rows) == axes
     assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
     table = CliRunner().invoke(command, ["axes"]).output

@@ -70,11 +70,13 @@ def far_away(site: Path, folder: Path, code: str) -> str:
 def test_the_wheel_holds_each_module_of_the_checkout_once(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert len(names) == len(set(names))
-    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "chunkbench").rglob("*.py") if path.is_file()}
+    kinds = (".py", ".j2", ".css", ".js")
+    files = [path for path in (ROOT / "chunkbench").rglob("*") if path.suffix in kinds and path.is_file()]
+    expected = {str(path.relative_to(ROOT)) for path in files}
     for folder in ("kernels", "baselines", "experiments", "results"):
         for pattern in ("**/*.py", "*.yaml", "paper/*.csv"):
             expected |= {f"chunkbench/{path.relative_to(ROOT)}" for path in (ROOT / folder).glob(pattern)}
-    assert {name for name in names if name.endswith((".py", ".yaml", ".csv"))} == expected
+    assert {name for name in names if name.endswith((*kinds, ".yaml", ".csv"))} == expected
 
 
 def test_nothing_but_the_package_is_installed(wheel: Path) -> None:

@@ -125,4 +125,4 @@ def test_unknown_format(run_directory) -> None:
 def test_help_ends_with_examples() -> None:
     text = call("--help").output
     assert text.index("Options:") < text.index("Examples:")
-    assert text.rstrip().endswith("--out table3.json")
+    assert text.rstrip().endswith("--out report.html")

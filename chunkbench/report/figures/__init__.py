@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     chosen = experiment.get("figure") or "speedup"
     with mpl.rc_context(STYLE):
         return _DRAW[chosen if kind == "decode" else kind](report, manifest)
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG with its text as text."""
+    buffer = StringIO()
+    with mpl.rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "ChunkBench"})
+    return buffer.getvalue()
 
 
 def save(figure: Figure, folder: Path) -> list[Path]:

@@ -1,0 +1,83 @@
+"""Several runs as one report: what reproduces and what does not, every run's report and figure, the claims."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, get_args
+
+from chunkbench.analysis.claims import Claim, Verdict, claims
+from chunkbench.report.build import build
+from chunkbench.report.files import RunDirectory
+from chunkbench.report.footer import machine
+from chunkbench.report.model import Report
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One run."""
+
+    anchor: str
+    report: Report
+    manifest: Mapping[str, Any]
+    raw: str
+    """Where its raw data lies, as seen from the report's own folder."""
+    command: str
+    minutes: float | None
+    """From its start to its end; None where it did not say."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """Everything that a reader of several runs is shown, in reading order."""
+
+    title: str
+    machine: str
+    version: str
+    chapters: Sequence[Chapter]
+    claims: Sequence[Claim]
+
+    def by_verdict(self) -> list[tuple[Verdict, list[Claim]]]:
+        """Claims by what became of them, those that hold first."""
+        found = [(verdict, [one for one in self.claims if one.verdict == verdict]) for verdict in get_args(Verdict)]
+        return [(verdict, members) for verdict, members in found if members]
+
+
+def build_book(runs: Sequence[RunDirectory], folder: Path) -> Book:
+    """`folder` is where the report will lie, so that its links lead to the runs. Of one run, a book of one chapter."""
+    chapters: list[Chapter] = []
+    for run in runs:
+        name = str((run.manifest.get("experiment") or {}).get("name") or run.path.name)
+        taken = {chapter.anchor for chapter in chapters}
+        anchor = next(a for a in [name, *(f"{name}-{n}" for n in range(2, len(runs) + 2))] if a not in taken)
+        chapters.append(
+            Chapter(
+                anchor,
+                build(run),
+                run.manifest,
+                os.path.relpath(run.path, folder),
+                " ".join(["chunkbench", *map(str, (run.manifest.get("command") or ["chunkbench"])[1:])]),
+                _minutes(run.manifest),
+            )
+        )
+    first = runs[0].manifest
+    git = first.get("git") or {}
+    commit = f", git {str(git['commit'])[:10]}{' (modified)' if git.get('dirty') else ''}" if git.get("commit") else ""
+    return Book(
+        title=chapters[0].report.title if len(chapters) == 1 else "The ChunkAttention paper, rerun",
+        machine="; ".join(dict.fromkeys(machine(run.manifest) or "machine not recorded" for run in runs)),
+        version=f"chunkbench {first.get('chunkbench_version', '?')}{commit}",
+        chapters=chapters,
+        claims=claims([chapter.report.rows for chapter in chapters]),
+    )
+
+
+def _minutes(manifest: Mapping[str, Any]) -> float | None:
+    try:
+        started, finished = (datetime.fromisoformat(str(manifest.get(key))) for key in ("started_at", "finished_at"))
+    except ValueError:
+        return None
+    return (finished - started).total_seconds() / 60

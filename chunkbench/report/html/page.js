@@ -1,0 +1,28 @@
+"use strict";
+// Sorts a table by the column whose heading is pressed. Rows that belong together are one tbody and stay together.
+function valueOf(body, column) {
+  const cell = body.rows[0].cells[column];
+  const text = cell ? cell.textContent.trim() : "";
+  const number = Number.parseFloat(text.replace(/[~,<]/g, ""));
+  return { text, number };
+}
+function compare(a, b) {
+  const numbers = !Number.isNaN(a.number) && !Number.isNaN(b.number);
+  if (numbers) return a.number - b.number;
+  // What has no number comes after what has one, whichever way it is sorted.
+  if (Number.isNaN(a.number) !== Number.isNaN(b.number)) return Number.isNaN(a.number) ? 1 : -1;
+  return a.text.localeCompare(b.text);
+}
+for (const button of document.querySelectorAll("table.sortable th button")) {
+  button.addEventListener("click", () => {
+    const heading = button.closest("th");
+    const table = heading.closest("table");
+    const column = heading.cellIndex;
+    const rising = heading.getAttribute("aria-sort") !== "ascending";
+    for (const other of table.tHead.rows[0].cells) other.setAttribute("aria-sort", "none");
+    heading.setAttribute("aria-sort", rising ? "ascending" : "descending");
+    const sorted = [...table.tBodies].map((body) => ({ body, value: valueOf(body, column) }));
+    sorted.sort((a, b) => (rising ? compare(a.value, b.value) : compare(b.value, a.value)));
+    for (const { body } of sorted) table.append(body);
+  });
+}

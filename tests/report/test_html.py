@@ -1,0 +1,181 @@
+"""The HTML report in a real browser: what it shows, sorts, fetches and where it would run over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.main import cli
+from chunkbench.report import build_book, render_book
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None and not os.environ.get("CHUNKBENCH_REQUIRE_BROWSER"):
+        pytest.skip("no Chromium here; `make browser` installs it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def text(table3, make_case, make_run) -> str:
+    rates = make_run(
+        [
+            make_case(name, n_p=2048, n_s=2048, n_c=n_c, us=[us * n_c])
+            for n_c, (name, us) in itertools.product((64, 512), (("naive", 9.0), ("chunk_attn", 1.0)))
+        ],
+        name="figure3",
+        title="Figure 3 & <more>",
+        figure="token_rate",
+        paper="figure3",
+    )
+    return render_book(build_book([table3, rates], table3.path), "html")
+
+
+@pytest.fixture
+def page(text: str, browser, tmp_path: Path) -> Iterator[Any]:
+    """The page, and in `page.complaints` everything that a console or a network would have seen."""
+    (tmp_path / "report.html").write_text(text, encoding="utf-8")
+    opened = browser.new_page(viewport={"width": 1440, "height": 900})
+    opened.complaints = []
+    opened.on("console", lambda message: opened.complaints.append(message.text))
+    opened.on("pageerror", lambda error: opened.complaints.append(str(error)))
+    opened.on("request", lambda request: opened.complaints.append(request.url))
+    opened.goto((tmp_path / "report.html").as_uri())
+    assert opened.complaints.pop(0).endswith("/report.html")
+    yield opened
+    opened.close()
+
+
+def test_it_renders_without_a_complaint_or_a_request(page) -> None:
+    assert page.complaints == []
+    assert page.title() == "The ChunkAttention paper, rerun"
+    headings = page.locator("h2").all_text_contents()
+    assert headings == [
+        "Summary",
+        "Table 3: attention latency with shared prompts",
+        "Figure 3 & <more>",
+        "Claims",
+        "Method",
+        "How to repeat it",
+    ]
+    assert page.locator("figure svg").count() == 2
+    assert page.locator("#claims tbody tr").count() == 29
+
+
+@pytest.mark.parametrize("width", [380, 768, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_runs_over_the_edge(page, width: int, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # What is wider than the page scrolls inside a region of its own, which a keyboard can reach.
+    for region in page.locator(".scroll").all():
+        assert region.get_attribute("tabindex") == "0"
+        assert region.evaluate("e => e.getBoundingClientRect().right") <= width
+
+
+def test_a_press_on_a_heading_sorts_and_keeps_together_what_belongs_together(page) -> None:
+    latencies = "#table3 table >> nth=0"
+    heading = page.locator(latencies).locator("thead th").nth(2)
+    before = page.locator(latencies).locator("tbody").all_text_contents()
+    heading.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+
+    def values() -> list[float]:
+        cells = page.locator(latencies).locator("tbody > tr:first-child > :nth-child(3)").all_text_contents()
+        return [float(cell.strip().strip("~").replace(",", "")) for cell in cells]
+
+    assert values() == sorted(values())
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert values() == sorted(values(), reverse=True)
+    assert sorted(page.locator(latencies).locator("tbody").all_text_contents()) == sorted(before)
+    ratios = page.locator("#table3 table").nth(1)
+    ratios.locator("thead button").nth(1).click()
+    assert {body.locator("tr").count() for body in ratios.locator("tbody").all()} == {2}  # here, and the paper below
+
+
+def test_dark_is_dark_and_paper_is_white(page) -> None:
+    def ground() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    page.emulate_media(color_scheme="light")
+    light = ground()
+    page.emulate_media(color_scheme="dark")
+    assert ground() != light == "rgb(255, 255, 255)"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert ground() == "rgb(255, 255, 255)"
+    assert not page.locator("nav").is_visible()
+
+
+def test_it_has_landmarks_names_and_ids_that_are_its_own(page) -> None:
+    assert [page.locator(tag).count() for tag in ("main", "nav", "header", "h1")] == [1, 1, 1, 1]
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    for attribute in ("aria-labelledby", "href"):
+        script = "a => [...document.querySelectorAll(`[${a}]`)].map(e => e.getAttribute(a))"
+        for value in page.evaluate(script, attribute):
+            if attribute == "aria-labelledby" or value.startswith("#"):
+                assert value.lstrip("#") in ids, value
+    assert all(page.locator("table").evaluate_all("tables => tables.map(t => t.caption.textContent.trim() !== '')"))
+
+
+def test_nothing_is_fetched_and_everything_is_escaped(text: str) -> None:
+    assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", text.replace("http://www.w3.org", ""))
+    assert "<more>" not in text
+    assert "Figure 3 &amp; &lt;more&gt;" in text
+
+
+def test_the_command_writes_it_beside_the_run_and_for_several(table3, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        manifest = {**table3.manifest, "experiment": {**table3.manifest["experiment"], "name": name}}
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+        lines = [case.model_dump_json() for case in table3.cases]
+        (tmp_path / name / "cases.jsonl").write_text("\n".join([*lines, ""]))
+
+    def report(*words: str | Path) -> str:
+        done = CliRunner().invoke(cli, ["report", *map(str, words)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    report(tmp_path / "one", "-q")
+    assert 'href="./cases.jsonl"' in (tmp_path / "one" / "report.html").read_text()
+    report(tmp_path / "one", tmp_path / "two", "--out", tmp_path / "both.html")
+    both = (tmp_path / "both.html").read_text()
+    assert 'href="one/cases.jsonl"' in both
+    assert 'href="two/cases.jsonl"' in both
+    markdown = report(tmp_path / "one", tmp_path / "two", "--format", "markdown")
+    assert markdown.count("# Table 3") == 2
+    assert "# The paper's claims" in markdown
+    assert report(tmp_path / "one", tmp_path / "two", "--format", "latex").count(r"\toprule") > 6
+    assert "The paper's claims" in report(tmp_path / "one", tmp_path / "two")
+    refused = CliRunner().invoke(cli, ["report", str(tmp_path / "one"), str(tmp_path / "two"), "--format", "csv"])
+    assert refused.exit_code == 2
+    assert "csv takes one RUN" in refused.output
