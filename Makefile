@@ -13,7 +13,7 @@ READY_VLLM := $(VENV)/.ready-vllm
 # What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate browser smoke reproduce-table3 ci-regression clean
+.PHONY: help setup test lint format sanitize emulate browser smoke reproduce reproduce-table3 ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes, in se
 
 reproduce-table3: $(READY) $(READY_VLLM) ## Measure the paper's Table 3 on this machine, set-up included
 	$(BIN)/chunkbench run experiments/table3.yaml $(ARGS)
+
+reproduce: $(READY) $(READY_VLLM) ## Measure all that this machine can of the paper and write one report, set-up included
+	$(BIN)/chunkbench reproduce $(ARGS)
 
 ci-regression: $(RECORDED)/1/cases.jsonl ## Gate the smoke experiment against a recording made here; speed is reported only
 	$(BIN)/chunkbench gate experiments/smoke.yaml --against $(RECORDED) --processes 2 --again 0 \

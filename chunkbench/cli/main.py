@@ -12,6 +12,7 @@ from chunkbench import __version__
 # Name -> module; a module is imported only when its command (or the list of commands) is asked for.
 _COMMANDS = {
     "run": "run",
+    "reproduce": "reproduce",
     "report": "report",
     "compare": "compare",
     "gate": "gate",
@@ -45,6 +46,7 @@ def cli() -> None:
     \b
     Examples:
       chunkbench run table3                    the paper's Table 3 on this machine
+      chunkbench reproduce                     all that this machine can measure of the paper, on one page
       chunkbench run experiments/smoke.yaml    every implementation, in seconds
       chunkbench report latest                 the last run's table again
       chunkbench doctor                        what this machine can run, and how to mend the rest

@@ -1,0 +1,85 @@
+"""`chunkbench reproduce`: what this machine can measure of the paper, on one page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from chunkbench.cli.output import fail
+
+
+@click.command(
+    "reproduce",
+    short_help="Measure all that this machine can of the paper, and write one report.",
+    epilog="""\b
+    Examples:
+      chunkbench reproduce
+      chunkbench reproduce --out results/runs/paper --budget 10m
+      chunkbench reproduce --only table1 --only memory
+    """,
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results/runs/reproduce"),
+    show_default=True,
+    help="Folder of the runs and the report.",
+)
+@click.option(
+    "--budget", metavar="TIME", help="For all experiments together; each has its share.  [default: their own]"
+)
+@click.option("--only", multiple=True, metavar="EXPERIMENT", help="Only this one. Repeatable.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, ...], quiet: bool) -> None:
+    """Run the experiments of the paper's tables and figures one after the other and write report.html and report.md.
+
+    What is finished below --out is not measured again: the same command goes on after Ctrl-C or a crash, and costs
+    nothing once all is done. Exit codes are those of `chunkbench run`.
+    """
+    from chunkbench.analysis.exit_code import exit_code
+    from chunkbench.cli.progress import RunProgress
+    from chunkbench.experiment import load_experiment, parse_duration
+    from chunkbench.report import build_book, render_book
+    from chunkbench.report.claims import headline
+    from chunkbench.runner.reproduce import EXPERIMENTS, reproduce, within
+    from chunkbench.store import RunError, writing
+
+    unknown = [name for name in only if name not in EXPERIMENTS]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(EXPERIMENTS)}", param_hint="--only")
+    wanted = [load_experiment(name) for name in EXPERIMENTS if not only or name in only]
+    if budget is not None:
+        try:
+            wanted = within(wanted, parse_duration(budget))
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--budget") from None
+
+    def say(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
+    try:
+        with RunProgress(quiet) as progress:
+            done = reproduce(wanted, out, ["chunkbench"], progress, say)
+        if done.runs:
+            book = build_book(done.runs, out)
+            with writing(out):
+                for form, name in (("html", "report.html"), ("markdown", "report.md")):
+                    (out / name).write_text(render_book(book, form), encoding="utf-8")
+            click.echo(headline(book.claims))
+            for chapter in book.chapters:
+                took = f"{chapter.minutes:5.1f} min" if chapter.minutes is not None else "        -"
+                click.echo(
+                    f"{took}  {chapter.report.title}: {chapter.report.losses} {chapter.report.headline}".rstrip()
+                )
+            click.echo(f"written: {out / 'report.html'} {out / 'report.md'}")
+    except RunError as error:
+        fail(f"{error}, or choose another folder with --out")
+    if done.interrupted:
+        click.echo(f"interrupted; to go on:\n  {shlex.join(['chunkbench', *sys.argv[1:]])}", err=True)
+        ctx.exit(130)
+    ctx.exit(exit_code(case.status for run in done.runs for case in run.cases))

@@ -1,0 +1,92 @@
+"""`chunkbench reproduce` on experiments of its own size: runs, goes on, reports, refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from chunkbench.cli.main import cli
+from chunkbench.experiment import load_experiment
+from chunkbench.runner import reproduce
+from chunkbench.runner.reproduce import EXPERIMENTS, within
+from chunkbench.store import open_run
+
+TIMED = """\
+name: {name}
+title: a small one
+dtype: float32
+implementations: [naive, chunk_attn]
+budget: 100ms
+max_rounds: 3
+defaults: {{n_c: 2, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}}
+sweep:
+  - {{n_p: 32, n_s: [0, 32]}}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two small experiments in the place of the paper's."""
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.yaml").write_text(TIMED.format(name=name))
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")))
+    return tmp_path / "out"
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["reproduce", *words], catch_exceptions=False)
+
+
+def test_all_run_once_and_one_report_comes_of_them(small: Path) -> None:
+    done = call("--out", str(small))
+    assert done.exit_code == 0, done.output
+    assert "claims: " in done.output
+    assert "[2/2] second" in done.output
+    page = (small / "report.html").read_text()
+    assert 'href="first/cases.jsonl"' in page
+    assert "chunkbench run" in page
+    assert (small / "report.md").read_text().count("# a small one") == 2
+    started = [open_run(small / name).manifest["started_at"] for name in ("first", "second")]
+    again = call("--out", str(small))
+    assert again.exit_code == 0
+    assert again.output.count("already measured") == 2
+    assert [open_run(small / name).manifest["started_at"] for name in ("first", "second")] == started
+
+
+def test_what_was_cut_short_goes_on(small: Path) -> None:
+    call("--out", str(small), "-q")
+    cases = small / "second" / "cases.jsonl"
+    lines = cases.read_text().splitlines(keepends=True)
+    cases.write_text("".join(lines[:2]))
+    manifest = small / "second" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"interrupted": false', '"interrupted": true'))
+    assert call("--out", str(small), "-q").exit_code == 0
+    assert [case.key for case in open_run(small / "second").cases][:2] == [
+        case.key for case in open_run(small / "first").cases
+    ][:2]
+    assert len(open_run(small / "second").cases) == 4
+    assert cases.read_text().splitlines(keepends=True)[:2] == lines[:2]
+
+
+def test_an_unfinished_run_of_another_experiment_is_refused(small: Path, tmp_path: Path) -> None:
+    call("--out", str(small), "-q")
+    manifest = small / "second" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"interrupted": false', '"interrupted": true'))
+    (tmp_path / "second.yaml").write_text(TIMED.format(name="second").replace("n_c: 2", "n_c: 3"))
+    refused = call("--out", str(small), "-q")
+    assert refused.exit_code == 2
+    assert "choose another folder with --out" in refused.output
+
+
+def test_budgets_keep_their_proportion_and_names_are_known() -> None:
+    experiments = [load_experiment(name) for name in EXPERIMENTS]
+    scaled = within(experiments, 600)
+    assert sum(one.budget_s for one in scaled) == pytest.approx(600)
+    assert scaled[2].budget_s / scaled[0].budget_s == pytest.approx(experiments[2].budget_s / experiments[0].budget_s)
+    # What all of it takes by default leaves room for set-up and preparation within half an hour.
+    assert sum(one.budget_s for one in experiments) <= 25 * 60
+    wrong = call("--only", "table9")
+    assert wrong.exit_code == 2
+    assert "table9 is none of table1, memory" in wrong.output
