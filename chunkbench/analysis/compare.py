@@ -13,7 +13,7 @@ from scipy.stats import norm
 from chunkbench.analysis.environments import differences
 from chunkbench.analysis.exit_code import FAILED
 from chunkbench.analysis.judging import Judging, Options
-from chunkbench.analysis.points import measured
+from chunkbench.analysis.points import counted, measured
 from chunkbench.analysis.verdict import (
     EXACT,
     VERDICTS,
@@ -62,11 +62,13 @@ def compare(
     Raises `NothingToCompare`, since a comparison that finds nothing must not pass for one that found nothing wrong.
     """
     ours, theirs = _by_key(base), _by_key(head)
+    seen = counted if options.metric in EXACT else measured
     for runs, cases in ((base, ours), (head, theirs)):
         known = [case for several in cases.values() for case in several]
         # A HEAD that fails everywhere is a verdict.
-        if not any(measured(case) or (runs is head and case.status in FAILED) for case in known):
-            raise NothingToCompare(f"{runs[0].path}: no case was measured, there is nothing to compare")
+        if not any(seen(case) or (runs is head and case.status in FAILED) for case in known):
+            hint = "; its bytes of K/V are known (--metric kv_bytes)" if any(map(counted, known)) else ""
+            raise NothingToCompare(f"{runs[0].path}: no case was measured, there is nothing to compare{hint}")
     for run in base:
         if run.torn or run.manifest.get("interrupted"):
             how = "cases.jsonl is cut short" if run.torn else "the run was interrupted"
@@ -81,7 +83,7 @@ def compare(
             f"{base[0].path} and {head[0].path} have no case in common{f' ({told})' if told else ''}: "
             "both have to measure the same points, implementations and protocols"
         )
-    both = [key for key in ours if any(map(measured, ours[key])) and any(map(measured, theirs.get(key, ())))]
+    both = [key for key in ours if any(map(seen, ours[key])) and any(map(seen, theirs.get(key, ())))]
     mark = base[0].manifest.get("in_turns_with")
     in_turns = mark is not None and mark == head[0].manifest.get("in_turns_with")
     confidence = 1 - (1 - options.confidence) / (max(1, len(both)) * options.looks)

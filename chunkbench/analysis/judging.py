@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chunkbench.analysis.exit_code import FAILED
-from chunkbench.analysis.points import AXES, measured, show
+from chunkbench.analysis.points import AXES, counted, measured, show
 from chunkbench.analysis.shift import Shift, fewest_apart, fewest_in_pairs
 from chunkbench.analysis.timing import Timed, timed, value_of
 from chunkbench.analysis.verdict import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
@@ -63,8 +63,9 @@ class Judging:
         }
         if self.in_turns:
             base, head, *again = _whole_pairs(base, [head, *again])
-        ours = [case for case in base if measured(case)]
-        theirs = [case for case in head if measured(case)]
+        seen = counted if metric in EXACT else measured
+        ours = [case for case in base if seen(case)]
+        theirs = [case for case in head if seen(case)]
         failed = [case for several in (head, *again) for case in several if case.status in FAILED]
         if failed and (ours or not base or failed[0].status == "incorrect"):
             verdict: Verdict = "incorrect" if failed[0].status == "incorrect" else "missing"

@@ -42,6 +42,13 @@ def measured(case: CaseFacts) -> bool:
     return case.status in MEASURED and bool(case.samples_us)
 
 
+def counted(case: CaseFacts) -> bool:
+    """Whether a case has counts that may be compared (bytes, work items), timed or not."""
+    from chunkbench.store.facts import MEASURED
+
+    return case.status in MEASURED
+
+
 def group(cases: Sequence[CaseFacts]) -> list[Group]:
     """Cases that may be compared with each other, with the values of their axes, in rising order of those.
 

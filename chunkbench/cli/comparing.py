@@ -17,6 +17,7 @@ from chunkbench.cli.output import colour_wanted, new_run
 if TYPE_CHECKING:
     from chunkbench.analysis.compare import Options
     from chunkbench.analysis.verdict import Comparison
+    from chunkbench.experiment import Experiment
     from chunkbench.runner.again import Gated
 
 FORMATS = ("table", "markdown", "json", "junit", "github")
@@ -124,6 +125,16 @@ def tell(comparison: Comparison, form: str, out: Path | None, quiet: bool) -> No
     finally:
         if not quiet:
             click.echo(render(comparison, form, colour_wanted()), nl=False)
+
+
+def to_be_timed(experiment: Experiment) -> Experiment:
+    """The experiment itself. Raises `click.BadParameter` where there is nothing to time in turns."""
+    if not experiment.timed:
+        message = (
+            "`kind: memory` times nothing; compare two runs of it (chunkbench compare BASE HEAD --metric kv_bytes)"
+        )
+        raise click.BadParameter(message, param_hint="EXPERIMENT")
+    return experiment
 
 
 def empty_folder(out: Path | None, name: str) -> Path:

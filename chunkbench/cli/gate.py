@@ -10,7 +10,7 @@ import click
 
 from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
-from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from
+from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from, to_be_timed
 from chunkbench.cli.output import fail
 
 _EXAMPLES = """\b
@@ -75,7 +75,7 @@ def command(
 
     if (against is None) == (into is None):
         raise click.UsageError("give either --against RECORDED or --record RECORDED")
-    loaded = chosen(experiment, budget=budget, only=only)
+    loaded = to_be_timed(chosen(experiment, budget=budget, only=only))
     target = resolve(loaded)
     words = ["chunkbench", *sys.argv[1:]]
 

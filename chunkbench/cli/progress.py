@@ -127,7 +127,7 @@ def describe(point: Point) -> str:
     """A point in a few words: what tells it from its neighbours in most experiments."""
     n_p = str(point.n_p) if isinstance(point.n_p, int) else f"{point.n_p[0]}..{point.n_p[1]}"
     shared = f"n_s={point.n_s}" if point.tree is None else "tree"
-    words = [f"n_p={n_p}", shared, f"b={point.batch_size}"]
+    words = [f"n_p={n_p}", shared if point.model is None else str(point.model), f"b={point.batch_size}"]
     if point.kv_heads != point.heads:
         words.append(f"kv_heads={point.kv_heads}")
     if point.prompts > 1:

@@ -10,7 +10,7 @@ import click
 
 from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
-from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from
+from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from, to_be_timed
 from chunkbench.cli.output import fail
 
 _EXAMPLES = """\b
@@ -62,7 +62,7 @@ def command(
     from chunkbench.runner.run import resolve
     from chunkbench.store import RunError
 
-    loaded = chosen(experiment, budget=budget, only=only)
+    loaded = to_be_timed(chosen(experiment, budget=budget, only=only))
     words = ["chunkbench", *sys.argv[1:]]
 
     def settle(implementation: str, factor: float) -> str:

@@ -21,6 +21,7 @@ from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run
 @click.option("--model", metavar="NAME", help="Whose layer `kind: modules` measures: llama3-8b, ... or a config.json.")
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @click.option("--budget", metavar="TIME", help="About how long to measure, e.g. 90s, 5m, 1h30m.")
+@click.option("--full", is_flag=True, help="Time every step of the fewest rounds, however long that takes.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
@@ -41,6 +42,7 @@ def command(
     model: str | None,
     only: tuple[str, ...],
     budget: str | None,
+    full: bool,
     out: Path | None,
     resume: bool,
     dry_run: bool,
@@ -61,6 +63,7 @@ def command(
       chunkbench run table3 --set n_p=1024 --only chunk_attn --only naive
       chunkbench run table3 --out results/runs/mine --resume
       chunkbench run table1 --model llama3-8b
+      chunkbench run figure3 --full
     """
     from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import chosen
@@ -71,7 +74,11 @@ def command(
     from chunkbench.store import latest_run
 
     sets = (*sets, f"model={model}") if model else sets
+    if full and budget is not None:
+        raise click.UsageError("--full takes as long as it takes; leave --budget out")
     wanted = chosen(experiment, sets, device, dtype, budget, only)
+    if full:
+        wanted = wanted.in_full()
     target = resolve(wanted)
     if dry_run:
         click.echo(describe_plan(wanted, target))

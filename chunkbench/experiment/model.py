@@ -209,6 +209,11 @@ class Experiment(BaseModel):
             raise Findings(*findings)
         return self
 
+    def in_full(self) -> Experiment:
+        """The same with every step of the fewest rounds timed, whatever it takes."""
+        day = 86400.0
+        return self.model_copy(update={"budget_s": day, "case_limit_s": day, "max_rounds": self.min_rounds})
+
     @property
     def timed(self) -> bool:
         """Whether there is anything to time."""

@@ -39,6 +39,7 @@ class Book:
     version: str
     chapters: Sequence[Chapter]
     claims: Sequence[Claim]
+    """Of a book of one chapter, those that its run says something of."""
 
     def by_verdict(self) -> list[tuple[Verdict, list[Claim]]]:
         """Claims by what became of them, those that hold first."""
@@ -63,7 +64,7 @@ def build_book(runs: Sequence[RunDirectory], folder: Path) -> Book:
                 _minutes(run.manifest),
             )
         )
-    first = runs[0].manifest
+    first, judged = runs[0].manifest, claims([chapter.report.rows for chapter in chapters])
     git = first.get("git") or {}
     commit = f", git {str(git['commit'])[:10]}{' (modified)' if git.get('dirty') else ''}" if git.get("commit") else ""
     return Book(
@@ -71,7 +72,7 @@ def build_book(runs: Sequence[RunDirectory], folder: Path) -> Book:
         machine="; ".join(dict.fromkeys(machine(run.manifest) or "machine not recorded" for run in runs)),
         version=f"chunkbench {first.get('chunkbench_version', '?')}{commit}",
         chapters=chapters,
-        claims=claims([chapter.report.rows for chapter in chapters]),
+        claims=[one for one in judged if one.rows or len(chapters) > 1],
     )
 
 

@@ -18,6 +18,7 @@ _LISTS = frozenset(
         "steps",
         "groups",
         "peaks",
+        "yardsticks",
         "noise",
         "unique_bytes",
         "read_bytes",
@@ -37,5 +38,6 @@ def render(report: Report) -> str:
     out = StringIO()
     writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(row.as_dict() for group in report.groups for row in group.rows.values())
+    rows = [row for group in report.groups for row in group.rows.values()]
+    writer.writerows({**row.as_dict(), "model": row.facts.model} for row in rows)  # its name, not its shape
     return out.getvalue()

@@ -39,7 +39,8 @@ def describe_plan(experiment: Experiment, target: Target) -> str:
 
 
 def _describe(point: Point) -> str:
-    axes = point.model_dump(exclude={"dtype", "device"}, exclude_none=True)
+    axes = point.model_dump(exclude={"dtype", "device", "model"}, exclude_none=True)
+    axes |= {"model": point.model} if point.model is not None else {}
     return " ".join(f"{name}={value}" for name, value in axes.items()).replace("(", "[").replace(")", "]")
 
 

@@ -121,3 +121,42 @@ def test_points_that_differ_in_n_c_share_a_pass(tmp_path: Path) -> None:
     assert longest.longest_n_c is None
     assert longest.kv_bytes
     assert "pass to 40" in dict(build(run).footer)["timing"]
+
+
+def test_memory_cannot_be_gated_but_compared(tmp_path: Path) -> None:
+    text = (
+        "kind: memory\ndtype: float32\nimplementations: [naive, chunk_attn]\n"
+        "defaults: {n_c: 1, heads: 2, head_dim: 32, chunk_size: 16}\nsweep:\n  - {n_p: 32, n_s: 32, batch_size: 2}\n"
+    )
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        measured(text, tmp_path / name)
+    spec = str(tmp_path / "one" / "it.yaml")
+    for words in (["gate", spec, "--record", str(tmp_path / "r")], ["regress", spec, "--base", "HEAD"]):
+        refused = CliRunner().invoke(cli, words)
+        assert refused.exit_code == 2
+        assert "`kind: memory` times nothing" in refused.output
+    runs = [str(tmp_path / name / "run") for name in ("one", "two")]
+    done = CliRunner().invoke(cli, ["compare", *runs, "--metric", "kv_bytes", "--format", "json"])
+    assert done.exit_code == 0, done.output
+    assert {case["verdict"] for case in json.loads(done.stdout)["cases"]} == {"same"}
+
+
+def test_a_model_on_the_command_line_and_every_step_in_full(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "it.yaml").write_text(
+        "kind: modules\ndtype: float32\nsweep:\n  - {model: llama2-7b, n_p: 40, batch_size: 1, n_c: 12}\n"
+    )
+    words = ["run", str(tmp_path / "it.yaml"), "--model", str(tmp_path / "config.json"), "--full"]
+    planned = CliRunner().invoke(cli, [*words, "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert "model=tiny" in planned.output
+    done = CliRunner().invoke(cli, [*words, "-q", "--out", str(tmp_path / "run")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    run = open_run(tmp_path / "run")
+    assert {len(case.steps) for case in run.cases} == {12}
+    assert {len(case.samples_us) for case in run.cases} == {3}
+    assert {str(case.model) for case in run.cases} == {"tiny"}
+    both = CliRunner().invoke(cli, [*words, "--budget", "5m"])
+    assert both.exit_code == 2
+    assert "leave --budget out" in both.output

@@ -83,8 +83,8 @@ def no_regression(evidence: Evidence) -> Judgement:
     found.sort(key=lambda pair: -pair[1].value)
     words = ", ".join(f"{one.value:.2f} at n_p = {n_p}" for n_p, one in sorted(found))
     worst = found[0][1]
-    verdict: Verdict = "holds" if worst.value <= 1 else "does not hold" if worst.low > 1 else "holds"
-    doubt = " (the interval of the worst reaches 1)" if worst.low <= 1 < worst.high else ""
+    verdict: Verdict = "does not hold" if worst.low > 1 else "holds"
+    doubt = " (the interval of the worst reaches 1)" if worst.low <= 1 < worst.value else ""
     reason = f"ChunkAttn's latency over the faster PagedAttn*'s: {words}{doubt}"
     return judged(verdict, reason, [one for _, one in found])
 
