@@ -13,7 +13,7 @@ READY_VLLM := $(VENV)/.ready-vllm
 # What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate browser smoke reproduce reproduce-table3 ci-regression clean
+.PHONY: help setup test lint format sanitize emulate readers smoke reproduce reproduce-table3 ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,9 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-browser: ## Install the Chromium that tests of the HTML report need (Debian's; needs root)
-	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+readers: ## Install Chromium and LaTeX, with which tests read the reports (Debian's; needs root)
+	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium texlive-latex-recommended; }
 
 smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes, in seconds
 	$(BIN)/chunkbench run experiments/smoke.yaml $(ARGS)

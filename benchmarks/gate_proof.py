@@ -108,27 +108,36 @@ def rate(found: int, of: int) -> str:
     return f"{found} of {of} ({low:.1%} to {high:.1%})"
 
 
+def slowed(line: dict[str, Any]) -> dict[str, tuple[float, ...]]:
+    """By how much which implementation was slowed in a run, whatever the order of the points."""
+    shares = {
+        name: tuple(sorted(case["slow"] for case in line["cases"] if case["implementation"] == name))
+        for name in (SLOWED, OTHER)
+    }
+    return {name: several for name, several in shares.items() if any(several)}
+
+
+def in_words(slow: dict[str, tuple[float, ...]]) -> str:
+    return "; ".join(f"{name} by {' and '.join(f'{x:.0%}' for x in xs)}" for name, xs in slow.items()) or "unchanged"
+
+
 def summary() -> None:
-    for load in (True, False):
-        runs = [line for line in lines() if line["load"] == load]
-        unchanged = [line for line in runs if not any(line["slow"])]
-        for name, group in (("unchanged", unchanged), ("slowed", [line for line in runs if any(line["slow"])])):
-            if not group:
-                continue
-            times = [line["seconds"] for line in group]
-            print(f"{name}, {'with' if load else 'without'} a load: {len(group)} runs,", end=" ")
-            print(f"{median(times):.0f} s in the median, {max(times):.0f} s at most")
-            print(
-                f"  runs with a wrong verdict: {rate(sum(any(map(is_wrong, g['cases'])) for g in group), len(group))}"
-            )
-            cases = [(case, line["seconds"]) for line in group for case in line["cases"]]
-            for slow in sorted({case["slow"] for case, _ in cases}):
-                several = [(case, seconds) for case, seconds in cases if case["slow"] == slow]
-                found = [seconds for case, seconds in several if case["verdict"] == "slower"]
-                ratios = sorted(case["ratio"] for case, _ in several if case["ratio"])
-                verdicts = dict(Counter(case["verdict"] for case, _ in several))
-                print(f"  slowed by {slow:.0%}: called slower {rate(len(found), len(several))}; {verdicts};", end=" ")
-                print(f"ratio {median(ratios):.3f}", f"in {median(found):.0f} s" if found else "")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in lines():
+        load = "with a load" if line["load"] else "without a load"
+        groups.setdefault(f"{in_words(slowed(line))}, {load}", []).append(line)
+    for name, group in groups.items():
+        times = [line["seconds"] for line in group]
+        print(f"{name}: {len(group)} runs, {median(times):.0f} s in the median, {max(times):.0f} s at most")
+        print(f"  runs with a wrong verdict: {rate(sum(any(map(is_wrong, g['cases'])) for g in group), len(group))}")
+        cases = [(case, line["seconds"]) for line in group for case in line["cases"]]
+        for slow in sorted({case["slow"] for case, _ in cases}):
+            several = [(case, seconds) for case, seconds in cases if case["slow"] == slow]
+            found = [seconds for case, seconds in several if case["verdict"] == "slower"]
+            ratios = sorted(case["ratio"] for case, _ in several if case["ratio"])
+            verdicts = dict(Counter(case["verdict"] for case, _ in several))
+            print(f"  slowed by {slow:.0%}: called slower {rate(len(found), len(several))}; {verdicts};", end=" ")
+            print(f"ratio {median(ratios):.3f}", f"in {median(found):.0f} s" if found else "")
 
 
 def main() -> None:
@@ -147,13 +156,14 @@ def main() -> None:
     target = resolve(experiment)
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = recording(experiment, target)
-    done = sum(sorted(line["slow"]) == sorted(slow) and line["load"] == arguments.load for line in lines())
+    asked = {name: tuple(sorted(shares)) for name, shares in ((SLOWED, slow), (OTHER, other)) if any(shares)}
+    done = sum(slowed(line) == asked and line["load"] == arguments.load for line in lines())
     load = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if arguments.load else None
     try:
         for number in range(done + 1, arguments.runs + 1):
             turn = 1 if number % 2 else -1  # every point takes its turn with each
             these = {SLOWED: slow[::turn], OTHER: other[::turn]}
-            result = {"slow": these[SLOWED], "load": arguments.load} | one_run(experiment, target, path, these)
+            result = {"load": arguments.load} | one_run(experiment, target, path, these)
             with (FOLDER / "runs.jsonl").open("a") as file:
                 file.write(json.dumps(result) + "\n")
             words = ", ".join(

@@ -11,9 +11,11 @@ from typing import Any, get_args
 
 from chunkbench.analysis.claims import Claim, Verdict, claims
 from chunkbench.report.build import build
+from chunkbench.report.claims import document
 from chunkbench.report.files import RunDirectory
 from chunkbench.report.footer import machine
-from chunkbench.report.model import Report
+from chunkbench.report.model import Document, Report, Table
+from chunkbench.report.unmeasured import tables
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,20 @@ class Book:
     claims: Sequence[Claim]
     """Of a book of one chapter, those that its run says something of."""
 
+    unmeasured: Sequence[Table]
+    """What the paper has and no run measures."""
+
     def by_verdict(self) -> list[tuple[Verdict, list[Claim]]]:
         """Claims by what became of them, those that hold first."""
         found = [(verdict, [one for one in self.claims if one.verdict == verdict]) for verdict in get_args(Verdict)]
         return [(verdict, members) for verdict, members in found if members]
+
+    def documents(self) -> list[Document]:
+        """The same in the forms that know documents only: summary, runs, what the paper has besides."""
+        summary = document(self.claims, [chapter.anchor for chapter in self.chapters])
+        rest = Document("What the paper has and no run here measures", (), "", "", tuple(self.unmeasured), (), (), ())
+        runs: list[Document] = [chapter.report for chapter in self.chapters]
+        return [summary, *runs, *([rest] if self.unmeasured else [])]
 
 
 def build_book(runs: Sequence[RunDirectory], folder: Path) -> Book:
@@ -72,6 +84,7 @@ def build_book(runs: Sequence[RunDirectory], folder: Path) -> Book:
         machine="; ".join(dict.fromkeys(machine(run.manifest) or "machine not recorded" for run in runs)),
         version=f"chunkbench {first.get('chunkbench_version', '?')}{commit}",
         chapters=chapters,
+        unmeasured=tables() if len(chapters) > 1 else (),
         claims=[one for one in judged if one.rows or len(chapters) > 1],
     )
 

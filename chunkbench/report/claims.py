@@ -50,7 +50,7 @@ def document(found: Sequence[Claim], runs: Sequence[str]) -> Ledger:
         losses="",
         headline=headline(found),
         tables=(Table("Verdicts", columns, rows, keys=1),),
-        statuses=tuple(f"{one.id}: {one.statement}. {one.verdict.capitalize()}: {one.reason}." for one in found),
+        statuses=tuple(f"{one.id}: {one.statement}. It {_said(one.verdict)}: {one.reason}." for one in found),
         legend=(),
         footer=(
             ("judged by", ", ".join(runs) or "no run: only what follows from shapes and from the paper's own numbers"),
@@ -64,6 +64,10 @@ def headline(found: Sequence[Claim]) -> str:
     tally = Counter(one.verdict for one in found)
     parts = [_counted(verdict, tally[verdict]) for verdict in get_args(Verdict) if tally[verdict]]
     return f"{count(len(found), 'claim')}: {', '.join(parts)}."
+
+
+def _said(verdict: Verdict) -> str:
+    return {"different here": "is different here", "not measured": "was not measured"}.get(verdict, verdict)
 
 
 def _counted(verdict: Verdict, number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chunkbench.report import claims, csv, json, latex, markdown, text_table
+from chunkbench.report import csv, json, latex, markdown, text_table
 from chunkbench.report.book import Book
 from chunkbench.report.model import Document, Report
 
@@ -18,14 +18,13 @@ def render(report: Report, form: str, colour: bool = False) -> str:
 
 
 def render_book(book: Book, form: str, colour: bool = False) -> str:
-    """Several runs in one of `BOOK_FORMATS`: every report, then the claims."""
+    """Several runs in one of `BOOK_FORMATS`."""
     if form == "html":
         # Its templates and the figures take a while to load; nobody who wants a table should wait for them.
         from chunkbench.report import html
 
         return html.render(book)
-    documents: list[Document] = [chapter.report for chapter in book.chapters]
-    documents.append(claims.document(book.claims, [chapter.anchor for chapter in book.chapters]))
+    documents = book.documents()
     if form == "latex":
         return "\n".join(latex.render(document) for document in documents)
     return "\n".join(render_document(document, form, colour) for document in documents)

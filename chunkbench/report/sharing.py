@@ -54,7 +54,7 @@ def document(found: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: 
         warnings=(),
         losses="",
         headline=_headline(found),
-        tables=(Table("Groups of prompts", columns, rows, keys=1), _paper()),
+        tables=(Table("Groups of prompts", columns, rows, keys=1), paper_table()),
         statuses=(),
         legend=(
             "shared: leading tokens that a prompt has in common with some other prompt of its group",
@@ -101,7 +101,8 @@ def _headline(found: Sequence[Sharing]) -> str:
     return f"Sharing saves {1 - held / tokens:.0%} of the K/V cache: {tokens / held:.1f} times as many sequences fit."
 
 
-def _paper() -> Table:
+def paper_table() -> Table:
+    """The paper's Table 2 as printed."""
     columns = (
         Column("system", ("system",), "left"),
         Column("what is shared", ("what is shared",), "left"),

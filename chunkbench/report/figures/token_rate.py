@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from chunkbench.analysis.derive import Row
 from chunkbench.analysis.paper import SETUP, stated_token_rates
 from chunkbench.analysis.points import describe
 from chunkbench.report.columns import name, ordered
@@ -29,16 +30,22 @@ from chunkbench.report.numbers import count
 _X = {"n_c": "completion tokens n_c", "batch_size": "batch size b"}
 
 
+class Spot(NamedTuple):
+    """Thousands of tokens per second, with their interval."""
+
+    x: int
+    rate: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True)
 class Line:
-    """Thousands of tokens per second of one implementation, in rising order of x."""
+    """One implementation's rates in rising order of x."""
 
     implementation: str
     label: str
-    x: tuple[int, ...]
-    rate: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    spots: tuple[Spot, ...]
 
 
 @dataclass(frozen=True)
@@ -70,25 +77,18 @@ def _lines(groups: Sequence[Group], axis: str) -> list[Line]:
     lines = []
     for implementation in ordered(i for group in groups for i in group.rows):
         rows = [(group.axes[axis], group.rows[implementation]) for group in groups if implementation in group.rows]
-        known = sorted((x, row.derived, row.facts) for x, row in rows if row.derived.latency_us is not None)
-        if not known:
-            continue
-        scale = [facts.batch_size * 1e3 for _, _, facts in known]  # per microsecond -> thousands per second
-
-        def rates(latencies: Sequence[float | None], scale: Sequence[float] = scale) -> tuple[float, ...]:
-            return tuple(one / us for one, us in zip(scale, latencies, strict=True) if us)
-
-        lines.append(
-            Line(
-                implementation,
-                name(implementation, known[0][2].label),
-                tuple(x for x, _, _ in known),
-                rates([derived.latency_us for _, derived, _ in known]),
-                rates([derived.high_us for _, derived, _ in known]),
-                rates([derived.low_us for _, derived, _ in known]),
-            )
-        )
+        spots = sorted(spot for x, row in rows if (spot := _spot(x, row)) is not None)
+        if spots:
+            label = rows[0][1].facts.label
+            lines.append(Line(implementation, name(implementation, label), tuple(spots)))
     return lines
+
+
+def _spot(x: int, row: Row) -> Spot | None:
+    found, tokens = row.derived, row.facts.batch_size * 1e3  # over microseconds: thousands per second
+    if found.latency_us is None or found.low_us is None or found.high_us is None:
+        return None
+    return Spot(x, tokens / found.latency_us, tokens / found.high_us, tokens / found.low_us)
 
 
 def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> tuple[tuple[str, int, float], ...]:
@@ -137,14 +137,15 @@ def _panel(plot: Axes, panel: Panel, known: Mapping[str, tuple[str, str]]) -> No
     plot.set_yscale("log")
     for line in panel.lines:
         colour, marker = known[line.implementation]
-        plot.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
-        plot.plot(line.x, line.rate, color=colour, marker=marker, markersize=5, linewidth=1.6, label=line.label)
+        xs, rates, lows, highs = zip(*line.spots, strict=True)
+        plot.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        plot.plot(xs, rates, color=colour, marker=marker, markersize=5, linewidth=1.6, label=line.label)
     for implementation, x, rate in panel.stated:
         colour, marker = known[implementation]
         plot.plot(
             [x], [rate], color=colour, marker=marker, markersize=6, markerfacecolor="white", linestyle="none", zorder=4
         )
-    ticks_at(plot.xaxis, [*(x for line in panel.lines for x in line.x), *(x for _, x, _ in panel.stated)])
+    ticks_at(plot.xaxis, [*(spot.x for line in panel.lines for spot in line.spots), *(x for _, x, _ in panel.stated)])
     panel_title(plot, panel.title)
 
 

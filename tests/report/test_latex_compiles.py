@@ -1,0 +1,39 @@
+"""LaTeX itself reads what the LaTeX report holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from chunkbench.report import build, build_book, render, render_book
+
+PDFLATEX = shutil.which("pdflatex")
+DOCUMENT = r"""\documentclass{article}
+\usepackage[a3paper,landscape,margin=1cm]{geometry}
+\usepackage[T1]{fontenc}
+\usepackage{booktabs}
+\begin{document}
+%s
+\end{document}
+"""
+
+
+@pytest.fixture(params=["one", "several"])
+def text(request, table3) -> str:
+    if request.param == "one":
+        return render(build(table3), "latex")
+    return render_book(build_book([table3, table3], table3.path), "latex")
+
+
+def test_it_compiles(text: str, tmp_path: Path) -> None:
+    if PDFLATEX is None and not os.environ.get("CHUNKBENCH_REQUIRE_READERS"):
+        pytest.skip("no pdflatex here; `make readers` installs it")
+    (tmp_path / "report.tex").write_text(DOCUMENT % text, encoding="utf-8")
+    words = [PDFLATEX or "pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "report.pdf").stat().st_size > 10_000
