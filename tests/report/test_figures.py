@@ -118,7 +118,7 @@ def test_modules_stand_under_the_roofline(make_case, make_run) -> None:
     roof = next(line for line in plot.get_lines() if line.get_label() == "roofline")
     assert list(roof.get_ydata())[1:] == [800, 800]
     spots = [line for line in plot.get_lines() if line is not roof]
-    assert sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in spots) == [(1, 10)] * 3 + [(32, 320)] * 3
+    assert [list(zip(*line.get_data(), strict=True)) for line in spots] == [[(1, 10), (32, 320)]] * 3
     assert {text.get_text() for text in plot.texts} == {"b=1", "b=32"}
 
 

@@ -24,6 +24,9 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.model import Report
 
+_BESIDE = {"qkv_projection": -9, "mlp": 3}
+"""Points by which labels are moved up: two projections of a layer lie close together."""
+
 
 def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     """One panel for each model, context and data type; None when nothing was measured."""
@@ -62,15 +65,37 @@ def _panel(plot: Axes, rows: Sequence[Row], known: Mapping[str, tuple[str, str]]
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")
     plot.plot([low, ridge, high], [low * bandwidth, rate, rate], color="#000000", linewidth=1.2, label="roofline")
-    for row, intensity in zip(rows, intensities, strict=True):
-        colour, marker = known[row.facts.implementation]
-        assert row.derived.latency_us is not None
-        reached = row.facts.flops[0] / row.derived.latency_us / 1e3
-        plot.plot([intensity], [reached], color=colour, marker=marker, markersize=6, linestyle="none")
-        plot.annotate(
-            f"b={row.facts.batch_size}", (intensity, reached), xytext=(5, -3), textcoords="offset points", fontsize=7
-        )
+    for module in dict.fromkeys(row.facts.implementation for row in rows):
+        own = [row for row in rows if row.facts.implementation == module]
+        colour, marker = known[module]
+        spots = [(_intensity(row), _reached(row)) for row in own]
+        plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markersize=6, linestyle="none")
+        for spot, batches in _labels(spots, [row.facts.batch_size for row in own]):
+            text = f"b={', '.join(map(str, batches))}"
+            offset = (6, _BESIDE.get(module, -3))
+            plot.annotate(text, spot, xytext=offset, textcoords="offset points", fontsize=7)
     ticks_at(plot.xaxis, [2.0**e for e in range(-4, 14) if low <= 2.0**e <= high])
+
+
+def _labels(
+    spots: Sequence[tuple[float, float]], batches: Sequence[int]
+) -> list[tuple[tuple[float, float], list[int]]]:
+    """Batch sizes by the spots that they stand beside; spots that lie on each other share one."""
+    found: list[tuple[tuple[float, float], list[int]]] = []
+    for spot, batch in sorted(zip(spots, batches, strict=True)):
+        near = next(
+            (known for known in found if all(0.7 < x / y < 1.4 for x, y in zip(known[0], spot, strict=True))), None
+        )
+        if near is None:
+            found.append((spot, [batch]))
+        else:
+            near[1].append(batch)
+    return [(spot, sorted(several)) for spot, several in found]
+
+
+def _reached(row: Row) -> float:
+    assert row.derived.latency_us is not None
+    return row.facts.flops[0] / row.derived.latency_us / 1e3
 
 
 def _intensity(row: Row) -> float:
