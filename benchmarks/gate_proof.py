@@ -62,7 +62,7 @@ def recording(experiment: Experiment, target: Target) -> Path:
 
 def one_run(experiment: Experiment, target: Target, path: Path, slow: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """`slow` is by how much each implementation is slowed in the first and in the second point."""
-    words = [word for name, shares in slow.items() for word in (name, ",".join(map(str, shares)))]
+    words = [word for name, several in slow.items() for word in (name, ",".join(map(str, several)))]
     worker = [sys.executable, str(SLOWED_WORKER), *words] if any(map(any, slow.values())) else None
     out = Path(tempfile.mkdtemp(prefix="gate-proof-"))
     started = time.monotonic()
@@ -110,11 +110,11 @@ def rate(found: int, of: int) -> str:
 
 def slowed(line: dict[str, Any]) -> dict[str, tuple[float, ...]]:
     """By how much which implementation was slowed in a run, whatever the order of the points."""
-    shares = {
+    found = {
         name: tuple(sorted(case["slow"] for case in line["cases"] if case["implementation"] == name))
         for name in (SLOWED, OTHER)
     }
-    return {name: several for name, several in shares.items() if any(several)}
+    return {name: several for name, several in found.items() if any(several)}
 
 
 def in_words(slow: dict[str, tuple[float, ...]]) -> str:
@@ -156,7 +156,7 @@ def main() -> None:
     target = resolve(experiment)
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = recording(experiment, target)
-    asked = {name: tuple(sorted(shares)) for name, shares in ((SLOWED, slow), (OTHER, other)) if any(shares)}
+    asked = {name: tuple(sorted(several)) for name, several in ((SLOWED, slow), (OTHER, other)) if any(several)}
     done = sum(slowed(line) == asked and line["load"] == arguments.load for line in lines())
     load = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if arguments.load else None
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from chunkbench.experiment.point import element_bytes
+
 if TYPE_CHECKING:
     from chunkbench.store.facts import CaseFacts
 
@@ -52,4 +54,4 @@ def saving(contiguous: CaseFacts | None, cache: CaseFacts) -> Saving | None:
 
 def token_bytes(case: CaseFacts) -> int:
     """K and V of one token over all KV heads."""
-    return 2 * case.kv_heads * case.head_dim * (4 if case.dtype == "float32" else 2)
+    return 2 * case.kv_heads * case.head_dim * element_bytes(case.dtype)

@@ -20,7 +20,7 @@ def chosen(
     only: Sequence[str] = (),
 ) -> Experiment:
     """Load an experiment and apply options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
-    from chunkbench.experiment import load_experiment, parse_duration
+    from chunkbench.experiment import load_experiment
 
     loaded = load_experiment(experiment, _axes(sets))
     changes: dict[str, object] = {}
@@ -29,10 +29,7 @@ def chosen(
     if dtype is not None:
         changes["dtype"] = dtype
     if budget is not None:
-        try:
-            changes["budget_s"] = parse_duration(budget)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--budget") from None
+        changes["budget_s"] = seconds_of(budget)
     if only:
         missing = [name for name in only if name not in loaded.implementations]
         if missing:
@@ -41,6 +38,16 @@ def chosen(
         names = tuple(name for name in loaded.implementations if name in only)
         changes["implementations"] = names
     return loaded.model_copy(update=changes)
+
+
+def seconds_of(budget: str) -> float:
+    """Seconds of `--budget`. Raises `click.BadParameter`."""
+    from chunkbench.experiment import parse_duration
+
+    try:
+        return parse_duration(budget)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--budget") from None
 
 
 def _axes(sets: Sequence[str]) -> Mapping[str, str]:

@@ -41,8 +41,9 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
     nothing once all is done. Exit codes are those of `chunkbench run`.
     """
     from chunkbench.analysis.exit_code import exit_code
+    from chunkbench.cli.choosing import seconds_of
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.experiment import load_experiment, parse_duration
+    from chunkbench.experiment import load_experiment
     from chunkbench.report import build_book, render_book
     from chunkbench.report.claims import headline
     from chunkbench.runner.reproduce import EXPERIMENTS, reproduce, within
@@ -53,10 +54,7 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(EXPERIMENTS)}", param_hint="--only")
     wanted = [load_experiment(name) for name in EXPERIMENTS if not only or name in only]
     if budget is not None:
-        try:
-            wanted = within(wanted, parse_duration(budget))
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--budget") from None
+        wanted = within(wanted, seconds_of(budget))
 
     def say(text: str) -> None:
         if not quiet:
@@ -64,7 +62,7 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
 
     try:
         with RunProgress(quiet) as progress:
-            done = reproduce(wanted, out, ["chunkbench"], progress, say)
+            done = reproduce(wanted, out, progress, say)
         if done.runs:
             book = build_book(done.runs, out)
             with writing(out):

@@ -66,7 +66,7 @@ class Point(BaseModel):
     @property
     def element_bytes(self) -> int:
         """Bytes of one element of K, V, q or out."""
-        return 4 if self.dtype == "float32" else 2
+        return element_bytes(self.dtype)
 
     @property
     def token_bytes(self) -> int:
@@ -103,6 +103,11 @@ class Point(BaseModel):
     def unique_prompt_tokens(self, seed: int) -> int:
         """Number of distinct token prefixes among the prompts."""
         return sum({s.id: s.tokens for path in self.paths(seed) for s in path}.values())
+
+
+def element_bytes(dtype: Dtype) -> int:
+    """Bytes of one number."""
+    return 4 if dtype == "float32" else 2
 
 
 def passes(points: Iterable[Point]) -> list[tuple[Point, ...]]:

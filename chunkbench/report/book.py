@@ -59,17 +59,20 @@ class Book:
         return [summary, *runs, *([rest] if self.unmeasured else [])]
 
 
-def build_book(runs: Sequence[RunDirectory], folder: Path) -> Book:
-    """`folder` is where the report will lie, so that its links lead to the runs. Of one run, a book of one chapter."""
+def build_book(runs: Sequence[RunDirectory], folder: Path, reports: Sequence[Report] | None = None) -> Book:
+    """`folder` is where the report will lie, so that its links lead to the runs. Of one run, a book of one chapter.
+
+    `reports` saves building those of the runs again.
+    """
     chapters: list[Chapter] = []
-    for run in runs:
+    for run, report in zip(runs, reports or map(build, runs), strict=True):
         name = str((run.manifest.get("experiment") or {}).get("name") or run.path.name)
         taken = {chapter.anchor for chapter in chapters}
         anchor = next(a for a in [name, *(f"{name}-{n}" for n in range(2, len(runs) + 2))] if a not in taken)
         chapters.append(
             Chapter(
                 anchor,
-                build(run),
+                report,
                 run.manifest,
                 os.path.relpath(run.path, folder),
                 " ".join(["chunkbench", *map(str, (run.manifest.get("command") or ["chunkbench"])[1:])]),

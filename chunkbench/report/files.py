@@ -41,7 +41,7 @@ def write_all(run: RunDirectory, report: Report | None = None) -> list[Path]:
         written += figures.save(drawn, run.path)
     texts = {"report.md": markdown.render(report, "figure.png" if drawn is not None else "")}
     texts |= {name: render(report) for name, render in FILES.items()}
-    texts["report.html"] = html.render(build_book([run], run.path))
+    texts["report.html"] = html.render(build_book([run], run.path, [report]))
     for name, text in texts.items():
         (run.path / name).write_text(text, encoding="utf-8")
         written.append(run.path / name)

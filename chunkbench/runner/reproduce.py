@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkbench.experiment import Experiment
-from chunkbench.runner.run import Listener, Target, resolve, run_experiment
+from chunkbench.runner.run import Listener, resolve, run_experiment
 from chunkbench.store import Run, RunError, open_run
 
 EXPERIMENTS = (
@@ -40,11 +40,7 @@ def within(experiments: Sequence[Experiment], budget_s: float) -> list[Experimen
 
 
 def reproduce(
-    experiments: Sequence[Experiment],
-    out: Path,
-    command: Sequence[str],
-    listener: Listener,
-    say: Callable[[str], None],
+    experiments: Sequence[Experiment], out: Path, listener: Listener, say: Callable[[str], None]
 ) -> Reproduced:
     """Run every experiment in a folder of its name below `out`; go on with those that were cut short.
 
@@ -59,9 +55,8 @@ def reproduce(
             runs.append(known)
             continue
         say(f"[{number}/{len(experiments)}] {experiment.name}: {experiment.title}")
-        target: Target = resolve(experiment)
-        words = [*command[:1], "run", experiment.path.removesuffix(".yaml")]
-        outcome = run_experiment(experiment, target, folder, known is not None, words, listener)
+        command = ["chunkbench", "run", experiment.path.removesuffix(".yaml")]
+        outcome = run_experiment(experiment, resolve(experiment), folder, known is not None, command, listener)
         if outcome.run.cases:
             runs.append(outcome.run)
         if outcome.interrupted:

@@ -75,21 +75,5 @@ class Claim:
 def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
     """The ledger: every claim of `results/paper/claims.csv`, in its order, judged by the rows of these runs."""
     evidence = Evidence(runs)
-    found = []
-    for row in paper_rows("claims"):
-        one = _JUDGES[row["id"]](evidence)
-        found.append(
-            Claim(
-                row["id"],
-                row["source"],
-                row["statement"],
-                one.verdict,
-                one.measured,
-                one.low,
-                one.high,
-                row["paper"],
-                one.reason,
-                one.rows,
-            )
-        )
-    return found
+    stated: Sequence[dict[str, Any]] = paper_rows("claims")
+    return [Claim(**row, **vars(_JUDGES[row["id"]](evidence))) for row in stated]

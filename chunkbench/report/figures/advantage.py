@@ -11,10 +11,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.points import describe, show
-from chunkbench.report.figures.style import MOST_PANELS, caption, conditions, panel_title, sheet
+from chunkbench.report.figures.style import MOST_PANELS, caption, conditions, left_out, panel_title, sheet
 from chunkbench.report.headline import Match, matches
 from chunkbench.report.model import Report
-from chunkbench.report.numbers import count, times
+from chunkbench.report.numbers import times
 
 _COLOURS = "cividis"
 """Even in lightness from end to end: readable in grey and by colour-blind readers."""
@@ -40,12 +40,10 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     values = [match.speedup for match in found]
     norm = LogNorm(min(*values, 0.99), max(*values, 1.01))
     page = sheet(report.title, _caption(report, manifest, len(panels)), [], len(shown))
-    for number, (plot, (title, members)) in enumerate(zip(page.panels, shown, strict=True)):
+    for plot, (title, members) in zip(page.panels, shown, strict=True):
         _panel(plot, members, axes, norm)
         panel_title(plot, title)
-        plot.set_xlabel(axes[0])
-        if page.in_first_column(number):
-            plot.set_ylabel(axes[1])
+    page.label(*axes)
     return page.figure
 
 
@@ -88,6 +86,4 @@ def _caption(report: Report, manifest: Mapping[str, Any], total: int) -> str:
         "1, bold where it is slower",
         conditions(report, manifest),
     ]
-    if total > MOST_PANELS:
-        parts.append(f"The first {MOST_PANELS} of {count(total, 'panel')}")
-    return caption(parts, report)
+    return caption([*parts, *left_out(total)], report)

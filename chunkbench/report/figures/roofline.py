@@ -18,7 +18,6 @@ from chunkbench.report.figures.style import (
     handle,
     looks,
     panel_title,
-    round_values,
     sheet,
     ticks_at,
 )
@@ -44,15 +43,11 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     for one in handles:
         one.set_linestyle("none")
     page = sheet(report.title, _caption(report, manifest), handles, len(shown))
-    for number, (plot, (title, rows)) in enumerate(zip(page.panels, shown, strict=True)):
+    for plot, (title, rows) in zip(page.panels, shown, strict=True):
         _panel(plot, rows, known)
         panel_title(plot, title)
-        plot.set_xlabel("FLOP per byte")
-        if page.in_first_column(number):
-            plot.set_ylabel("GFLOP per second")
-    low, high = page.panels[0].get_ylim()
-    for plot in page.panels:
-        ticks_at(plot.yaxis, round_values(low, high))
+    page.label("FLOP per byte", "GFLOP per second")
+    page.log_ticks()
     return page.figure
 
 

@@ -16,6 +16,7 @@ from chunkbench.report.figures.style import (
     caption,
     conditions,
     handle,
+    left_out,
     looks,
     panel_title,
     round_values,
@@ -23,7 +24,6 @@ from chunkbench.report.figures.style import (
     ticks_at,
 )
 from chunkbench.report.model import Report
-from chunkbench.report.numbers import count
 
 _BAR_ROOM = 2.0
 
@@ -35,13 +35,11 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
         return None
     shown = found[:MOST_PANELS]
     page = sheet(report.title, _caption(report, manifest, len(found)), _handles(report, shown), len(shown))
-    axis, limits, known = x_axis(report), _limits(shown), looks(report)
-    for number, (plot, panel) in enumerate(zip(page.panels, shown, strict=True)):
+    limits, known = _limits(shown), looks(report)
+    for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, known)
-        plot.set_xlabel(axis)
         _scale(plot, limits)
-        if page.in_first_column(number):
-            plot.set_ylabel(f"speed-up of {_label(report)}")
+    page.label(x_axis(report), f"speed-up of {_label(report)}")
     return page.figure
 
 
@@ -136,9 +134,7 @@ def _caption(report: Report, manifest: Mapping[str, Any], total: int) -> str:
         parts.append("Paper: Table 3, A100 80 GB, float16")
     if x_axis(report) == SHARE:
         parts.append("n_s of n_p prompt tokens are shared")
-    if total > MOST_PANELS:
-        parts.append(f"The first {MOST_PANELS} of {count(total, 'panel')}")
-    return caption(parts, report)
+    return caption([*parts, *left_out(total)], report)
 
 
 def _bars(report: Report) -> str:

@@ -18,6 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from chunkbench.report.columns import ordered
 from chunkbench.report.footer import machine
 from chunkbench.report.model import Report
+from chunkbench.report.numbers import count
 
 MOST_PANELS = 9
 DASHES = (0, (4, 2))
@@ -87,8 +88,18 @@ class Sheet:
     panels: Sequence[Axes]
     across: int
 
-    def in_first_column(self, number: int) -> bool:
-        return number % self.across == 0
+    def label(self, x: str, y: str) -> None:
+        """Name the axes: x below every panel, y, which a row has in common, at its left end."""
+        for number, plot in enumerate(self.panels):
+            plot.set_xlabel(x)
+            if number % self.across == 0:
+                plot.set_ylabel(y)
+
+    def log_ticks(self) -> None:
+        """Round values on a logarithmic y-axis that all panels share."""
+        limits = self.panels[0].get_ylim()
+        for plot in self.panels:
+            ticks_at(plot.yaxis, round_values(*limits))
 
 
 def sheet(
@@ -161,6 +172,11 @@ def conditions(report: Report, manifest: Mapping[str, Any], timed: bool = True) 
     if timed:
         parts.append(" and ".join(dict.fromkeys(f"protocol {f.protocol}, caches {f.cache}" for f in facts)))
     return "Here: " + ", ".join(parts)
+
+
+def left_out(total: int) -> list[str]:
+    """That panels are missing, for a caption; nothing where all `total` are there."""
+    return [f"The first {MOST_PANELS} of {count(total, 'panel')}"] if total > MOST_PANELS else []
 
 
 def caption(parts: Iterable[str], report: Report) -> str:

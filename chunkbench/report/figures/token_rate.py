@@ -18,14 +18,13 @@ from chunkbench.report.figures.style import (
     caption,
     conditions,
     handle,
+    left_out,
     looks,
     panel_title,
-    round_values,
     sheet,
     ticks_at,
 )
 from chunkbench.report.model import Group, Report
-from chunkbench.report.numbers import count
 
 _X = {"n_c": "completion tokens n_c", "batch_size": "batch size b"}
 
@@ -113,7 +112,7 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     if not found:
         return None
     shown = found[:MOST_PANELS]
-    known, axis = looks(report), x_axis(report)
+    known = looks(report)
     labels = {line.implementation: line.label for panel in shown for line in panel.lines}
     handles = [handle(*known[implementation], label) for implementation, label in labels.items()]
     stated = any(panel.stated for panel in shown)
@@ -121,14 +120,10 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
         handles.append(handle("#000000", "o", "hollow: stated in the paper", here=False))
         handles[-1].set_linestyle("none")
     page = sheet(report.title, _caption(report, manifest, len(found), stated), handles, len(shown))
-    for number, (plot, panel) in enumerate(zip(page.panels, shown, strict=True)):
+    for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, known)
-        plot.set_xlabel(_X[axis])
-        if page.in_first_column(number):
-            plot.set_ylabel("1000 tokens per second")
-    low, high = page.panels[0].get_ylim()
-    for plot in page.panels:
-        ticks_at(plot.yaxis, round_values(low, high))
+    page.label(_X[x_axis(report)], "1000 tokens per second")
+    page.log_ticks()
     return page.figure
 
 
@@ -159,6 +154,4 @@ def _caption(report: Report, manifest: Mapping[str, Any], total: int, stated: bo
         parts.append("One pass to the longest n_c; each point is the mean over its first n_c steps")
     if stated:
         parts.append("Hollow: what the paper's text states, of an A100 80 GB in float16; compare shapes, not heights")
-    if total > MOST_PANELS:
-        parts.append(f"The first {MOST_PANELS} of {count(total, 'panel')}")
-    return caption(parts, report)
+    return caption([*parts, *left_out(total)], report)

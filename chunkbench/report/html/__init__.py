@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -16,13 +15,6 @@ from chunkbench.report.claims import EMPHASIS, headline, measured
 from chunkbench.report.model import Cell, Report, Table
 
 _MARKS = {"holds": "✓", "does not hold": "✗", "different here": "≠", "needs a GPU": "○", "not measured": "○"}
-
-
-@dataclass(frozen=True)
-class Body:
-    """Rows of a table that stay together when it is sorted: a point and what belongs to it."""
-
-    rows: tuple[tuple[Cell, ...], ...]
 
 
 def render(book: Book) -> str:
@@ -48,15 +40,15 @@ def render(book: Book) -> str:
     )
 
 
-def bodies(table: Table) -> list[Body]:
-    """A row whose first cell is empty goes on with the one above."""
+def bodies(table: Table) -> list[list[tuple[Cell, ...]]]:
+    """Rows that stay together when a table is sorted: one whose first cell is empty goes on with the one above."""
     found: list[list[tuple[Cell, ...]]] = []
     for row in table.rows:
         if found and row[0].text == "" and table.keys > 1:
             found[-1].append(row)
         else:
             found.append([row])
-    return [Body(tuple(rows)) for rows in found]
+    return found
 
 
 def _picture(chapter: Chapter) -> str:
