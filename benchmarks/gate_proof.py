@@ -38,7 +38,7 @@ from chunkbench.store import open_runs
 FOLDER = Path("results/gate-proof")
 SLOWED, OTHER = "chunk_attn", "paged_attn_star"
 SLOWED_WORKER = Path(__file__).with_name("slowed_worker.py")
-PROCESSES, AGAIN = 12, 2
+PROCESSES, AGAIN = 12, 3
 LOAD = """
 import random, sys, time
 import numpy as np

@@ -86,7 +86,7 @@ def compare(
     both = [key for key in ours if any(map(seen, ours[key])) and any(map(seen, theirs.get(key, ())))]
     mark = base[0].manifest.get("in_turns_with")
     in_turns = mark is not None and mark == head[0].manifest.get("in_turns_with")
-    confidence = 1 - (1 - options.confidence) / (max(1, len(both)) * options.looks)
+    confidence = 1 - (1 - options.confidence) / (max(1, len(both)) * _shares(options.looks))
     barred = ", ".join(one.what for one in found if one.machine) if not options.cross_machine else ""
     judging = Judging(options, confidence, in_turns, barred)
     repeats = [_by_key(runs) for runs in again]
@@ -123,6 +123,16 @@ def compare(
         unmeasured=unmeasured,
         command=options.command,
     )
+
+
+def _shares(looks: int) -> int:
+    """Among how many looks at a case the errors that are allowed to it are shared out: one less than there may be.
+
+    With tails of a / (2 (looks - 1)): nothing is called slower or faster by a first look, so that a case that did not
+    change has looks - 1 occasions with two tails each, a in all. A case that did change has one tail in each look in
+    which it could pass for the same: at most a, for two looks or more.
+    """
+    return max(1, looks - 1)
 
 
 def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence: float) -> list[Summary]:

@@ -29,7 +29,7 @@ class Options:
     command: str = ""
     """Repeats the comparison."""
     looks: int = 1
-    """How often a case may be measured: each look is allowed its share of the errors."""
+    """How often a case may be measured: looks share the errors that are allowed to it."""
     settle: Callable[[str, float], str] | None = None
     """The command that measures an implementation again, so many times longer."""
 

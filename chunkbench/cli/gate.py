@@ -30,7 +30,7 @@ _RECORDED = 3
 @click.option("--record", "into", type=click.Path(path_type=Path), metavar="RECORDED", help="Make it, or add to it.")
 @click.option("--budget", metavar="TIME", help="Of each measurement, e.g. 20s, 2m.  [default: the experiment's]")
 @click.option("--processes", type=click.IntRange(2, 1000), default=12, show_default=True, help="Fewest of a side.")
-@click.option("--again", type=click.IntRange(0, 20), default=2, show_default=True, help="Times to measure again.")
+@click.option("--again", type=click.IntRange(0, 20), default=3, show_default=True, help="Times to measure again.")
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @click.option("--as-recorded", is_flag=True, help="Compare with the recorded times; do not measure that build again.")
 @comparing_options

@@ -27,7 +27,7 @@ Examples:
 @click.option("--base", required=True, metavar="GIT_REF", help="The revision to compare with: a branch, tag or commit.")
 @click.option("--budget", metavar="TIME", help="Of each measurement, e.g. 20s, 2m.  [default: the experiment's]")
 @click.option("--processes", type=click.IntRange(1, 1000), default=12, show_default=True, help="Fewest of a side.")
-@click.option("--again", type=click.IntRange(0, 20), default=2, show_default=True, help="Times to measure again.")
+@click.option("--again", type=click.IntRange(0, 20), default=3, show_default=True, help="Times to measure again.")
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @comparing_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and reports [results/runs/regress-...].")

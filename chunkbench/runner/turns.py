@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -55,6 +56,7 @@ class Turns:
         self._out, self._listener = out, listener
         self._points = experiment.points(target.device, target.dtype)
         self._dice = random.Random(f"turns {experiment.seed}")
+        self._ready_s: dict[str, float] = {}  # by case key: how long its last pair took to get to a second round
         # The mark is the same on both sides: a comparison sees by it that the n-th rounds belong together.
         self.manifest = manifest_of(experiment, target, len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
         """What all runs have in common, made once: asking git takes as long as a kernel's rounds."""
@@ -89,14 +91,16 @@ class Turns:
             if only is None or case.key in only
         ]
         whole = sum(weight(point, self._experiment.seed) for point, _ in wanted)
+        pair_s = self._experiment.budget_s / processes
+        # What is left beside the preparations; a first pair does not know.
+        rounds_share = max(0.0, pair_s / (sum(self._ready_s.get(case.key, 0.0) for _, case in wanted) or pair_s) - 1)
         measured: tuple[list[CaseFacts], list[CaseFacts]] = ([], [])
         paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
         self._listener.started(paths[1], len({point for point, _ in wanted}), 0)
         for point, case in wanted:
-            share = weight(point, self._experiment.seed) / whole
-            budget_s = self._experiment.budget_s / processes * share
+            budget_s = pair_s * weight(point, self._experiment.seed) / whole
             self._listener.activity(point, case.implementation, 0.0, 0.0)
-            for several, one in zip(measured, self._case(point, case, budget_s, number), strict=True):
+            for several, one in zip(measured, self._case(point, case, budget_s, rounds_share, number), strict=True):
                 several.append(one)
         for side, path, several in zip(self._sides, paths, measured, strict=True):
             writer = RunWriter.create(path, self.manifest | {"started_at": now()} | side.manifest)
@@ -105,12 +109,14 @@ class Turns:
             writer.close()
         return paths[0], paths[1]
 
-    def _case(self, point: Point, case: Case, budget_s: float, number: int) -> tuple[CaseFacts, CaseFacts]:
+    def _case(
+        self, point: Point, case: Case, budget_s: float, rounds_share: float, number: int
+    ) -> tuple[CaseFacts, CaseFacts]:
         """One case in a fresh process of either revision.
 
-        Rounds go on for as long as it took to prepare them, since processes differ as much as rounds do, but not
-        beyond the case's share of the budget. All rows are checked, before and after the rounds, in the first pair of
-        processes; a sample of them, before the rounds, in others.
+        Rounds go on for as long as it took to get to the second, since processes differ as well as rounds; for
+        `rounds_share` of that where the budget holds no more. All rows are checked, before and after the rounds, in the
+        first pair of processes; a sample of them, before the rounds, in others.
         """
         started_at = now()
         workers: list[WorkerClient] = []
@@ -134,11 +140,13 @@ class Turns:
             in_order = self._dice.sample(benches, len(benches))
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
-            self._pin(workers, point)
             began = monotonic()
+            with ThreadPoolExecutor(len(in_order)) as pool:
+                well = list(pool.map(lambda bench: self._went_well(self._prepare, bench, case, number), in_order))
             # Where one side failed, the other is measured alone: that it works is part of the verdict.
-            ready = [bench for bench in in_order if self._went_well(self._prepare, bench, case, number)]
-            self._rounds(ready, case, min(budget_s, monotonic() - began))
+            ready = [bench for bench, prepared in zip(in_order, well, strict=True) if prepared]
+            self._pin([bench.worker for bench in ready], point)
+            self._rounds(ready, case, budget_s, rounds_share, began)
             for bench in ready if number == 1 else ():
                 self._went_well(self._finish, bench, case, number)
             noise = Noise.model_validate(meter.stop())
@@ -176,9 +184,9 @@ class Turns:
             if bench.ask(name, "prepare", needs=needs) is not None:
                 bench.check(name, 1, BEFORE + number, sample=number > 1)
 
-    def _rounds(self, benches: Sequence[Bench], case: Case, budget_s: float) -> None:
+    def _rounds(self, benches: Sequence[Bench], case: Case, budget_s: float, rounds_share: float, began: float) -> None:
         """Rounds in turns, who begins decided by chance, until the time is used up; who fails drops out."""
-        name, deadline = case.implementation, monotonic() + budget_s
+        name, deadline = case.implementation, 0.0
         entries = [bench.entries[name] for bench in benches]
         alive, number = list(benches), 0
         steps = self._steps(benches[0].point.n_c, entries, budget_s) if benches else ()
@@ -197,6 +205,9 @@ class Turns:
                 bench.timings[case.key].add(reply, 0)
                 bench.steps = steps
             number += 1
+            if number == 1:  # the first also maps the memory that a forked process only inherited
+                ready_s = self._ready_s[case.key] = monotonic() - began
+                deadline = monotonic() + ready_s * min(1.0, rounds_share)
 
     def _steps(self, n_c: int, entries: Sequence[Entry], budget_s: float) -> tuple[int, ...]:
         """As many steps as the fewest rounds can time."""
