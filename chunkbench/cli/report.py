@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ RUN is a run directory, the cases.jsonl inside it, or `latest`: the newest one b
 
 Without --format and --out, report.md, report.html, table.csv, table.tex, report.json, figure.png and figure.svg are
 written into the run directory and the table is printed. With either, only that one format is produced and the
-directory is left as it is.
+directory is left as it is. Without --format, FILE's ending chooses: .txt, .md, .html, .csv, .tex, .json; .png, .svg or
+.pdf for the figure.
 
 Several RUNs make one report, with the paper's claims judged by all of them. `--format html` is one self-contained page,
 also of a single run.
@@ -28,9 +30,22 @@ _EXAMPLES = """\b
 Examples:
   chunkbench report latest
   chunkbench report results/runs/table3-20250101T000000Z --format markdown
-  chunkbench report latest --format json --out table3.json
+  chunkbench report latest --out table3.json
+  chunkbench report latest --out figure.pdf
   chunkbench report results/runs/table3-20250101T000000Z results/runs/memory-20250101T001000Z --out report.html
 """
+
+_FORMAT_OF = {
+    ".txt": "table",
+    ".md": "markdown",
+    ".html": "html",
+    ".csv": "csv",
+    ".tex": "latex",
+    ".json": "json",
+    ".png": "figure",
+    ".svg": "figure",
+    ".pdf": "figure",
+}
 
 
 @click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")
@@ -43,8 +58,10 @@ def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bo
     from chunkbench.report.formats import BOOK_FORMATS
     from chunkbench.store import RunError, latest_run, open_run
 
-    if form is None and out is not None and out.suffix == ".html":
-        form = "html"
+    if form is None and out is not None:
+        form = _FORMAT_OF.get(out.suffix)
+        if form is None:
+            raise click.BadParameter(f"{out}: no format goes by this ending ({' '.join(_FORMAT_OF)}); name a --format")
     if len(runs) > 1 and form not in (None, *BOOK_FORMATS):
         raise click.BadParameter(f"{form} takes one RUN; several go together as {', '.join(BOOK_FORMATS)}")
     try:
@@ -54,6 +71,9 @@ def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bo
     for one in opened:
         if not one.cases:
             fail(f"{one.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
+    if form == "figure" and out is not None:
+        _draw(opened[0], out, quiet)
+        return
     colour = out is None and colour_wanted()
     if len(opened) > 1 or form == "html":
         book = build_book(opened, out.parent if out is not None else Path())
@@ -66,8 +86,21 @@ def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bo
     if out is None:
         click.echo(text, nl=False)
         return
+    _write(out, lambda path: path.write_text(text, encoding="utf-8"), quiet)
+
+
+def _draw(run: Run, out: Path, quiet: bool) -> None:
+    from chunkbench.report import build, figures
+
+    drawn = figures.draw(build(run), run.manifest)
+    if drawn is None:
+        fail(f"{run.path}: nothing to draw: a figure takes two implementations that were measured at the same points")
+    _write(out, lambda path: figures.save(drawn, path), quiet)
+
+
+def _write(out: Path, write: Callable[[Path], object], quiet: bool) -> None:
     try:
-        out.write_text(text, encoding="utf-8")
+        write(out)
     except OSError as error:
         fail(f"{out}: cannot be written: {error.strerror}")
     if not quiet:

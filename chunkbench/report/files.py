@@ -38,7 +38,7 @@ def write_all(run: RunDirectory, report: Report | None = None) -> list[Path]:
     written = []
     drawn = figures.draw(report, run.manifest)
     if drawn is not None:
-        written += figures.save(drawn, run.path)
+        written += [figures.save(drawn, run.path / name) for name in ("figure.png", "figure.svg")]
     texts = {"report.md": markdown.render(report, "figure.png" if drawn is not None else "")}
     texts |= {name: render(report) for name, render in FILES.items()}
     texts["report.html"] = html.render(build_book([run], run.path, [report]))

@@ -101,6 +101,38 @@ def test_dependence_on_n_s_is_told_from_noise(rows, facts) -> None:
     assert ledger(noisy)["T3-agnostic"].verdict == "not measured"
 
 
+def test_what_the_machines_own_speed_explains_is_not_held_against_n_s(rows, facts) -> None:
+    def run(sweep_us: float) -> list[Row]:
+        return derive(
+            [
+                facts(
+                    name,
+                    n_p=1024,
+                    n_s=n_s,
+                    samples_us=((us, us),) * 3,
+                    yardsticks=({"arithmetic_us": 100.0, "memory_us": sweep},) * 3,
+                )
+                for n_s, us, sweep in ((0, 100.0, 2000.0), (512, 110.0, sweep_us))
+                for name in ("naive", "chunk_attn")
+            ]
+        )
+
+    assert ledger(run(2010.0))["T3-agnostic"].verdict == "does not hold"
+    found = ledger(run(2400.0))["T3-agnostic"]
+    assert found.verdict == "not measured"
+    assert "the machine's own speed" in found.reason
+
+
+def test_a_run_that_lacks_an_implementation_does_not_hide_another(rows) -> None:
+    whole = rows(table3(), experiment="table3")
+    star = {key: us for key, us in changed({"chunk_attn": 1.3}).items() if key[2] in ("chunk_attn", "paged_attn_star")}
+    without = rows(star, experiment="figure3")
+    for order in ((whole, without), (without, whole)):
+        found = ledger(*order)
+        assert found["T3-naive"].verdict == "holds"
+        assert found["T3-star"].measured == pytest.approx(154.46 / 56)  # its own experiment before all else
+
+
 def test_the_faster_of_ours_and_vllms_is_the_opponent_and_is_named(rows) -> None:
     mine = dict(table3())
     mine |= {

@@ -78,8 +78,9 @@ def test_same_run_same_bytes(table3, tmp_path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-        figures.save(drawn(table3), folder)
-    for name in ("figure.png", "figure.svg"):
+        for ending in figures.PICTURES:
+            figures.save(drawn(table3), folder / f"figure{ending}")
+    for name in ("figure.png", "figure.svg", "figure.pdf"):
         first, second = ((folder / name).read_bytes() for folder in folders)
         assert first == second
         assert first
@@ -92,16 +93,26 @@ def test_another_axis(make_case, make_run) -> None:
         for name in ("naive", "chunk_attn")
     ]
     run = make_run(cases)
-    assert x_axis(build(run)) == "heads"
+    assert x_axis(build(run)) == "batch_size"
     plots = [plot for plot in drawn(run).axes if plot.get_visible()]
-    assert [plot.get_title() for plot in plots] == ["batch_size = 16", "batch_size = 32", "batch_size = 64"]
-    assert lines(plots[0])["Naive"] == ([8, 32], [1, 1])
+    assert [plot.get_title() for plot in plots] == ["heads = 8", "heads = 32"]
+    assert lines(plots[0])["Naive"] == ([16, 32, 64], [1, 1, 1])
+
+
+def test_numbers_that_double_stand_evenly_and_a_tree_is_no_number_of_prompts(make_case, make_run) -> None:
+    places = [{"n_s": 512, "prompts": prompts} for prompts in (1, 2, 4, 8)]
+    places += [{"n_s": None, "tree": ((512, ((512, 16), (512, 16))),)}]
+    run = make_run([make_case(name, us=[1.0], **place) for place in places for name in ("naive", "chunk_attn")])
+    (plot,) = (plot for plot in drawn(run).axes if plot.get_visible())
+    assert plot.get_xscale() == "log"
+    assert lines(plot)["Naive"][0] == [1, 2, 4, 8]
+    assert "1 point without a place on this axis" in " ".join(t.get_text().replace("\n", " ") for t in drawn(run).texts)
 
 
 def test_many_panels_are_cut_and_the_caption_says_so(make_case, make_run) -> None:
     cases = [
         make_case(name, n_s=n_s, batch_size=batch, us=[1.0])
-        for batch, n_s in itertools.product(range(1, 12), (0, 512))
+        for batch, n_s in itertools.product(range(1, 12), range(0, 1024, 80))
         for name in ("naive", "chunk_attn")
     ]
     run = make_run(cases)

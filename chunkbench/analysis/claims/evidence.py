@@ -20,18 +20,25 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Place:
-    """One point as one run measured it, timed as the strict protocol does, with cold caches."""
+    """One point as one or more runs measured it, timed as the strict protocol does, with cold caches."""
 
     axes: Mapping[str, Any]
-    rows: Mapping[str, Row]
+    runs: tuple[Mapping[str, Row], ...]
+    """What each run has of it, by implementation."""
+
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        """By implementation; where several runs measured one, the last counts."""
+        return {name: row for run in self.runs for name, row in run.items()}
 
     def ratio(self, implementation: str, base: str) -> Figure | None:
-        """Latency over latency, formed inside rounds; None unless both were measured side by side."""
-        row, other = self.rows.get(implementation), self.rows.get(base)
-        if row is None or other is None:
-            return None
-        found = ratio(row.facts, other.facts, _CONFIDENCE)
-        return None if found is None else Figure(found.value, found.low, found.high, (row, other))
+        """Latency over latency, formed inside rounds, of the last run that measured both side by side; or None."""
+        for run in reversed(self.runs):
+            row, other = run.get(implementation), run.get(base)
+            found = ratio(row.facts, other.facts, _CONFIDENCE) if row and other else None
+            if row and other and found:
+                return Figure(found.value, found.low, found.high, (row, other))
+        return None
 
     def fastest(self, implementations: Sequence[str], base: str) -> tuple[str, Figure] | None:
         """Of these the one that takes least, with its latency over `base`'s."""
@@ -51,6 +58,10 @@ class Evidence:
     def __init__(self, runs: Sequence[Sequence[Row]]) -> None:
         self.runs = runs
 
+    def led_by(self, experiment: str) -> Evidence:
+        """The same, but what a run of this experiment measured counts before all else."""
+        return Evidence(sorted(self.runs, key=lambda rows: any(row.facts.experiment == experiment for row in rows)))
+
     def places(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[Place]:
         """Points of the paper's setup, but for `axes`, at which `implementation` was measured, each once."""
         wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
@@ -63,7 +74,9 @@ class Evidence:
                 if own is None or own.derived.latency_us is None or own.facts.model is not None:
                     continue
                 if all(values.get(axis) == value for axis, value in wanted.items() if value is not ...):
-                    found[repr([values[axis] for axis in ("n_p", "n_s", "n_c", "batch_size")])] = Place(values, here)
+                    name = repr([values[axis] for axis in ("n_p", "n_s", "n_c", "batch_size")])
+                    earlier = found[name].runs if name in found else ()
+                    found[name] = Place(values, (*earlier, here))
         return iter(found.values())
 
     def place(self, implementation: str = "chunk_attn", **axes: Any) -> Place | None:

@@ -40,10 +40,16 @@ def svg(figure: Figure) -> str:
     return buffer.getvalue()
 
 
-def save(figure: Figure, folder: Path) -> list[Path]:
-    """Write `figure.png` and `figure.svg`; the same run gives the same bytes."""
-    png, svg = folder / "figure.png", folder / "figure.svg"
+PICTURES: Mapping[str, Mapping[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": "ChunkBench"},
+    ".pdf": {"CreationDate": None, "Creator": "ChunkBench"},
+}
+"""Endings of the files that a figure can be saved as, with metadata that let the same run give the same bytes."""
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure in the format that the path's ending, one of `PICTURES`, names."""
     with mpl.rc_context(STYLE):
-        figure.savefig(png, dpi=160, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None, "Creator": "ChunkBench"})
-    return [png, svg]
+        figure.savefig(path, dpi=160, metadata=dict(PICTURES[path.suffix]))
+    return path

@@ -42,15 +42,23 @@ class Panel:
 
 
 def x_axis(report: Report) -> str:
-    """`n_s / n_p` where that varies within an n_p, else the last axis of numbers that varies."""
+    """The axis of numbers with the most values: of as many, `n_s / n_p` within an n_p, then the last of the table's."""
     shares: dict[object, set[object]] = {}
     for group in report.groups:
         if _x(group, SHARE) is not None:
             shares.setdefault(group.axes["n_p"], set()).add(group.axes["n_s"])
-    if any(len(values) > 1 for values in shares.values()):
-        return SHARE
-    numeric = [axis for axis in report.varying if all(_x(group, axis) is not None for group in report.groups)]
-    return numeric[-1] if numeric else SHARE
+    counts = {SHARE: max(map(len, shares.values()), default=0)}
+    for axis in reversed(report.varying):
+        values = {_x(group, axis) for group in report.groups} - {None}
+        counts[axis] = 0 if axis == "n_s" else len(values)
+    best = max(counts, key=lambda axis: counts[axis])
+    return best if counts[best] > 1 else SHARE
+
+
+def undrawn(report: Report) -> int:
+    """Groups that have no place on the x-axis, such as trees beside numbers of prompts."""
+    axis = x_axis(report)
+    return sum(_x(group, axis) is None for group in report.groups)
 
 
 def panels(report: Report) -> list[Panel]:
@@ -114,7 +122,8 @@ def _by_x(spots: Sequence[Spot]) -> tuple[Spot, ...]:
 
 def _x(group: Group, axis: str) -> float | None:
     if axis != SHARE:
-        value = group.axes.get(axis)
+        # What a tree holds is no number of prompts.
+        value = None if axis == "prompts" and group.axes.get("tree") is not None else group.axes.get(axis)
         return float(value) if isinstance(value, int) else None
     n_p, n_s = group.axes.get("n_p"), group.axes.get("n_s")
     return n_s / n_p if isinstance(n_p, int) and isinstance(n_s, int) else None

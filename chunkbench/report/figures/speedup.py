@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.report.figures.curves import SHARE, Curve, Panel, panels, x_axis
+from chunkbench.report.figures.curves import SHARE, Curve, Panel, panels, undrawn, x_axis
 from chunkbench.report.figures.style import (
     DASHES,
     MOST_PANELS,
@@ -24,12 +24,14 @@ from chunkbench.report.figures.style import (
     ticks_at,
 )
 from chunkbench.report.model import Report
+from chunkbench.report.numbers import count
 
 _BAR_ROOM = 2.0
+_DOUBLED = 8
 
 
 def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
-    """One panel per n_p; None when no implementation was measured beside the baseline."""
+    """One panel for each combination of the other axes; None when nothing was measured beside the baseline."""
     found = panels(report)
     if not any(curve.here for panel in found for curve in panel.curves):
         return None
@@ -70,6 +72,8 @@ def _panel(plot: Axes, panel: Panel, known: Mapping[str, tuple[str, str]]) -> No
             zorder=3,
         )
     xs = sorted({spot.x for curve in panel.curves for spot in (*curve.here, *curve.paper)})
+    if 0 < _DOUBLED * xs[0] <= xs[-1]:  # batch sizes, chunk sizes, heads: each twice the last
+        plot.set_xscale("log", base=2)
     ticks_at(plot.xaxis, xs)
     plot.margins(x=0.08)
     panel_title(plot, panel.title)
@@ -134,6 +138,9 @@ def _caption(report: Report, manifest: Mapping[str, Any], total: int) -> str:
         parts.append("Paper: Table 3, A100 80 GB, float16")
     if x_axis(report) == SHARE:
         parts.append("n_s of n_p prompt tokens are shared")
+    missing = undrawn(report)
+    if missing:
+        parts.append(f"{count(missing, 'point')} without a place on this axis: in the table alone")
     return caption([*parts, *left_out(total)], report)
 
 

@@ -25,6 +25,7 @@ DASHES = (0, (4, 2))
 _ACROSS = 3
 _PANEL_INCHES = (3.3, 2.9)
 _LEGEND_COLUMNS = 5
+_TITLE_LETTERS = 56
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers carry the difference in grey print.
 LOOKS: Mapping[str, tuple[str, str]] = {
@@ -103,13 +104,20 @@ class Sheet:
 
 
 def sheet(
-    title: str, caption: str, handles: Sequence[Line2D], panels: int, across: int = _ACROSS, share_y: bool = True
+    title: str,
+    caption: str,
+    handles: Sequence[Line2D],
+    panels: int,
+    across: int = _ACROSS,
+    share_y: bool = True,
+    right_axis: bool = False,
 ) -> Sheet:
-    """As many empty panels, under a title and over the legend and the caption."""
+    """As many empty panels, under a title and over the legend and the caption; `right_axis` leaves room for one."""
     across = min(across, panels)
     down = math.ceil(panels / across)
     columns = min(_LEGEND_COLUMNS if across == _ACROSS else 3, max(1, len(handles)))
-    gap = 0.0 if share_y else 0.55  # room for the labels of an axis of its own
+    apart = right_axis or not share_y
+    gap = 0.55 if apart else 0.0  # room for the labels of an axis of its own
     width = max((_PANEL_INCHES[0] + gap) * across + 0.75, 5.6)
     lines = textwrap.wrap(caption, int(width * 16.5))
     below = 0.62 + 0.2 * math.ceil(len(handles) / columns) + 0.15 * len(lines) + 0.1
@@ -121,10 +129,10 @@ def sheet(
     plots = list(figure.subplots(down, across, sharey=share_y, squeeze=False).flat)
     figure.subplots_adjust(
         left=0.78 / width,
-        right=1 - 0.15 / width,
+        right=1 - (0.65 if right_axis else 0.15) / width,
         top=1 - above / height,
         bottom=below / height,
-        wspace=0.08 if share_y else 0.28,
+        wspace=0.28 if apart else 0.08,
         hspace=0.38,
     )
     for plot in plots[panels:]:
@@ -148,8 +156,9 @@ def sheet(
 
 
 def panel_title(plot: Axes, title: str) -> None:
-    """Axes in words above a panel, small where they are many."""
-    plot.set_title(title.replace("=", " = "), fontsize=9.5 if len(title) <= 28 else 7.5)
+    """Axes in words above a panel, small where they are many, cut short where they would not fit."""
+    words = textwrap.shorten(title.replace("=", " = "), _TITLE_LETTERS, placeholder=" ...")
+    plot.set_title(words, fontsize=9.5 if len(words) <= 30 else 7.5)
 
 
 def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
