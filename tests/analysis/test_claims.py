@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.analysis.claims import Claim, claims
+from chunkbench.analysis.claims import Claim, claims, prefill
 from chunkbench.analysis.derive import Row, derive
 from chunkbench.analysis.paper import paper_rows, table3
 
@@ -40,13 +40,24 @@ def test_every_claim_has_a_judge_and_none_is_judged_from_nothing() -> None:
         for verdict in {o.verdict for o in found.values()}
     }
     assert by_verdict["holds"] == {
-        "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "X-figure4", "X-unit"
+        "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "RA-bound", "RA-hit", "X-figure4",
+        "X-unit",
     }  # fmt: skip
     assert by_verdict["needs a GPU"] == {"F5-1024", "F5-2048", "T4-kv", "T4-batch", "T4-noregress"}
     assert by_verdict.keys() == {"holds", "needs a GPU", "not measured"}
     assert all(not one.rows for one in found.values())
     assert found["S1-gpt3-kv"].measured == 4.5
     assert found["PA-kv13b"].measured == 800
+
+
+def test_the_longest_shared_prefix_first_computes_every_edge_once() -> None:
+    requests = [(1, 2, 3), (5,), (1, 2, 4, 4), (1, 9)]
+
+    def served(choose) -> tuple[int, int, int]:
+        return prefill._serve(requests, choose)
+
+    assert served(lambda tree, waiting: max(waiting, key=tree.match)) == (7, 4, 3)
+    assert served(lambda _, waiting: waiting[0]) == (9, 4, 1)  # (5,) drops what the next would have shared
 
 
 def test_the_papers_own_table_bears_its_section_out_but_not_its_abstract(rows) -> None:

@@ -68,6 +68,35 @@ def test_out(run_directory, tmp_path) -> None:
     assert len(json.loads((tmp_path / "x.json").read_text())) == 120
 
 
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("x.md", b"# Table 3"),
+        ("x.csv", b"key,"),
+        ("x.txt", b"Table 3"),
+        ("x.html", b"<!doctype html>"),
+        ("x.png", b"\x89PNG"),
+        ("x.svg", b"<?xml"),
+        ("x.pdf", b"%PDF"),
+    ],
+)
+def test_the_ending_chooses_the_format(run_directory, tmp_path, name: str, start: bytes) -> None:
+    result = call(run_directory, "--out", tmp_path / name)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / name).read_bytes()[: len(start)].lower() == start.lower()
+    assert {path.name for path in run_directory.iterdir()} == {"manifest.json", "cases.jsonl"}
+
+
+def test_an_ending_that_names_no_format_is_refused(run_directory, tmp_path) -> None:
+    result = call(run_directory, "--out", tmp_path / "x.docx")
+    assert result.exit_code == 2
+    assert "name a --format" in result.stderr
+    assert not (tmp_path / "x.docx").exists()
+    result = call(run_directory, run_directory, "--out", tmp_path / "x.png")
+    assert result.exit_code == 2
+    assert "takes one RUN" in result.stderr
+
+
 def test_out_that_cannot_be_written(run_directory, tmp_path) -> None:
     result = call(run_directory, "--out", tmp_path / "nowhere" / "x.txt")
     assert result.exit_code == 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chunkbench.analysis.claims import analytic, kernels, memory
+from chunkbench.analysis.claims import analytic, kernels, memory, prefill
 from chunkbench.analysis.claims.evidence import Evidence
 from chunkbench.analysis.claims.judgement import Judgement, Verdict
 from chunkbench.analysis.derive import Row
@@ -17,7 +17,6 @@ __all__ = ["Claim", "Verdict", "claims"]
 
 _SERVER = Judgement("needs a GPU", "Open-Llama2 7B served in 16-bit numbers; this version drives no server")
 _TRACE = Judgement("not measured", "it depends on traces of requests that this suite does not have")
-_CACHE = Judgement("not measured", "only sequences that are being decoded are held here: no cache of finished requests")
 
 _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "T1-arith": lambda _: analytic.table1(),
@@ -45,8 +44,8 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "PA-kv13b": lambda _: analytic.opt13b_token(),
     "PA-waste": lambda _: _TRACE,
     "PA-parallel": lambda _: _TRACE,
-    "RA-bound": lambda _: _CACHE,
-    "RA-hit": lambda _: _CACHE,
+    "RA-bound": lambda _: prefill.bound(),
+    "RA-hit": lambda _: prefill.hit_rate(),
     "X-figure4": lambda _: analytic.figure4_disagrees(),
     "X-unit": lambda _: analytic.unit_of_table3(),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 from chunkbench.analysis.claims.evidence import Evidence
 from chunkbench.analysis.claims.judgement import Figure, Judgement, absent, judged
@@ -68,6 +69,7 @@ def sharing(evidence: Evidence) -> Judgement:
     return judged("holds" if near else "does not hold", reason, [figure])
 
 
+@cache
 def contiguity() -> Judgement:
     """Joins, appends and leaves by chance; then every chunk's range against the paths that really hold it."""
     dice, tree = random.Random(0), PrefixTree(4)
