@@ -10,6 +10,7 @@ import pytest
 from chunkbench.analysis.claims import Claim, claims, prefill
 from chunkbench.analysis.derive import Row, derive
 from chunkbench.analysis.paper import paper_rows, table3
+from chunkbench.store.facts import CaseFacts
 
 Latencies = Mapping[tuple[int, int, str], float]
 
@@ -199,6 +200,18 @@ def test_peak_and_growth_over_the_batch_size(best: int, verdict: str, rows) -> N
     assert f"Naive at {best}" in found["F4-peak"].reason or f"naive at {best}" in found["F4-peak"].reason
     assert found["F4-growth"].verdict == "holds"
     assert found["F4-growth"].measured == pytest.approx(1.96 / 1.16)
+
+
+def test_less_than_the_papers_within_the_scatter_is_no_verdict(facts) -> None:
+    def at(b: int, *samples: float) -> CaseFacts:
+        return facts("chunk_attn", n_p=2048, n_s=2048, batch_size=b, samples_us=tuple((us, us) for us in samples))
+
+    clear = derive([at(16, 16.0, 16.0, 16.0), at(96, 80.0, 80.0, 80.0)])
+    assert ledger(clear)["F4-growth"].verdict == "different here"
+    scattered = derive([at(16, 15.0, 16.0, 18.0), at(96, 70.0, 80.0, 82.0)])
+    found = ledger(scattered)["F4-growth"]
+    assert found.verdict == "not measured"
+    assert "no more than the rounds scatter" in found.reason
 
 
 def test_memory_claims(facts) -> None:

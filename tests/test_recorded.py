@@ -1,0 +1,40 @@
+"""The runs that the README quotes: they can be read, are whole, and say what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chunkbench.report import build_book
+from chunkbench.report.book import Book
+from chunkbench.runner.reproduce import EXPERIMENTS
+from chunkbench.store import open_run
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "results" / "recorded" / "epyc-zen3-2-cores"
+
+
+@pytest.fixture(scope="module")
+def book() -> Book:
+    return build_book([open_run(FOLDER / name) for name in EXPERIMENTS], ROOT)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_recorded_run_is_whole(name: str) -> None:
+    run = open_run(FOLDER / name)
+    assert run.manifest["interrupted"] is False
+    assert run.manifest["git"]["dirty"] is False
+    assert not run.torn
+    assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable"}
+    assert name == "memory" or all(case.samples_us for case in run.cases if case.status in ("ok", "noisy"))
+
+
+def test_the_readme_says_what_they_say(book: Book) -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    summary, *runs, _ = book.documents()
+    assert summary.headline in text
+    for document in runs:
+        assert f"**{document.title}**: {document.losses} {document.headline}".replace(":  ", ": ") in text
+    for one in book.claims:
+        assert f"| {one.id} |" not in text or f"| {one.id} | {one.verdict} |" in text
