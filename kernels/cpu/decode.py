@@ -13,8 +13,9 @@ import torch
 
 from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.cpu import isa, required
-from chunkbench.kernels.cpu.planner import Grain, Items, arrays, cut, items_of_forest, items_of_tables
+from chunkbench.kernels.cpu.planner import Grain, arrays, cut
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
+from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
 from chunkbench.kernels.work import PlanLike
 
 if TYPE_CHECKING:

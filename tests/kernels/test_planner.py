@@ -17,12 +17,10 @@ from chunkbench.kernels.cpu.planner import (
     UNITS_PER_THREAD,
     Grain,
     ItemArrays,
-    Items,
     arrays,
     cut,
-    items_of_forest,
-    items_of_tables,
 )
+from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
 from chunkbench.kvcache import ChunkPool, Plan, PrefixTree
 
 
