@@ -1,4 +1,4 @@
-"""Items: runs of chunks and the rows that cover them, before anyone cuts them to the size of a machine. Integers only."""
+"""Items: runs of chunks and the rows that cover them, before they are cut to the size of a machine. Integers only."""
 
 from __future__ import annotations
 

@@ -1,0 +1,371 @@
+"""Decode attention in Triton: partial results over runs of chunks, their merge, and the append of a token.
+
+Two launches compute a step. `partial_results` runs every item (see `planner`) once per KV head, shared and private
+runs alike; an item whose rows have no other writes the output, all others leave a partial result `(O, lse)` in
+float32, lse being the base-2 logarithm of the softmax's denominator. `merge_rows` puts the partial results of a row
+together and goes on with the row's own tail where the plan left that to it (the sequence-first phase, section 3.2 of
+the paper). With MERGE_IN_PLACE the block that finishes a row last merges it instead: there is no second launch.
+
+Nothing that changes from step to step is an argument: lengths, items and their number are read from memory, so that a
+captured launch stays right.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _attend(
+    q,  # [ROWS, D]
+    top,  # [ROWS] largest score so far, in powers of two
+    total,  # [ROWS] sum of weights so far
+    acc,  # [ROWS, D] float32
+    keys,
+    values,
+    key_places,
+    value_places,
+    first,  # of the run's chunks
+    tokens,  # of the run
+    inner,  # where in a chunk this KV head begins
+    scale,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Go on with a run of chunks. Places are in units of 16 bytes, so that the compiler knows loads to be aligned."""
+    offsets = tl.arange(0, TILE)
+    dims = tl.arange(0, D)
+    for start in tl.range(0, tokens, TILE, num_stages=STAGES):
+        held = start + offsets < tokens
+        if CHUNK >= TILE:
+            chunk = first + start // CHUNK
+            key = tl.load(key_places + chunk) * UNIT + inner
+            value = tl.load(value_places + chunk) * UNIT + inner
+            within = (start % CHUNK + offsets)[:, None] * D + dims[None, :]
+        else:
+            chunk = first + (start + offsets) // CHUNK
+            key = (tl.load(key_places + chunk, mask=held, other=0) * UNIT + inner)[:, None]
+            value = (tl.load(value_places + chunk, mask=held, other=0) * UNIT + inner)[:, None]
+            within = ((start + offsets) % CHUNK)[:, None] * D + dims[None, :]
+        k = tl.load(keys + key + within, mask=held[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * scale
+        scores = tl.where(held[None, :], scores, float("-inf"))
+        peak = tl.maximum(top, tl.max(scores, 1))
+        safe = tl.where(peak == float("-inf"), 0.0, peak)
+        weights = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(weights, 1)
+        v = tl.load(values + value + within, mask=held[:, None], other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
+        top = peak
+    return top, total, acc
+
+
+@triton.jit
+def _fold(
+    top,
+    total,
+    acc,
+    partial_out,
+    partial_lse,
+    folds,
+    first,
+    count,
+    head,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    FOLD: tl.constexpr,
+):
+    """Put `count` partial results of one row together, FOLD at a time."""
+    several = tl.arange(0, FOLD)
+    lanes = tl.arange(0, ROWS)
+    dims = tl.arange(0, D)
+    for start in range(0, count, FOLD):
+        there = start + several < count
+        slot = tl.load(folds + first + start + several, mask=there, other=0).to(tl.int64)
+        at = slot[:, None] * HEADS + head * GROUP + lanes[None, :]
+        valid = there[:, None] & (lanes < GROUP)[None, :]
+        # Past the first-level cache: other multiprocessors wrote these, perhaps in this very launch.
+        lse = tl.load(partial_lse + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(
+            partial_out + at[:, :, None] * D + dims[None, None, :],
+            mask=valid[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        peak = tl.maximum(top, tl.max(lse, 0))
+        safe = tl.where(peak == float("-inf"), 0.0, peak)
+        weights = tl.exp2(lse - safe[None, :])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(weights, 0)
+        acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * part, 0)
+        top = peak
+    return top, total, acc
+
+
+@triton.jit
+def _item(
+    item,
+    head,
+    q,
+    out,
+    q_row,
+    q_head,
+    out_row,
+    out_head,
+    scale,
+    keys,
+    values,
+    key_places,
+    value_places,
+    items,
+    order,
+    rows,
+    folds,
+    tokens,
+    partial_out,
+    partial_lse,
+    counters,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    MERGE_IN_PLACE: tl.constexpr,
+):
+    """One item for one KV head. Lane i of the tile is query head i % GROUP of the item's position i // GROUP."""
+    first = tl.load(items + item * 8)
+    chunks = tl.load(items + item * 8 + 1)
+    position = tl.load(items + item * 8 + 2)
+    positions = tl.load(items + item * 8 + 3)
+    slot = tl.load(items + item * 8 + 4)
+    tail = tl.load(items + item * 8 + 5)
+    length = chunks * CHUNK
+    if tail >= 0:
+        length += tl.load(tokens + tail) - CHUNK
+
+    lanes = tl.arange(0, ROWS)
+    dims = tl.arange(0, D)
+    place = lanes // GROUP
+    valid = place < positions
+    row = tl.load(order + position + place, mask=valid, other=0).to(tl.int64)
+    lane_head = head * GROUP + lanes % GROUP
+    query = tl.load(q + (row * q_row + lane_head * q_head)[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    inner = head * CHUNK * D
+    top, total, acc = _attend(
+        query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale,
+        CHUNK, TILE, D, UNIT, STAGES,
+    )  # fmt: skip
+    # A run is never empty; were it, its partial result would be nothing at all, not NaN.
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if slot < 0:
+        target = out + (row * out_row + lane_head * out_head)[:, None] + dims[None, :]
+        tl.store(target, acc.to(out.dtype.element_ty), mask=valid[:, None])
+    else:
+        at = (slot + place).to(tl.int64) * HEADS + lane_head
+        tl.store(partial_out + at[:, None] * D + dims[None, :], acc, mask=valid[:, None])
+        tl.store(partial_lse + at, top + tl.log2(total), mask=valid)
+        if MERGE_IN_PLACE:
+            tl.debug_barrier()  # all that this block wrote comes before its counting
+            counts = tl.arange(0, ROWS)
+            counting = counts < positions
+            counted = tl.load(order + position + counts, mask=counting, other=0)
+            before = tl.atomic_add(counters + counted * (HEADS // GROUP) + head, 1, mask=counting, sem="acq_rel")
+            wanted = tl.load(rows + counted * 4 + 1, mask=counting, other=0)
+            last = (counting & (before + 1 == wanted)).to(tl.int32)
+            if tl.sum(last) > 0:
+                for i in range(positions):
+                    if tl.sum(tl.where(counts == i, last, 0)) > 0:
+                        done = tl.load(order + position + i)
+                        _finish(
+                            done, head, out, out_row, out_head, partial_out, partial_lse, rows, folds,
+                            HEADS, GROUP, D, FOLD,
+                        )  # fmt: skip
+                        tl.store(counters + done * (HEADS // GROUP) + head, 0)
+
+
+@triton.jit
+def _finish(
+    row,
+    head,
+    out,
+    out_row,
+    out_head,
+    partial_out,
+    partial_lse,
+    rows,
+    folds,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    FOLD: tl.constexpr,
+):
+    """Write one row from its partial results alone."""
+    LANES: tl.constexpr = triton.next_power_of_2(GROUP)
+    top = tl.full([LANES], float("-inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    acc = tl.zeros([LANES, D], tl.float32)
+    top, total, acc = _fold(
+        top, total, acc, partial_out, partial_lse, folds, tl.load(rows + row * 4), tl.load(rows + row * 4 + 1), head,
+        HEADS, GROUP, LANES, D, FOLD,
+    )  # fmt: skip
+    lanes = tl.arange(0, LANES)
+    dims = tl.arange(0, D)
+    target = out + row.to(tl.int64) * out_row + ((head * GROUP + lanes) * out_head)[:, None] + dims[None, :]
+    total = tl.where(lanes < GROUP, total, 1.0)
+    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(lanes < GROUP)[:, None])
+
+
+@triton.jit
+def partial_results(
+    q,  # [b, HEADS, D], rows q_row and heads q_head elements apart
+    out,
+    q_row,
+    q_head,
+    out_row,
+    out_head,
+    scale,  # of scores, times log2(e)
+    keys,  # chunks [HEADS // GROUP, CHUNK, D] at keys + place * UNIT
+    values,
+    key_places,
+    value_places,
+    header,  # [0] number of items
+    items,  # [items, 8] first chunk, chunks, first position, positions, partial slot or -1, tail row or -1
+    order,  # [positions] row of each
+    rows,  # [b, 4] first fold, folds, first chunk of the tail, chunks of the tail
+    folds,
+    tokens,  # [b] in the last chunk of each row
+    partial_out,  # [slots, HEADS, D]
+    partial_lse,  # [slots, HEADS]
+    counters,  # [b, HEADS // GROUP], zero between launches
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NARROW: tl.constexpr,  # lanes of a small tile
+    WIDE: tl.constexpr,  # lanes of a large one, 0 if there is none
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    MERGE_IN_PLACE: tl.constexpr,
+):
+    """Grid: room for items, times KV heads. The heads of an item start together, costly items first."""
+    item = tl.program_id(0) // (HEADS // GROUP)
+    head = tl.program_id(0) % (HEADS // GROUP)
+    if item < tl.load(header):
+        wide = tl.load(items + item * 8 + 3) * GROUP > NARROW
+        if WIDE > 0 and wide:
+            _item(
+                item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
+                items, order, rows, folds, tokens, partial_out, partial_lse, counters,
+                HEADS, GROUP, CHUNK, WIDE, TILE, D, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
+            )  # fmt: skip
+        else:
+            _item(
+                item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
+                items, order, rows, folds, tokens, partial_out, partial_lse, counters,
+                HEADS, GROUP, CHUNK, NARROW, TILE, D, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
+            )  # fmt: skip
+
+
+@triton.jit
+def merge_rows(
+    q,
+    out,
+    q_row,
+    q_head,
+    out_row,
+    out_head,
+    scale,
+    keys,
+    values,
+    key_places,
+    value_places,
+    rows,
+    folds,
+    tokens,
+    partial_out,
+    partial_lse,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LANES: tl.constexpr,
+    TILE: tl.constexpr,
+    D: tl.constexpr,
+    UNIT: tl.constexpr,
+    FOLD: tl.constexpr,
+):
+    """Grid: rows of q, times KV heads. Rows that an item has written are left alone."""
+    row = tl.program_id(0) // (HEADS // GROUP)
+    head = tl.program_id(0) % (HEADS // GROUP)
+    first = tl.load(rows + row * 4)
+    count = tl.load(rows + row * 4 + 1)
+    tail_first = tl.load(rows + row * 4 + 2)
+    tail_chunks = tl.load(rows + row * 4 + 3)
+    if count + tail_chunks > 0:
+        lanes = tl.arange(0, LANES)
+        dims = tl.arange(0, D)
+        valid = lanes < GROUP
+        heads = (head * GROUP + lanes).to(tl.int64)
+        top = tl.full([LANES], float("-inf"), tl.float32)
+        total = tl.zeros([LANES], tl.float32)
+        acc = tl.zeros([LANES, D], tl.float32)
+        top, total, acc = _fold(
+            top, total, acc, partial_out, partial_lse, folds, first, count, head, HEADS, GROUP, LANES, D, FOLD
+        )
+        if tail_chunks > 0:
+            length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
+            at = row.to(tl.int64) * q_row + heads * q_head
+            query = tl.load(q + at[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
+            top, total, acc = _attend(
+                query, top, total, acc, keys, values, key_places, value_places, tail_first, length,
+                head * CHUNK * D, scale, CHUNK, TILE, D, UNIT, 1,
+            )  # fmt: skip
+        target = out + (row.to(tl.int64) * out_row + heads * out_head)[:, None] + dims[None, :]
+        total = tl.where(valid, total, 1.0)
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+
+
+@triton.jit
+def append_tokens(
+    k,  # [b, KV_HEADS, D], contiguous
+    v,
+    keys,
+    values,
+    tail_keys,  # [b] places of the rows' last chunks
+    tail_values,
+    tokens,  # [b] tokens in them, one more afterwards
+    KV_HEADS: tl.constexpr,
+    LANES: tl.constexpr,  # KV heads, rounded up to a power of two
+    CHUNK: tl.constexpr,
+    D: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """Grid: rows. Writes one token behind the last of each row and counts it."""
+    row = tl.program_id(0)
+    slot = tl.load(tokens + row)
+    heads = tl.arange(0, LANES)
+    dims = tl.arange(0, D)
+    valid = (heads < KV_HEADS)[:, None]
+    source = row.to(tl.int64) * KV_HEADS * D + heads[:, None] * D + dims[None, :]
+    target = heads[:, None] * (CHUNK * D) + slot * D + dims[None, :]
+    tl.store(keys + tl.load(tail_keys + row) * UNIT + target, tl.load(k + source, mask=valid), mask=valid)
+    tl.store(values + tl.load(tail_values + row) * UNIT + target, tl.load(v + source, mask=valid), mask=valid)
+    tl.debug_barrier()  # every thread has read the count
+    tl.store(tokens + row, slot + 1)

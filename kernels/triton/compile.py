@@ -1,0 +1,109 @@
+"""Compiles the kernels for a GPU generation, with or without such a GPU at hand, and says what they take of it.
+
+Must be imported where TRITON_INTERPRET is not set: interpreted kernels cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from chunkbench.kernels.triton import attention
+from chunkbench.kernels.triton.tuning import Tuning
+
+SHARED_BYTES = {80: 167936, 90: 233472}
+"""Shared memory of a multiprocessor by compute capability; each block takes 1 KB of it beside its own."""
+REGISTERS = 65536
+_POINTERS = {
+    "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
+    "i32": ("header", "items", "order", "rows", "folds", "tokens", "counters"),
+    "fp32": ("partial_out", "partial_lse"),
+    "data": ("q", "out", "k", "v", "keys", "values"),
+}
+
+
+class Built(NamedTuple):
+    """What one block of a compiled kernel takes."""
+
+    kernel: str
+    registers: int
+    """Of each thread."""
+    stack_bytes: int
+    """Spilled to memory, of each thread."""
+    shared_bytes: int
+    warps: int
+    asynchronous_loads: int
+    """Copies to shared memory that the program does not wait for (cp.async instructions)."""
+
+    def blocks(self, generation: int) -> int:
+        """Blocks that a multiprocessor runs side by side."""
+        of_warp = -(-self.registers * 32 // 256) * 256
+        return min(SHARED_BYTES[generation] // (self.shared_bytes + 1024), REGISTERS // (of_warp * self.warps))
+
+
+def build(
+    generation: int,
+    dtype: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    chunk_size: int,
+    tuning: Tuning,
+) -> list[Built]:
+    """All kernels of one shape, for compute capability `generation` (80, 90) and `dtype` fp16 or bf16."""
+    group = heads // kv_heads
+    common = {"CHUNK": chunk_size, "D": head_dim, "UNIT": 8}
+    shape = common | {"HEADS": heads, "GROUP": group}
+    lanes = max(16, 1 << (group - 1).bit_length())
+    partial = shape | {
+        "FOLD": 2,
+        "NARROW": lanes,
+        "TILE": tuning.tile,
+        "STAGES": tuning.stages,
+        "MERGE_IN_PLACE": tuning.in_place,
+    }
+    merge = shape | {"FOLD": tuning.fold, "LANES": lanes, "TILE": tuning.merge_tile}
+    append = common | {"KV_HEADS": kv_heads, "LANES": 1 << (kv_heads - 1).bit_length()}
+    return [
+        _build("partial_results", partial | {"WIDE": tuning.wide}, generation, dtype, tuning.warps),
+        _build("partial_results", partial | {"WIDE": 0}, generation, dtype, tuning.warps),
+        _build("merge_rows", merge, generation, dtype, tuning.merge_warps),
+        _build("append_tokens", append, generation, dtype, 4),
+    ]
+
+
+def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, warps: int) -> Built:
+    kernel = getattr(attention, name)
+    types = {name: "*" + (dtype if kind == "data" else kind) for kind, names in _POINTERS.items() for name in names}
+    types |= {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    # What the launch finds out by itself: tensors are aligned, rows and heads of q and out begin at multiples of 16.
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or kind == "i32"
+    }
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, places, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", generation, 32), options={"num_warps": warps})
+    registers, stack = _resources(compiled.asm["cubin"])
+    loads = compiled.asm["ptx"].count("cp.async.c")
+    return Built(name, registers, stack, compiled.metadata.shared, warps, loads)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    if found is None:
+        raise RuntimeError(f"cuobjdump does not tell the registers: {said.strip()}")
+    return int(found[1]), int(found[2])

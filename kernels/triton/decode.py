@@ -1,0 +1,260 @@
+"""Decode attention on the GPU over a chunk store: the two-phase partition and paged attention, both by `attention`.
+
+The difference between the two is which items there are, that is, the algorithm; the loops are the same.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.chunk_store import Ints
+from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
+from chunkbench.kernels.triton.attention import merge_rows, partial_results
+from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
+from chunkbench.kernels.triton.staging import Staging
+from chunkbench.kernels.triton.store import TritonStore
+from chunkbench.kernels.triton.tuning import Tuning, chosen
+from chunkbench.kernels.work import PlanLike
+
+NARROW = 16
+"""Query heads of the small tile: the least that a matrix instruction takes."""
+_LOG2E = log2(np.e)
+
+
+class _Rooms(NamedTuple):
+    """How much of each the buffers take."""
+
+    items: int
+    positions: int
+    slots: int
+    chunks: int
+    batch: int
+
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Where each section of the descriptors begins and ends, in int32; those of int64 first, to be aligned."""
+        sizes = {
+            "key_places": 2 * self.chunks,
+            "value_places": 2 * self.chunks,
+            "header": 8,
+            "items": 8 * self.items,
+            "rows": 4 * self.batch,
+            "order": self.positions,
+            "folds": self.slots,
+        }
+        # Each begins at a multiple of 128 bytes: a kernel is compiled anew for addresses that are aligned differently.
+        wholes = [-(-size // 32) * 32 for size in sizes.values()]
+        ends = np.cumsum(wholes).tolist()
+        return {name: (end - whole, end) for name, whole, end in zip(sizes, wholes, ends, strict=True)}
+
+
+def _sections(made: Descriptors, keys: Ints, values: Ints) -> dict[str, np.ndarray]:
+    return {
+        "key_places": keys,
+        "value_places": values,
+        "header": np.array([len(made.items)], np.int32),
+        "items": made.items,
+        "rows": made.rows,
+        "order": made.order,
+        "folds": made.folds,
+    }
+
+
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+class TritonDecode:
+    """Decode attention over items of a store; `make` before `decode`.
+
+    `decode` neither waits for the device nor allocates, and what it launches reads all that changes from memory: a CUDA
+    graph of it serves later plans as well, for as long as `generation` stays what it was, and with q and out that have
+    room for more rows than there are. `reserve` makes room beforehand.
+    """
+
+    def __init__(self, store: TritonStore, heads: int, tuning: Tuning | None = None) -> None:
+        self.store = store
+        self.heads = heads
+        self.generation = 0
+        """Changes when buffers were replaced or a launch needs what an earlier one did not have."""
+        self.work_items = 0
+        """Items of the current plan; each runs once for every KV head."""
+        self._group = heads // store.kv_heads
+        device = store.device
+        on_gpu = device.type == "cuda"
+        self._tuning = tuning or chosen(_capability(device) if on_gpu else 90, store.head_dim)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
+        self._shape = Shape(
+            kv_heads=store.kv_heads,
+            group=self._group,
+            chunk_size=store.chunk_size,
+            multiprocessors=processors,
+            blocks=self._tuning.blocks,
+            lanes=max(NARROW, self._tuning.wide),
+            head_tokens=4 / store.dtype.itemsize,
+            tails=not self._tuning.in_place,
+        )
+        self._wide = self._merges = False
+        self._grid = 0  # items that a launch has programs for
+        self._staging = Staging(device)
+        self._rooms = _Rooms(0, 0, 0, 0, 0)
+        self._partials = torch.empty(0)
+        self._views: dict[str, torch.Tensor] = {}
+
+    def reserve(self, rows: int, chunks: int, items: int = 0) -> None:
+        """Make room for plans of so many rows and chunks, so that `generation` need not change while they suffice.
+
+        A launch then has all that any plan needs: the large tile, the merge, and programs for `items` (0: as many as
+        forests of so many rows are usually cut into).
+        """
+        shape = self._shape
+        items = items or 2 * rows + 4 * shape.multiprocessors * shape.blocks // shape.kv_heads
+        self._grow(_Rooms(items, rows, 32 * rows, 2 * chunks, rows))
+        self._launch_needs(items, wide=True, merges=True)
+
+    def make(self, items: Items, batch: int) -> None:
+        """Make the work descriptors of `batch` rows and send them to the device."""
+        made = describe(items, batch, self._shape)
+        self._grow(_Rooms(len(made.items), len(made.order), made.slots, len(made.chunks), batch))
+        staged, rooms = self._staging.begin(), self._rooms
+        for name, values in _sections(made, *self.store.places(made.chunks)).items():
+            start, _ = rooms.spans()[name]
+            flat = np.ascontiguousarray(values).view(np.int32).ravel()
+            staged[start : start + len(flat)] = flat
+            if name == "rows":  # rows that are gone are no longer merged
+                staged[start + len(flat) : start + 4 * rooms.batch] = 0
+        self._staging.commit()
+        self._launch_needs(len(made.items), made.widest() * self._group > NARROW, made.merges)
+        self.work_items = len(made.items)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Attention of q `[b, h, d]` over the planned contexts into out `[b, h, d]`, scaled by 1/sqrt(d).
+
+        Both of the store's dtype and device. With more rows than were planned, the rest of out is left alone.
+        """
+        store, tuning, views = self.store, self._tuning, self._views
+        if q.stride(-1) != 1:
+            q = q.contiguous()
+        target = out if out.stride(-1) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
+        common: dict[str, Any] = {
+            "q": q,
+            "out": target,
+            "q_row": q.stride(0),
+            "q_head": q.stride(1),
+            "out_row": target.stride(0),
+            "out_head": target.stride(1),
+            "scale": store.head_dim**-0.5 * _LOG2E,
+            "keys": store.slabs[0].keys,
+            "values": store.slabs[0].values,
+            "key_places": views["key_places"],
+            "value_places": views["value_places"],
+            "rows": views["rows"],
+            "folds": views["folds"],
+            "tokens": store.tokens,
+            "partial_out": views["partial_out"],
+            "partial_lse": views["partial_lse"],
+            "HEADS": self.heads,
+            "GROUP": self._group,
+            "CHUNK": store.chunk_size,
+            "D": store.head_dim,
+            "UNIT": store.unit,
+        }
+        partial_results[(self._grid * store.kv_heads,)](
+            **common,
+            header=views["header"],
+            items=views["items"],
+            order=views["order"],
+            counters=views["counters"],
+            NARROW=max(NARROW, _power_of_two(self._group)),
+            WIDE=tuning.wide if self._wide else 0,
+            TILE=tuning.tile,
+            STAGES=tuning.stages,
+            FOLD=2,  # it shares its registers with the tiles
+            MERGE_IN_PLACE=tuning.in_place,
+            num_warps=tuning.warps,
+        )
+        if self._merges and not tuning.in_place:
+            merge_rows[(min(q.shape[0], self._rooms.batch) * store.kv_heads,)](
+                **common,
+                LANES=max(NARROW, _power_of_two(self._group)),
+                TILE=tuning.merge_tile,
+                FOLD=tuning.fold,
+                num_warps=tuning.merge_warps,
+            )
+        if target is not out:
+            out.copy_(target)
+
+    def _launch_needs(self, items: int, wide: bool, merges: bool) -> None:
+        """Launches never need less than they did, so that a captured one serves as many plans as it can."""
+        before = self._grid, self._wide, self._merges
+        self._grid = max(self._grid, items)
+        self._wide, self._merges = self._wide or wide, self._merges or merges
+        self.generation += before != (self._grid, self._wide, self._merges)
+
+    def _grow(self, needed: _Rooms) -> None:
+        if all(have >= need for have, need in zip(self._rooms, needed, strict=True)):
+            return
+        # Half as much again: replacing buffers makes captured graphs void.
+        self._rooms = rooms = _Rooms(
+            *(
+                have if have >= need else max(16, need + need // 2)
+                for have, need in zip(self._rooms, needed, strict=True)
+            )
+        )
+        spans = rooms.spans()
+        flat = self._staging.reserve(max(stop for _, stop in spans.values()))
+        views = {name: flat[start:stop] for name, (start, stop) in spans.items()}
+        for name in ("key_places", "value_places"):
+            views[name] = views[name].view(torch.int64)
+        device, shape = self.store.device, (rooms.slots, self.heads)
+        views["partial_lse"] = torch.empty(shape, dtype=torch.float32, device=device)
+        views["partial_out"] = torch.empty((*shape, self.store.head_dim), dtype=torch.float32, device=device)
+        views["counters"] = torch.zeros(rooms.batch * self.store.kv_heads, dtype=torch.int32, device=device)
+        self._views = views
+        self.generation += 1
+
+
+class TppTriton(TritonDecode):
+    """Two-phase partition (section 3.2 of the paper) over a forest; the interface is that of `TppTorch`.
+
+    `chunk_first=False` leaves the first phase out: every sequence reads all of its chunks for itself.
+    """
+
+    def __init__(self, store: TritonStore, heads: int, chunk_first: bool = True, tuning: Tuning | None = None) -> None:
+        super().__init__(store, heads, tuning)
+        self.chunk_first = chunk_first
+        self._plan: PlanLike | None = None
+
+    def plan(self, plan: PlanLike) -> None:
+        """Make the work descriptors of a plan; of the plan of last time, only follow the lengths."""
+        if plan is not self._plan:
+            self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
+            self._plan = plan
+        self.store.follow(plan.last_chunks, plan.last_tokens)
+
+
+class PagedTriton(TritonDecode):
+    """Paged attention over block tables: every sequence reads all of its blocks for itself; blocks are chunks."""
+
+    def __init__(self, store: TritonStore, heads: int, tuning: Tuning | None = None) -> None:
+        super().__init__(store, heads, tuning)
+        self._blocks: Ints | None = None
+
+    def plan(self, table: np.ndarray, lengths: np.ndarray) -> None:
+        """Follow block tables `[b, blocks]` and lengths `[b]`; rebuilt only when a sequence has other blocks."""
+        size = self.store.chunk_size
+        used = -(-lengths.astype(np.int64) // size)
+        blocks = np.where(np.arange(table.shape[1]) < used[:, None], table, -1)
+        if self._blocks is None or not np.array_equal(blocks, self._blocks):
+            self.make(items_of_tables(table[blocks >= 0].astype(np.int64), used, np.arange(len(used))), len(used))
+            self._blocks = blocks
+        last = table[np.arange(len(used)), used - 1].astype(np.int64)
+        self.store.follow(last, lengths - (used - 1) * size)

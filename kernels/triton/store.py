@@ -1,0 +1,89 @@
+"""The chunk store of the GPU kernels: places of chunks, and the rows' tails, which advance on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.chunk_store import ChunkStore, Ints
+from chunkbench.kernels.triton.attention import append_tokens
+from chunkbench.kernels.triton.staging import Staging
+
+PLACE_BYTES = 16
+"""Unit of places: loads of so many bytes are aligned."""
+
+
+class TritonStore(ChunkStore):
+    """A chunk store that appends with one launch and knows on the device where each row ends.
+
+    While rows grow inside their chunks nothing is copied to the device: the launch that writes a token counts it.
+    """
+
+    def __init__(
+        self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, device)
+        self.unit = PLACE_BYTES // dtype.itemsize
+        """Elements of a unit of places."""
+        self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
+        self.tail_values = self.tail_keys
+        self.tokens = self.tail_keys
+        """`[rows]` int32: tokens in the last chunk of each row, current on the device."""
+        self._staging = Staging(self.device)
+        self._chunks = np.empty(0, np.int64)  # what the device holds
+        self._tokens = np.empty(0, np.int64)
+        self._room = 0
+
+    def places(self, chunks: Ints) -> tuple[Ints, Ints]:
+        """Where K and V of chunks are, in units of 16 bytes from the first slab's."""
+        slab, place = self.locate(chunks)
+        step = self.chunk_bytes // 2 // PLACE_BYTES
+        keys = np.array([s.keys.data_ptr() - self.slabs[0].keys.data_ptr() for s in self.slabs]) // PLACE_BYTES
+        values = np.array([s.values.data_ptr() - self.slabs[0].values.data_ptr() for s in self.slabs]) // PLACE_BYTES
+        return keys[slab] + place * step, values[slab] + place * step
+
+    def reserve_rows(self, rows: int) -> None:
+        """Make room for the tails of so many rows; launches that were captured before know the old room only."""
+        if rows <= self._room:
+            return
+        self._room = -(-max(rows, 2 * self._room) // 32) * 32
+        flat = self._staging.reserve(5 * self._room)
+        self.tail_keys = flat[: 2 * self._room].view(torch.int64)
+        self.tail_values = flat[2 * self._room : 4 * self._room].view(torch.int64)
+        self.tokens = flat[4 * self._room :]
+        self._chunks = np.empty(0, np.int64)
+
+    def follow(self, chunks: Ints, tokens: Ints) -> None:
+        """Make the rows end in these chunks `[b]`, holding so many tokens `[b]`; a copy only where that is news."""
+        if np.array_equal(chunks, self._chunks) and np.array_equal(tokens, self._tokens):
+            return
+        rows = len(chunks)
+        self.reserve_rows(rows)
+        staged, room = self._staging.begin(), self._room
+        keys, values = self.places(chunks)
+        staged[: 2 * rows].view(np.int64)[:] = keys
+        staged[2 * room : 2 * (room + rows)].view(np.int64)[:] = values
+        staged[4 * room : 4 * room + rows] = tokens
+        self._staging.commit()
+        self._chunks, self._tokens = chunks.copy(), np.array(tokens, np.int64)
+
+    def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i], row i's last."""
+        if len(chunks) == 0:
+            return
+        self.follow(chunks, slots)
+        append_tokens[(len(chunks),)](
+            k.contiguous(),
+            v.contiguous(),
+            self.slabs[0].keys,
+            self.slabs[0].values,
+            self.tail_keys,
+            self.tail_values,
+            self.tokens,
+            KV_HEADS=self.kv_heads,
+            LANES=1 << (self.kv_heads - 1).bit_length(),
+            CHUNK=self.chunk_size,
+            D=self.head_dim,
+            UNIT=self.unit,
+        )
+        self._tokens = self._tokens + 1

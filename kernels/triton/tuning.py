@@ -1,0 +1,89 @@
+"""Sizes of tiles and launches by GPU generation and head dimension: the table `tuning.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TABLE = Path(__file__).with_name("tuning.json")
+VARIABLE = "CHUNKBENCH_TUNING"
+"""Names a table to use instead of the packaged one."""
+HEAD_DIMS = (64, 128, 256)
+
+
+class Tuning(NamedTuple):
+    """One row of the table."""
+
+    tile: int
+    """Tokens that a block multiplies at a time."""
+    wide: int
+    """Query heads of the large tile; the small one has 16."""
+    warps: int
+    stages: int
+    """Depth of the pipeline of loads."""
+    blocks: int
+    """Blocks that a multiprocessor runs side by side, as the planner assumes."""
+    merge_tile: int
+    merge_warps: int
+    fold: int
+    """Partial results that the merge loads at a time."""
+    in_place: bool
+    """Whether the last block of a row merges it, two partial results at a time, instead of a second launch."""
+
+
+class UnusableTable(ValueError):
+    """The tuning table cannot be read, or has no row for this GPU."""
+
+
+def path() -> Path:
+    """The table in use."""
+    return Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else TABLE
+
+
+@cache
+def _table(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        table: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UnusableTable(
+            f"{path}: cannot be read as a tuning table: {error}; `chunkbench tune` writes one"
+        ) from None
+    return table
+
+
+def read(table: Path | None = None) -> dict[str, dict[int, Tuning]]:
+    """All rows: by generation (`sm_80`), then by head dimension. Raises UnusableTable."""
+    source = path() if table is None else table
+    try:
+        return {
+            generation: {int(head_dim): Tuning(**row) for head_dim, row in rows.items()}
+            for generation, rows in _table(source).items()
+        }
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnusableTable(f"{source}: not a tuning table: {error}; `chunkbench tune` writes one") from None
+
+
+def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
+    """Write a table, sorted, so that two of them can be compared as text."""
+    plain = {
+        generation: {str(head_dim): row._asdict() for head_dim, row in sorted(rows.items())}
+        for generation, rows in sorted(table.items())
+    }
+    target.write_text(json.dumps(plain, indent=1) + "\n")
+    _table.cache_clear()
+
+
+def chosen(capability: int, head_dim: int) -> Tuning:
+    """The row for a compute capability (90 for 9.0): of its generation, else of the nearest older one.
+
+    Raises UnusableTable.
+    """
+    rows = read()
+    usable = [g for g in rows if int(g.removeprefix("sm_")) <= capability and head_dim in rows[g]]
+    if not usable:
+        raise UnusableTable(f"{path()}: no row for compute capability {capability / 10} and head_dim {head_dim}")
+    return rows[max(usable, key=lambda g: int(g.removeprefix("sm_")))][head_dim]

@@ -1,0 +1,44 @@
+"""Where there is no GPU the kernels run in Triton's interpreter, which has to be chosen before they are imported."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def _mend(interpreter: Any) -> None:
+    """Two things that the interpreter of Triton 3.6 lacks."""
+    tl = pytest.importorskip("triton.language")
+    patch_tensor, create_dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+
+    def patch_index_too(tensor: object, scope: Any) -> None:
+        """The interpreter's scalars are arrays of one element, which NumPy 2.4 no longer takes for an index."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def dot_of_bfloat16(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        """bfloat16 is kept as its bits, which a product must not take for integers."""
+        return create_dot(builder, *(_as_float32(x, tl) for x in (a, b)), *rest)
+
+    def _as_float32(x: Any, tl: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    interpreter._patch_lang_tensor = patch_index_too
+    interpreter.InterpreterBuilder.create_dot = dot_of_bfloat16
+
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+    _mend(pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed"))
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where the kernels run: on the GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,264 @@
+"""The Triton kernels against float64: forests, splits, both merges, and launches replayed as sequences change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from chunkbench.kernels.triton import decode as decode_module
+from chunkbench.kernels.triton.decode import PagedTriton, TppTriton
+from chunkbench.kernels.triton.store import TritonStore
+from chunkbench.kernels.triton.tuning import Tuning
+from chunkbench.kvcache import BlockTables
+from tests.kernels.forests import Forest
+
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
+SMALL = Tuning(
+    tile=32, wide=64, warps=4, stages=3, blocks=1, merge_tile=16, merge_warps=4, fold=2, in_place=False
+)  # fmt: skip
+SHARED_TREE = [
+    [(1, 40), (2, 21), (3, 5)],
+    [(1, 40), (2, 21), (4, 30)],
+    [(1, 40), (5, 18)],
+    [(1, 32)],
+    [(6, 50)],
+    [(7, 1)],
+]
+"""Two levels, a sequence that is another's prefix, one alone, and one of a single token."""
+
+
+def forest_of(
+    device: str, dtype: torch.dtype = torch.float16, kv_heads: int = 2, head_dim: int = 64, chunk_size: int = 16
+) -> Forest:
+    return Forest(TritonStore(chunk_size, kv_heads, head_dim, dtype, device), seed=3)
+
+
+def check(forest: Forest, kernel: TppTriton) -> None:
+    kernel.plan(forest.tree.plan())
+    q = forest.normal(len(forest.contexts), kernel.heads, forest.store.head_dim)
+    out = torch.full_like(q, float("nan"))
+    kernel.decode(q, out)
+    assert forest.error(q, out) < TOLERANCE[forest.store.dtype]
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["second launch", "in place"])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "head_dim", "chunk_size"),
+    [
+        (torch.float16, 2, 2, 64, 16),
+        (torch.bfloat16, 6, 2, 64, 32),  # three heads of a KV head: tiles are not filled
+        (torch.float16, 2, 1, 128, 64),
+        (torch.bfloat16, 1, 1, 256, 128),
+        (torch.float16, 24, 1, 64, 16),  # more than the small tile takes
+    ],
+)
+def test_a_forest(
+    device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, chunk_size: int, in_place: bool
+) -> None:
+    forest = forest_of(device, dtype, kv_heads, head_dim, chunk_size)
+    for path in SHARED_TREE:
+        forest.join(path)
+    forest.append()
+    check(forest, TppTriton(forest.store, heads, tuning=SMALL._replace(in_place=in_place)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_forests(device: str, seed: int) -> None:
+    """Of random depth, width and length, cut for machines of other sizes, as they grow, shrink and are joined."""
+    chance = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=chance))
+
+    forest = forest_of(device)
+    tuning = SMALL._replace(
+        in_place=bool(seed % 2), tile=(16, 32)[draw(0, 1)], blocks=draw(1, 4), fold=(1, 2, 4)[seed % 3]
+    )
+    kernel = TppTriton(forest.store, heads=2 * draw(1, 3), tuning=tuning)
+    prefixes = [[(100 + root, draw(1, 60))] for root in range(draw(1, 3))]
+    for number in range(draw(2, 18)):
+        above = prefixes[draw(0, len(prefixes) - 1)]
+        path = [*above, (200 + number, draw(1, 40))]
+        prefixes.append(path)
+        forest.join(path)
+    for _ in range(2):
+        forest.append()
+        check(forest, kernel)
+        if len(forest.contexts) > 1:
+            forest.leave(draw(0, len(forest.contexts) - 1))
+    check(forest, kernel)
+
+
+@pytest.mark.parametrize("rows", [17, 70], ids=["one wide tile", "two wide tiles"])
+def test_many_sequences_share_a_prefix(device: str, rows: int) -> None:
+    forest = forest_of(device, kv_heads=1)
+    for row in range(rows):
+        forest.join([(1, 48), (2 + row, 1)])
+    check(forest, TppTriton(forest.store, heads=1, tuning=SMALL))
+
+
+def test_sequence_first_reads_everything_for_itself(device: str) -> None:
+    forest = forest_of(device)
+    for path in SHARED_TREE:
+        forest.join(path)
+    kernel = TppTriton(forest.store, heads=2, chunk_first=False, tuning=SMALL)
+    check(forest, kernel)
+    assert kernel.work_items >= len(SHARED_TREE)
+
+
+def test_equal_sequences_have_no_key_of_their_own(device: str) -> None:
+    forest = forest_of(device)
+    for _ in range(3):
+        forest.join([(1, 32)])
+    check(forest, TppTriton(forest.store, heads=2, tuning=SMALL))
+
+
+def test_slabs_lie_anywhere(device: str) -> None:
+    forest = forest_of(device)
+    for path in SHARED_TREE:
+        forest.store.grow(forest.store.capacity + 5)  # a slab for every sequence
+        forest.join(path)
+    assert len(forest.store.slabs) > 3
+    check(forest, TppTriton(forest.store, heads=2, tuning=SMALL))
+
+
+def test_strided_queries_and_outputs(device: str) -> None:
+    forest = forest_of(device)
+    for path in SHARED_TREE:
+        forest.join(path)
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
+    kernel.plan(forest.tree.plan())
+    q = forest.normal(2, len(SHARED_TREE), 64).transpose(0, 1)
+    out = torch.full((len(SHARED_TREE), 2, 128), float("nan"), dtype=q.dtype, device=device)[..., ::2]
+    kernel.decode(q, out)
+    assert forest.error(q, out) < TOLERANCE[torch.float16]
+
+
+def test_lengths_advance_on_the_device(device: str) -> None:
+    """Inside chunks nothing is sent: the launch that writes a token counts it."""
+    forest = forest_of(device)
+    for path in SHARED_TREE:
+        forest.join(path)
+    forest.append()
+    sent = 0
+    commit = forest.store._staging.commit
+
+    def counting() -> None:
+        nonlocal sent
+        sent += 1
+        commit()
+
+    forest.store._staging.commit = counting  # type: ignore[method-assign]
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
+    check(forest, kernel)
+    for _ in range(3):
+        forest.append()
+    assert sent == 0
+    check(forest, kernel)
+
+
+class Launches:
+    """What `decode` launches, kept to be launched again with the very same arguments, as a CUDA graph would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept: list[Callable[[], Any]] = []
+        for name in ("partial_results", "merge_rows"):
+            monkeypatch.setattr(decode_module, name, self._keeping(getattr(decode_module, name)))
+
+    def _keeping(self, kernel: Any) -> Any:
+        kept = self.kept
+
+        class Keeping:
+            def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+                def launch(**arguments: Any) -> None:
+                    kept.append(lambda: kernel[grid](**arguments))
+                    kept[-1]()
+
+                return launch
+
+        return Keeping()
+
+    def replay(self) -> None:
+        for launch in self.kept:
+            launch()
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["second launch", "in place"])
+def test_a_captured_launch_follows_the_forest(device: str, monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
+    """Sequences grow beyond their chunks, join and leave; the launch stays as it was captured."""
+    forest = forest_of(device, kv_heads=1)
+    forest.store.grow(64)
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL._replace(in_place=in_place))
+    kernel.reserve(rows=8, chunks=64, items=16)
+    forest.store.reserve_rows(8)
+    for path in SHARED_TREE[:4]:
+        forest.join(path)
+    launches = Launches(monkeypatch)
+    q = forest.normal(8, 2, 64)
+    out = torch.full_like(q, float("nan"))
+    kernel.plan(forest.tree.plan())
+    kernel.decode(q, out)
+    captured = kernel.generation
+    monkeypatch.undo()
+
+    def replayed() -> float:
+        kernel.plan(forest.tree.plan())
+        q.copy_(forest.normal(*q.shape))
+        out.fill_(float("nan"))
+        launches.replay()
+        assert torch.isnan(out[len(forest.contexts) :]).all()  # rows that are not there are not written
+        return forest.error(q, out)
+
+    for change in (forest.append, lambda: forest.join(SHARED_TREE[4]), lambda: forest.leave(1)):
+        change()
+        assert replayed() < TOLERANCE[torch.float16]
+    for _ in range(17):
+        forest.append()
+    assert replayed() < TOLERANCE[torch.float16]
+    assert kernel.generation == captured
+
+
+def test_a_new_generation_is_announced(device: str) -> None:
+    forest = forest_of(device)
+    forest.join([(1, 20)])
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
+    check(forest, kernel)
+    before = kernel.generation
+    for row in range(40):
+        forest.join([(1, 20), (2 + row, 3)])
+    kernel.plan(forest.tree.plan())
+    assert kernel.generation > before
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["private blocks", "shared blocks"])
+def test_paged_attention(device: str, share: bool) -> None:
+    store = TritonStore(16, 2, 64, torch.float16, device)
+    tables = BlockTables(16, share)
+    kernel = PagedTriton(store, heads=4, tuning=SMALL)
+    forest = Forest(TritonStore(16, 2, 64, torch.float16, device), seed=5)  # for its values alone
+    for path in SHARED_TREE[:5]:
+        forest.join(path)
+        ids = [1000 * name + token for name, tokens in path for token in range(tokens)]
+        joined = tables.join(ids)
+        store.grow(tables.pool.in_use + 8)
+        k, v = forest.contexts[-1]
+        store.fill(joined.slots[::16] // 16, k[joined.cached :], v[joined.cached :])
+    for _ in range(2):
+        rows = len(forest.contexts)
+        k, v = forest.normal(rows, 2, 64), forest.normal(rows, 2, 64)
+        slots = tables.append(list(range(rows)))
+        store.append(slots // 16, slots % 16, slots[slots % 16 == 0] // 16, k, v)
+        forest.contexts = [
+            (torch.cat([a, k[row : row + 1]]), torch.cat([b, v[row : row + 1]]))
+            for row, (a, b) in enumerate(forest.contexts)
+        ]
+        kernel.plan(tables.table, tables.lengths)
+        q = forest.normal(rows, 4, 64)
+        out = torch.full_like(q, float("nan"))
+        kernel.decode(q, out)
+        assert forest.error(q, out) < TOLERANCE[torch.float16]
