@@ -9,8 +9,9 @@ import torch
 from chunkbench import __version__
 from chunkbench.attention import ChunkAttention, Kernel, Partition
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.kernels import cpu
-from chunkbench.kernels.cpu.decode import chosen_isa
+from chunkbench.baselines.hardware import instruction_set
+from chunkbench.experiment.point import Point
+from chunkbench.kernels import cpu, triton
 from chunkbench.kvcache import PrefixTree
 
 
@@ -70,14 +71,27 @@ class ChunkAttn(Implementation):
     reads_shared_once = True
     partition: Partition = "two-phase"
     kernel: Kernel = "auto"
+    _device = "cpu"
 
     def __init__(self) -> None:
         if self.kernel == "auto" and cpu.native() is None:
             self.note = f"{self.label} runs its PyTorch kernel here: {cpu.why_missing()}"
 
     def availability(self, device: str) -> Answer:
+        self._device = device
         if self.kernel == "auto" and device == "cuda":
-            self.note = f"{self.label} runs its PyTorch kernel on a GPU in this version"
+            self.note = ""  # what keeps the native module from being built is of no account here
+            missing = triton.why_unavailable(torch.device(device))
+            if missing:
+                return Answer(False, f"its GPU kernel cannot run: {missing}", "chunk_attn_torch runs without it")
+        return YES
+
+    def supports(self, point: Point) -> Answer:
+        if self.kernel == "auto" and point.device == "cuda":
+            dtype = getattr(torch, point.dtype)
+            unfit = triton.why_not(dtype, point.heads, point.kv_heads, point.head_dim, point.chunk_size)
+            if unfit:
+                return Answer(False, f"its GPU kernel cannot compute this: {unfit}", "chunk_attn_torch can")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
@@ -87,7 +101,7 @@ class ChunkAttn(Implementation):
         return f"chunkbench {__version__}"
 
     def isa(self) -> str | None:
-        return chosen_isa() if self.kernel == "auto" and cpu.native() is not None else None
+        return instruction_set(self._device) if self.kernel == "auto" else None
 
 
 class ChunkAttnTorch(ChunkAttn):

@@ -1,6 +1,6 @@
-"""PagedAttn and PagedAttn*: paged decode attention (PagedAttention) on this project's own CPU kernel.
+"""PagedAttn and PagedAttn*: paged decode attention (PagedAttention) on this project's own kernels, CPU and GPU.
 
-It runs the same inner loops over the same packed layout as `chunk_attn`, block by block through a block table per
+They run the same inner loops over the same layout as `chunk_attn`, block by block through a block table per
 sequence, so that the difference between the two is the algorithm alone. PagedAttn* is the same kernel with block tables
 that share the blocks of a common prefix (section 4.1 of the paper).
 """
@@ -8,24 +8,29 @@ that share the blocks of a common prefix (section 4.1 of the paper).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from chunkbench import __version__
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import Point
-from chunkbench.kernels import cpu
-from chunkbench.kernels.cpu.decode import PagedNative, chosen_isa
+from chunkbench.kernels import cpu, triton
+from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kernels.cpu.decode import PagedNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kvcache import BlockTables
+
+if TYPE_CHECKING:
+    from chunkbench.kernels.triton.decode import PagedTriton
 
 
 class PagedSession(Session):
     def __init__(self, inputs: Inputs, share: bool) -> None:
         point = inputs.point
         self._size = point.block_size
-        self._store = PackedStore(self._size, point.kv_heads, point.head_dim, getattr(torch, point.dtype))
-        self._kernel = PagedNative(self._store, point.heads)
+        self._store, self._kernel = _kernel(point)
         self._tables = BlockTables(self._size, share, max_tokens=inputs.capacity)
         joined = [self._tables.join(prompt) for prompt in inputs.prompts]
         # Ids are handed out lowest first, so that a store of this size has room for all that will be appended.
@@ -62,19 +67,34 @@ class PagedSession(Session):
         return self._kernel.work_items
 
 
+def _kernel(point: Point) -> tuple[ChunkStore, PagedNative | PagedTriton]:
+    shape = point.block_size, point.kv_heads, point.head_dim, getattr(torch, point.dtype)
+    if point.device == "cpu":
+        packed = PackedStore(*shape)
+        return packed, PagedNative(packed, point.heads)
+    from chunkbench.kernels.triton.decode import PagedTriton
+    from chunkbench.kernels.triton.store import TritonStore
+
+    store = TritonStore(*shape, point.device)
+    return store, PagedTriton(store, point.heads)
+
+
 class PagedAttn(Implementation):
     id = "paged_attn"
     label = "PagedAttn"
     share = False
+    _device = "cpu"
 
     def availability(self, device: str) -> Answer:
-        if device != "cpu":
-            return Answer(False, "the paged kernel of this version runs on CPUs", "run with --device cpu")
-        if cpu.native() is None:
-            return Answer(False, cpu.why_missing())
-        return YES
+        self._device = device
+        missing = cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
+        return Answer(False, missing) if missing else YES
 
     def supports(self, point: Point) -> Answer:
+        if point.device == "cuda":
+            dtype = getattr(torch, point.dtype)
+            unfit = triton.why_not(dtype, point.heads, point.kv_heads, point.head_dim, point.block_size)
+            return Answer(False, f"the kernel cannot compute this: {unfit}") if unfit else YES
         if point.block_size % 16:
             return Answer(False, f"the kernel takes blocks of a multiple of 16 tokens, not {point.block_size}")
         return YES
@@ -85,8 +105,8 @@ class PagedAttn(Implementation):
     def package_version(self) -> str:
         return f"chunkbench {__version__}"
 
-    def isa(self) -> str:
-        return chosen_isa()
+    def isa(self) -> str | None:
+        return instruction_set(self._device)
 
 
 class PagedAttnStar(PagedAttn):

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
-from chunkbench.kernels import cpu
+from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.tpp_torch import TppTorch
+from chunkbench.kernels.work import PlanLike
 from chunkbench.kvcache import ChunkPool, EmptySequence, KVCacheError, PrefixTree, WrongTokens
 from chunkbench.kvcache.tokens import Tokens, token_array
 
 Partition = Literal["two-phase", "sequence-first"]
-Kernel = Literal["auto", "native", "torch"]
+Kernel = Literal["auto", "native", "triton", "torch"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Decode(Protocol):
+    """What the kernels have in common."""
+
+    @property
+    def work_items(self) -> int: ...
+    def plan(self, plan: PlanLike) -> None: ...
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None: ...
 
 
 class WrongTensor(KVCacheError, ValueError):
@@ -35,8 +45,9 @@ class ChunkAttention:
     `heads % kv_heads == 0`; `head_dim` is a multiple of 16; `max_tokens` limits the chunks to as many as hold that
     many tokens (None: memory is the limit). `partition="sequence-first"` leaves the chunk-first phase out: the same
     cache, but every sequence reads its shared chunks for itself. `kernel="auto"` takes the native kernel on a CPU where
-    it was built and takes the shape (chunk_size a multiple of 16, head_dim up to 256), else PyTorch's; `kernel` says
-    which it came to.
+    it was built and takes the shape (chunk_size a multiple of 16, head_dim up to 256), Triton's on an NVIDIA GPU where
+    it does (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch's; `kernel`
+    says which it came to.
     """
 
     def __init__(
@@ -69,27 +80,39 @@ class ChunkAttention:
         self.dtype = dtype
         # An index, so that "cuda" and the device of tensors made on "cuda" compare equal.
         self.device = torch.empty(0, device=device).device
-        if kernel not in ("auto", "native", "torch"):
-            raise ValueError(f"kernel is 'auto', 'native' or 'torch', not {kernel!r}")
-        obstacle = self._native_obstacle()
-        if kernel == "native" and obstacle:
-            raise ValueError(f"kernel='native': {obstacle}")
-        self.kernel: Literal["native", "torch"] = "torch" if kernel == "torch" or obstacle else "native"
+        if kernel not in ("auto", "native", "triton", "torch"):
+            raise ValueError(f"kernel is 'auto', 'native', 'triton' or 'torch', not {kernel!r}")
+        own: Literal["native", "triton"] = "native" if self.device.type == "cpu" else "triton"
+        wanted = own if kernel == "auto" else kernel
+        obstacle = "" if wanted == "torch" else self._obstacle(wanted)
+        if kernel != "auto" and obstacle:
+            raise ValueError(f"kernel={kernel!r}: {obstacle}")
+        self.kernel: Literal["native", "triton", "torch"] = "torch" if obstacle else wanted
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
         self._tree = PrefixTree(chunk_size, ChunkPool(limit))
         chunk_first = partition == "two-phase"
         self._store: ChunkStore
-        self._kernel: TppTorch | TppNative
+        self._kernel: _Decode
         if self.kernel == "native":
             self._store = packed = PackedStore(chunk_size, kv_heads, head_dim, dtype)
             self._kernel = TppNative(packed, heads, chunk_first)
+        elif self.kernel == "triton":
+            # Importing Triton takes a second, and only a GPU needs it.
+            from chunkbench.kernels.triton.decode import TppTriton
+            from chunkbench.kernels.triton.store import TritonStore
+
+            self._store = store = TritonStore(chunk_size, kv_heads, head_dim, dtype, self.device)
+            self._kernel = TppTriton(store, heads, chunk_first)
         else:
             self._store = ChunkStore(chunk_size, kv_heads, head_dim, dtype, self.device)
             self._kernel = TppTorch(self._store, heads, chunk_first)
         self._planned = False
 
-    def _native_obstacle(self) -> str:
-        """Why the native kernel cannot be used; empty when it can."""
+    def _obstacle(self, kernel: Literal["native", "triton"]) -> str:
+        """Why a kernel cannot be used; empty when it can."""
+        if kernel == "triton":
+            unfit = triton.why_not(self.dtype, self.heads, self.kv_heads, self.head_dim, self.chunk_size)
+            return triton.why_unavailable(self.device) or unfit
         if self.device.type != "cpu":
             return f"it runs on a CPU, not on {self.device}"
         if self.chunk_size % 16 or self.head_dim > 256:

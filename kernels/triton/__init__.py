@@ -1,1 +1,37 @@
 """GPU kernels in Triton. On a CPU they run in Triton's interpreter (TRITON_INTERPRET=1): to be tested, not timed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+MAX_GROUP = 64
+"""Query heads of a KV head that the large tile takes."""
+
+
+def why_unavailable(device: torch.device) -> str:
+    """Why the kernels cannot run on a device at all, with the remedy; empty when they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed; PyTorch for CUDA brings it, else: pip install triton"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "PyTorch sees no NVIDIA GPU here"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return "" if major >= 8 else f"it takes GPUs of compute capability 8.0 or later, not {major}.{minor}"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
+    return "" if interpreted else f"it runs on an NVIDIA GPU, not on {device}"
+
+
+def why_not(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, chunk_size: int) -> str:
+    """Why the kernels do not take a shape; empty when they do."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"it takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if head_dim not in (64, 128, 256):
+        return f"it takes head dimensions of 64, 128 and 256, not {head_dim}"
+    if chunk_size < 16 or chunk_size & (chunk_size - 1):
+        return f"it takes chunks of a power of two from 16 tokens on, not {chunk_size}"
+    if heads > MAX_GROUP * kv_heads:
+        return f"it takes {MAX_GROUP} query heads of a KV head at most, not {heads // kv_heads}"
+    return ""
