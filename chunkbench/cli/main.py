@@ -20,6 +20,7 @@ _COMMANDS = {
     "history": "history",
     "claims": "claims",
     "prompts": "prompts",
+    "tune": "tune",
     "list": "list_",
     "validate": "validate",
     "doctor": "doctor",

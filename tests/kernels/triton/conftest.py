@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Any
 
@@ -32,6 +33,9 @@ def _mend(interpreter: Any) -> None:
     interpreter._patch_lang_tensor = patch_index_too
     interpreter.InterpreterBuilder.create_dot = dot_of_bfloat16
 
+
+if importlib.util.find_spec("triton") is None and os.environ.get("CHUNKBENCH_REQUIRE_TRITON"):
+    raise RuntimeError("Triton is not installed, and CHUNKBENCH_REQUIRE_TRITON asks for its tests")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -1,0 +1,84 @@
+"""`chunkbench tune`: find the GPU kernels' sizes of tiles and launches for this machine's GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import geometric_mean
+from typing import TYPE_CHECKING
+
+import click
+
+from chunkbench.cli.output import fail
+
+if TYPE_CHECKING:
+    from chunkbench.measure.tune import Trial
+
+
+@click.command(
+    "tune",
+    epilog="""\b
+    Examples:
+      chunkbench tune                                            all head dimensions, into tuning.json
+      chunkbench tune --head-dim 128 --out mine.json
+      CHUNKBENCH_TUNING=mine.json chunkbench run table3          use it
+    """,
+)
+@click.option(
+    "--head-dim",
+    "head_dims",
+    type=click.Choice(["64", "128", "256"]),
+    multiple=True,
+    help="Only this one; can be given several times.  [default: all]",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("tuning.json"),
+    show_default=True,
+    help="The table to write; rows of other GPUs that it, or else the packaged table, holds are kept.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Do not name every candidate.")
+def command(head_dims: tuple[str, ...], out: Path, quiet: bool) -> None:
+    """Time the Triton kernels' candidates on this machine's GPU and write the best to a tuning table.
+
+    Takes some minutes for each head dimension, most of it compiling. The table is written after each of them, so that
+    Ctrl-C loses the one at work alone. Runs use a table that the variable CHUNKBENCH_TUNING names.
+    """
+    import torch
+
+    from chunkbench.kernels.triton import why_unavailable
+    from chunkbench.kernels.triton.tuning import HEAD_DIMS, UnusableTable, path, read, write
+
+    obstacle = why_unavailable(torch.device("cuda"))
+    if obstacle:
+        fail(f"{obstacle}; candidates can be timed on an NVIDIA GPU alone (`chunkbench doctor` says more)")
+    from chunkbench.measure.tune import Stopwatch, fit, search
+
+    try:
+        table = read(out if out.exists() else path())
+    except UnusableTable as error:
+        fail(str(error))
+    major, minor = torch.cuda.get_device_capability()
+    generation = 10 * major + minor
+    for head_dim in map(int, head_dims or map(str, HEAD_DIMS)):
+
+        def announce(trial: Trial, head_dim: int = head_dim) -> None:
+            if not quiet:
+                click.echo(f"head_dim {head_dim}: {_describe(trial)}", err=True)
+
+        stopwatch = Stopwatch(head_dim)
+        try:
+            found = search(lambda one, d=head_dim: fit(generation, d, one), stopwatch.measure, announce)  # type: ignore[misc]
+        except RuntimeError as error:
+            fail(f"head_dim {head_dim}: {error}; {out} holds what was found before")
+        table.setdefault(f"sm_{generation}", {})[head_dim] = found
+        write(table, out)
+        click.echo(f"head_dim {head_dim}: {found} -> {out}")
+
+
+def _describe(trial: Trial) -> str:
+    sizes = ", ".join(f"{name} {value}" for name, value in trial.tuning._asdict().items())
+    if trial.reason:
+        return f"{sizes}: {trial.reason}"
+    each = " ".join(f"{time:.1f}" for time in trial.times_us)
+    return f"{sizes}: {geometric_mean(trial.times_us):.1f} us ({each})"

@@ -1,0 +1,165 @@
+"""Finds the Triton kernels' row of the tuning table for the GPU at hand.
+
+Candidates are compiled, those that spill dropped, the rest timed. First the tiles of `partial_results`, then the merge with the best of them. What is timed is a CUDA graph that decodes
+copies of a workload in turn, together larger than five times the L2 cache, so that all of it comes from memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import geometric_mean, median
+from typing import NamedTuple
+
+import torch
+
+from chunkbench.kernels.reference import attention
+from chunkbench.kernels.triton.tuning import Tuning
+from chunkbench.kvcache import PrefixTree
+
+REPLAYS = 15
+TOLERANCE = 4e-3
+CHUNK = 64
+START = Tuning(
+    tile=32, wide=64, warps=4, stages=5, blocks=1, merge_tile=32, merge_warps=4, fold=2, in_place=False
+)  # fmt: skip
+
+
+class Workload(NamedTuple):
+    """Sequences with a common prefix; `heads` query heads over `kv_heads`."""
+
+    rows: int
+    shared: int
+    private: int
+    heads: int
+    kv_heads: int
+
+
+WORKLOADS = (
+    Workload(32, 0, 2048, 32, 32),
+    Workload(32, 1024, 1025, 32, 32),
+    Workload(32, 2048, 1, 32, 32),
+    Workload(32, 1024, 1025, 32, 8),
+    Workload(8, 0, 8192, 32, 8),
+)
+
+
+class Trial(NamedTuple):
+    """A candidate and microseconds of each workload, none where it was refused for `reason`."""
+
+    tuning: Tuning
+    times_us: tuple[float, ...]
+    reason: str = ""
+
+
+def tiles() -> list[Tuning]:
+    """Candidates for the tiles of `partial_results`."""
+    grid = itertools.product((16, 32, 64, 128), (4, 8), (3, 5, 7))
+    return [START._replace(tile=tile, warps=warps, stages=stages) for tile, warps, stages in grid]
+
+
+def merges(of: Tuning) -> list[Tuning]:
+    """Candidates for the merge, with the tiles of `of`."""
+    grid = itertools.product((16, 32, 64), (4, 8), (2, 4))
+    apart = [of._replace(merge_tile=tile, merge_warps=warps, fold=fold) for tile, warps, fold in grid]
+    return [*apart, of._replace(in_place=True)]
+
+
+def best(trials: Iterable[Trial]) -> Tuning:
+    """The candidate with the smallest geometric mean over the workloads. Raises RuntimeError if none was timed."""
+    timed = [trial for trial in trials if trial.times_us]
+    if not timed:
+        raise RuntimeError("no candidate compiled without spills and gave the right result")
+    return min(timed, key=lambda trial: geometric_mean(trial.times_us)).tuning
+
+
+def search(
+    fit: Callable[[Tuning], Tuning | str],
+    measure: Callable[[Tuning], tuple[float, ...] | str],
+    announce: Callable[[Trial], None],
+) -> Tuning:
+    """Try tiles, then merges. `fit` gives a candidate with its `blocks`, or why it is refused; so does `measure`."""
+
+    def trials(candidates: Sequence[Tuning]) -> Iterator[Trial]:
+        for candidate in candidates:
+            fitted = fit(candidate)
+            times = fitted if isinstance(fitted, str) else measure(fitted)
+            tuning = candidate if isinstance(fitted, str) else fitted
+            trial = Trial(tuning, (), times) if isinstance(times, str) else Trial(tuning, times)
+            announce(trial)
+            yield trial
+
+    first = best(trials(tiles()))
+    return best(trials(merges(first)))
+
+
+def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
+    """The candidate with the blocks that fit a multiprocessor, or why it is refused."""
+    from chunkbench.kernels.triton.compile import build
+
+    built = build(generation, "fp16", 32, 32, head_dim, CHUNK, candidate)
+    spilled = [one.kernel for one in built if one.stack_bytes]
+    blocks = min(one.blocks(generation) for one in built if one.kernel == "partial_results")
+    if spilled or not blocks:
+        return f"{', '.join(spilled)} spills registers" if spilled else "does not fit a multiprocessor"
+    return candidate._replace(blocks=blocks)
+
+
+class Stopwatch:
+    """Times candidates on the current GPU for one head dimension."""
+
+    def __init__(self, head_dim: int) -> None:
+        self._head_dim = head_dim
+        self._l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+    def measure(self, tuning: Tuning) -> tuple[float, ...] | str:
+        """Microseconds of each workload, or why there are none."""
+        times = []
+        for workload in WORKLOADS:
+            time = self._time(workload, tuning)
+            if isinstance(time, str):
+                return time
+            times.append(time)
+        return tuple(times)
+
+    def _time(self, workload: Workload, tuning: Tuning) -> float | str:
+        from chunkbench.kernels.triton.decode import TppTriton
+        from chunkbench.kernels.triton.store import TritonStore
+
+        rows, shared, private, heads, kv_heads = workload
+        size = 4 * (shared + rows * private) * kv_heads * self._head_dim
+        copies = max(1, -(-5 * self._l2 // size))
+        tree = PrefixTree(CHUNK)
+        joins = [
+            tree.join([*range(shared), *range((row + 1) << 20, ((row + 1) << 20) + private)]) for row in range(rows)
+        ]
+        kernels = []
+        for _ in range(copies):
+            store = TritonStore(CHUNK, kv_heads, self._head_dim, torch.float16, "cuda")
+            store.grow(tree.pool.in_use)
+            kernels.append(TppTriton(store, heads, tuning=tuning))
+        k, v = torch.randn((2, shared + private, kv_heads, self._head_dim), device="cuda").half()
+        for kernel in kernels:
+            for join in joins:
+                kernel.store.fill(join.chunks, k[join.cached :], v[join.cached :])
+            kernel.plan(tree.plan())
+        q = torch.randn((rows, heads, self._head_dim), device="cuda").half()
+        out = torch.empty_like(q)
+        kernels[0].decode(q, out)
+        expected = attention(q[-1], k, v)
+        error = ((out[-1].double() - expected).abs().max() / expected.abs().max()).item()
+        if not error <= TOLERANCE:
+            return f"wrong: max_error {error:.1e} at {workload}"
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for kernel in kernels:
+                kernel.decode(q, out)
+        times = []
+        for _ in range(REPLAYS):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(1000 * start.elapsed_time(end) / copies)
+        return float(median(times[1:]))
