@@ -63,3 +63,44 @@ class DenseCache:
     def nbytes(self) -> int:
         """Bytes of K and V, the room for completion tokens included: contiguous caches reserve it."""
         return self.k.nbytes + self.v.nbytes
+
+
+class TokenMajorCache:
+    """Contiguous K/V `[b, capacity, kv_heads, d]`, one slice per sequence: the layout of FlashAttention and xformers.
+
+    `lengths` `[b]` int32 are the tokens of every sequence, changed in place, so that they are at one address for good.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        point = inputs.point
+        first_k, first_v = inputs.keys_values(0, 0, 1)
+        shape = (point.batch_size, inputs.capacity, point.kv_heads, point.head_dim)
+        # Zeros: garbage in room that a sequence has not filled could be NaN, times a weight of zero.
+        self.k, self.v = first_k.new_zeros(shape), first_v.new_zeros(shape)
+        for row, prompt in enumerate(inputs.prompts):
+            k, v = inputs.keys_values(row, 0, len(prompt))
+            self.k[row, : len(prompt)], self.v[row, : len(prompt)] = k, v
+        self._prompts = torch.tensor([len(prompt) for prompt in inputs.prompts], dtype=torch.int32)
+        self.ragged = bool((self._prompts != self._prompts[0]).any())
+        self._rows = torch.arange(point.batch_size, device=self.k.device)
+        self.lengths = self._prompts.to(self.k.device, copy=True)
+        self.longest = int(self._prompts.max())
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write one token per sequence; k, v `[b, kv_heads, d]`."""
+        if self.ragged:
+            places = self.lengths.long()
+            self.k[self._rows, places], self.v[self._rows, places] = k, v
+        else:
+            self.k[:, self.longest], self.v[:, self.longest] = k, v
+        self.lengths += 1
+        self.longest += 1
+
+    def rewind(self) -> None:
+        """Back to the prompts alone."""
+        self.lengths.copy_(self._prompts)
+        self.longest = int(self._prompts.max())
+
+    def nbytes(self) -> int:
+        """Bytes of K and V, the room for completion tokens included."""
+        return self.k.nbytes + self.v.nbytes

@@ -112,7 +112,10 @@ class VllmPagedAttn(Implementation):
 
     def availability(self, device: str) -> Answer:
         if device != "cpu":
-            return Answer(False, "this adapter calls vLLM's CPU kernel", "run with --device cpu")
+            reason = (
+                "vLLM on CUDA is not adapted in this version: its kernels there are those of flash-attn and FlashInfer"
+            )
+            return Answer(False, reason, "use flash_attn_package_paged and flashinfer_paged")
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return Answer(False, f"{_PACKAGE} is built for x86-64 Linux")
         if _installed() != _VERSION:

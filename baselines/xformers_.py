@@ -1,74 +1,125 @@
-"""xformers: memory-efficient attention (section 4.1 of the paper). The library has the file's name without the `_`."""
+"""xformers: memory-efficient attention (section 4.1 of the paper). The library has the file's name without the `_`.
+
+The library has several forward operators, of which some need its own extension (which does not load with every PyTorch)
+and others do not. Its dispatcher chooses for training and prefill; here one operator is taken for all points, the first
+in `PREFERRED` that this GPU has, and rows name it. What it refuses is unsupported, rather than another row's work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
+from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.dense import TokenMajorCache
 from chunkbench.experiment.point import Point
 
+PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
+"""Operators by the start of their names, those first that split a sequence's context over the GPU as decoding needs."""
 
-def _installed() -> str | None:
-    try:
-        return version("xformers")
-    except PackageNotFoundError:
-        return None
+
+def library() -> Any:
+    """What is used of the library, imported when it is first needed."""
+    from xformers.ops import memory_efficient_attention_forward
+    from xformers.ops.fmha import Inputs as FmhaInputs
+    from xformers.ops.fmha import cutlass, flash, flash3, triton_splitk
+
+    operators = [triton_splitk.FwOp, flash3.FwOp, flash.FwOp, cutlass.FwOp]
+    split = getattr(flash3, "FwOp_KVSplit", None)
+    return SimpleNamespace(
+        forward=memory_efficient_attention_forward,
+        inputs=FmhaInputs,
+        operators=operators if split is None else [*operators, split],
+    )
+
+
+def operator(found: Any, q: torch.Tensor, k: torch.Tensor) -> Any:
+    """The preferred operator among those that take q `[b, 1, ...]` and k, v like k `[b, n, ...]`, None without any."""
+    taken = [each for each in found.operators if not each.not_supported_reasons(found.inputs(q, k, k))]
+    ranked = [(place, each) for each in taken for place, name in enumerate(PREFERRED) if each.NAME.startswith(name)]
+    return min(ranked, key=lambda ranking: ranking[0])[1] if ranked else None
+
+
+def grouped(x: torch.Tensor, group: int) -> torch.Tensor:
+    """K or V `[b, n, kv_heads, d]` as `[b, n, kv_heads, group, d]`, every head repeated without a copy."""
+    return x[:, :, :, None].expand(-1, -1, -1, group, -1)
 
 
 class XformersSession(Session):
-    """K and V as `[b, capacity, heads, d]`, the layout of the library."""
+    """K and V as `[b, capacity, kv_heads, d]`, the layout of the library; grouped heads get an axis of their own."""
 
-    def __init__(self, inputs: Inputs) -> None:
-        from xformers.ops import memory_efficient_attention
-
-        point = inputs.point
-        self._attention: Callable[..., torch.Tensor] = memory_efficient_attention
-        first, _ = inputs.keys_values(0, 0, 1)
-        shape = (point.batch_size, inputs.capacity, point.kv_heads, point.head_dim)
-        self._k, self._v = first.new_empty(shape), first.new_empty(shape)
-        self._prompt = len(inputs.prompts[0])
-        for row in range(point.batch_size):
-            k, v = inputs.keys_values(row, 0, self._prompt)
-            self._k[row, : self._prompt], self._v[row, : self._prompt] = k, v
-        self._length = self._prompt
+    def __init__(self, inputs: Inputs, operator: Any) -> None:
+        self._cache = TokenMajorCache(inputs)
+        self._group = inputs.point.heads // inputs.point.kv_heads
+        self._forward = library().forward
+        self._operator = operator
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._k[:, self._length], self._v[:, self._length] = k, v
-        self._length += 1
+        self._cache.append(k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(self._attention(q[:, None], self._k[:, : self._length], self._v[:, : self._length])[:, 0])
+        cache = self._cache
+        q = q[:, None]
+        k, v = cache.k[:, : cache.longest], cache.v[:, : cache.longest]
+        if self._group > 1:
+            q = q.unflatten(2, (-1, self._group))
+            k, v = grouped(k, self._group), grouped(v, self._group)
+        found = self._forward(q, k, v, op=self._operator)
+        out.view(found.shape).copy_(found)
 
     def rewind(self) -> None:
-        self._length = self._prompt
+        self._cache.rewind()
 
     def kv_bytes(self) -> int:
-        return self._k.nbytes + self._v.nbytes
+        return self._cache.nbytes()
 
 
 class Xformers(Implementation):
     id = "xformers"
     label = "xformers"
 
+    def __init__(self) -> None:
+        self._operator: Any = None
+
     def availability(self, device: str) -> Answer:
         if device == "cpu":
-            return Answer(False, "xformers has no CPU operator", "run on an NVIDIA GPU (device: cuda)")
-        if _installed() is None:
-            return Answer(False, "the package xformers is not installed", "pip install 'chunkbench[xformers]'")
-        return YES
+            return Answer(False, "xformers has no CPU operator", gpu.GPU_REMEDY)
+        answer = gpu.gpu_library(device, "xformers", "xformers", library)
+        if answer.ok and self._chosen() is None:
+            return Answer(False, "no operator of xformers runs on this GPU", "python -m xformers.info says more")
+        return answer
 
     def supports(self, point: Point) -> Answer:
-        if point.kv_heads != point.heads:
-            return Answer(False, "grouped heads would need copies of K and V in memory_efficient_attention")
         if not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts need another layout than the dense one of the paper")
+        if point.device == "cuda" and torch.cuda.is_available():
+            chosen = self._chosen()
+            reasons = chosen.not_supported_reasons(library().inputs(*_small(point)))
+            if reasons:
+                return Answer(False, f"{chosen.NAME} of xformers: {'; '.join(reasons)}")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        return XformersSession(inputs)
+        return XformersSession(inputs, self._chosen())
 
-    def package_version(self) -> str | None:
-        return f"xformers {_installed()}"
+    def package_version(self) -> str:
+        chosen = self._chosen() if torch.cuda.is_available() else None
+        return gpu.named("xformers") + (f" ({chosen.NAME})" if chosen is not None else "")
+
+    def _chosen(self) -> Any:
+        if self._operator is None:
+            q = torch.empty((1, 1, 1, 128), dtype=torch.float16, device="cuda")
+            self._operator = operator(library(), q, torch.empty((1, 32, 1, 128), dtype=q.dtype, device=q.device))
+        return self._operator
+
+
+def _small(point: Point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v of a small call of the point's kind, for the operator to say whether it takes it."""
+    group, dtype = point.heads // point.kv_heads, getattr(torch, point.dtype)
+    q = torch.empty((1, 1, point.kv_heads, group, point.head_dim), dtype=dtype, device=point.device)
+    k = torch.empty((1, 32, point.kv_heads, point.head_dim), dtype=dtype, device=point.device)
+    return (q[:, :, :, 0], k, k) if group == 1 else (q, grouped(k, group), grouped(k, group))

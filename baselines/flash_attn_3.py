@@ -1,0 +1,44 @@
+"""FlashAttention-3 from the package fa3-fwd, a build of its forward kernels: bfloat16 alone, no paged K/V."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from chunkbench.baselines import gpu
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.flash_attn_package import DenseSession
+from chunkbench.experiment.point import Point
+
+
+def library() -> Any:
+    """The package, imported when it is first needed."""
+    import fa3_fwd_interface
+
+    return fa3_fwd_interface
+
+
+class FlashAttn3(Implementation):
+    id = "flash_attn_3"
+    label = "FlashAttention-3"
+
+    def availability(self, device: str) -> Answer:
+        answer = gpu.gpu_library(device, "fa3-fwd", "fa3", library)
+        if answer.ok and torch.cuda.get_device_capability()[0] not in (8, 9):
+            return Answer(False, "fa3-fwd is built for Ampere, Ada and Hopper GPUs")
+        return answer
+
+    def supports(self, point: Point) -> Answer:
+        if point.dtype != "bfloat16":
+            return Answer(False, f"fa3-fwd is built for bfloat16, not for {point.dtype}", "set dtype: bfloat16")
+        if point.head_dim > 256 or point.head_dim % 8:
+            return Answer(False, f"FlashAttention-3 takes head sizes up to 256 in steps of 8, not {point.head_dim}")
+        return YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        # Given lengths, the library starts a kernel of its own that plans with them.
+        return DenseSession(inputs, library().flash_attn_with_kvcache, equal_lengths=False)
+
+    def package_version(self) -> str:
+        return gpu.named("fa3-fwd")

@@ -1,0 +1,117 @@
+"""The package flash-attn (FlashAttention-2): `flash_attn_with_kvcache`, its call for decoding, dense and paged.
+
+The paged form names a common prefix's blocks once for all sequences; each sequence still reads them for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from chunkbench.baselines import gpu
+from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session
+from chunkbench.baselines.dense import TokenMajorCache
+from chunkbench.baselines.pool import SharedBlocks
+from chunkbench.experiment.point import Point
+
+_PAGE = 256  # the library's pages hold a multiple of this many tokens
+
+
+def library() -> Any:
+    """The package, imported when it is first needed."""
+    import flash_attn
+
+    return flash_attn
+
+
+class DenseSession(Session):
+    """Contiguous caches for a `flash_attn_with_kvcache`, FlashAttention-2's or -3's.
+
+    `equal_lengths`: whether lengths are passed also where all are equal and follow from the cache's shape.
+    """
+
+    def __init__(self, inputs: Inputs, attention: Callable[..., torch.Tensor], equal_lengths: bool) -> None:
+        self._cache = TokenMajorCache(inputs)
+        self._attention = attention
+        self._pass_lengths = equal_lengths or self._cache.ragged
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._cache.append(k, v)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        cache = self._cache
+        # Cut to the longest sequence: into how many parts the context is split follows from the cache's size.
+        k, v = cache.k[:, : cache.longest], cache.v[:, : cache.longest]
+        lengths = cache.lengths if self._pass_lengths else None
+        out.copy_(self._attention(q[:, None], k, v, cache_seqlens=lengths)[:, 0])
+
+    def rewind(self) -> None:
+        self._cache.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._cache.nbytes()
+
+
+class PagedSession(Session):
+    def __init__(self, inputs: Inputs) -> None:
+        self._blocks = SharedBlocks(inputs)
+        self._attention = library().flash_attn_with_kvcache
+        self.plan()
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._blocks.append(token_ids, k, v)
+
+    def plan(self) -> None:
+        """Block table and lengths to tensors on the device."""
+        lengths, device = self._blocks.tables.lengths, self._blocks.pool.k.device
+        used = -(-int(lengths.max()) // self._blocks.block_size)
+        # Copies: the table changes in place at the next step, also where the device is the host.
+        self._table = torch.from_numpy(self._blocks.tables.table[:, :used].copy()).to(device)
+        self._lengths = torch.from_numpy(lengths).to(device)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        pool = self._blocks.pool
+        found = self._attention(q[:, None], pool.k, pool.v, cache_seqlens=self._lengths, block_table=self._table)
+        out.copy_(found[:, 0])
+
+    def rewind(self) -> None:
+        self._blocks.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._blocks.kv_bytes()
+
+
+class FlashAttnPackage(Implementation):
+    id = "flash_attn_package"
+    label = "FlashAttention-2 (flash-attn)"
+
+    def availability(self, device: str) -> Answer:
+        return gpu.gpu_library(device, "flash-attn", "flash-attn", library)
+
+    def supports(self, point: Point) -> Answer:
+        if point.head_dim > 256 or point.head_dim % 8:
+            return Answer(False, f"flash-attn takes head sizes up to 256 in steps of 8, not {point.head_dim}")
+        return gpu.half_precision(point, "flash-attn")
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return DenseSession(inputs, library().flash_attn_with_kvcache, equal_lengths=True)
+
+    def package_version(self) -> str:
+        return gpu.named("flash-attn")
+
+
+class FlashAttnPackagePaged(FlashAttnPackage):
+    id = "flash_attn_package_paged"
+    label = "FlashAttention-2 (flash-attn), paged"
+    shares_storage = True
+
+    def supports(self, point: Point) -> Answer:
+        if point.block_size % _PAGE:
+            reason = f"flash-attn takes pages of a multiple of {_PAGE} tokens, not {point.block_size}"
+            return Answer(False, reason, f"set block_size: {_PAGE}")
+        return super().supports(point)
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return PagedSession(inputs)

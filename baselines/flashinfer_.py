@@ -1,0 +1,297 @@
+"""FlashInfer: paged decode, cascade and flat segments. The library has the file's name without the `_`.
+
+All read one pool of pages that holds a common prefix once. They differ in who reads it how often:
+
+- `flashinfer_paged` (BatchDecodeWithPagedKVCacheWrapper): every sequence reads all its pages through its own table.
+- `flashinfer_cascade`: one batch-prefill call per level of the prefix tree, merged pairwise, which is what
+  the library's MultiLevelCascadeAttentionWrapper does. That class takes no backend and would choose fa3 on Hopper
+  GPUs, so the same calls are made here with the backend named (fa2; fa3 in `flashinfer_cascade_fa3`).
+- `flashinfer_flat`: all segments of the tree are requests of one batch-prefill call, so that deep and uneven trees
+  still fill the GPU with one launch; partial results are gathered and merged by `merge_states`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chunkbench.baselines import gpu
+from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session
+from chunkbench.baselines.pool import SharedBlocks, SharedTree
+from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
+from chunkbench.experiment.point import Point
+from chunkbench.kvcache import Plan
+
+_WORKSPACE = 128 << 20  # bytes, as the library recommends
+_HEAD_DIMS = (64, 128, 256)
+_EMPTY = -1e30  # log-sum-exp of nothing; finite, because merging two of -inf gives NaN
+
+
+def library() -> Any:
+    """The library, imported when it is first needed: it takes seconds."""
+    import flashinfer
+
+    return flashinfer
+
+
+@lru_cache(maxsize=1)
+def _workspace(device: str) -> torch.Tensor:
+    """Room for partial results during a call: calls follow each other, so that all sessions can have the same."""
+    return torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def _host(values: Indices) -> torch.Tensor:
+    # A copy: the library copies to the GPU asynchronously, and the tables change in place at the next step.
+    return torch.from_numpy(values.copy())
+
+
+class _Shape:
+    """What every plan call is told."""
+
+    def __init__(self, point: Point) -> None:
+        self.sizes = (point.heads, point.kv_heads, point.head_dim, point.block_size)
+        dtype: torch.dtype = getattr(torch, point.dtype)
+        self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
+
+
+class PagedSession(Session):
+    def __init__(self, inputs: Inputs) -> None:
+        point = inputs.point
+        self._blocks = SharedBlocks(inputs)
+        self._shape = _Shape(point)
+        group = point.heads // point.kv_heads
+        # The kernel without tensor cores knows few sizes of groups, and with larger groups it is the slower one.
+        self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
+            _workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend="fa2"
+        )
+        gpu.compile_now(self, inputs)
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._blocks.append(token_ids, k, v)
+
+    def plan(self) -> None:
+        size, table, lengths = self._blocks.block_size, self._blocks.tables.table, self._blocks.tables.lengths
+        pages = -(-lengths // size)
+        indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
+        held = np.arange(table.shape[1]) < pages[:, None]
+        last = ((lengths - 1) % size + 1).astype(np.int32)
+        self._wrapper.plan(_host(indptr), _host(table[held]), _host(last), *self._shape.sizes, **self._shape.dtypes)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._wrapper.run(q, (self._blocks.pool.k, self._blocks.pool.v), out=out)
+
+    def rewind(self) -> None:
+        self._blocks.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._blocks.kv_bytes()
+
+
+class _TreeSession(Session):
+    """Sessions whose requests are the segments of the prefix tree."""
+
+    def __init__(self, inputs: Inputs, backend: str) -> None:
+        point = inputs.point
+        self._shared = SharedTree(inputs, point.block_size)
+        self._kv = (self._shared.pool.k, self._shared.pool.v)
+        self._shape = _Shape(point)
+        self._backend = backend
+        self._workspace = _workspace(point.device)
+        self._library = library()
+        self._planned: Plan | None = None
+        self._like = torch.empty(
+            (0, point.heads, point.head_dim), dtype=getattr(torch, point.dtype), device=point.device
+        )
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._shared.append(token_ids, k, v)
+
+    def plan(self) -> None:
+        plan = self._shared.tree.plan()
+        self._set(plan, plan is not self._planned)
+        self._planned = plan
+
+    @abstractmethod
+    def _set(self, plan: Plan, changed: bool) -> None:
+        """Plan the library's calls; `changed`: other segments than at the last call, not only longer ones."""
+
+    def rewind(self) -> None:
+        self._shared.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._shared.kv_bytes()
+
+    def _new_wrapper(self) -> Any:
+        return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._backend)
+
+    def _plan_wrapper(self, wrapper: Any, requests: Requests) -> None:
+        wrapper.plan(
+            _host(requests.qo_indptr),
+            _host(requests.kv_indptr),
+            _host(requests.indices),
+            _host(requests.last_page_len),
+            *self._shape.sizes,
+            causal=False,
+            **self._shape.dtypes,
+        )
+
+    def _states(self, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for partial results `[*shape, heads, d]` and their log-sum-exps `[*shape, heads]`."""
+        heads, d = self._like.shape[1:]
+        lse = torch.full((*shape, heads), _EMPTY, dtype=torch.float32, device=self._like.device)
+        return self._like.new_zeros((*shape, heads, d)), lse
+
+    def _on_device(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._like.device)
+
+
+class CascadeSession(_TreeSession):
+    """One call per level, all over the rows in depth-first order; each further level is merged into the result."""
+
+    def __init__(self, inputs: Inputs, backend: str) -> None:
+        super().__init__(inputs, backend)
+        b = inputs.point.batch_size
+        self._q, _ = self._states(b)
+        self._result, self._partial = self._states(b), self._states(b)
+        self._wrappers: list[Any] = []
+        self._levels: list[Requests] = []
+        self._order: torch.Tensor | None = None
+        self._deep = 0
+        gpu.compile_now(self, inputs)
+
+    def _set(self, plan: Plan, changed: bool) -> None:
+        if changed:
+            self._levels = levels(plan)
+            in_order = bool((plan.order == np.arange(len(plan.order))).all())
+            self._order = None if in_order else self._on_device(plan.order)
+            self._deep = len(self._levels)
+            while len(self._wrappers) < self._deep:
+                self._wrappers.append(self._new_wrapper())
+            for wrapper, level in zip(self._wrappers, self._levels[:-1], strict=False):
+                self._plan_wrapper(wrapper, level)
+        # Shared segments are full blocks: as long as the segments are the same, only the last level has grown.
+        self._plan_wrapper(self._wrappers[self._deep - 1], self._levels[-1].grown(plan))
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        result, lse = self._result
+        if self._order is None:
+            result = out
+        else:
+            q = torch.index_select(q, 0, self._order, out=self._q)
+        self._run(self._deep - 1, q, result, lse)
+        for level in range(self._deep - 1):
+            self._run(level, q, *self._partial)
+            self._library.merge_state_in_place(result, lse, *self._partial)
+        if self._order is not None:
+            out.index_copy_(0, self._order, result)
+
+    def _run(self, level: int, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+        self._wrappers[level].run(q, self._kv, out=out, lse=lse, return_lse=True)
+
+
+class FlatSession(_TreeSession):
+    """One call over all segments, then one merge."""
+
+    def __init__(self, inputs: Inputs, backend: str) -> None:
+        super().__init__(inputs, backend)
+        self._wrapper = self._new_wrapper()
+        gpu.compile_now(self, inputs)
+
+    def _set(self, plan: Plan, changed: bool) -> None:
+        if changed:
+            form = flat(plan)
+            self._requests = form.requests
+            self._arrange(form)
+        self._plan_wrapper(self._wrapper, self._requests.grown(plan))
+
+    def _arrange(self, form: Flat) -> None:
+        """Room for what the call takes and gives, and the tensors that say where its rows come from and go to."""
+        self._rows, self._deep = self._on_device(form.rows), form.states.shape[1]
+        self._places = self._on_device(form.states.ravel())
+        self._q, _ = self._states(len(form.rows))
+        self._partial, self._lse = self._states(len(form.rows) + 1)  # the last one stays empty
+        self._gathered, self._gathered_lse = self._states(form.states.size)
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        rows = len(self._rows)
+        torch.index_select(q, 0, self._rows, out=self._q)
+        self._wrapper.run(self._q, self._kv, out=self._partial[:rows], lse=self._lse[:rows], return_lse=True)
+        if self._deep == 1:
+            torch.index_select(self._partial, 0, self._places, out=out)
+            return
+        torch.index_select(self._partial, 0, self._places, out=self._gathered)
+        torch.index_select(self._lse, 0, self._places, out=self._gathered_lse)
+        merged, _ = self._library.merge_states(
+            self._gathered.unflatten(0, (-1, self._deep)), self._gathered_lse.unflatten(0, (-1, self._deep))
+        )
+        out.copy_(merged)
+
+
+class _FlashInfer(Implementation):
+    shares_storage = True
+    backend = "fa2"
+
+    def availability(self, device: str) -> Answer:
+        answer = gpu.gpu_library(device, "flashinfer-python", "flashinfer", library)
+        if answer.ok and not _can_compile():
+            return Answer(False, "FlashInfer compiles its kernels with nvcc, which is not here", "set CUDA_HOME")
+        if answer.ok and self.backend == "fa3" and torch.cuda.get_device_capability() != (9, 0):
+            return Answer(False, "FlashInfer's fa3 backend is written for Hopper GPUs", "use flashinfer_cascade")
+        return answer
+
+    def supports(self, point: Point) -> Answer:
+        if point.head_dim not in _HEAD_DIMS:
+            return Answer(False, f"FlashInfer takes head sizes 64, 128 and 256, not {point.head_dim}")
+        return gpu.half_precision(point, "FlashInfer")
+
+    def package_version(self) -> str:
+        return f"{gpu.named('flashinfer-python')} ({self.backend})"
+
+
+def _can_compile() -> bool:
+    """Whether kernels come prebuilt, or a compiler is where the library looks for one."""
+    if gpu.installed("flashinfer-jit-cache") is not None or shutil.which("nvcc") is not None:
+        return True
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return (Path(home) / "bin" / "nvcc").exists()
+
+
+class FlashInferPaged(_FlashInfer):
+    id = "flashinfer_paged"
+    label = "FlashInfer paged"
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return PagedSession(inputs)
+
+
+class FlashInferCascade(_FlashInfer):
+    id = "flashinfer_cascade"
+    label = "FlashInfer cascade (fa2)"
+    reads_shared_once = True
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return CascadeSession(inputs, self.backend)
+
+
+class FlashInferCascadeFa3(FlashInferCascade):
+    id = "flashinfer_cascade_fa3"
+    label = "FlashInfer cascade (fa3)"
+    backend = "fa3"
+
+
+class FlashInferFlat(_FlashInfer):
+    id = "flashinfer_flat"
+    label = "FlashInfer flat"
+    note = "FlashInfer flat: all segments of the prefix tree are requests of one call, merged by merge_states"
+    reads_shared_once = True
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return FlatSession(inputs, self.backend)

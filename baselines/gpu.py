@@ -1,0 +1,63 @@
+"""What the adapters of GPU libraries have in common: when they are available, and compiling before the clock runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from chunkbench.baselines.contract import YES, Answer, Inputs, Session
+from chunkbench.experiment.point import Point
+
+GPU_REMEDY = "run on an NVIDIA GPU (device: cuda)"
+
+
+def installed(distribution: str) -> str | None:
+    """Version of an installed distribution, None where there is none."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def named(distribution: str) -> str:
+    """`name version`, as rows name the library that did the work."""
+    return f"{distribution} {installed(distribution)}"
+
+
+def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], object]) -> Answer:
+    """Whether a library that has GPU kernels alone is installed and loads; `load` imports it."""
+    if device != "cuda":
+        return Answer(False, f"{distribution} has no CPU kernel", GPU_REMEDY)
+    if installed(distribution) is None:
+        return Answer(False, f"the package {distribution} is not installed", f"pip install 'chunkbench[{extra}]'")
+    if not torch.cuda.is_available():
+        return Answer(False, "PyTorch sees no NVIDIA GPU here", GPU_REMEDY)
+    try:
+        load()
+    except (ImportError, OSError, RuntimeError) as error:  # what extensions raise that were built for another PyTorch
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return Answer(False, f"{named(distribution)} does not load: {lines[0]}", "install a build for this PyTorch")
+    return YES
+
+
+def half_precision(point: Point, library: str) -> Answer:
+    """No where the dtype is float32, which the library does not take."""
+    if point.dtype == "float32":
+        return Answer(False, f"{library} takes float16 or bfloat16", "set dtype: float16")
+    return YES
+
+
+def first_no(*answers: Answer) -> Answer:
+    """The first refusal, else yes."""
+    return next((answer for answer in answers if not answer.ok), YES)
+
+
+def compile_now(session: Session, inputs: Inputs) -> None:
+    """One plan and one decode, so that kernels that are compiled at their first use are compiled in `prepare`."""
+    point = inputs.point
+    shape = (point.batch_size, point.heads, point.head_dim)
+    q = torch.zeros(shape, dtype=getattr(torch, point.dtype), device=point.device)
+    session.plan()
+    session.decode(q, torch.empty_like(q))

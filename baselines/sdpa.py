@@ -1,0 +1,107 @@
+"""Backends of PyTorch's scaled_dot_product_attention: memory-efficient attention and cuDNN's. (FlashAttention is the
+paper's and stands in `flash_attn.py`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_efficient_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from chunkbench.baselines import gpu
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.dense import DenseCache
+from chunkbench.experiment.point import Point
+
+
+class SdpaSession(Session):
+    """Dense K/V `[b, kv_heads, capacity, d]`, and one backend named so that PyTorch cannot choose another."""
+
+    def __init__(self, inputs: Inputs, backend: SDPBackend) -> None:
+        self._cache = DenseCache(inputs)
+        self._backend = backend
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._cache.append(k, v)
+
+    def plan(self) -> None:
+        self._cache.plan()
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        cache = self._cache
+        b, h_kv, _, d = cache.k.shape
+        with sdpa_kernel(self._backend):
+            # Heads that share a KV head are query positions of one head: the same sums, and K and V are read once.
+            attention = scaled_dot_product_attention(
+                q.view(b, h_kv, -1, d),
+                cache.k[:, :, : cache.longest],
+                cache.v[:, :, : cache.longest],
+                attn_mask=cache.mask,
+            )
+        out.view(attention.shape).copy_(attention)
+
+    def rewind(self) -> None:
+        self._cache.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._cache.nbytes()
+
+
+class _Sdpa(Implementation):
+    backend: SDPBackend
+
+    def availability(self, device: str) -> Answer:
+        if device != "cuda":
+            return Answer(False, f"PyTorch has {self.label} on GPUs alone", gpu.GPU_REMEDY)
+        if not torch.cuda.is_available():
+            return Answer(False, "PyTorch sees no NVIDIA GPU here", gpu.GPU_REMEDY)
+        return YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return SdpaSession(inputs, self.backend)
+
+    def package_version(self) -> str:
+        return f"torch {torch.__version__}"
+
+
+def _there_is_a_gpu_for(point: Point) -> bool:
+    return point.device == "cuda" and torch.cuda.is_available()
+
+
+def _small_call(point: Point) -> SDPAParams:
+    """A small call of the point's kind, for PyTorch to say whether a backend takes it."""
+    dtype = getattr(torch, point.dtype)
+    q = torch.empty((1, point.kv_heads, point.heads // point.kv_heads, point.head_dim), dtype=dtype, device="cuda")
+    k = torch.empty((1, point.kv_heads, 32, point.head_dim), dtype=dtype, device="cuda")
+    return SDPAParams(q, k, k, None, 0.0, False, False)
+
+
+class SdpaEfficient(_Sdpa):
+    id = "sdpa_efficient"
+    label = "SDPA memory-efficient"
+    backend = SDPBackend.EFFICIENT_ATTENTION
+
+    def supports(self, point: Point) -> Answer:
+        if _there_is_a_gpu_for(point) and not can_use_efficient_attention(_small_call(point)):
+            reason = f"PyTorch's memory-efficient attention refuses {point.dtype} heads of {point.head_dim} here"
+            return Answer(False, reason)
+        return YES
+
+
+class Cudnn(_Sdpa):
+    id = "cudnn"
+    label = "SDPA cuDNN"
+    backend = SDPBackend.CUDNN_ATTENTION
+
+    def supports(self, point: Point) -> Answer:
+        if not isinstance(point.n_p, int):
+            return Answer(False, "ragged prompts need a mask, which is not handed to cuDNN here")
+        if _there_is_a_gpu_for(point) and not can_use_cudnn_attention(_small_call(point)):
+            return Answer(False, f"PyTorch's cuDNN attention refuses {point.dtype} heads of {point.head_dim} here")
+        return gpu.half_precision(point, "cuDNN")
+
+    def package_version(self) -> str:
+        cudnn = torch.backends.cudnn.version()
+        return f"torch {torch.__version__}" + (f", cuDNN {cudnn}" if cudnn else "")

@@ -1,0 +1,147 @@
+"""Stand-ins for GPU libraries, and the signatures of the real ones where they are unpacked.
+
+A library that cannot be imported without a GPU is parsed instead: what an adapter passes is bound to the parameters
+that the library's own source declares.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chunkbench.baselines.contract import Session
+from chunkbench.experiment.model import TOLERANCE
+from chunkbench.experiment.point import Point
+from chunkbench.runner.inputs import PooledInputs
+from chunkbench.runner.oracle import make_check
+
+Signature = Callable[[str, str, str], inspect.Signature]
+
+_BASE: dict[str, Any] = {
+    "n_p": 70,
+    "n_s": 40,
+    "n_c": 12,
+    "batch_size": 4,
+    "heads": 4,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "chunk_size": 16,
+    "block_size": 16,
+    "dtype": "float32",
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def make_point() -> Callable[..., Point]:
+    return lambda **axes: Point.model_validate(_BASE | axes)
+
+
+@pytest.fixture
+def agrees() -> Callable[[Session, PooledInputs], None]:
+    """Decodes a session before and after blocks of 16 are full, twice, and compares with float64."""
+
+    def check(session: Session, inputs: PooledInputs) -> None:
+        point = inputs.point
+        out = torch.empty(point.batch_size, point.heads, point.head_dim, dtype=getattr(torch, point.dtype))
+        for attempt in range(2):
+            session.rewind()
+            for step in range(1, point.n_c + 1):
+                session.append(*inputs.completion(step))
+                session.plan()
+                if step not in (1, 10, 11, point.n_c):
+                    continue
+                expected = make_check(inputs, step, nonce=100 * attempt + step)
+                out.fill_(float("nan"))
+                session.decode(expected.q, out)
+                assert expected.max_error(out) < TOLERANCE[point.dtype], f"step {step}"
+        distinct = point.unique_prompt_tokens(1) + point.n_c * point.batch_size
+        assert distinct * point.token_bytes <= session.kv_bytes()
+
+    return check
+
+
+@pytest.fixture
+def signature() -> Signature:
+    """Signature of a function or method in a package's source, by package, file and dotted name; skips without it."""
+
+    def find(package: str, file: str, name: str) -> inspect.Signature:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            pytest.skip(f"{package} is not installed here")
+        origin = Path(spec.origin)
+        return _parsed(origin.parent / file if file else origin, name)
+
+    return find
+
+
+def _parsed(path: Path, name: str) -> inspect.Signature:
+    scope: ast.Module | ast.ClassDef | ast.FunctionDef = ast.parse(path.read_text())
+    for part in name.split("."):
+        # The last of several: what stands before are the overloads of the one that runs.
+        scope = [node for node in scope.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part][
+            -1
+        ]
+    assert isinstance(scope, ast.FunctionDef)
+    given = scope.args
+    kinds = inspect.Parameter
+    positional = [*given.posonlyargs, *given.args]
+    optional = len(positional) - len(given.defaults)
+    parameters = [
+        kinds(
+            argument.arg,
+            kinds.POSITIONAL_ONLY if place < len(given.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
+            default=None if place >= optional else kinds.empty,
+        )
+        for place, argument in enumerate(positional)
+    ]
+    if given.vararg:
+        parameters.append(kinds(given.vararg.arg, kinds.VAR_POSITIONAL))
+    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
+    if given.kwarg:
+        parameters.append(kinds(given.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
+
+
+def bound(to: inspect.Signature | None, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, its arguments first bound to a signature (without `self`)."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if to is not None:
+            to.bind(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return checked
+
+
+@pytest.fixture
+def binding() -> Callable[[inspect.Signature | None, Callable[..., Any]], Callable[..., Any]]:
+    return bound
+
+
+@pytest.fixture
+def partial_attention() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Attention of q `[r, h, d]` over k, v `[n, h_kv, d]`, and its log-sum-exp in base 2 `[r, h]`.
+
+    Of nothing: zeros and -5e4, which is FlashInfer's minus infinity.
+    """
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(k) == 0:
+            return torch.zeros_like(q), torch.full(q.shape[:2], -5e4)
+        group = q.shape[1] // k.shape[1]
+        keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
+        scores = torch.einsum("rhd,nhd->rhn", q.double(), keys) * q.shape[-1] ** -0.5
+        lse = scores.logsumexp(-1)
+        found = torch.einsum("rhn,nhd->rhd", (scores - lse[..., None]).exp(), values)
+        return found.to(q.dtype), (lse / torch.log(torch.tensor(2.0))).float()
+
+    return attend

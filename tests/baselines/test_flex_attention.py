@@ -1,0 +1,104 @@
+"""FlexAttention over all distinct K/V as one sequence: its arithmetic in plain operations, and the mask's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from chunkbench.baselines import flex_attention
+from chunkbench.baselines.contract import Session
+from chunkbench.experiment.point import Point
+from chunkbench.kvcache import PrefixTree
+from chunkbench.runner.inputs import PooledInputs
+
+POINTS: dict[str, dict[str, Any]] = {
+    "part shared": {},
+    "rewound inside a block": {"n_p": 66, "n_c": 5},
+    "nothing shared": {"n_s": 0},
+    "everything shared": {"n_s": 70},
+    "one sequence": {"batch_size": 1},
+    "grouped heads": {"kv_heads": 2},
+    "two prompts in turns": {"prompts": 2},
+    "tree": {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))},
+    "ragged": {"n_p": (50, 90)},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
+def test_what_the_mask_shows_is_attention(
+    axes: dict[str, Any], make_point: Callable[..., Point], agrees: Callable[[Session, PooledInputs], None]
+) -> None:
+    inputs = PooledInputs(make_point(**axes), seed=1)
+    agrees(flex_attention.FlexSession(inputs, compiled=False), inputs)
+
+
+def test_a_shared_prefix_is_held_once(make_point: Callable[..., Point]) -> None:
+    point = make_point(n_p=320, n_s=320, batch_size=8, n_c=2)
+    session = flex_attention.FlexSession(PooledInputs(point, seed=1), compiled=False)
+    assert session.kv_bytes() == 320 * point.token_bytes
+
+
+@pytest.mark.parametrize(("rows", "chunk"), [(3, 16), (3, 256), (200, 32), (130, 64)])
+def test_blocks_of_the_mask_leave_nothing_out_and_full_ones_are_full(rows: int, chunk: int) -> None:
+    tree = PrefixTree(chunk)
+    for row in range(rows):
+        # Every third row has a prefix of its own; rows of one prefix are not neighbours.
+        tree.join(
+            [*range(1000 * (row % 3), 1000 * (row % 3) + 300), *(100_000 + 100 * row + i for i in range(row % 50))]
+        )
+    plan = tree.plan()
+    slots = tree.pool.in_use * chunk
+    sees = np.zeros((rows, slots), bool)
+    for row, sequence in enumerate(tree.sequences):
+        places = (np.array(tree.path(sequence))[:, None] * chunk + np.arange(chunk)).ravel()
+        sees[row, places[: tree.lengths[row]]] = True
+    part, full = flex_attention.blocks_of(plan, slots)
+    assert not (part & full).any()
+    size = flex_attention.BLOCK
+    for i, j in np.ndindex(part.shape):
+        block = sees[i * size : (i + 1) * size, j * size : (j + 1) * size]
+        assert full[i, j] == (block.all() and block.shape[1] == size)
+        assert part[i, j] or full[i, j] or not block.any()
+    assert rows <= size or not (part | full).all()  # private chunks of the other rows are passed over
+
+
+def test_one_common_prefix_makes_full_blocks() -> None:
+    tree = PrefixTree(64)
+    for row in range(4):
+        tree.join([*range(512), 1000 + row])
+    part, full = flex_attention.blocks_of(tree.plan(), tree.pool.in_use * 64)
+    assert full.sum() == 512 // flex_attention.BLOCK
+    assert part.sum() == 2  # four private chunks
+
+
+def test_a_point_is_compiled_once_for_all_copies_steps_and_plans(
+    monkeypatch: pytest.MonkeyPatch, make_point: Callable[..., Point]
+) -> None:
+    counter = CompileCounterWithBackend("eager")
+
+    def compiled(point: Point) -> Any:
+        torch.compiler.reset()
+        return torch.compile(flex_attention.flex_attention, dynamic=False, fullgraph=True, backend=counter)
+
+    monkeypatch.setattr(flex_attention, "_compiled", lru_cache(compiled))
+    point = make_point(n_c=20)
+    inputs = PooledInputs(point, seed=1)
+    copies = [flex_attention.FlexSession(inputs, compiled=True) for _ in range(3)]
+    out = torch.empty(point.batch_size, point.heads, point.head_dim)
+    for _ in range(2):
+        for session in copies:
+            session.rewind()
+        for step in range(1, 21):
+            for session in copies:
+                session.append(*inputs.completion(step))
+                session.plan()
+                session.decode(inputs.queries(step), out)
+    assert counter.frame_count == 1

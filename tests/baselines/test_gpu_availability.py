@@ -1,0 +1,85 @@
+"""Every implementation that is registered says yes or no on every machine, and why."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+
+from chunkbench.baselines import gpu
+from chunkbench.baselines.contract import Answer, Implementation
+from chunkbench.experiment.point import Point
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+ENTRY_POINTS = PYPROJECT["project"]["entry-points"]["chunkbench.baselines"]
+GPU_ALONE = (
+    "flash_attn_package",
+    "flash_attn_package_paged",
+    "flash_attn_3",
+    "xformers",
+    "sdpa_efficient",
+    "cudnn",
+    "flashinfer_paged",
+    "flashinfer_cascade",
+    "flashinfer_cascade_fa3",
+    "flashinfer_flat",
+    "flex_attention",
+)
+
+
+def load(name: str) -> Implementation:
+    """From pyproject.toml, so that a line added there is tested before the package is installed anew."""
+    kind = EntryPoint(name, ENTRY_POINTS[name], "chunkbench.baselines").load()
+    implementation: Implementation = kind()
+    return implementation
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_availability_is_an_answer_everywhere(name: str, device: str) -> None:
+    implementation = load(name)
+    answer = implementation.availability(device)
+    assert isinstance(answer, Answer)
+    assert answer.ok or answer.reason
+    assert isinstance(implementation.package_version(), str)
+
+
+@pytest.mark.parametrize("name", GPU_ALONE)
+def test_on_a_cpu_a_gpu_library_names_the_remedy(name: str) -> None:
+    answer = load(name).availability("cpu")
+    assert not answer.ok
+    assert answer.remedy == gpu.GPU_REMEDY
+
+
+@pytest.mark.parametrize("name", GPU_ALONE)
+def test_without_a_gpu_or_the_package_the_remedy_says_what_is_missing(name: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    answer = load(name).availability("cuda")
+    assert not answer.ok
+    assert answer.remedy == gpu.GPU_REMEDY or answer.remedy.startswith("pip install 'chunkbench[")
+    if answer.remedy.startswith("pip"):
+        assert answer.remedy[len("pip install 'chunkbench[") : -2] in PYPROJECT["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("name", GPU_ALONE)
+def test_supports_needs_no_gpu(name: str, make_point: Callable[..., Point]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    for axes in ({}, {"n_p": (50, 90)}, {"kv_heads": 1}, {"dtype": "bfloat16", "head_dim": 80}):
+        answer = load(name).supports(make_point(**axes).model_copy(update={"device": "cuda"}))
+        assert answer.ok or answer.reason
+
+
+def test_a_package_that_does_not_load_is_unavailable_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> object:
+        raise ImportError("libcudart.so.13: cannot open shared object file\nand more")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    answer = gpu.gpu_library("cuda", "torch", "flashinfer", load)
+    assert not answer.ok
+    assert answer.reason.endswith("does not load: libcudart.so.13: cannot open shared object file")

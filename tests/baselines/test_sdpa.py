@@ -1,0 +1,42 @@
+"""SDPA adapters: the layout with the one backend that every machine has, and what is refused where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from chunkbench.baselines import sdpa
+from chunkbench.baselines.contract import Session
+from chunkbench.experiment.point import Point
+from chunkbench.runner.inputs import PooledInputs
+
+
+@pytest.mark.parametrize("axes", [{}, {"kv_heads": 2}, {"n_p": (50, 90)}], ids=["equal", "grouped heads", "ragged"])
+def test_what_is_passed_is_attention(
+    axes: dict[str, Any], make_point: Callable[..., Point], agrees: Callable[[Session, PooledInputs], None]
+) -> None:
+    inputs = PooledInputs(make_point(**axes), seed=1)
+    agrees(sdpa.SdpaSession(inputs, SDPBackend.MATH), inputs)
+
+
+def test_the_backend_is_the_named_one(make_point: Callable[..., Point]) -> None:
+    inputs = PooledInputs(make_point(n_c=1), seed=1)
+    out = torch.empty(4, 4, 64)
+    for kind in (sdpa.SdpaEfficient, sdpa.Cudnn):
+        session = kind().prepare(inputs)
+        if not torch.cuda.is_available():  # on the host PyTorch has neither, and takes no other instead
+            with pytest.raises(RuntimeError, match=r"No (available kernel|viable backend)"):
+                session.decode(inputs.queries(1), out)
+
+
+def test_what_is_not_taken_is_unsupported(make_point: Callable[..., Point]) -> None:
+    efficient, cudnn = sdpa.SdpaEfficient(), sdpa.Cudnn()
+    assert efficient.supports(make_point()).ok
+    assert efficient.supports(make_point(n_p=(50, 90))).ok
+    assert cudnn.supports(make_point(dtype="float16")).ok
+    assert not cudnn.supports(make_point()).ok
+    assert not cudnn.supports(make_point(dtype="float16", n_p=(50, 90))).ok

@@ -1,0 +1,105 @@
+"""xformers: which operator is chosen, and what it is passed, with a stand-in and with the real package's signatures."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from chunkbench.baselines import xformers_
+from chunkbench.baselines.contract import Session
+from chunkbench.experiment.point import Point
+from chunkbench.runner.inputs import PooledInputs
+
+Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Bind = Callable[[inspect.Signature | None, Callable[..., Any]], Callable[..., Any]]
+Find = Callable[[str, str, str], inspect.Signature]
+
+
+def named(name: str, *reasons: str) -> Any:
+    return SimpleNamespace(NAME=name, not_supported_reasons=lambda inputs: list(reasons))
+
+
+def forward(attend: Attend, expected: Any) -> Callable[..., torch.Tensor]:
+    """memory_efficient_attention_forward of q `[b, 1, h, d]` or `[b, 1, h_kv, group, d]` over as many KV heads."""
+
+    def call(query: Any, key: Any, value: Any, *, op: Any) -> torch.Tensor:
+        assert op is expected
+        assert query.ndim == key.ndim
+        assert query.shape[2:] == key.shape[2:] == value.shape[2:]
+        rows = [attend(*(x[row].flatten(1, -2) for x in (query, key, value)))[0] for row in range(len(query))]
+        return torch.stack(rows).reshape(query.shape)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "axes", [{}, {"kv_heads": 2}, {"batch_size": 1}], ids=["equal", "grouped heads", "one sequence"]
+)
+def test_what_is_passed_is_attention(
+    axes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    make_point: Callable[..., Point],
+    agrees: Callable[[Session, PooledInputs], None],
+    partial_attention: Attend,
+) -> None:
+    chosen = named("triton_splitKF")
+    monkeypatch.setattr(xformers_, "library", lambda: SimpleNamespace(forward=forward(partial_attention, chosen)))
+    inputs = PooledInputs(make_point(**axes), seed=1)
+    agrees(xformers_.XformersSession(inputs, chosen), inputs)
+
+
+def test_the_call_fits_the_real_packages_signature(
+    monkeypatch: pytest.MonkeyPatch,
+    make_point: Callable[..., Point],
+    agrees: Callable[[Session, PooledInputs], None],
+    partial_attention: Attend,
+    binding: Bind,
+    signature: Find,
+) -> None:
+    real = signature("xformers", "ops/fmha/__init__.py", "memory_efficient_attention_forward")
+    checked = binding(real, forward(partial_attention, None))
+    monkeypatch.setattr(xformers_, "library", lambda: SimpleNamespace(forward=checked))
+    inputs = PooledInputs(make_point(kv_heads=2), seed=1)
+    agrees(xformers_.XformersSession(inputs, None), inputs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_real_package_has_the_operators_that_are_asked(signature: Find) -> None:
+    signature("xformers", "ops/fmha/__init__.py", "memory_efficient_attention_forward")  # skips where it is missing
+    found = xformers_.library()
+    q, k = torch.empty(1, 1, 2, 64, dtype=torch.float16), torch.empty(1, 8, 2, 64, dtype=torch.float16)
+    assert xformers_.operator(found, q, k) is None  # on the host all refuse
+    names = [each.NAME for each in found.operators]
+    assert all(any(name.startswith(wanted) for name in names) for wanted in ("triton_splitKF", "fa3F", "fa2F"))
+    for each in found.operators:
+        assert each.not_supported_reasons(found.inputs(q, k, k))
+
+
+def test_operators_that_split_the_context_come_first() -> None:
+    q, k = torch.empty(1, 1, 2, 64), torch.empty(1, 8, 2, 64)
+
+    def chosen(*operators: Any) -> str | None:
+        found = SimpleNamespace(operators=operators, inputs=lambda q, k, v: None)
+        best = xformers_.operator(found, q, k)
+        return None if best is None else str(best.NAME)
+
+    cutlass, flash, split = named("cutlassF-pt"), named("fa2F@2.8-pt"), named("triton_splitKF")
+    assert chosen(cutlass, flash, split) == "triton_splitKF"
+    assert chosen(cutlass, flash) == "fa2F@2.8-pt"
+    assert chosen(cutlass, named("triton_splitKF", "too old")) == "cutlassF-pt"
+    assert chosen(named("fa3F@3", "not built")) is None
+    assert chosen(named("fa3F@3"), named("fa3F_splitKV@3")) == "fa3F_splitKV@3"
+
+
+def test_no_gpu_is_asked_where_there_is_none(make_point: Callable[..., Point]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    xformers = xformers_.Xformers()
+    assert xformers.supports(make_point(kv_heads=2).model_copy(update={"device": "cuda"})).ok
+    assert not xformers.supports(make_point(n_p=(50, 90))).ok
+    assert xformers.package_version().startswith("xformers ")
