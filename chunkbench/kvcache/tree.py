@@ -61,6 +61,7 @@ class PrefixTree:
         self._by_id: dict[int, _Sequence] = {}
         self._next_id = 0
         self._plan: Plan | None = None
+        self._begun: list[tuple[Ints, Ints]] = []  # rows and their new last chunks, since the plan was made
         # By row; longer than the number of live sequences, so that joins seldom reallocate.
         self._lengths = np.zeros(8, np.int64)
         self._last_chunks = np.zeros(8, np.int64)
@@ -173,7 +174,7 @@ class PrefixTree:
         if new:
             last_chunks[full] = new
             last_tokens[full] = 0
-            self._plan = None
+            self._begun.append((full, np.array(new, np.int64)))
         slots = last_tokens.copy()
         self._tails[np.arange(rows), slots] = ids
         last_tokens += 1
@@ -232,10 +233,15 @@ class PrefixTree:
 
     def plan(self) -> Plan:
         """The plan of the forest as it is now, built anew only if the structure has changed since the last call."""
-        if self._plan is None:
-            self._plan = self._build_plan()
-            self.plan_rebuilds += 1
-        return self._plan
+        plan = self._plan
+        for rows, chunks in self._begun if plan is not None else ():
+            plan = plan and plan.grown(rows, chunks)
+        if plan is None:
+            plan = self._build_plan()
+        self.plan_rebuilds += plan is not self._plan
+        self._begun.clear()
+        self._plan = plan
+        return plan
 
     def _build_plan(self) -> Plan:
         chunks: list[int] = []

@@ -1,7 +1,8 @@
 """Finds the Triton kernels' row of the tuning table for the GPU at hand.
 
-Candidates are compiled, those that spill dropped, the rest timed. First the tiles of `partial_results`, then the merge with the best of them. What is timed is a CUDA graph that decodes
-copies of a workload in turn, together larger than five times the L2 cache, so that all of it comes from memory.
+Candidates are compiled, those that spill dropped, the rest timed: first the tiles of `partial_results`, then the merge
+with the best of them. What is timed is a CUDA graph that decodes copies of a workload in turn, together larger than
+five times the L2 cache, so that all of it comes from memory.
 """
 
 from __future__ import annotations

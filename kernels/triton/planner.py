@@ -78,7 +78,7 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     table = np.zeros((batch, 4), np.int32)
     own = items.rows[items.first_row[tails]]
     table[own, 2], table[own, 3] = items.first_chunk[tails], items.chunk_count[tails]
-    items = split_keys(items.take(np.flatnonzero(~tails)), batch, shape)
+    items = split_keys(items.take(np.flatnonzero(~tails)), shape)
     return _arrays(items, table)
 
 
@@ -142,21 +142,19 @@ def find_tails(items: Items, batch: int) -> npt.NDArray[np.bool_]:
     return found
 
 
-def split_keys(items: Items, batch: int, shape: Shape) -> Items:
+def split_keys(items: Items, shape: Shape) -> Items:
     """Cut long runs so that every multiprocessor gets its share, and sort items by cost, the most expensive first."""
     if len(items.row_count) == 0:
         return items
     tokens = items.chunk_count * shape.chunk_size
-    slots = shape.multiprocessors * shape.blocks
-    total = float((tokens + ITEM_TOKENS).sum()) * shape.kv_heads
-    heads = np.minimum(items.row_count * shape.group, shape.lanes)
-    best, least = np.ones_like(tokens), np.inf
-    for waves in WAVES:
-        parts = np.clip(np.round(tokens / max(1.0, total / (slots * waves))).astype(np.int64), 1, items.chunk_count)
-        estimate = _estimate(items.chunk_count, parts, heads, shape)
-        if estimate < least * 0.99:  # finer only where it gains something
-            best, least = parts, estimate
-    if (best > 1).any():
+    share = (tokens + ITEM_TOKENS).sum() * shape.kv_heads / (shape.multiprocessors * shape.blocks)
+    # One row for each number of waves.
+    parts = np.rint(tokens * (np.array(WAVES)[:, None] / max(1.0, share))).astype(np.int64)
+    np.clip(parts, 1, items.chunk_count, out=parts)
+    estimates = _estimates(items, parts, shape)
+    # Finer only where it gains something.
+    best = parts[np.argmax(estimates <= 1.01 * estimates.min())]
+    if best.max() > 1:
         index, is_last, first, count = split(items.first_chunk, items.chunk_count, best)
         items = items.take(index)._replace(
             first_chunk=first, chunk_count=count, tail_row=np.where(is_last, items.tail_row[index], -1)
@@ -164,21 +162,25 @@ def split_keys(items: Items, batch: int, shape: Shape) -> Items:
     return items.take(np.argsort(-items.chunk_count, kind="stable"))
 
 
-def _estimate(chunks: Ints, parts: Ints, heads: Ints, shape: Shape) -> float:
-    """How long the items take, in tokens that a multiprocessor reads, when cut into so many parts each.
+def _estimates(items: Items, parts: Ints, shape: Shape) -> npt.NDArray[np.float64]:
+    """How long the items take, in tokens that a multiprocessor reads, when cut into `parts` `[cuts, items]` each.
 
     All blocks share the memory's bandwidth, of which a multiprocessor can draw about twice its even share. So what is
     lost is the end, where few multiprocessors are still busy, and whatever never was. Parts also write partial results.
     """
     slots = shape.multiprocessors * shape.blocks
-    programs = int(parts.sum()) * shape.kv_heads
-    reading = float((chunks * shape.chunk_size + parts * ITEM_TOKENS).sum()) * shape.kv_heads / shape.multiprocessors
-    idle = max(0.0, 1 - programs / shape.multiprocessors)
-    least = float((chunks // parts).min() * shape.chunk_size + ITEM_TOKENS)
-    left_over = programs % slots if programs > slots else 0
-    end = max(0.0, shape.blocks / 2 - left_over / shape.multiprocessors) * least if left_over else 0.0
-    merging = float((parts * heads)[parts > 1].sum()) * shape.head_tokens * shape.kv_heads / shape.multiprocessors
-    return reading * (1 + idle) + end + merging
+    heads = np.minimum(items.row_count * shape.group, shape.lanes) * shape.head_tokens
+    per_processor = shape.kv_heads / shape.multiprocessors
+    counts = parts.sum(1)
+    programs = counts * shape.kv_heads
+    reading = (items.chunk_count.sum() * shape.chunk_size + counts * ITEM_TOKENS) * per_processor
+    idle = np.maximum(0.0, 1 - programs / shape.multiprocessors)
+    least = (items.chunk_count // parts).min(1) * shape.chunk_size + ITEM_TOKENS
+    left_over = np.where(programs > slots, programs % slots, 0)
+    end = np.maximum(0.0, shape.blocks / 2 - left_over / shape.multiprocessors) * least * (left_over > 0)
+    merging = (np.where(parts > 1, parts, 0) @ heads) * per_processor
+    found: npt.NDArray[np.float64] = reading * (1 + idle) + end + merging
+    return found
 
 
 def _arrays(items: Items, table: npt.NDArray[np.int32]) -> Descriptors:
