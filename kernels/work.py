@@ -23,6 +23,17 @@ class SegmentLike(Protocol):
     def end(self) -> int: ...
 
 
+class GrowthLike(Protocol):
+    """What `kvcache.Growth` provides: see there."""
+
+    @property
+    def of(self) -> int: ...
+    @property
+    def rows(self) -> Ints: ...
+    @property
+    def chunks(self) -> Ints: ...
+
+
 class PlanLike(Protocol):
     """What `kvcache.Plan` provides: see there."""
 
@@ -42,6 +53,10 @@ class PlanLike(Protocol):
     def last_chunks(self) -> Ints: ...
     @property
     def last_tokens(self) -> Ints: ...
+    @property
+    def growth(self) -> GrowthLike | None: ...
+    @property
+    def version(self) -> int: ...
 
 
 class Limits(NamedTuple):

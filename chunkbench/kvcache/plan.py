@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,18 @@ class Segment(NamedTuple):
     begin: int
     end: int
     """The sequences `[begin, end)` in depth-first order cover the segment."""
+
+
+class Growth(NamedTuple):
+    """How a plan came from another: these rows have each begun a new last chunk."""
+
+    of: int
+    """`version` of the plan before."""
+    rows: Ints
+    chunks: Ints
+
+
+_versions = count()
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,10 @@ class Plan:
     """`[b]`, by row: id of the sequence's last chunk."""
     last_tokens: Ints
     """`[b]`, by row: tokens in that chunk, 1..chunk_size. Current at all times while the plan is."""
+    growth: Growth | None = None
+    """Where the plan is another one's with chunks added to sequences' own runs."""
+    version: int = field(default_factory=_versions.__next__)
+    """No two plans have the same."""
 
     def grown(self, rows: Ints, chunks: Ints) -> Plan | None:
         """The plan after these rows have each begun a new last chunk behind a run of chunks of their own.
@@ -63,7 +79,8 @@ class Plan:
         longer = np.bincount(segments, minlength=len(self.begins))
         starts = self.starts + np.concatenate([[0], np.cumsum(longer)])
         grown = np.insert(self.chunks, self.starts[segments + 1], chunks)
-        return replace(self, chunks=grown, starts=starts)
+        growth = Growth(self.version, rows, chunks)
+        return replace(self, chunks=grown, starts=starts, growth=growth, version=next(_versions))
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

@@ -14,7 +14,7 @@ import torch
 from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
-from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
+from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
 from chunkbench.kernels.triton.staging import Staging
 from chunkbench.kernels.triton.store import TritonStore
 from chunkbench.kernels.triton.tuning import Tuning, chosen
@@ -51,21 +51,13 @@ class _Rooms(NamedTuple):
         return {name: (end - whole, end) for name, whole, end in zip(sizes, wholes, ends, strict=True)}
 
 
-def _sections(made: Descriptors, keys: Ints, values: Ints) -> dict[str, np.ndarray]:
-    return {
-        "key_places": keys,
-        "value_places": values,
-        "header": np.array([len(made.items)], np.int32),
-        "items": made.items,
-        "rows": made.rows,
-        "order": made.order,
-        "folds": made.folds,
-    }
-
-
 def _capability(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def _end(places: Ints, shape: Shape) -> int:
+    return int(places.max(initial=0)) + 1 + shape.growth
 
 
 def _power_of_two(number: int) -> int:
@@ -106,7 +98,8 @@ class TritonDecode:
         self._grid = 0  # items that a launch has programs for
         self._staging = Staging(device)
         self._rooms = _Rooms(0, 0, 0, 0, 0)
-        self._partials = torch.empty(0)
+        self._host: dict[str, np.ndarray] = {}
+        self._own = self._left = np.empty(0, np.int64)  # by row: its own item, if any; chunks that its run can take yet
         self._views: dict[str, torch.Tensor] = {}
 
     def reserve(self, rows: int, chunks: int, items: int = 0) -> None:
@@ -122,18 +115,43 @@ class TritonDecode:
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors of `batch` rows and send them to the device."""
-        made = describe(items, batch, self._shape)
-        self._grow(_Rooms(len(made.items), len(made.order), made.slots, len(made.chunks), batch))
-        staged, rooms = self._staging.begin(), self._rooms
-        for name, values in _sections(made, *self.store.places(made.chunks)).items():
-            start, _ = rooms.spans()[name]
-            flat = np.ascontiguousarray(values).view(np.int32).ravel()
-            staged[start : start + len(flat)] = flat
-            if name == "rows":  # rows that are gone are no longer merged
-                staged[start + len(flat) : start + 4 * rooms.batch] = 0
-        self._staging.commit()
+        made, places = spread(describe(items, batch, self._shape), self._shape)
+        self._grow(_Rooms(len(made.items), len(made.order), made.slots, _end(places, self._shape), batch))
+        host = self._host
+        host["key_places"][places], host["value_places"][places] = self.store.places(made.chunks)
+        host["header"][0] = len(made.items)
+        host["items"][: len(made.items)] = made.items
+        host["rows"][:batch] = made.rows
+        host["rows"][batch:] = 0  # rows that are gone are no longer merged
+        host["order"][: len(made.order)] = made.order
+        host["folds"][: made.slots] = made.folds
+        self._staging.send()
         self._launch_needs(len(made.items), made.widest() * self._group > NARROW, made.merges)
         self.work_items = len(made.items)
+        own = np.flatnonzero(made.items[:, 5] >= 0)
+        self._own = np.full(batch, -1)
+        self._own[made.items[own, 5]] = own
+        self._left = room_to_grow(made, self._own, self._shape)
+
+    def extend(self, rows: Ints, chunks: Ints) -> bool:
+        """Let the own runs of some rows end with one more chunk each, all else staying as it was made.
+
+        A fraction of the work of `make`, and what most steps of steady decoding need. False, and nothing is changed,
+        where a row has no run of its own or it has no room left.
+        """
+        if (self._left[rows] < 1).any():
+            return False
+        self._left[rows] -= 1
+        host, own = self._host, self._own[rows]
+        apart = own >= 0
+        at = np.empty_like(rows)
+        for table, index, column, these in (("items", own, 0, apart), ("rows", rows, 2, ~apart)):
+            entries, picked = host[table], index[these]
+            at[these] = entries[picked, column] + entries[picked, column + 1]
+            entries[picked, column + 1] += 1
+        host["key_places"][at], host["value_places"][at] = self.store.places(chunks)
+        self._staging.send()
+        return True
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of q `[b, h, d]` over the planned contexts into out `[b, h, d]`, scaled by 1/sqrt(d).
@@ -219,6 +237,10 @@ class TritonDecode:
         views["partial_out"] = torch.empty((*shape, self.store.head_dim), dtype=torch.float32, device=device)
         views["counters"] = torch.zeros(rooms.batch * self.store.kv_heads, dtype=torch.int32, device=device)
         self._views = views
+        host = {name: self._staging.host[start:stop] for name, (start, stop) in spans.items()}
+        for name in ("key_places", "value_places"):
+            host[name] = host[name].view(np.int64)
+        self._host = host | {"items": host["items"].reshape(-1, 8), "rows": host["rows"].reshape(-1, 4)}
         self.generation += 1
 
 
@@ -231,13 +253,16 @@ class TppTriton(TritonDecode):
     def __init__(self, store: TritonStore, heads: int, chunk_first: bool = True, tuning: Tuning | None = None) -> None:
         super().__init__(store, heads, tuning)
         self.chunk_first = chunk_first
-        self._plan: PlanLike | None = None
+        self._version = -1
 
     def plan(self, plan: PlanLike) -> None:
-        """Make the work descriptors of a plan; of the plan of last time, only follow the lengths."""
-        if plan is not self._plan:
-            self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
-            self._plan = plan
+        """Make the work descriptors of a plan; of the plan of last time, or one grown from it, only what is new."""
+        if plan.version != self._version:
+            grown = plan.growth
+            known = grown is not None and grown.of == self._version and self.extend(grown.rows, grown.chunks)
+            if not known:
+                self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
+            self._version = plan.version
         self.store.follow(plan.last_chunks, plan.last_tokens)
 
 
@@ -246,15 +271,27 @@ class PagedTriton(TritonDecode):
 
     def __init__(self, store: TritonStore, heads: int, tuning: Tuning | None = None) -> None:
         super().__init__(store, heads, tuning)
-        self._blocks: Ints | None = None
+        self._blocks = np.empty((0, 0), np.int64)
+        self._used = np.empty(0, np.int64)
 
     def plan(self, table: np.ndarray, lengths: np.ndarray) -> None:
         """Follow block tables `[b, blocks]` and lengths `[b]`; rebuilt only when a sequence has other blocks."""
         size = self.store.chunk_size
         used = -(-lengths.astype(np.int64) // size)
         blocks = np.where(np.arange(table.shape[1]) < used[:, None], table, -1)
-        if self._blocks is None or not np.array_equal(blocks, self._blocks):
-            self.make(items_of_tables(table[blocks >= 0].astype(np.int64), used, np.arange(len(used))), len(used))
-            self._blocks = blocks
         last = table[np.arange(len(used)), used - 1].astype(np.int64)
+        if not np.array_equal(blocks, self._blocks):
+            if not self._grows(blocks, used, last):
+                self.make(items_of_tables(table[blocks >= 0].astype(np.int64), used, np.arange(len(used))), len(used))
+            self._blocks, self._used = blocks, used
         self.store.follow(last, lengths - (used - 1) * size)
+
+    def _grows(self, blocks: np.ndarray, used: Ints, last: Ints) -> bool:
+        """Whether some sequences have one block more and all else is as it was, and there was room for that."""
+        if blocks.shape != self._blocks.shape:
+            return False
+        rows = np.flatnonzero(used != self._used)
+        before = blocks.copy()
+        before[rows, used[rows] - 1] = -1
+        begun = bool((used[rows] == self._used[rows] + 1).all()) and np.array_equal(before, self._blocks)
+        return begun and self.extend(rows, last[rows])

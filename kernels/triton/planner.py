@@ -38,6 +38,8 @@ class Shape(NamedTuple):
     """A float32 head vector written and read again, in tokens of K and V: 2 for 16-bit K and V."""
     tails: bool
     """Whether the merge may go on with a row's own run."""
+    growth: int = 8
+    """Chunks that a row's own run can take before everything is planned anew."""
 
 
 class Descriptors(NamedTuple):
@@ -82,31 +84,57 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     return _arrays(items, table)
 
 
+def spread(made: Descriptors, shape: Shape) -> tuple[Descriptors, Ints]:
+    """Leave places behind every row's own run, so that it can grow; also where each of the chunks now is."""
+    own, tailed, room = made.items[:, 5] >= 0, made.rows[:, 3] > 0, shape.growth
+    ends = np.sort(np.concatenate([made.items[own, :2].sum(1), made.rows[tailed, 2:].sum(1)]))
+    items, rows = made.items.copy(), made.rows.copy()
+    for table, column in ((items, 0), (rows, 2)):
+        table[:, column] += room * np.searchsorted(ends, table[:, column], side="right").astype(np.int32)
+    places = np.arange(len(made.chunks))
+    return made._replace(items=items, rows=rows), places + room * np.searchsorted(ends, places, side="right")
+
+
+def room_to_grow(made: Descriptors, own: Ints, shape: Shape) -> Ints:
+    """Chunks that each row's own run `own` `[b]` (its item, or -1) can take after `spread`, before it is cut anew.
+
+    A tail grows to twice the length at which it would have been an item.
+    """
+    longest = 2 * TAIL_TOKENS // shape.chunk_size
+    tails = np.where(made.rows[:, 3] > 0, np.clip(longest - made.rows[:, 3], 0, shape.growth), 0)
+    return np.where(own >= 0, shape.growth, tails)
+
+
 def fold_short(items: Items, shape: Shape) -> Items:
     """Give short shared runs to the runs below them, where reading them again costs less than merging them.
 
     Items come in depth-first order, as `items_of_forest` makes them.
     """
-    first, end = items.first_row, items.first_row + items.row_count
+    tokens = items.chunk_count * shape.chunk_size
     # What a row saves: a partial result less to write and read, or an item less that it takes part in.
-    saved = ITEM_TOKENS + items.row_count * shape.group * shape.head_tokens
+    saved = ITEM_TOKENS + items.row_count * (shape.group * shape.head_tokens)
     shared = np.flatnonzero(items.row_count > 1)
-    if not (items.chunk_count[shared] * shape.chunk_size <= saved[shared]).any():
+    if not (tokens[shared] <= saved[shared]).any():
         return items
-    parent = np.full(len(first), -1)
-    for index in shared.tolist():
-        parent[index + 1 : np.searchsorted(first, end[index])] = index
-    parts = np.bincount(parent[parent >= 0], minlength=len(first))
-    inherited = [list[int]() for _ in first]
-    folded = np.zeros(len(first), bool)
-    for index in range(len(first)):
+    parent = np.full(len(tokens), -1)
+    stops = np.searchsorted(items.first_row, (items.first_row + items.row_count)[shared])
+    for index, stop in zip(shared.tolist(), stops.tolist(), strict=True):
+        parent[index + 1 : stop] = index  # those further down are overwritten by their own
+    below = np.flatnonzero(parent >= 0)
+    parts = np.bincount(parent[below], minlength=len(tokens))
+    covered = np.bincount(parent[below], items.row_count[below], len(tokens))
+    # Rows that end in a run would need an item of their own in its place.
+    able = (items.row_count > 1) & (covered == items.row_count)
+    if not (able & ((parts - 1) * tokens <= saved)).any():
+        return items
+    inherited = [list[int]() for _ in tokens]
+    folded = np.zeros(len(tokens), bool)
+    for index in range(len(tokens)):
         above = int(parent[index])
         if above >= 0 and folded[above]:
             inherited[index] = [*inherited[above], above]
-        # Rows that end here would need an item of their own in its place.
-        ends_here = parts[index] == 0 or items.row_count[parent == index].sum() < items.row_count[index]
-        if items.row_count[index] > 1 and not ends_here:
-            length = sum(int(items.chunk_count[i]) for i in (*inherited[index], index)) * shape.chunk_size
+        if able[index]:
+            length = sum(int(tokens[i]) for i in (*inherited[index], index))
             folded[index] = (parts[index] - 1) * length <= saved[index]
     chunks, starts, counts = [items.chunks], items.first_chunk.copy(), items.chunk_count.copy()
     at = len(items.chunks)

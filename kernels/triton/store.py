@@ -59,12 +59,12 @@ class TritonStore(ChunkStore):
             return
         rows = len(chunks)
         self.reserve_rows(rows)
-        staged, room = self._staging.begin(), self._room
+        host, room = self._staging.host, self._room
         keys, values = self.places(chunks)
-        staged[: 2 * rows].view(np.int64)[:] = keys
-        staged[2 * room : 2 * (room + rows)].view(np.int64)[:] = values
-        staged[4 * room : 4 * room + rows] = tokens
-        self._staging.commit()
+        host[: 2 * rows].view(np.int64)[:] = keys
+        host[2 * room : 2 * (room + rows)].view(np.int64)[:] = values
+        host[4 * room : 4 * room + rows] = tokens
+        self._staging.send()
         self._chunks, self._tokens = chunks.copy(), np.array(tokens, np.int64)
 
     def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:

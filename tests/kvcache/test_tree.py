@@ -310,3 +310,28 @@ def test_token_ids_come_as_lists_ranges_or_arrays_of_any_integer_type():
     assert tree.match((1, 2)) == 2
     assert tree.match(range(1, 3)) == 2
     assert tree.match(np.array([1, 9, 2, 9], np.uint16)[::2]) == 2
+
+
+def test_a_plan_that_grew_is_the_plan_of_the_forest() -> None:
+    """Chunks that sequences begin are added to the plan; whatever else happens between has it built anew."""
+    rng = np.random.default_rng(1)
+    tree = PrefixTree(4)
+    for row in range(6):
+        tree.join([*range(9), *range(100 * row, 100 * row + row + 1)])
+    grew = 0
+    for step in range(60):
+        before = tree.plan()
+        tree.append([step] * len(tree))
+        if step % 17 == 5:
+            tree.fork(int(rng.choice(tree.sequences)))
+        if step % 13 == 7:
+            tree.leave(int(rng.choice(tree.sequences)))
+        if step % 11 == 3:
+            tree.truncate(tree.sequences[0], int(tree.lengths[0]) - 1)
+        if step % 5 == 0:
+            tree.append([step] * len(tree))  # two at once
+        plan, built = tree.plan(), tree._build_plan()
+        grew += plan.growth is not None and plan is not before
+        for name in ("chunks", "starts", "begins", "ends", "order", "last_chunks", "last_tokens"):
+            assert getattr(plan, name).tolist() == getattr(built, name).tolist()
+    assert grew > 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -146,14 +147,14 @@ def test_lengths_advance_on_the_device(device: str) -> None:
         forest.join(path)
     forest.append()
     sent = 0
-    commit = forest.store._staging.commit
+    send = forest.store._staging.send
 
     def counting() -> None:
         nonlocal sent
         sent += 1
-        commit()
+        send()
 
-    forest.store._staging.commit = counting  # type: ignore[method-assign]
+    forest.store._staging.send = counting  # type: ignore[method-assign]
     kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
     check(forest, kernel)
     for _ in range(3):
@@ -262,3 +263,86 @@ def test_paged_attention(device: str, share: bool) -> None:
         out = torch.full_like(q, float("nan"))
         kernel.decode(q, out)
         assert forest.error(q, out) < TOLERANCE[torch.float16]
+
+
+def read_by(kernel: TppTriton | PagedTriton, rows: int) -> list[list[int]]:
+    """Where the chunks are that each row reads, as the descriptors say, in no order."""
+    host = kernel._host
+    found: list[list[int]] = [[] for _ in range(rows)]
+    for first, count, position, positions, *_ in host["items"][: kernel.work_items].tolist():
+        for row in host["order"][position : position + positions].tolist():
+            found[row] += host["key_places"][first : first + count].tolist()
+    for row, (_, _, first, count) in enumerate(host["rows"][:rows].tolist()):
+        found[row] += host["key_places"][first : first + count].tolist()
+    return [sorted(places) for places in found]
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["tails", "no tails"])
+def test_a_plan_that_grew_reads_what_one_made_anew_does(device: str, in_place: bool) -> None:
+    """Sequences begin chunks at different steps, again and again, until there is no room to grow and beyond."""
+    forest = forest_of(device, kv_heads=1)
+    forest.store.grow(500)
+    kernel = TppTriton(forest.store, heads=1, tuning=SMALL._replace(in_place=in_place))
+    for row, path in enumerate([*SHARED_TREE, [(9, 60)], [(9, 60), (10, 3)]]):
+        forest.join([*path, (20 + row, 1 + 2 * row)])
+    kernel.plan(forest.tree.plan())
+    made, grown, make = 0, 0, kernel.make
+
+    def counting(*arguments: Any) -> None:
+        nonlocal made
+        made += 1
+        make(*arguments)
+
+    kernel.make = counting  # type: ignore[method-assign]
+    for _ in range(12 * 16):
+        forest.tree.append([1] * len(forest.contexts))
+        rebuilds = forest.tree.plan_rebuilds
+        plan = forest.tree.plan()
+        grown += forest.tree.plan_rebuilds - rebuilds
+        kernel.plan(plan)
+        paths = [np.array(forest.tree.path(sequence)) for sequence in forest.tree.sequences]
+        assert read_by(kernel, len(paths)) == [sorted(forest.store.places(path)[0].tolist()) for path in paths]
+    assert 0 < made < grown / 4
+
+
+def test_block_tables_that_grew_read_what_those_made_anew_do(device: str) -> None:
+    store = TritonStore(16, 1, 64, torch.float16, device)
+    store.grow(300)
+    tables, kernel = BlockTables(16, share=True), PagedTriton(store, heads=1, tuning=SMALL)
+    for row in range(5):
+        tables.join([*range(40), *range(1000 * row, 1000 * row + 1 + 7 * row)])
+    for _ in range(12 * 16):
+        tables.append([1] * 5)
+        kernel.plan(tables.table, tables.lengths)
+        used = -(-tables.lengths.astype(np.int64) // 16)
+        paths = [tables.table[row, : used[row]].astype(np.int64) for row in range(5)]
+        assert read_by(kernel, 5) == [sorted(store.places(path)[0].tolist()) for path in paths]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("in_place", [False, True], ids=["second launch", "in place"])
+def test_a_cuda_graph_follows_the_forest(in_place: bool) -> None:
+    forest = forest_of("cuda", kv_heads=1)
+    forest.store.grow(64)
+    forest.store.reserve_rows(8)
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL._replace(in_place=in_place))
+    kernel.reserve(rows=8, chunks=64)
+    for path in SHARED_TREE[:4]:
+        forest.join(path)
+    kernel.plan(forest.tree.plan())
+    q = forest.normal(8, 2, 64)
+    out = torch.empty_like(q)
+    kernel.decode(q, out)
+    captured, graph = kernel.generation, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel.decode(q, out)
+    for change in (lambda: None, lambda: forest.join(SHARED_TREE[4]), lambda: forest.leave(1), lambda: None):
+        change()
+        for _ in range(20):
+            forest.append()
+            kernel.plan(forest.tree.plan())
+            q.copy_(forest.normal(*q.shape))
+            out.fill_(float("nan"))
+            graph.replay()
+            assert forest.error(q, out) < TOLERANCE[torch.float16]
+    assert kernel.generation == captured

@@ -1,0 +1,83 @@
+"""The tuning table, and the search that fills it; what a GPU would say stands in a table of the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from chunkbench.cli.tune import command
+from chunkbench.kernels.triton import tuning as module
+from chunkbench.kernels.triton.tuning import UnusableTable, chosen, read, write
+from chunkbench.measure.tune import Trial, Tuning, best, merges, search, tiles
+
+
+def test_every_generation_has_every_head_dimension() -> None:
+    table = read()
+    assert {"sm_80", "sm_90"} <= set(table)
+    assert all(set(rows) == set(module.HEAD_DIMS) for rows in table.values())
+
+
+def test_a_newer_gpu_takes_the_nearest_older_row() -> None:
+    table = read()
+    assert chosen(90, 128) == table["sm_90"][128]
+    assert chosen(89, 128) == table["sm_80"][128]
+    assert chosen(120, 64) == table["sm_90"][64]
+    with pytest.raises(UnusableTable, match=r"no row for compute capability 7\.5"):
+        chosen(75, 128)
+
+
+def test_a_table_that_is_none_says_where_and_how_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, text in enumerate(["{", "[]", json.dumps({"sm_90": {"128": {"tile": 32}}}), '{"sm_90": {"x": {}}}']):
+        path = tmp_path / f"{number}.json"
+        path.write_text(text)
+        monkeypatch.setenv(module.VARIABLE, str(path))
+        with pytest.raises(UnusableTable, match=rf"{number}\.json.*chunkbench tune"):
+            chosen(90, 128)
+    monkeypatch.setenv(module.VARIABLE, str(tmp_path / "missing.json"))
+    with pytest.raises(UnusableTable, match=r"missing\.json"):
+        chosen(90, 128)
+
+
+def test_a_written_table_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    write(read(), path)
+    assert read(path) == read()
+    row = read()["sm_90"][128]._replace(tile=16)
+    write({"sm_90": {128: row}}, path)
+    assert read(path) == {"sm_90": {128: row}}
+
+
+def test_the_search_takes_the_best_tiles_and_then_the_best_merge() -> None:
+    announced: list[Trial] = []
+
+    def fit(candidate: Tuning) -> Tuning | str:
+        return "spills registers" if candidate.tile == 128 else candidate._replace(blocks=3)
+
+    def measure(candidate: Tuning) -> tuple[float, ...] | str:
+        if candidate.tile == 16:
+            return "wrong: max_error 1.0"
+        slow = (candidate.tile != 64) + (candidate.stages != 5) + (candidate.warps != 4) + 0.5 * candidate.in_place
+        return (10.0 + slow, 20.0 + (candidate.fold != 4) + (candidate.merge_tile != 16) + (candidate.merge_warps != 8))
+
+    found = search(fit, measure, announced.append)
+    assert found == Tuning(64, 64, 4, 5, 3, merge_tile=16, merge_warps=8, fold=4, in_place=False)
+    assert len(announced) == len(tiles()) + len(merges(found))
+    assert {trial.reason for trial in announced if not trial.times_us} == {"spills registers", "wrong: max_error 1.0"}
+
+
+def test_without_a_usable_candidate_there_is_no_row() -> None:
+    with pytest.raises(RuntimeError, match="no candidate"):
+        best([Trial(tiles()[0], (), "spills registers")])
+
+
+def test_without_a_gpu_the_command_says_so() -> None:
+    ran = CliRunner().invoke(command, ["--head-dim", "128"])
+    if ran.exit_code == 0:
+        pytest.skip("there is a GPU here")
+    assert ran.exit_code == 2
+    assert "PyTorch sees no NVIDIA GPU here" in ran.output
