@@ -47,7 +47,7 @@ def main() -> None:
         medians = []
         worst = 0.0
         for number in range(ROUNDS):
-            done = run_round(Nothing(), inputs, out, STEPS, range(1, STEPS + 1), number, sweep, None)
+            done = run_round(Nothing(), inputs, out, STEPS, range(1, STEPS + 1), number, sweep)
             medians.append(statistics.median(done.decode_us))
             worst = max(worst, statistics.quantiles(done.decode_us, n=100)[-1])
         low, middle, high = min(medians), statistics.median(medians), max(medians)

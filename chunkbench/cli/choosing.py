@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -18,9 +18,12 @@ def chosen(
     dtype: str | None = None,
     budget: str | None = None,
     only: Sequence[str] = (),
+    modes: str | None = None,
+    caches: str | None = None,
 ) -> Experiment:
     """Load an experiment and apply options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
     from chunkbench.experiment import load_experiment
+    from chunkbench.experiment.point import Cache, Mode
 
     loaded = load_experiment(experiment, _axes(sets))
     changes: dict[str, object] = {}
@@ -30,6 +33,12 @@ def chosen(
         changes["dtype"] = dtype
     if budget is not None:
         changes["budget_s"] = seconds_of(budget)
+    for key, listed, choices in (("modes", modes, get_args(Mode)), ("caches", caches, get_args(Cache))):
+        if listed is None:
+            continue
+        if not loaded.timed:
+            raise click.BadParameter("this experiment times nothing", param_hint=f"--{key}")
+        changes[key] = _several(key, listed, choices)
     if only:
         missing = [name for name in only if name not in loaded.implementations]
         if missing:
@@ -38,6 +47,15 @@ def chosen(
         names = tuple(name for name in loaded.implementations if name in only)
         changes["implementations"] = names
     return loaded.model_copy(update=changes)
+
+
+def _several(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The values of an option that takes a list, each once. Raises `click.BadParameter`."""
+    values = tuple(dict.fromkeys(value.strip() for value in text.split(",")))
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint=f"--{option}")
+    return values
 
 
 def seconds_of(budget: str) -> float:

@@ -20,6 +20,10 @@ from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V1,V2", help="Replace an axis in every block. Repeatable.")
 @click.option("--model", metavar="NAME", help="Whose layer `kind: modules` measures: llama3-8b, ... or a config.json.")
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
+@click.option(
+    "--modes", metavar="M1,M2", help="How to time on a GPU: events, graph, eager.  [default: the file's, or all]"
+)
+@click.option("--caches", metavar="C1,C2", help="cold, warm.  [default: the file's, or the protocol's own]")
 @click.option("--budget", metavar="TIME", help="About how long to measure, e.g. 90s, 5m, 1h30m.")
 @click.option("--full", is_flag=True, help="Time every step of the fewest rounds, however long that takes.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
@@ -41,6 +45,8 @@ def command(
     sets: tuple[str, ...],
     model: str | None,
     only: tuple[str, ...],
+    modes: str | None,
+    caches: str | None,
     budget: str | None,
     full: bool,
     out: Path | None,
@@ -64,6 +70,7 @@ def command(
       chunkbench run table3 --out results/runs/mine --resume
       chunkbench run table1 --model llama3-8b
       chunkbench run figure3 --full
+      chunkbench run table3 --device cuda --modes graph,events --caches cold,warm
     """
     from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import chosen
@@ -76,10 +83,12 @@ def command(
     sets = (*sets, f"model={model}") if model else sets
     if full and budget is not None:
         raise click.UsageError("--full takes as long as it takes; leave --budget out")
-    wanted = chosen(experiment, sets, device, dtype, budget, only)
+    wanted = chosen(experiment, sets, device, dtype, budget, only, modes, caches)
     if full:
         wanted = wanted.in_full()
-    target = resolve(wanted)
+    target = resolve(wanted, describing=dry_run)
+    if modes is not None and target.device == "cpu" and wanted.modes != ("eager",):
+        raise click.BadParameter("a CPU has only the mode eager", param_hint="--modes")
     if dry_run:
         click.echo(describe_plan(wanted, target))
         return

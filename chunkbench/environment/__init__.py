@@ -2,7 +2,7 @@
 
 from chunkbench.environment.doctor import Finding, diagnose
 from chunkbench.environment.fingerprint import Environment, fingerprint, machine_id, read_environment, scrub
-from chunkbench.environment.memory import available_memory
+from chunkbench.environment.memory import available_memory, gpu_memory
 from chunkbench.environment.noise import NoiseMeter, heavy_processes
 from chunkbench.environment.revision import GitState, git_state
 
@@ -15,6 +15,7 @@ __all__ = [
     "diagnose",
     "fingerprint",
     "git_state",
+    "gpu_memory",
     "heavy_processes",
     "machine_id",
     "read_environment",

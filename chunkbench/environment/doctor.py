@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from chunkbench.environment.cpu import Cpu, huge_pages, read_cpu
+from chunkbench.environment.gpu import open_nvml
 from chunkbench.environment.memory import available_memory
 from chunkbench.environment.noise import NoiseMeter, heavy_processes
 from chunkbench.environment.software import Torch, installed_version, read_gpus, read_native, read_torch
@@ -207,6 +208,9 @@ def check_packages(torch: Torch) -> Iterator[Finding]:
 def check_gpu() -> Finding:
     gpus = read_gpus()
     names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
+    if gpus and open_nvml() is None:
+        detail = f"{names}, but its clocks cannot be read: slow samples would not be discarded"
+        return Finding(level="warn", title="GPU", detail=detail, remedy="pip install nvidia-ml-py")
     return Finding(level="ok", title="GPU", detail=names or "none that torch can use: measuring on the CPU")
 
 

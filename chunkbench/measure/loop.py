@@ -1,7 +1,7 @@
-"""The timed loop: one round of one implementation.
+"""The timed loop on a CPU: one round of one implementation.
 
-The only code between the two clock readings of a sample is the call itself (and, on a GPU, the synchronisation);
-`benchmarks/harness_overhead.py` measures what remains.
+The only code between the two clock readings of a sample is the call itself; `benchmarks/harness_overhead.py` measures
+what remains.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ def run_round(
     timed: Collection[int],
     nonce: int,
     sweep: Callable[[], None] | None,
-    synchronise: Callable[[], None] | None,
 ) -> Round:
     """Rewind, then append and plan at every step 1..n_c and decode at the timed ones.
 
-    `sweep` makes caches cold before each timed call (None: warm); `synchronise` waits for the device (None: CPU).
+    `sweep` makes caches cold before each timed call (None: warm).
     Queries differ at every step and follow `nonce`, which is the same for all implementations of a round.
     """
     result = Round()
@@ -58,16 +57,10 @@ def run_round(
     try:
         for step in range(1, n_c + 1):
             tokens, k, v = feed.completion(step)
-            if synchronise is not None:
-                synchronise()
             started = perf_counter_ns()
             session.append(tokens, k, v)
-            if synchronise is not None:
-                synchronise()
             appended = perf_counter_ns()
             session.plan()
-            if synchronise is not None:
-                synchronise()
             planned = perf_counter_ns()
             result.append_us.append((appended - started) / 1000)
             result.plan_us.append((planned - appended) / 1000)
@@ -77,16 +70,9 @@ def run_round(
             if sweep is not None:
                 sweep()
                 perf_counter_ns()  # brings back the interpreter's own lines, which are no part of the call
-            if synchronise is None:
-                started = perf_counter_ns()
-                decode(q, out)
-                ended = perf_counter_ns()
-            else:
-                synchronise()
-                started = perf_counter_ns()
-                decode(q, out)
-                synchronise()
-                ended = perf_counter_ns()
+            started = perf_counter_ns()
+            decode(q, out)
+            ended = perf_counter_ns()
             result.decode_us.append((ended - started) / 1000)
     finally:
         if collecting:

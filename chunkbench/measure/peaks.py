@@ -13,13 +13,16 @@ from chunkbench.store.facts import Peaks
 
 _PASSES = 3
 _MATRIX_SECONDS = 0.02
+_CALLS = 8
+"""Between two events on a GPU."""
 
 
 class PeakProbe:
     """Probes one device for one dtype; buffers are allocated once.
 
-    Read bandwidth is the higher of PyTorch's sum and, on a CPU, a native one, over a buffer that no cache holds; the
-    matrix rate is the higher of PyTorch's matrix product and, on a CPU, a native register-resident loop.
+    Read bandwidth is the higher of PyTorch's sum and, on a CPU, a native one, over a buffer that no cache holds, or, on
+    a GPU, of copying one half of the buffer to the other; the matrix rate is the higher of PyTorch's matrix product
+    and, on a CPU, a native register-resident loop. A GPU's times are between events.
     """
 
     def __init__(self, device: str, dtype: str, threads: int, buffer_bytes: int = 1 << 29) -> None:
@@ -34,6 +37,16 @@ class PeakProbe:
         size = self._matrix.shape[0]
         product = 2 * size**3 / self._seconds(lambda: torch.mm(self._matrix, self._matrix, out=self._product))
         rate = None
+        if self._device == "cuda":
+            half = len(self._buffer) // 2
+            copied = 2 * self._buffer[:half].nbytes / self._seconds(self._copy_half)
+            return Peaks(
+                read_bytes_per_s=max(read, copied),
+                matrix_flops_per_s=product,
+                matrix_torch_flops_per_s=product,
+                sum_bytes_per_s=read,
+                copy_bytes_per_s=copied,
+            )
         if self._device == "cpu" and native.native() is not None:
             seconds = statistics.median(native.read_seconds(self._buffer, self._threads) for _ in range(_PASSES))
             read = max(read, self._buffer.nbytes / seconds)
@@ -45,12 +58,18 @@ class PeakProbe:
             matrix_native_flops_per_s=rate,
         )
 
+    def _copy_half(self) -> None:
+        """Bytes are read and written: as many as the buffer has."""
+        half = len(self._buffer) // 2
+        self._buffer[half : 2 * half].copy_(self._buffer[:half])
+
     def _sized_matrix(self) -> torch.Tensor:
         """A square matrix whose product takes long enough to time: emulated dtypes are a hundred times slower."""
         size = 128
         while True:
             matrix = torch.randn(size, size, device=self._device).to(getattr(torch, self._dtype))
             torch.mm(matrix, matrix)
+            self._synchronise()
             started = perf_counter()
             torch.mm(matrix, matrix)
             self._synchronise()
@@ -59,15 +78,27 @@ class PeakProbe:
             size *= 2
 
     def _seconds(self, work: Callable[[], object]) -> float:
+        if self._device == "cuda":
+            return statistics.median(_seconds_between_events(work) for _ in range(_PASSES))
         times = []
         for _ in range(_PASSES):
-            self._synchronise()
             started = perf_counter()
             work()
-            self._synchronise()
             times.append(perf_counter() - started)
         return statistics.median(times)
 
     def _synchronise(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
+
+
+def _seconds_between_events(work: Callable[[], object]) -> float:
+    """Of one of several, so that what passes until the first begins counts little."""
+    work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(_CALLS):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1000 / _CALLS

@@ -5,6 +5,8 @@ from __future__ import annotations
 from chunkbench.report import headline, tables
 from chunkbench.report.view import Told, View
 
+SEVERAL_WAYS = "points are counted once for each cache and mode in which they were timed"
+
 
 def told(view: View) -> Told:
     """Losses before anything that flatters the baseline."""
@@ -21,5 +23,5 @@ def told(view: View) -> Told:
         headline.headline(found, label, len(view.groups)),
         tuple(table for table in shown if table is not None),
         headline.losses(found, label, view.axes),
-        (tables.BANDWIDTH_LEGEND,),
+        (tables.BANDWIDTH_LEGEND, *([SEVERAL_WAYS] if {"cache", "mode"} & {*view.axes} else [])),
     )

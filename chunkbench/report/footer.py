@@ -7,6 +7,7 @@ from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import AXES, describe
+from chunkbench.report import gpu
 from chunkbench.report.columns import name
 from chunkbench.report.model import Group
 from chunkbench.report.numbers import count, gigabytes, significant
@@ -39,6 +40,8 @@ def footer(manifest: Mapping[str, Any], groups: Sequence[Group], varying: Sequen
         ("point", _constants(groups[0], varying)),
         ("data", _data(rows, timed)),
         ("timing", _UNTIMED if _at(manifest, "experiment.kind") == "memory" else _timing(rows, timed)),
+        ("samples", gpu.samples([row.facts for row in timed])),
+        ("gpu", gpu.conditions([row.facts for row in timed])),
         ("interval", _interval(manifest, timed)),
         ("peaks", _peaks(timed)),
         ("paper", _paper(rows)),
@@ -144,7 +147,8 @@ def _peaks(timed: Sequence[Row]) -> str:
         return ""
     read = _extent((peak.read_bytes_per_s / 1e9 for peak in peaks), significant_digits=3)
     matrix = _extent((peak.matrix_flops_per_s / 1e9 for peak in peaks), significant_digits=3)
-    return f"read {read} GB/s, matrix products {matrix} GFLOP/s, probed inside every round"
+    how = " (the higher of reading and copying)" if any(peak.copy_bytes_per_s for peak in peaks) else ""
+    return f"read {read} GB/s{how}, matrix products {matrix} GFLOP/s, probed inside every round"
 
 
 def _paper(rows: Sequence[Row]) -> str:

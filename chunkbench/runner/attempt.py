@@ -39,20 +39,20 @@ class Attempt(Bench):
     ) -> None:
         super().__init__(experiment, survey, worker, point, cases)
         self.steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(lengths, ())
-        self._cases = cases
         self._announce, self._advance, self._peaks = announce, advance, peaks
 
     def run(self, deadline: float) -> None:
         """Measure until about `deadline` (monotonic seconds). Raises `Culprit` when the worker is lost."""
         self._announce("making inputs")
         seed = self.experiment.seed
-        # What the worker holds of the last point it gives to this one.
-        room = memory.room_of(available_memory() + self.worker.resident_bytes)
+        room, l2_bytes = self._room()
         probe = memory.probe_bytes(room) if self._peaks else 0
         point = self.point.as_json()
         self.threads = self.housekeeping("open", point=point, seed=seed, probe_bytes=probe)["threads"]
         usable = [name for name in self.entries if self.usable(name)]
         needs = memory.needs(self.point, seed, {name: self.survey[name].shares_storage for name in usable})
+        if self.point.device == "cuda":
+            needs = self.plan_copies(needs, room - probe, l2_bytes)
         baseline = self.experiment.baseline if self.experiment.timed else ""
         if self.experiment.timed:
             grouping = memory.group(needs, usable, baseline, room - probe)
@@ -65,6 +65,14 @@ class Attempt(Bench):
             for name in names:
                 if name != baseline or index == len(grouping.groups) - 1:
                     self.housekeeping("release", implementation=name)
+
+    def _room(self) -> tuple[int, int]:
+        """Bytes for K and V where the point is measured, and of a GPU's L2 cache."""
+        if self.point.device == "cuda":
+            found = self.housekeeping("room")
+            return memory.room_of(found["free_bytes"]), found["l2_bytes"]
+        # What the worker holds of the last point it gives to this one.
+        return memory.room_of(available_memory() + self.worker.resident_bytes), 0
 
     def _measure_group(
         self,
@@ -79,9 +87,9 @@ class Attempt(Bench):
             if index and name == groups[0][0]:
                 continue  # the baseline stays prepared from the first group on
             self._announce(f"{self.survey[name].label}: preparing and checking")
-            if self.ask(name, "prepare", needs=needs[name]) is not None:
+            if self.prepare(name, needs[name]):
                 self.check(name, 1, BEFORE + index, sample=not self.experiment.timed)
-        cases = self._alive([case for case in self._cases if case.implementation in names])
+        cases = self._alive([case for case in self.cases if case.implementation in names])
         if cases and self.experiment.timed:
             time_left = max(0.0, deadline - monotonic())
             if not self.steps:
@@ -101,8 +109,8 @@ class Attempt(Bench):
         `crowd` is how many times more the whole point has to run than this group.
         """
         n_c = self.point.n_c
-        decodes = crowd * sum(self.entries[case.implementation].decode_s for case in cases)
-        appends = crowd * sum(self.entries[case.implementation].append_s for case in cases) * n_c
+        decodes = crowd * sum(self.sample_s(case) for case in cases)
+        appends = crowd * sum(self.entries[case.implementation].append_s * self.appends(case) for case in cases) * n_c
         affordable = (time_left / self._least_rounds(cases) - appends) / decodes if decodes > 0 else inf
         if affordable < n_c:  # each n_c then has steps of its own, evenly spread, and the pass all of them
             affordable = max(MIN_TIMED_STEPS, affordable / len(self.steps_of))
@@ -117,10 +125,11 @@ class Attempt(Bench):
         limit = self.experiment.case_limit_s
         for case in cases:
             calls = len(self.steps) * self._least_rounds([case])
-            one = self.entries[case.implementation].decode_s
+            one = self.sample_s(case)
             if one * calls > limit:
                 reason = f"predicted: one call took {one:.1f} s, {calls} calls overrun the limit of {limit:.0f} s"
-                self.entries[case.implementation].fail("timeout", reason)
+                where = self.entries[case.implementation] if self.point.device == "cpu" else self.timings[case.key]
+                where.fail("timeout", reason)
 
     def _rounds(self, cases: Sequence[Case], group: int, groups: int, deadline: float) -> None:
         """Interleaved rounds until the intervals are narrow or the time is used up, never fewer than the least."""
@@ -154,18 +163,10 @@ class Attempt(Bench):
             if case is None:
                 peaks.append(Peaks.model_validate(self.housekeeping("peaks")))
                 continue
-            name = case.implementation
-            if self.entries[name].failed:
+            if self.lost_in(case):
                 continue
-            self._announce(f"{self.survey[name].label}: round {number + 1}")
-            reply = self.ask(
-                name,
-                "round",
-                timed=list(self.steps),
-                nonce=1 + number + 1000 * group,
-                cold=case.cache == "cold",
-                warm_up=case.protocol == "paper",
-            )
+            self._announce(f"{self.survey[case.implementation].label}: round {number + 1}")
+            reply = self.round(case, self.steps, 1 + number + 1000 * group)
             if reply is not None:
                 self.timings[case.key].add(reply, group)
                 finished.append(self.timings[case.key])
@@ -173,4 +174,4 @@ class Attempt(Bench):
             timing.peaks.extend(peaks)
 
     def _alive(self, cases: Sequence[Case]) -> list[Case]:
-        return [case for case in cases if not self.entries[case.implementation].failed]
+        return [case for case in cases if not self.lost_in(case)]

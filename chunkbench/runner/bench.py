@@ -7,7 +7,9 @@ from math import isinf
 from typing import Any
 
 from chunkbench.experiment import Experiment
-from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.point import Case, Mode, Point
+from chunkbench.measure.rotation import Rotation, calls_of, rotation, runs_of
+from chunkbench.runner import memory
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.ledger import Entry, Timing, Traits
 from chunkbench.store.facts import Status
@@ -21,9 +23,11 @@ _HOUSEKEEPING_S = 300.0
 class Culprit(Exception):
     """The worker is gone; `implementation` is whose request was outstanding, None when it was the harness's own."""
 
-    def __init__(self, implementation: str | None, status: Status, reason: str) -> None:
+    def __init__(self, implementation: str | None, status: Status, reason: str, mode: Mode | None = None) -> None:
         super().__init__(reason)
         self.implementation, self.status, self.reason = implementation, status, reason
+        self.mode: Mode | None = mode
+        """The only mode of it that is to blame; None: all of them."""
 
 
 class Bench:
@@ -40,6 +44,9 @@ class Bench:
         self.experiment, self.survey, self.worker, self.point = experiment, survey, worker, point
         self.entries = {case.implementation: Entry() for case in cases}
         self.timings = {case.key: Timing() for case in cases}
+        self.cases = cases
+        self.rotations = dict.fromkeys(self.entries, Rotation(1, False))
+        """Of cold caches on a GPU, by implementation."""
         self.steps: tuple[int, ...] = ()
         self.threads: int | None = None
 
@@ -56,8 +63,86 @@ class Bench:
             entry.fail("unsupported", f"{reply['reason']}: {reply['remedy']}" if reply["remedy"] else reply["reason"])
         return not entry.failed
 
+    def plan_copies(self, needs: Mapping[str, int], room: int, l2_bytes: int) -> dict[str, int]:
+        """How each implementation's caches will be made cold on a GPU; what its copies then need in all."""
+        if any(case.cache == "cold" for case in self.cases):
+            for name, need in needs.items():
+                shares = self.survey[name].shares_storage
+                touched = memory.touched_bytes(self.point, self.experiment.seed, name, shares)
+                self.rotations[name] = rotation(touched, l2_bytes, need, room)
+        return {name: need * self.rotations[name].copies for name, need in needs.items()}
+
+    def prepare(self, name: str, needs: int) -> bool:
+        """Build the sessions of an implementation; whether that went well."""
+        more = {"copies": self.rotations[name].copies} if self.point.device == "cuda" else {}
+        return self.ask(name, "prepare", needs=needs, **more) is not None
+
+    def round(self, case: Case, steps: Sequence[int], nonce: int) -> dict[str, Any] | None:
+        """One round of a case; None when it failed."""
+        cold = case.cache == "cold"
+        if self.point.device == "cpu":
+            warm_up = case.protocol == "paper"
+            return self.ask(case.implementation, "round", timed=list(steps), nonce=nonce, cold=cold, warm_up=warm_up)
+        copies, sweep = self.rotations[case.implementation] if cold else Rotation(1, False)
+        request: dict[str, Any] = {"timed": list(steps), "nonce": nonce, "copies": copies, "sweep": sweep}
+        return self.ask(case.implementation, "gpu_round", case.mode, mode=case.mode, **request)
+
+    def sample_s(self, case: Case) -> float:
+        """Seconds that a sample of a case takes, untimed calls and the capture of graphs included."""
+        once = self.entries[case.implementation].decode_s
+        if self.point.device == "cpu":
+            return once
+        copies = self.appends(case)
+        return once * runs_of(case.mode, copies) + self.timings[case.key].capture_s * calls_of(case.mode, copies)
+
+    def appends(self, case: Case) -> int:
+        """Sessions of a case that every step is appended to."""
+        return self.rotations[case.implementation].copies if case.cache == "cold" else 1
+
+    def lost_in(self, case: Case) -> bool:
+        """Whether there is nothing more to measure of a case."""
+        return self.entries[case.implementation].failed or self.timings[case.key].failed
+
+    def fail(self, name: str, status: Status, reason: str, mode: Mode | None = None) -> None:
+        """Give up on an implementation, or, where a graph failed, on its graphs alone."""
+        if mode != "graph":
+            self.entries[name].fail(status, reason)
+            return
+        for timing in self._graphs(name):
+            timing.fail(status, reason)
+
     def check(self, name: str, steps: int, nonce: int, sample: bool = False) -> None:
-        """Compare one decode over `steps` completion tokens, or a sample of its rows, with float64."""
+        """Compare one decode over `steps` completion tokens, or a sample of its rows, with float64; and the replay of
+        a graph, where one is timed."""
+        self._check(name, steps, nonce, sample)
+        if not self.entries[name].failed and any(not timing.failed for timing in self._graphs(name)):
+            self._check_graph(name, steps, nonce, sample)
+
+    def _graphs(self, name: str) -> list[Timing]:
+        return [self.timings[case.key] for case in self.cases if case.implementation == name and case.mode == "graph"]
+
+    def _check_graph(self, name: str, steps: int, nonce: int, sample: bool) -> None:
+        reply = self.ask(name, "check", "graph", steps=steps, nonce=nonce, sample=sample, mode="graph")
+        if reply is None:
+            return
+        error = reply["max_error"]
+        wrong = self._wrong(error, steps)
+        if wrong:
+            self.fail(name, "incorrect", f"replayed from a graph: {wrong}", "graph")
+        for timing in self._graphs(name):
+            timing.capture_s = reply["once_s"]
+            if not isinf(error):
+                timing.max_error = max(timing.max_error or 0.0, error)
+
+    def _wrong(self, error: float, steps: int) -> str:
+        """What is wrong with an output; empty when nothing is."""
+        tolerance = self.experiment.tolerance[self.point.dtype]
+        state = f"after {steps} completion token{'s' * (steps > 1)}"
+        if isinf(error):
+            return f"NaN or infinity in the output {state}"
+        return "" if error <= tolerance else f"max_error {error:.1e} {state}, tolerance {tolerance:.0e}"
+
+    def _check(self, name: str, steps: int, nonce: int, sample: bool) -> None:
         reply = self.ask(name, "check", steps=steps, nonce=nonce, sample=sample)
         if reply is None:
             return
@@ -65,14 +150,12 @@ class Bench:
         entry.decode_s, entry.append_s = reply["decode_s"], reply["append_s"]
         entry.kv_bytes, entry.visible_bytes = reply["kv_bytes"], reply["visible_bytes"]
         entry.work_items = reply["work_items"]
-        error, tolerance = reply["max_error"], self.experiment.tolerance[self.point.dtype]
-        state = f"after {steps} completion token{'s' * (steps > 1)}"
-        if isinf(error):
-            entry.fail("incorrect", f"NaN or infinity in the output {state}")
-            return
-        entry.max_error = max(entry.max_error or 0.0, error)
-        if not error <= tolerance:
-            entry.fail("incorrect", f"max_error {error:.1e} {state}, tolerance {tolerance:.0e}")
+        error = reply["max_error"]
+        wrong = self._wrong(error, steps)
+        if wrong:
+            entry.fail("incorrect", wrong)
+        if not isinf(error):
+            entry.max_error = max(entry.max_error or 0.0, error)
 
     def check_bytes(self, name: str) -> None:
         """Compare the K/V bytes that an implementation states with what it can be seen to hold, and must hold."""
@@ -85,19 +168,24 @@ class Bench:
         elif 0 < entry.visible_bytes < entry.kv_bytes:
             entry.fail("error", f"states {entry.kv_bytes} bytes of K/V but holds {entry.visible_bytes}")
 
-    def ask(self, name: str, op: str, **arguments: Any) -> dict[str, Any] | None:
-        """Ask something that runs an implementation; None when it failed, which its entry then says."""
+    def ask(self, name: str, op: str, mode_: Mode | None = None, /, **arguments: Any) -> dict[str, Any] | None:
+        """Ask something that runs an implementation, in one mode only if that is given; None when it failed, which its
+        entry, or its graphs' timings, then say."""
+        mode: Mode | None = "graph" if mode_ == "graph" else None
         limit = self.experiment.case_limit_s
         try:
             return self.worker.ask(op, limit, implementation=name, **arguments)
         except WorkerError as error:
-            status: Status = "oom" if error.kind == "oom" else "error"
-            self.entries[name].fail(status, f"in {op}: {error}")
+            if error.kind == "lost":
+                raise Culprit(name, "crashed", f"in {op}: {error}", mode) from None
+            statuses: Mapping[str, Status] = {"oom": "oom", "unsupported": "unsupported"}
+            said = str(error) if error.kind == "unsupported" else f"in {op}: {error}"
+            self.fail(name, statuses.get(error.kind, "error"), said, mode)
             return None
         except WorkerCrashed as crash:
-            raise Culprit(name, "crashed", f"in {op}: {crash}") from None
+            raise Culprit(name, "crashed", f"in {op}: {crash}", mode) from None
         except WorkerTimeout as timeout:
-            raise Culprit(name, "timeout", f"in {op}: {timeout}") from None
+            raise Culprit(name, "timeout", f"in {op}: {timeout}", mode) from None
 
     def housekeeping(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Ask something that is the harness's own business."""

@@ -28,7 +28,8 @@ _FORK_LIMIT_S = 30.0
 
 
 class WorkerError(RuntimeError):
-    """The worker answered with an error; `kind` is `error` or `oom`."""
+    """The worker answered with an error; `kind` is `error`, `oom`, `unsupported` (a graph), or `lost`: it can compute
+    nothing more, since its GPU's context is gone."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from time import perf_counter
 
 import numpy as np
 
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS
 from chunkbench.baselines import registry
-from chunkbench.environment import available_memory
+from chunkbench.baselines.contract import Answer
+from chunkbench.environment import available_memory, gpu_memory
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner import memory
@@ -19,12 +21,16 @@ def describe_plan(experiment: Experiment, target: Target) -> str:
     """The plan as text; nothing is measured but a few milliseconds of read bandwidth."""
     points = experiment.points(target.device, target.dtype)
     states = {name: registry.availability(name, target.device) for name in experiment.implementations}
-    usable = [name for name, (_, answer) in states.items() if answer.ok]
-    shares = {name: registry.load(name).shares_storage for name in usable}
+    absent = target.device == "cuda" and not target.environment.gpus
+    shares = {
+        name: traits for name, (_, answer) in states.items() if (traits := _shares(name, answer, absent)) is not None
+    }
     cases = sum(len(experiment.cases(point)) for point in points)
     lines = [
         f"{experiment.name}: {experiment.title}",
         f"{len(points)} points, {cases} cases, on {target.device} in {target.dtype}, seed {experiment.seed}",
+        *(["PyTorch sees no NVIDIA GPU here: this is what a run would do where there is one"] if absent else []),
+        *_ways(experiment, points[0]),
         "",
     ]
     for name, (label, answer) in states.items():
@@ -33,8 +39,9 @@ def describe_plan(experiment: Experiment, target: Target) -> str:
     lines.append("")
     for point in points:
         lines.append("  " + _describe(point))
-    if usable:
-        lines += ["", *_memory(experiment, points, shares), _time(experiment, points, shares)]
+    if shares:
+        room = _room(target)
+        lines += ["", *_memory(experiment, points, shares, room), _time(experiment, points, shares, target)]
     return "\n".join(lines)
 
 
@@ -44,23 +51,57 @@ def _describe(point: Point) -> str:
     return " ".join(f"{name}={value}" for name, value in axes.items()).replace("(", "[").replace(")", "]")
 
 
-def _memory(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, bool]) -> list[str]:
+def _shares(name: str, answer: Answer, absent: bool) -> bool | None:
+    """Whether an implementation holds shared prefixes once; None where it would not be measured.
+
+    Where the device is `absent`, of every one whose adapter loads: what the others need is still worth knowing.
+    """
+    if answer.ok:
+        return registry.load(name).shares_storage
+    if absent:
+        with contextlib.suppress(Exception):  # why it does not load is said in the list
+            return registry.load(name).shares_storage
+    return None
+
+
+def _ways(experiment: Experiment, point: Point) -> list[str]:
+    """How each point is timed, on a device that can do more than one way."""
+    if point.device == "cpu" or not experiment.timed:
+        return []
+    ways = dict.fromkeys(f"{case.cache} {case.mode}" for case in experiment.cases(point))
+    return [f"each point: {', '.join(ways)}"]
+
+
+def _room(target: Target) -> int | None:
+    """Bytes for K and V where the run would be; None where that is not here."""
+    free = available_memory() if target.device == "cpu" else gpu_memory()
+    return None if free is None else memory.room_of(free)
+
+
+def _memory(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, bool], room: int | None) -> list[str]:
     """Memory of the point that needs most, and how its implementations would be grouped."""
     largest = max(points, key=lambda point: sum(memory.needs(point, experiment.seed, shares).values()))
     needs = memory.needs(largest, experiment.seed, shares)
-    room = memory.room_of(available_memory())
-    grouping = memory.group(needs, list(needs), experiment.baseline, room - memory.probe_bytes(room))
     together = memory.gigabytes(sum(needs.values()))
+    text = f"memory: the largest point ({_describe(largest)}) needs {together} of K/V for all implementations at once"
+    if largest.device == "cuda":
+        text += ", and for cold caches as many copies of a small session as exceed five times the L2 cache"
+    if room is None:
+        return [text]
+    grouping = memory.group(needs, list(needs), experiment.baseline, room - memory.probe_bytes(room))
     lines = [
-        f"memory: the largest point ({_describe(largest)}) needs {together} of K/V for all implementations at once;",
+        f"{text};",
         f"  {memory.gigabytes(room)} are available, so it runs in {len(grouping.groups)} group(s)",
     ]
     lines += [f"  {name}: oom, {reason}" for name, reason in grouping.too_large.items()]
     return lines
 
 
-def _time(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, bool]) -> str:
-    """The budget, or more if the fewest rounds cannot fit in it."""
+def _time(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, bool], target: Target) -> str:
+    """The budget, or more if the fewest rounds cannot fit in it, as far as a CPU's bandwidth tells."""
+    text = f"time: the budget is {experiment.budget_s / 60:.1f} min"
+    if target.device == "cuda":
+        return text
     buffer = np.ones(1 << 24, dtype=np.float32)
     started = perf_counter()
     buffer.sum()
@@ -71,7 +112,6 @@ def _time(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, b
         size = sum(memory.needs(point, experiment.seed, shares).values())
         touched += size * (calls + 3)  # preparing touches K/V about thrice
     least = touched / bandwidth
-    text = f"time: the budget is {experiment.budget_s / 60:.1f} min"
     if least > experiment.budget_s:
         text += f", but the fewest rounds need about {least / 60:.1f} min, which is what it will take"
     return text

@@ -12,7 +12,7 @@ from chunkbench.analysis.modules import MODULES
 from chunkbench.analysis.statistics import relative_half_width, round_means
 from chunkbench.experiment.point import Case, Point
 from chunkbench.measure.noise import complaint
-from chunkbench.store.facts import CaseFacts, Noise, Peaks, Status, Yardsticks
+from chunkbench.store.facts import CaseFacts, GpuState, Noise, Peaks, Sampling, Status, Yardsticks
 
 
 def now() -> str:
@@ -42,8 +42,26 @@ class Traits:
 
 
 @dataclass
-class Timing:
-    """Rounds of one case."""
+class Failable:
+    """What can fail, once."""
+
+    status: Status | None = None
+    reason: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is nothing more to measure."""
+        return self.status is not None
+
+    def fail(self, status: Status, reason: str) -> None:
+        """Record the first failure; later ones are consequences."""
+        if self.status is None:
+            self.status, self.reason = status, reason
+
+
+@dataclass
+class Timing(Failable):
+    """Rounds of one case, which can fail by itself: a decode that no graph captures may still be called."""
 
     samples_us: list[list[float]] = field(default_factory=list)
     append_us: list[list[float]] = field(default_factory=list)
@@ -51,6 +69,13 @@ class Timing:
     groups: list[int] = field(default_factory=list)
     peaks: list[Peaks] = field(default_factory=list)
     yardsticks: list[Yardsticks] = field(default_factory=list)
+    gpu: list[GpuState] = field(default_factory=list)
+    sampling: Sampling | None = None
+    discarded: int = 0
+    max_error: float | None = None
+    """Of a graph's replays, where those were checked."""
+    capture_s: float = 0.0
+    """What capturing one call takes."""
 
     def add(self, reply: Mapping[str, Any], group: int) -> None:
         """Take in one round as the worker reports it."""
@@ -60,6 +85,11 @@ class Timing:
         self.groups.append(group)
         if reply.get("yardsticks"):
             self.yardsticks.append(Yardsticks.model_validate(reply["yardsticks"]))
+        if reply.get("gpu"):
+            self.gpu.append(GpuState.model_validate(reply["gpu"]))
+        if reply.get("sampling"):
+            self.sampling = Sampling.model_validate(reply["sampling"])
+        self.discarded += reply.get("discarded", 0)
 
     def of(self, steps: Sequence[int], chosen: Sequence[int]) -> Timing:
         """The part of a pass, whose timed `steps` these are, that a shorter n_c would have had: the `chosen` steps."""
@@ -79,11 +109,9 @@ class Timing:
 
 
 @dataclass
-class Entry:
-    """One implementation at one point."""
+class Entry(Failable):
+    """One implementation at one point: its failure is that of all its cases."""
 
-    status: Status | None = None
-    reason: str = ""
     max_error: float | None = None
     kv_bytes: int | None = None
     visible_bytes: int = 0
@@ -91,16 +119,6 @@ class Entry:
     work_items: int | None = None
     decode_s: float = 0.0
     append_s: float = 0.0
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is nothing more to measure."""
-        return self.status is not None
-
-    def fail(self, status: Status, reason: str) -> None:
-        """Record the first failure; later ones are consequences."""
-        if self.status is None:
-            self.status, self.reason = status, reason
 
 
 @dataclass(frozen=True)
@@ -123,12 +141,12 @@ class Context:
 def facts(context: Context, case: Case, traits: Traits, entry: Entry, timing: Timing) -> CaseFacts:
     """The line of `cases.jsonl` for one case."""
     point = context.point
-    status, reason = entry.status, entry.reason
+    status, reason = (entry.status, entry.reason) if entry.failed else (timing.status, timing.reason)
     if status is None and not timing.samples_us:
         status = "ok"  # nothing was to be timed
     if status is None:
         width = relative_half_width(round_means(timing.samples_us), context.confidence)
-        reason = complaint(context.noise, width if len(timing.samples_us) > 1 else 0.0)
+        reason = complaint(context.noise, width if len(timing.samples_us) > 1 else 0.0, timing.gpu)
         status = "noisy" if reason else "ok"
     steps = context.steps if timing.samples_us else ()
     work = _module_work(point, case.implementation, len(steps)) or _decode_work(context, traits, steps)
@@ -150,13 +168,16 @@ def facts(context: Context, case: Case, traits: Traits, entry: Entry, timing: Ti
         groups=tuple(timing.groups),
         peaks=tuple(timing.peaks),
         yardsticks=tuple(timing.yardsticks),
+        discarded=timing.discarded,
+        gpu=tuple(timing.gpu),
+        sampling=timing.sampling,
         noise=context.noise,
         # What was held is known at the end of the pass alone.
         kv_bytes=entry.kv_bytes if context.longest_n_c is None else None,
         longest_n_c=context.longest_n_c,
         **work,
         work_items=entry.work_items if context.longest_n_c is None else None,
-        max_error=entry.max_error,
+        max_error=entry.max_error if timing.max_error is None else timing.max_error,
         tolerance=context.tolerance,
         threads=context.threads,
         isa=traits.isa,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from chunkbench.experiment.llama import LlamaShape
 from chunkbench.experiment.point import Point
 
 WORKER_BYTES = 3 << 29
@@ -33,12 +34,25 @@ def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
     return int((tokens + completions) * point.token_bytes * _SLACK)
 
 
+def touched_bytes(point: Point, seed: int, name: str, shares_storage: bool) -> int:
+    """Distinct bytes of K and V, or of weights, that a decode of the first step reads."""
+    if name in WITHOUT_CACHE:
+        shape = point.model
+        assert shape is not None
+        return shape.hidden_size * _columns(shape, name) * point.element_bytes
+    tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(point.prompt_lengths(seed))
+    return (tokens + point.batch_size) * point.token_bytes
+
+
 def weight_bytes(point: Point, module: str) -> int:
     """Weights and intermediate results of a module that keeps no K and V."""
     shape = point.model
     assert shape is not None
-    columns = shape.qkv_size if module == "qkv_projection" else 3 * shape.intermediate_size
-    return int((shape.hidden_size + point.batch_size) * columns * point.element_bytes * _SLACK)
+    return int((shape.hidden_size + point.batch_size) * _columns(shape, module) * point.element_bytes * _SLACK)
+
+
+def _columns(shape: LlamaShape, module: str) -> int:
+    return shape.qkv_size if module == "qkv_projection" else 3 * shape.intermediate_size
 
 
 def needs(point: Point, seed: int, shares_storage: Mapping[str, bool]) -> dict[str, int]:

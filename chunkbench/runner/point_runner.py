@@ -14,7 +14,7 @@ from chunkbench.runner.attempt import Attempt
 from chunkbench.runner.bench import Culprit
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
 from chunkbench.runner.ledger import Context, Traits, facts, now
-from chunkbench.store.facts import CaseFacts, Noise, Status
+from chunkbench.store.facts import CaseFacts, Noise
 
 _RESERVE_LIMIT_S = 300.0
 
@@ -51,7 +51,7 @@ class PointRunner:
         point = points[-1]
         cases = cases_of[point]
         lengths = [one.n_c for one in points]
-        culprits: dict[str, tuple[Status, str]] = {}
+        culprits: list[Culprit] = []
         lost = False
         while True:
             self._reserve(announce)
@@ -66,8 +66,9 @@ class PointRunner:
                 advance,
                 self._probing,
             )
-            for name, (status, reason) in culprits.items():
-                attempt.entries[name].fail(status, reason)
+            for known in culprits:
+                assert known.implementation is not None
+                attempt.fail(known.implementation, known.status, known.reason, known.mode)
             meter = NoiseMeter([self._worker.pid])
             meter.start()
             try:
@@ -76,7 +77,7 @@ class PointRunner:
                 self._worker.kill()
                 self._worker = self._start_worker()
                 if culprit.implementation is not None:
-                    culprits[culprit.implementation] = (culprit.status, culprit.reason)
+                    culprits.append(culprit)
                     continue
                 if culprit.status == "crashed" and not lost:
                     lost = True  # nobody in particular, perhaps something outside: no reason yet to give the point up

@@ -57,18 +57,17 @@ class Target:
     environment: Environment
 
 
-def resolve(experiment: Experiment) -> Target:
+def resolve(experiment: Experiment, describing: bool = False) -> Target:
     """Resolve `device: auto` and `dtype: auto` on this machine.
 
-    float16 on CUDA; on a CPU bfloat16 where it has instructions for it, else float32.
+    float16 on CUDA; on a CPU bfloat16 where it has instructions for it, else float32. Raises `RunError` where the
+    device is not there, unless the run is only to be described.
     """
     environment = read_environment()
     detected: Device = "cuda" if environment.gpus else "cpu"
     device = detected if experiment.device == "auto" else experiment.device
-    if device == "cuda" and not environment.gpus:
+    if device == "cuda" and not environment.gpus and not describing:
         raise RunError("device: cuda, but PyTorch sees no NVIDIA GPU here; `chunkbench doctor` says more")
-    if device == "cuda" and experiment.modes != ("eager",):
-        raise RunError("modes: this version times eager calls only; leave modes out, or write modes: [eager]")
     native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
     suited: Dtype = "float16" if device == "cuda" else native
     return Target(device, suited if experiment.dtype == "auto" else experiment.dtype, environment)

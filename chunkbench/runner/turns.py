@@ -168,20 +168,22 @@ class Turns:
 
     def _went_well(self, work: Callable[[Bench, Case, int], None], bench: Bench, case: Case, number: int) -> bool:
         """Do it; what took the worker down is in the entry then."""
-        entry = bench.entries[case.implementation]
         try:
             work(bench, case, number)
         except Culprit as culprit:
-            entry.fail(culprit.status, culprit.reason)
-        return not entry.failed
+            bench.fail(case.implementation, culprit.status, culprit.reason, culprit.mode)
+        return not bench.lost_in(case)
 
     def _prepare(self, bench: Bench, case: Case, number: int) -> None:
         name, point, seed = case.implementation, bench.point, self._experiment.seed
+        found = bench.housekeeping("room") if point.device == "cuda" else None
         opened = bench.housekeeping("open", point=point.as_json(), seed=seed, probe_bytes=0)
         bench.threads = opened["threads"]
         if bench.usable(name):
-            needs = memory.needs(point, seed, {name: bench.survey[name].shares_storage})[name]
-            if bench.ask(name, "prepare", needs=needs) is not None:
+            needs = memory.needs(point, seed, {name: bench.survey[name].shares_storage})
+            if found is not None:  # the other side takes as much
+                needs = bench.plan_copies(needs, memory.room_of(found["free_bytes"]) // 2, found["l2_bytes"])
+            if bench.prepare(name, needs[name]):
                 bench.check(name, 1, BEFORE + number, sample=number > 1)
 
     def _rounds(self, benches: Sequence[Bench], case: Case, budget_s: float, rounds_share: float, began: float) -> None:
@@ -189,16 +191,16 @@ class Turns:
         name, deadline = case.implementation, 0.0
         entries = [bench.entries[name] for bench in benches]
         alive, number = list(benches), 0
-        steps = self._steps(benches[0].point.n_c, entries, budget_s) if benches else ()
+        sample_s = sum(bench.sample_s(case) for bench in benches)
+        steps = self._steps(benches[0].point.n_c, entries, budget_s, sample_s) if benches else ()
         while alive and (number < _FEWEST_ROUNDS or monotonic() < deadline):
             self._dice.shuffle(alive)
             for bench in list(alive):
-                request = {"timed": list(steps), "nonce": 1 + number, "cold": case.cache == "cold"}
                 reply: dict[str, Any] | None = None
                 try:
-                    reply = bench.ask(name, "round", **request, warm_up=case.protocol == "paper")
+                    reply = bench.round(case, steps, 1 + number)
                 except Culprit as culprit:
-                    bench.entries[name].fail(culprit.status, culprit.reason)
+                    bench.fail(name, culprit.status, culprit.reason, culprit.mode)
                 if reply is None:
                     alive.remove(bench)
                     continue
@@ -209,10 +211,10 @@ class Turns:
                 ready_s = self._ready_s[case.key] = monotonic() - began
                 deadline = monotonic() + ready_s * min(1.0, rounds_share)
 
-    def _steps(self, n_c: int, entries: Sequence[Entry], budget_s: float) -> tuple[int, ...]:
-        """As many steps as the fewest rounds can time."""
+    def _steps(self, n_c: int, entries: Sequence[Entry], budget_s: float, sample_s: float) -> tuple[int, ...]:
+        """As many steps as the fewest rounds can time, where a sample of all sides takes `sample_s`."""
         left = max(0.0, budget_s / _FEWEST_ROUNDS - sum(entry.append_s for entry in entries) * n_c)
-        count = int(left / max(1e-9, sum(entry.decode_s for entry in entries)))
+        count = int(left / max(1e-9, sample_s))
         return timed_steps(n_c, min(n_c, max(MIN_TIMED_STEPS, count)))
 
     def _finish(self, bench: Bench, case: Case, number: int) -> None:

@@ -24,12 +24,14 @@ import torch
 from chunkbench import __version__
 from chunkbench.baselines import registry
 from chunkbench.baselines.contract import Implementation, Session
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import Mode, Point
 from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
+from chunkbench.measure.gpu_loop import CaptureError
 from chunkbench.measure.loop import run_round
 from chunkbench.measure.peaks import PeakProbe
 from chunkbench.measure.yardstick import YardstickMeter
 from chunkbench.runner.client import PROTOCOL
+from chunkbench.runner.gpu_bench import GpuBench, cuda_bench, lost
 from chunkbench.runner.heap import make_room, reserve, shift
 from chunkbench.runner.inputs import PooledInputs, prime
 from chunkbench.runner.memory import WORKER_BYTES
@@ -45,6 +47,8 @@ class Worker:
         self._threads = torch.get_num_threads()
         self._loaded: dict[str, Implementation] = {}
         self._sessions: dict[str, Session] = {}
+        self._copies: dict[str, list[Session]] = {}
+        self._gpu: GpuBench | None = None
         self._checks: dict[tuple[int, str], Check] = {}
         self._inputs: PooledInputs | None = None
         self._outs: dict[tuple[int, ...], torch.Tensor] = {}
@@ -114,8 +118,16 @@ class Worker:
             self._probe = (identity, PeakProbe(*identity, buffer_bytes=probe_bytes))
         return {"threads": threads}
 
+    def room(self) -> dict[str, Any]:
+        """Drop everything of the last point and say what the GPU has."""
+        self.close()
+        self._outs.clear()
+        self._probe = None
+        return self._gpu_bench().room()
+
     def close(self) -> None:
         self._sessions.clear()
+        self._copies.clear()
         self._checks.clear()
         self._inputs = None
 
@@ -123,20 +135,31 @@ class Worker:
         answer = self._load(implementation).supports(self._opened().point)
         return {"ok": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
 
-    def prepare(self, implementation: str, needs: int) -> dict[str, Any]:
-        """Build a session, with `needs` bytes made available to it first."""
-        make_room(needs, WORKER_BYTES)
-        self._sessions[implementation] = self._load(implementation).prepare(self._opened())
+    def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
+        """Build a session, with `needs` bytes made available to it first; on a GPU as many as take turns."""
+        inputs, loaded = self._opened(), self._load(implementation)
+        if inputs.point.device == "cpu":
+            make_room(needs, WORKER_BYTES)
+        self._sessions[implementation] = loaded.prepare(inputs)
+        more = [loaded.prepare(inputs) for _ in range(copies - 1)]
+        self._copies[implementation] = [self._sessions[implementation], *more]
+        if inputs.point.device == "cuda":
+            self._gpu_bench().settle()
         return {}
 
     def release(self, implementation: str) -> dict[str, Any]:
         self._sessions.pop(implementation, None)
+        self._copies.pop(implementation, None)
         return {}
 
-    def check(self, implementation: str, steps: int, nonce: int, sample: bool = False) -> dict[str, Any]:
+    def check(
+        self, implementation: str, steps: int, nonce: int, sample: bool = False, mode: Mode = "eager"
+    ) -> dict[str, Any]:
         """Bring the session to `steps` completion tokens, decode once with fresh queries, compare with float64."""
         inputs, session = self._opened(), self._sessions[implementation]
         check, out = self._check(implementation, steps, nonce, sample), self._out(implementation)
+        if inputs.point.device == "cuda":
+            return self._gpu_bench().check(self._copies[implementation], inputs, check, out, steps, mode)
         session.rewind()
         started = perf_counter()
         for step in range(1, steps + 1):
@@ -144,10 +167,8 @@ class Worker:
             session.plan()
         appended = perf_counter()
         out.fill_(float("nan"))
-        self._synchronise()
         called = perf_counter()
         session.decode(check.q, out)
-        self._synchronise()
         return {
             "decode_s": perf_counter() - called,
             "append_s": (appended - started) / steps,
@@ -164,7 +185,6 @@ class Worker:
         sweep = self._sweep_of(point.device) if cold else None
         if sweep is not None and yardstick is not None:
             sweep = yardstick.timed(sweep)
-        synchronise = torch.cuda.synchronize if point.device == "cuda" else None
         if warm_up:
             session.rewind()
             session.append(*inputs.completion(1))
@@ -172,7 +192,7 @@ class Worker:
             session.decode(inputs.queries(nonce, 0), out)
         if yardstick is not None:
             yardstick.arithmetic()
-        done = run_round(session, inputs, out, point.n_c, frozenset(timed), nonce, sweep, synchronise)
+        done = run_round(session, inputs, out, point.n_c, frozenset(timed), nonce, sweep)
         if yardstick is not None:
             yardstick.arithmetic()
         return {
@@ -182,6 +202,13 @@ class Worker:
             "plan_us": done.plan_us,
             "work_items": session.work_items(),
         }
+
+    def gpu_round(
+        self, implementation: str, timed: list[int], nonce: int, mode: Mode, copies: int, sweep: bool
+    ) -> dict[str, Any]:
+        """A round on a GPU: `copies` of the sessions take turns, or the cache is swept, or neither and it is warm."""
+        inputs, sessions = self._opened(), self._copies[implementation][:copies]
+        return self._gpu_bench().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweep)
 
     def peaks(self) -> dict[str, Any]:
         if self._probe is None:
@@ -221,9 +248,10 @@ class Worker:
             self._sweeper = CacheSweeper(device, last_level_cache_bytes(device))
         return self._sweeper.sweep
 
-    def _synchronise(self) -> None:
-        if self._opened().point.device == "cuda":
-            torch.cuda.synchronize()
+    def _gpu_bench(self) -> GpuBench:
+        if self._gpu is None:
+            self._gpu = cuda_bench()
+        return self._gpu
 
 
 def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
@@ -232,11 +260,19 @@ def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "ok": result or {}}
     except (MemoryError, torch.OutOfMemoryError) as error:
         return {"id": request["id"], "error": {"kind": "oom", "message": str(error)}}
+    except CaptureError as error:
+        traceback.print_exc()
+        return {"id": request["id"], "error": {"kind": _kind("unsupported"), "message": str(error)[:400]}}
     except Exception as error:  # every failure of an implementation is a row, with its traceback in the log
         traceback.print_exc()
         # PyTorch's CPU allocator reports exhaustion as a plain RuntimeError.
         kind = "oom" if "can't allocate memory" in str(error) else "error"
-        return {"id": request["id"], "error": {"kind": kind, "message": _one_line(error)}}
+        return {"id": request["id"], "error": {"kind": _kind(kind), "message": _one_line(error)}}
+
+
+def _kind(kind: str) -> str:
+    """Of an error: `lost` where it was a GPU's last, which nobody but the implementation at fault shall answer for."""
+    return "lost" if lost() else kind
 
 
 def _one_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chunkbench.store.facts import MEASURED, CaseFacts, Noise, Peaks, Status, Yardsticks
+from chunkbench.store.facts import MEASURED, CaseFacts, GpuState, Noise, Peaks, Sampling, Status, Yardsticks
 from chunkbench.store.run_directory import (
     SCHEMA_VERSION,
     Run,
@@ -25,11 +25,13 @@ __all__ = [
     "MEASURED",
     "SCHEMA_VERSION",
     "CaseFacts",
+    "GpuState",
     "Noise",
     "Peaks",
     "Run",
     "RunError",
     "RunWriter",
+    "Sampling",
     "Status",
     "Yardsticks",
     "latest_run",

@@ -23,6 +23,9 @@ class Peaks(BaseModel):
     """The higher of the two below, for the dtype of the point."""
     matrix_torch_flops_per_s: float
     matrix_native_flops_per_s: float | None = None
+    sum_bytes_per_s: float | None = None
+    copy_bytes_per_s: float | None = None
+    """Of a GPU, reading alone, and copying, bytes read and written together; the higher one is `read_bytes_per_s`."""
 
 
 class Noise(BaseModel):
@@ -46,6 +49,41 @@ class Yardsticks(BaseModel):
     """Matrix products inside a core's own cache, on every thread."""
     memory_us: float | None = None
     """One sweep of the caches; None where caches were left warm."""
+
+
+class GpuState(BaseModel):
+    """What the GPU did during one round of one case; None where the driver does not say."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sm_mhz: int | None = None
+    """Clock of the multiprocessors, read after every sample that was kept: the median."""
+    sm_mhz_lowest: int | None = None
+    slow_samples: int = 0
+    """Samples that were kept although the clock was below 75% of its usual, because taking them again did not help."""
+    memory_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    throttled_by: tuple[str, ...] = ()
+    """Every reason that the driver gave for a lower clock after some sample."""
+    other_processes: int | None = None
+    """Processes on the device besides ours, at the end of the round."""
+    other_bytes: int | None = None
+    """Memory of the device that they hold."""
+
+
+class Sampling(BaseModel):
+    """How samples were taken on a GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    copies: int
+    """Sessions that took turns, so that each found the L2 cache full of the others."""
+    calls: int
+    """Calls that a sample is the mean of."""
+    swept: bool
+    """Whether a buffer was read before each call instead, because so many copies did not fit."""
+    l2_bytes: int
 
 
 class CaseFacts(BaseModel):
@@ -89,10 +127,14 @@ class CaseFacts(BaseModel):
     longest_n_c: int | None = None
     """n_c of the pass that the steps are from, where points that differ in n_c alone shared a longer one."""
     discarded: int = 0
-    """Samples thrown away because the clock was throttled."""
+    """Samples thrown away, and taken again, because the clock was throttled."""
     peaks: tuple[Peaks, ...] = ()
     yardsticks: tuple[Yardsticks, ...] = ()
     """[round]; none on a GPU, and none in runs of schema version 1."""
+    gpu: tuple[GpuState, ...] = ()
+    """[round]; none on a CPU, and none without nvidia-ml-py."""
+    sampling: Sampling | None = None
+    """None on a CPU, where a sample is one call."""
     noise: Noise | None = None
     kv_bytes: int | None = None
     unique_bytes: tuple[int, ...] = ()

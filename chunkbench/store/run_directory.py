@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from chunkbench.store.facts import CaseFacts
 
-SCHEMA_VERSION = 3
-"""Of what is written. Version 2 added `yardsticks`, 3 `model` and `longest_n_c`."""
-_READABLE = (1, 2, 3)
+SCHEMA_VERSION = 4
+"""Of what is written. Version 2 added `yardsticks`, 3 `model` and `longest_n_c`, 4 `gpu`, `sampling` and two peaks."""
+_READABLE = (1, 2, 3, 4)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 

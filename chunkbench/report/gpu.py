@@ -1,0 +1,83 @@
+"""The small print of runs on a GPU: what a sample is, how caches were made cold, and what the device did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from chunkbench.report.numbers import count, gigabytes, megabytes
+from chunkbench.store.facts import CaseFacts, GpuState
+
+UNKNOWN = "clocks, power and other processes are not known (nvidia-ml-py is not installed), and no sample was discarded"
+
+
+def samples(timed: Sequence[CaseFacts]) -> str:
+    """What each mode and each kind of cache stands for, of cases that were timed on a GPU; empty without any."""
+    parts = []
+    for mode, how in (
+        ("events", "decode called {} times between two CUDA events, the device never waiting for the host"),
+        ("graph", "the same, {} replays of decode captured in CUDA graphs"),
+        ("eager", "wall time of {} call, the device waited for"),
+    ):
+        calls = [case.sampling.calls for case in timed if case.sampling and case.mode == mode]
+        parts += [f"{mode} = {how.format(_extent(calls))}"] if calls else []
+    cold = [case.sampling for case in timed if case.sampling and case.cache == "cold"]
+    turns = [one.copies for one in cold if not one.swept]
+    if turns:
+        l2 = megabytes(max(one.l2_bytes for one in cold))
+        what = "copies of its K/V" if max(turns) > 1 else "copy of its K/V"
+        parts.append(f"cold L2 = {_extent(turns)} {what} in turn, together over five times the L2 cache ({l2} MB)")
+    swept = len(cold) - len(turns)
+    if swept:
+        parts.append(
+            f"cold L2 in {count(swept, 'case')} = a buffer read before each call, as so many copies do not fit"
+        )
+    if any(case.sampling and case.cache == "warm" for case in timed):
+        parts.append("warm L2 = one copy, again and again")
+    return "; ".join(parts)
+
+
+def conditions(timed: Sequence[CaseFacts]) -> str:
+    """Clocks, power, temperature, what slowed the device down, and who else was there."""
+    if not any(case.sampling for case in timed):
+        return ""
+    states = [state for case in timed for state in case.gpu]
+    if not states:
+        return UNKNOWN
+    parts = [
+        _between("clock", (state.sm_mhz for state in states), "MHz"),
+        _between("memory clock", (state.memory_mhz for state in states), "MHz"),
+        _between("power", (state.power_w for state in states), "W"),
+        _between("temperature", (state.temperature_c for state in states), "°C"),
+        _slowed(states),
+        _others(states),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _slowed(states: Sequence[GpuState]) -> str:
+    reasons = dict.fromkeys(reason for state in states for reason in state.throttled_by)
+    if not reasons:
+        return "nothing slowed it down"
+    rounds = sum(bool(state.throttled_by) for state in states)
+    return f"slowed down in {rounds} of {count(len(states), 'round')} ({', '.join(reasons)})"
+
+
+def _others(states: Sequence[GpuState]) -> str:
+    known = [state for state in states if state.other_processes is not None]
+    if not known:
+        return ""
+    most = max(known, key=lambda state: state.other_processes or 0)
+    if not most.other_processes:
+        return "no other process on it"
+    held = f" with {gigabytes(most.other_bytes)}" if most.other_bytes else ""
+    return f"at most {most.other_processes} other processes on it{held}"
+
+
+def _between(what: str, values: Iterable[float | None], unit: str) -> str:
+    known = [round(value) for value in values if value is not None]
+    return f"{what} {_extent(known)} {unit}" if known else ""
+
+
+def _extent(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"

@@ -1,0 +1,77 @@
+"""Asking for a GPU where there is none: described, refused with a reason, and its options understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from chunkbench.cli.main import cli
+from chunkbench.experiment import load_experiment
+from chunkbench.store import RunError
+
+ROOT = Path(__file__).parents[2]
+nobody = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *words])
+
+
+@nobody
+@pytest.mark.parametrize("name", ["table3", "figure3", "figure4"])
+def test_a_run_can_be_described_where_there_is_no_gpu(name: str) -> None:
+    done = run(str(ROOT / "experiments" / f"{name}.yaml"), "--device", "cuda", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "on cuda in float16" in done.output
+    assert "PyTorch sees no NVIDIA GPU here" in done.output
+    assert "each point: cold events, cold graph, cold eager" in done.output
+    assert "memory: the largest point" in done.output
+    assert "the budget is" in done.output
+
+
+@nobody
+def test_but_not_measured(tmp_path: Path) -> None:
+    done = run("smoke", "--device", "cuda", "--out", str(tmp_path / "run"))
+    assert isinstance(done.exception, RunError), "which the command turns into exit code 2"
+    assert "PyTorch sees no NVIDIA GPU" in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_modes_and_caches_are_chosen_on_the_command_line() -> None:
+    done = run("table3", "--device", "cuda", "--dry-run", "--modes", "graph,events", "--caches", "cold,warm")
+    assert done.exit_code == 0, done.output
+    assert "each point: cold graph, cold events, warm graph, warm events" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("table3", "--modes", "graphs"), "'graphs' is none of eager, events, graph"),
+        (("table3", "--caches", "hot"), "'hot' is none of cold, warm"),
+        (("table3", "--device", "cpu", "--modes", "events"), "a CPU has only the mode eager"),
+        (("memory", "--modes", "eager"), "this experiment times nothing"),
+    ],
+)
+def test_what_cannot_be_chosen_is_wrong_usage(words: tuple[str, ...], said: str) -> None:
+    done = run(*words, "--dry-run")
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_cpu_is_timed_eagerly_and_a_gpu_in_every_mode_that_the_file_does_not_rule_out(tmp_path: Path) -> None:
+    experiment = load_experiment("table3")
+    for device, modes in (("cpu", {"eager"}), ("cuda", {"events", "graph", "eager"})):
+        (point, *_) = experiment.model_copy(update={"device": "auto"}).points(device, "float16")  # type: ignore[arg-type]
+        assert {case.mode for case in experiment.cases(point)} == modes
+    memory = load_experiment("memory")
+    (point, *_) = memory.points("cuda", "float16")
+    assert {case.mode for case in memory.cases(point)} == {"eager"}, "nothing is timed"
+    (tmp_path / "one.yaml").write_text(
+        "implementations: [naive]\nbaseline: naive\nmodes: graph\nsweep:\n  - {n_p: 8, n_s: 0}\n"
+    )
+    stated = load_experiment(tmp_path / "one.yaml")
+    (point,) = stated.points("cuda", "float16")
+    assert [case.mode for case in stated.cases(point)] == ["graph"]

@@ -1,0 +1,84 @@
+"""A device that only keeps a diary, and sessions that write into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from chunkbench.baselines.contract import Session
+from chunkbench.measure.gpu_loop import Call, CaptureError
+
+
+@dataclass
+class FakeDevice:
+    """Time passes when something is called: `us` each, while it is stalled none."""
+
+    us: float = 10.0
+    now: float = 0.0
+    diary: list[tuple[str, object]] = field(default_factory=list)
+    refuses: Callable[[], bool] = lambda: False
+    stale: bool = False
+    """Whether replays do nothing, as of a graph that captured nothing."""
+
+    def synchronise(self) -> None:
+        self.diary.append(("synchronise", None))
+
+    def mark(self) -> float:
+        self.diary.append(("mark", self.now))
+        return self.now
+
+    def elapsed_us(self, start: float, end: float) -> float:
+        return max(end - start, 1.0)  # sessions that are no fakes let no time pass
+
+    def stall(self, us: float) -> None:
+        self.diary.append(("stall", us))
+
+    def capture(self, calls: Sequence[Call]) -> list[Call]:
+        if self.refuses():
+            raise CaptureError("its decode cannot be captured in a CUDA graph: it reads a length")
+        for call in calls:
+            call()
+        self.diary.append(("capture", len(calls)))
+        return [lambda call=call: self.replay(call) for call in calls]
+
+    def replay(self, call: Call) -> None:
+        self.diary.append(("replay", None))
+        if not self.stale:
+            call()
+
+
+class FakeSession(Session):
+    """Writes twice the query into out, and into the diary which copy did with which query."""
+
+    def __init__(self, number: int, device: FakeDevice) -> None:
+        self.number, self.device, self.held = number, device, 0
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self.held += 1
+        self.device.diary.append(("append", self.number))
+
+    def plan(self) -> None:
+        self.device.diary.append(("plan", self.number))
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        torch.mul(q, 2, out=out)
+        self.device.now += self.device.us
+        self.device.diary.append(("decode", (self.number, self.held, float(q[0]))))
+
+    def rewind(self) -> None:
+        self.held = 0
+
+    def kv_bytes(self) -> int:
+        return 0
+
+
+class FakeFeed:
+    """Queries that are never the same twice for different purposes, and say so."""
+
+    def completion(self, step: int) -> tuple[Sequence[int], torch.Tensor, torch.Tensor]:
+        return [step], torch.zeros(1), torch.zeros(1)
+
+    def queries(self, *purpose: int) -> torch.Tensor:
+        return torch.tensor([float(hash(purpose) % (1 << 23))])

@@ -1,0 +1,106 @@
+"""What can only be seen on a GPU: that the device behind the loop does what the loop's fake pretends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from chunkbench.baselines import registry
+from chunkbench.cli.progress import RunProgress
+from chunkbench.experiment import load_experiment
+from chunkbench.experiment.point import Point
+from chunkbench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
+from chunkbench.measure.peaks import PeakProbe
+from chunkbench.runner.gpu_bench import cuda_bench
+from chunkbench.runner.inputs import PooledInputs
+from chunkbench.runner.oracle import make_check
+from chunkbench.runner.run import resolve, run_experiment
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+POINT = {
+    "n_p": 512, "n_s": 256, "n_c": 2, "batch_size": 4, "heads": 4, "kv_heads": 4, "head_dim": 64, "chunk_size": 64,
+    "block_size": 32, "dtype": "float16", "device": "cuda",
+}  # fmt: skip
+EXPERIMENT = """\
+device: cuda
+implementations: [naive]
+baseline: naive
+caches: [cold, warm]
+budget: 5s
+max_rounds: 3
+defaults: {n_c: 2, batch_size: 32, heads: 32, head_dim: 128}
+sweep:
+  - {n_p: 256, n_s: 128}
+"""
+
+
+@pytest.fixture
+def inputs() -> PooledInputs:
+    return PooledInputs(Point.model_validate(POINT), seed=0)
+
+
+@pytest.mark.parametrize("mode", ["events", "graph", "eager"])
+def test_copies_take_turns_in_every_mode(mode: str, inputs: PooledInputs) -> None:
+    from chunkbench.measure.clocks import ClockGuard
+    from chunkbench.measure.cuda import CudaDevice, clock_reader
+
+    copies = [registry.load("naive").prepare(inputs) for _ in range(3)]
+    out = torch.empty(4, 4, 64, dtype=torch.float16, device="cuda")
+    guard = ClockGuard(clock_reader())
+    done = run_gpu_round(copies, inputs, out, 2, (1, 2), 1, mode, None, CudaDevice(), guard)  # type: ignore[arg-type]
+    assert len(done.decode_us) == 2
+    assert all(1 < us < 1e5 for us in done.decode_us)
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_what_a_mode_ran_is_right(mode: str, inputs: PooledInputs) -> None:
+    from chunkbench.measure.cuda import CudaDevice
+
+    session = registry.load("naive").prepare(inputs)
+    session.append(*inputs.completion(1))
+    session.plan()
+    check = make_check(inputs, 1, 5)
+    out = torch.empty(4, 4, 64, dtype=torch.float16, device="cuda")
+    decode_once(session, check.q, out, mode, CudaDevice())  # type: ignore[arg-type]
+    assert check.max_error(out) < 4e-3
+
+
+def test_a_call_that_waits_for_the_device_cannot_be_captured_and_spoils_nothing() -> None:
+    from chunkbench.measure.cuda import CudaDevice
+
+    device, x = CudaDevice(), torch.ones(8, device="cuda")
+    with pytest.raises(CaptureError, match="cannot be captured"):
+        device.capture([lambda: print(x.sum().item())])
+    (replay,) = device.capture([lambda: x.add_(1)])  # type: ignore[list-item]
+    before = float(x[0])
+    replay()
+    assert float(x[0]) == before + 1
+
+
+def test_peaks_are_of_this_century() -> None:
+    found = PeakProbe("cuda", "float16", 1).probe()
+    assert found.sum_bytes_per_s is not None
+    assert found.copy_bytes_per_s is not None
+    assert found.read_bytes_per_s == max(found.sum_bytes_per_s, found.copy_bytes_per_s) > 1e11
+    assert found.matrix_flops_per_s > 1e12
+
+
+def test_the_device_has_room_and_a_cache() -> None:
+    found = cuda_bench().room()
+    assert 0 < found["free_bytes"] <= torch.cuda.get_device_properties(0).total_memory
+    assert found["l2_bytes"] > 1 << 18
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    (tmp_path / "it.yaml").write_text(EXPERIMENT)
+    experiment = load_experiment(tmp_path / "it.yaml")
+    run = run_experiment(experiment, resolve(experiment), tmp_path / "run", False, [], RunProgress(quiet=True)).run
+    assert {(case.cache, case.mode) for case in run.cases} == {
+        (cache, mode) for cache in ("cold", "warm") for mode in ("events", "graph", "eager")
+    }
+    for case in run.cases:
+        assert case.status in ("ok", "noisy"), case.reason
+        assert case.sampling is not None
+        assert len(case.peaks) == len(case.samples_us)
