@@ -14,7 +14,8 @@ READY_TRITON := $(VENV)/.ready-triton
 # What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate readers smoke reproduce reproduce-table3 ci-regression clean
+.PHONY: help setup test lint format sanitize emulate readers smoke reproduce reproduce-table3 gpu-prepare gpu-check \
+	ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,13 @@ reproduce-table3: $(READY) $(READY_VLLM) ## Measure the paper's Table 3 on this 
 
 reproduce: $(READY) $(READY_VLLM) ## Measure all that this machine can of the paper and write one report, set-up included
 	$(BIN)/chunkbench reproduce $(ARGS)
+
+gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU's baselines and have all kernels compiled ahead
+	@$(PYTHON) scripts/set_up.py $(VENV) --extras gpu
+	$(BIN)/chunkbench run experiments/gpu-kernels.yaml --budget 1s $(ARGS)
+
+gpu-check: ## On a GPU host, without a network: check all kernels, then measure Table 3 and the bars, in 8 minutes
+	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) scripts/gpu_check.py $(ARGS)
 
 ci-regression: $(RECORDED)/1/cases.jsonl ## Gate the smoke experiment against a recording made here; speed is reported only
 	$(BIN)/chunkbench gate experiments/smoke.yaml --against $(RECORDED) --processes 2 --again 0 \

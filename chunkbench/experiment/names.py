@@ -8,6 +8,16 @@ BUILT_IN = (
     "naive",
     "xformers",
     "flash_attn",
+    "sdpa_efficient",
+    "cudnn",
+    "flash_attn_package",
+    "flash_attn_package_paged",
+    "flash_attn_3",
+    "flex_attention",
+    "flashinfer_paged",
+    "flashinfer_cascade",
+    "flashinfer_cascade_fa3",
+    "flashinfer_flat",
     "paged_attn",
     "paged_attn_star",
     "vllm_paged_attn",
@@ -17,7 +27,8 @@ BUILT_IN = (
     "chunk_attn_no_tpp",
     "chunk_attn_torch",
 )
-"""Ours, in the order of the paper's tables; a checkout that is not installed has no entry points to read them from."""
+"""Ours, in the order of the paper's tables with others of their kind behind them; a checkout that is not installed has
+no entry points to read them from."""
 
 
 MODULES = ("qkv_projection", "self_attention", "mlp")

@@ -43,6 +43,16 @@ LOOKS: Mapping[str, tuple[str, str]] = {
     "qkv_projection": ("#0072B2", "s"),
     "self_attention": ("#D55E00", "o"),
     "mlp": ("#009E73", "^"),
+    "sdpa_efficient": ("#999933", "v"),
+    "cudnn": ("#117733", "h"),
+    "flash_attn_package": ("#D55E00", "<"),
+    "flash_attn_package_paged": ("#D55E00", "d"),
+    "flash_attn_3": ("#D55E00", "8"),
+    "flex_attention": ("#AA4499", ">"),
+    "flashinfer_paged": ("#332288", "s"),
+    "flashinfer_cascade": ("#332288", "^"),
+    "flashinfer_cascade_fa3": ("#332288", "v"),
+    "flashinfer_flat": ("#332288", "P"),
 }
 COLOURS = tuple(LOOKS.values())[:10]
 _SPARE = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
