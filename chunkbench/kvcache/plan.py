@@ -70,17 +70,24 @@ class Plan:
         None where one of them had no such run: the forest then has a segment more. Takes a fraction of the time that
         walking the forest does, and at any step of a busy server some sequence begins a chunk.
         """
+        segments = self._own_segments[rows]
+        if (segments < 0).any():
+            return None
+        longer = np.bincount(segments + 1, minlength=len(self.starts))
+        grown = np.insert(self.chunks, self.starts[segments + 1], chunks)
+        growth = Growth(self.version, rows, chunks)
+        starts = self.starts + np.cumsum(longer)
+        plan = replace(self, chunks=grown, starts=starts, growth=growth, version=next(_versions))
+        plan.__dict__["_own_segments"] = self._own_segments  # the same, and known
+        return plan
+
+    @cached_property
+    def _own_segments(self) -> Ints:
+        """`[b]`, by row: the segment that only this sequence covers, or -1."""
         single = np.flatnonzero(self.ends - self.begins == 1)
         own = np.full(len(self.order), -1)
         own[self.order[self.begins[single]]] = single
-        segments = own[rows]
-        if (segments < 0).any():
-            return None
-        longer = np.bincount(segments, minlength=len(self.begins))
-        starts = self.starts + np.concatenate([[0], np.cumsum(longer)])
-        grown = np.insert(self.chunks, self.starts[segments + 1], chunks)
-        growth = Growth(self.version, rows, chunks)
-        return replace(self, chunks=grown, starts=starts, growth=growth, version=next(_versions))
+        return own
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

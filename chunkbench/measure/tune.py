@@ -22,7 +22,7 @@ REPLAYS = 15
 TOLERANCE = 4e-3
 CHUNK = 64
 START = Tuning(
-    tile=32, wide=64, warps=4, stages=5, blocks=1, merge_tile=32, merge_warps=4, fold=2, in_place=False
+    tile=32, wide=64, warps=4, stages=5, blocks=1, narrow_blocks=1, merge_tile=32, merge_warps=4, fold=2, in_place=False
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ class Trial(NamedTuple):
 
 
 def tiles() -> list[Tuning]:
-    """Candidates for the tiles of `partial_results`."""
+    """Candidates for the tiles of `partial_results`. Even depths of the pipeline give no buffer more than odd ones."""
     grid = itertools.product((16, 32, 64, 128), (4, 8), (3, 5, 7))
     return [START._replace(tile=tile, warps=warps, stages=stages) for tile, warps, stages in grid]
 
@@ -100,10 +100,10 @@ def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
 
     built = build(generation, "fp16", 32, 32, head_dim, CHUNK, candidate)
     spilled = [one.kernel for one in built if one.stack_bytes]
-    blocks = min(one.blocks(generation) for one in built if one.kernel == "partial_results")
-    if spilled or not blocks:
+    wide, narrow = (one.blocks(generation) for one in built[:2])
+    if spilled or not wide:
         return f"{', '.join(spilled)} spills registers" if spilled else "does not fit a multiprocessor"
-    return candidate._replace(blocks=blocks)
+    return candidate._replace(blocks=wide, narrow_blocks=narrow)
 
 
 class Stopwatch:
@@ -146,15 +146,12 @@ class Stopwatch:
             kernel.plan(tree.plan())
         q = torch.randn((rows, heads, self._head_dim), device="cuda").half()
         out = torch.empty_like(q)
-        kernels[0].decode(q, out)
-        expected = attention(q[-1], k, v)
-        error = ((out[-1].double() - expected).abs().max() / expected.abs().max()).item()
-        if not error <= TOLERANCE:
-            return f"wrong: max_error {error:.1e} at {workload}"
+        kernels[0].decode(q, out)  # compiles
+        outs = [torch.full_like(out, float("nan")) for _ in kernels]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for kernel in kernels:
-                kernel.decode(q, out)
+            for kernel, target in zip(kernels, outs, strict=True):
+                kernel.decode(q, target)
         times = []
         for _ in range(REPLAYS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -163,4 +160,9 @@ class Stopwatch:
             end.record()
             end.synchronize()
             times.append(1000 * start.elapsed_time(end) / copies)
+        # All rows hold the same values, so that every row of every copy has to say the same, after all replays.
+        expected = torch.stack([attention(query, k, v) for query in q])
+        worst = max(((one.double() - expected).abs().max() / expected.abs().max()).item() for one in outs)
+        if not worst <= TOLERANCE:  # nor where it is NaN
+            return f"wrong: max_error {worst:.1e} at {workload}"
         return float(median(times[1:]))

@@ -17,6 +17,10 @@ def why_unavailable(device: torch.device) -> str:
         return "the package triton is not installed; PyTorch for CUDA brings it, else: pip install triton"
     if device.type == "cuda" and not torch.cuda.is_available():
         return "PyTorch sees no NVIDIA GPU here"
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        return (
+            f"it runs on PyTorch's current device, not on {device}; torch.cuda.set_device({device.index}) makes it so"
+        )
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return "" if major >= 8 else f"it takes GPUs of compute capability 8.0 or later, not {major}.{minor}"

@@ -54,6 +54,7 @@ def _attend(
             value = (tl.load(value_places + chunk, mask=held, other=0) * UNIT + inner)[:, None]
             within = ((start + offsets) % CHUNK)[:, None] * D + dims[None, :]
         k = tl.load(keys + key + within, mask=held[:, None], other=0.0)
+        v = tl.load(values + value + within, mask=held[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k)) * scale
         scores = tl.where(held[None, :], scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
@@ -61,7 +62,6 @@ def _attend(
         weights = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(top - safe)
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(values + value + within, mask=held[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
         top = peak
     return top, total, acc
@@ -244,8 +244,7 @@ def partial_results(
     values,
     key_places,
     value_places,
-    header,  # [0] number of items
-    items,  # [items, 8] first chunk, chunks, first position, positions, partial slot or -1, tail row or -1
+    items,  # [items, 8] first chunk, chunks, first position, positions (0: no item), partial slot or -1, tail row or -1
     order,  # [positions] row of each
     rows,  # [b, 4] first fold, folds, first chunk of the tail, chunks of the tail
     folds,
@@ -268,9 +267,9 @@ def partial_results(
     """Grid: room for items, times KV heads. The heads of an item start together, costly items first."""
     item = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
-    if item < tl.load(header):
-        wide = tl.load(items + item * 8 + 3) * GROUP > NARROW
-        if WIDE > 0 and wide:
+    positions = tl.load(items + item * 8 + 3)
+    if positions > 0:
+        if WIDE > 0 and positions * GROUP > NARROW:
             _item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
                 items, order, rows, folds, tokens, partial_out, partial_lse, counters,
@@ -323,16 +322,22 @@ def merge_rows(
         dims = tl.arange(0, D)
         valid = lanes < GROUP
         heads = (head * GROUP + lanes).to(tl.int64)
-        top = tl.full([LANES], float("-inf"), tl.float32)
-        total = tl.zeros([LANES], tl.float32)
-        acc = tl.zeros([LANES, D], tl.float32)
+        # Asked for now, needed after the partial results.
+        length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
+        at = row.to(tl.int64) * q_row + heads * q_head
+        query = tl.load(q + at[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
+        # On as few lanes as there are heads: a matrix instruction's 16 would be zeros in every register.
+        FEW: tl.constexpr = triton.next_power_of_2(GROUP)
+        top = tl.full([FEW], float("-inf"), tl.float32)
+        total = tl.zeros([FEW], tl.float32)
+        acc = tl.zeros([FEW, D], tl.float32)
         top, total, acc = _fold(
-            top, total, acc, partial_out, partial_lse, folds, first, count, head, HEADS, GROUP, LANES, D, FOLD
+            top, total, acc, partial_out, partial_lse, folds, first, count, head, HEADS, GROUP, FEW, D, FOLD
         )
+        top = tl.reshape(tl.broadcast_to(top[None, :], (LANES // FEW, FEW)), (LANES,))
+        total = tl.reshape(tl.broadcast_to(total[None, :], (LANES // FEW, FEW)), (LANES,))
+        acc = tl.reshape(tl.broadcast_to(acc[None, :, :], (LANES // FEW, FEW, D)), (LANES, D))
         if tail_chunks > 0:
-            length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
-            at = row.to(tl.int64) * q_row + heads * q_head
-            query = tl.load(q + at[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
             top, total, acc = _attend(
                 query, top, total, acc, keys, values, key_places, value_places, tail_first, length,
                 head * CHUNK * D, scale, CHUNK, TILE, D, UNIT, 1,

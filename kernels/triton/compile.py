@@ -15,14 +15,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from chunkbench.kernels.triton import attention
-from chunkbench.kernels.triton.tuning import Tuning
+from chunkbench.kernels.triton.tuning import Tuning, fold_of
 
 SHARED_BYTES = {80: 167936, 90: 233472}
 """Shared memory of a multiprocessor by compute capability; each block takes 1 KB of it beside its own."""
 REGISTERS = 65536
 _POINTERS = {
     "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
-    "i32": ("header", "items", "order", "rows", "folds", "tokens", "counters"),
+    "i32": ("items", "order", "rows", "folds", "tokens", "counters"),
     "fp32": ("partial_out", "partial_lse"),
     "data": ("q", "out", "k", "v", "keys", "values"),
 }
@@ -32,6 +32,7 @@ class Built(NamedTuple):
     """What one block of a compiled kernel takes."""
 
     kernel: str
+    """`partial_results wide` and `narrow`: with the large tile, and without."""
     registers: int
     """Of each thread."""
     stack_bytes: int
@@ -39,12 +40,16 @@ class Built(NamedTuple):
     shared_bytes: int
     warps: int
     asynchronous_loads: int
-    """Copies to shared memory that the program does not wait for (cp.async instructions)."""
+    """Copies of 16 bytes to shared memory that the program does not wait for."""
+    ahead: int
+    """Tiles of K and of V for which there is room in shared memory at a time, at least."""
 
     def blocks(self, generation: int) -> int:
         """Blocks that a multiprocessor runs side by side."""
         of_warp = -(-self.registers * 32 // 256) * 256
-        return min(SHARED_BYTES[generation] // (self.shared_bytes + 1024), REGISTERS // (of_warp * self.warps))
+        known = [older for older in SHARED_BYTES if older <= generation]
+        shared = SHARED_BYTES[max(known)] // (self.shared_bytes + 1024)
+        return min(shared, REGISTERS // (of_warp * self.warps))
 
 
 def build(
@@ -62,23 +67,23 @@ def build(
     shape = common | {"HEADS": heads, "GROUP": group}
     lanes = max(16, 1 << (group - 1).bit_length())
     partial = shape | {
-        "FOLD": 2,
+        "FOLD": 1,
         "NARROW": lanes,
         "TILE": tuning.tile,
         "STAGES": tuning.stages,
         "MERGE_IN_PLACE": tuning.in_place,
     }
-    merge = shape | {"FOLD": tuning.fold, "LANES": lanes, "TILE": tuning.merge_tile}
+    merge = shape | {"FOLD": fold_of(tuning.fold, group, head_dim), "LANES": lanes, "TILE": tuning.merge_tile}
     append = common | {"KV_HEADS": kv_heads, "LANES": 1 << (kv_heads - 1).bit_length()}
     return [
-        _build("partial_results", partial | {"WIDE": tuning.wide}, generation, dtype, tuning.warps),
-        _build("partial_results", partial | {"WIDE": 0}, generation, dtype, tuning.warps),
+        _build("partial_results", partial | {"WIDE": tuning.wide}, generation, dtype, tuning.warps, " wide"),
+        _build("partial_results", partial | {"WIDE": 0}, generation, dtype, tuning.warps, " narrow"),
         _build("merge_rows", merge, generation, dtype, tuning.merge_warps),
         _build("append_tokens", append, generation, dtype, 4),
     ]
 
 
-def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, warps: int) -> Built:
+def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, warps: int, variant: str = "") -> Built:
     kernel = getattr(attention, name)
     types = {name: "*" + (dtype if kind == "data" else kind) for kind, names in _POINTERS.items() for name in names}
     types |= {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
@@ -93,8 +98,11 @@ def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, wa
     source = ASTSource(kernel, signature, places, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", generation, 32), options={"num_warps": warps})
     registers, stack = _resources(compiled.asm["cubin"])
-    loads = compiled.asm["ptx"].count("cp.async.c")
-    return Built(name, registers, stack, compiled.metadata.shared, warps, loads)
+    loads = len(re.findall(r"cp\.async\.cg[^;]*0x10", compiled.asm["ptx"]))
+    rooms = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+xb?f16", compiled.asm["ttgir"])
+    return Built(
+        name + variant, registers, stack, compiled.metadata.shared, warps, loads, min(map(int, rooms), default=0)
+    )
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

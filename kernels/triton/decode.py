@@ -6,7 +6,7 @@ The difference between the two is which items there are, that is, the algorithm;
 from __future__ import annotations
 
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ import torch
 from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
+from chunkbench.kernels.triton.buffers import Buffers, Rooms
 from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
-from chunkbench.kernels.triton.staging import Staging
 from chunkbench.kernels.triton.store import TritonStore
-from chunkbench.kernels.triton.tuning import Tuning, chosen
+from chunkbench.kernels.triton.tuning import Tuning, chosen, fold_of
 from chunkbench.kernels.work import PlanLike
 
 NARROW = 16
@@ -25,39 +25,13 @@ NARROW = 16
 _LOG2E = log2(np.e)
 
 
-class _Rooms(NamedTuple):
-    """How much of each the buffers take."""
-
-    items: int
-    positions: int
-    slots: int
-    chunks: int
-    batch: int
-
-    def spans(self) -> dict[str, tuple[int, int]]:
-        """Where each section of the descriptors begins and ends, in int32; those of int64 first, to be aligned."""
-        sizes = {
-            "key_places": 2 * self.chunks,
-            "value_places": 2 * self.chunks,
-            "header": 8,
-            "items": 8 * self.items,
-            "rows": 4 * self.batch,
-            "order": self.positions,
-            "folds": self.slots,
-        }
-        # Each begins at a multiple of 128 bytes: a kernel is compiled anew for addresses that are aligned differently.
-        wholes = [-(-size // 32) * 32 for size in sizes.values()]
-        ends = np.cumsum(wholes).tolist()
-        return {name: (end - whole, end) for name, whole, end in zip(sizes, wholes, ends, strict=True)}
+def _end(places: Ints, shape: Shape) -> int:
+    return int(places.max(initial=0)) + 1 + shape.growth
 
 
 def _capability(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
-
-
-def _end(places: Ints, shape: Shape) -> int:
-    return int(places.max(initial=0)) + 1 + shape.growth
 
 
 def _power_of_two(number: int) -> int:
@@ -90,17 +64,17 @@ class TritonDecode:
             chunk_size=store.chunk_size,
             multiprocessors=processors,
             blocks=self._tuning.blocks,
+            narrow_blocks=self._tuning.narrow_blocks,
+            narrow=max(NARROW, _power_of_two(self._group)),
             lanes=max(NARROW, self._tuning.wide),
             head_tokens=4 / store.dtype.itemsize,
             tails=not self._tuning.in_place,
         )
         self._wide = self._merges = False
         self._grid = 0  # items that a launch has programs for
-        self._staging = Staging(device)
-        self._rooms = _Rooms(0, 0, 0, 0, 0)
-        self._host: dict[str, np.ndarray] = {}
+        self._buffers = Buffers(Rooms(0, 0, 0, 0, 0), store, heads)
+        self._tokens = store.tokens
         self._own = self._left = np.empty(0, np.int64)  # by row: its own item, if any; chunks that its run can take yet
-        self._views: dict[str, torch.Tensor] = {}
 
     def reserve(self, rows: int, chunks: int, items: int = 0) -> None:
         """Make room for plans of so many rows and chunks, so that `generation` need not change while they suffice.
@@ -110,23 +84,17 @@ class TritonDecode:
         """
         shape = self._shape
         items = items or 2 * rows + 4 * shape.multiprocessors * shape.blocks // shape.kv_heads
-        self._grow(_Rooms(items, rows, 32 * rows, 2 * chunks, rows))
+        self._grow(Rooms(items, rows, 32 * rows, 2 * chunks, rows))
+        self.store.reserve_rows(rows)
+        self._tokens = self.store.tokens
         self._launch_needs(items, wide=True, merges=True)
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors of `batch` rows and send them to the device."""
         made, places = spread(describe(items, batch, self._shape), self._shape)
-        self._grow(_Rooms(len(made.items), len(made.order), made.slots, _end(places, self._shape), batch))
-        host = self._host
-        host["key_places"][places], host["value_places"][places] = self.store.places(made.chunks)
-        host["header"][0] = len(made.items)
-        host["items"][: len(made.items)] = made.items
-        host["rows"][:batch] = made.rows
-        host["rows"][batch:] = 0  # rows that are gone are no longer merged
-        host["order"][: len(made.order)] = made.order
-        host["folds"][: made.slots] = made.folds
-        self._staging.send()
-        self._launch_needs(len(made.items), made.widest() * self._group > NARROW, made.merges)
+        rooms = Rooms(len(made.items), len(made.order), made.slots, _end(places, self._shape), batch)
+        self._grow(rooms).fill(made, places, *self.store.places(made.chunks))
+        self._launch_needs(len(made.items), made.widest() * self._group > self._shape.narrow, made.merges)
         self.work_items = len(made.items)
         own = np.flatnonzero(made.items[:, 5] >= 0)
         self._own = np.full(batch, -1)
@@ -142,7 +110,7 @@ class TritonDecode:
         if (self._left[rows] < 1).any():
             return False
         self._left[rows] -= 1
-        host, own = self._host, self._own[rows]
+        host, own = self._buffers.host, self._own[rows]
         apart = own >= 0
         at = np.empty_like(rows)
         for table, index, column, these in (("items", own, 0, apart), ("rows", rows, 2, ~apart)):
@@ -150,7 +118,7 @@ class TritonDecode:
             at[these] = entries[picked, column] + entries[picked, column + 1]
             entries[picked, column + 1] += 1
         host["key_places"][at], host["value_places"][at] = self.store.places(chunks)
-        self._staging.send()
+        self._buffers.send()
         return True
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -158,10 +126,10 @@ class TritonDecode:
 
         Both of the store's dtype and device. With more rows than were planned, the rest of out is left alone.
         """
-        store, tuning, views = self.store, self._tuning, self._views
+        store, tuning, views = self.store, self._tuning, self._buffers.device
         if q.stride(-1) != 1:
             q = q.contiguous()
-        target = out if out.stride(-1) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
+        target = out if out.stride(-1) == 1 else out.contiguous()  # with what is in it: some rows may not be ours
         common: dict[str, Any] = {
             "q": q,
             "out": target,
@@ -187,24 +155,23 @@ class TritonDecode:
         }
         partial_results[(self._grid * store.kv_heads,)](
             **common,
-            header=views["header"],
             items=views["items"],
             order=views["order"],
             counters=views["counters"],
-            NARROW=max(NARROW, _power_of_two(self._group)),
+            NARROW=self._shape.narrow,
             WIDE=tuning.wide if self._wide else 0,
             TILE=tuning.tile,
             STAGES=tuning.stages,
-            FOLD=2,  # it shares its registers with the tiles
+            FOLD=1,  # it shares its registers with the tiles
             MERGE_IN_PLACE=tuning.in_place,
             num_warps=tuning.warps,
         )
         if self._merges and not tuning.in_place:
-            merge_rows[(min(q.shape[0], self._rooms.batch) * store.kv_heads,)](
+            merge_rows[(min(q.shape[0], self._buffers.rooms.batch) * store.kv_heads,)](
                 **common,
-                LANES=max(NARROW, _power_of_two(self._group)),
+                LANES=self._shape.narrow,
                 TILE=tuning.merge_tile,
-                FOLD=tuning.fold,
+                FOLD=fold_of(tuning.fold, self._group, store.head_dim),
                 num_warps=tuning.merge_warps,
             )
         if target is not out:
@@ -217,31 +184,18 @@ class TritonDecode:
         self._wide, self._merges = self._wide or wide, self._merges or merges
         self.generation += before != (self._grid, self._wide, self._merges)
 
-    def _grow(self, needed: _Rooms) -> None:
-        if all(have >= need for have, need in zip(self._rooms, needed, strict=True)):
-            return
-        # Half as much again: replacing buffers makes captured graphs void.
-        self._rooms = rooms = _Rooms(
-            *(
-                have if have >= need else max(16, need + need // 2)
-                for have, need in zip(self._rooms, needed, strict=True)
-            )
-        )
-        spans = rooms.spans()
-        flat = self._staging.reserve(max(stop for _, stop in spans.values()))
-        views = {name: flat[start:stop] for name, (start, stop) in spans.items()}
-        for name in ("key_places", "value_places"):
-            views[name] = views[name].view(torch.int64)
-        device, shape = self.store.device, (rooms.slots, self.heads)
-        views["partial_lse"] = torch.empty(shape, dtype=torch.float32, device=device)
-        views["partial_out"] = torch.empty((*shape, self.store.head_dim), dtype=torch.float32, device=device)
-        views["counters"] = torch.zeros(rooms.batch * self.store.kv_heads, dtype=torch.int32, device=device)
-        self._views = views
-        host = {name: self._staging.host[start:stop] for name, (start, stop) in spans.items()}
-        for name in ("key_places", "value_places"):
-            host[name] = host[name].view(np.int64)
-        self._host = host | {"items": host["items"].reshape(-1, 8), "rows": host["rows"].reshape(-1, 4)}
-        self.generation += 1
+    def _grow(self, needed: Rooms) -> Buffers:
+        if not self._buffers.rooms.enough_for(needed):
+            self._buffers = Buffers(self._buffers.rooms.grown_to(needed), self.store, self.heads)
+            self.generation += 1
+        return self._buffers
+
+    def _follow(self, chunks: Ints, tokens: Ints) -> None:
+        """Let the store's rows end where they do; its buffers may be others then, which launches read as well."""
+        self.store.follow(chunks, tokens)
+        if self.store.tokens is not self._tokens:
+            self._tokens = self.store.tokens
+            self.generation += 1
 
 
 class TppTriton(TritonDecode):
@@ -263,7 +217,7 @@ class TppTriton(TritonDecode):
             if not known:
                 self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
             self._version = plan.version
-        self.store.follow(plan.last_chunks, plan.last_tokens)
+        self._follow(plan.last_chunks, plan.last_tokens)
 
 
 class PagedTriton(TritonDecode):
@@ -284,7 +238,7 @@ class PagedTriton(TritonDecode):
             if not self._grows(blocks, used, last):
                 self.make(items_of_tables(table[blocks >= 0].astype(np.int64), used, np.arange(len(used))), len(used))
             self._blocks, self._used = blocks, used
-        self.store.follow(last, lengths - (used - 1) * size)
+        self._follow(last, lengths - (used - 1) * size)
 
     def _grows(self, blocks: np.ndarray, used: Ints, last: Ints) -> bool:
         """Whether some sequences have one block more and all else is as it was, and there was room for that."""

@@ -32,6 +32,10 @@ class Shape(NamedTuple):
     multiprocessors: int
     blocks: int
     """Blocks that a multiprocessor runs side by side."""
+    narrow_blocks: int
+    """The same of a plan without an item that needs the large tile."""
+    narrow: int
+    """Query heads that the small tile takes."""
     lanes: int
     """Query heads that the largest tile takes."""
     head_tokens: float
@@ -175,6 +179,8 @@ def split_keys(items: Items, shape: Shape) -> Items:
     if len(items.row_count) == 0:
         return items
     tokens = items.chunk_count * shape.chunk_size
+    if items.row_count.max() * shape.group <= shape.narrow:
+        shape = shape._replace(blocks=shape.narrow_blocks)
     share = (tokens + ITEM_TOKENS).sum() * shape.kv_heads / (shape.multiprocessors * shape.blocks)
     # One row for each number of waves.
     parts = np.rint(tokens * (np.array(WAVES)[:, None] / max(1.0, share))).astype(np.int64)

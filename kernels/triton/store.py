@@ -29,7 +29,7 @@ class TritonStore(ChunkStore):
         self.tail_values = self.tail_keys
         self.tokens = self.tail_keys
         """`[rows]` int32: tokens in the last chunk of each row, current on the device."""
-        self._staging = Staging(self.device)
+        self._staging = Staging(self.device, 0)
         self._chunks = np.empty(0, np.int64)  # what the device holds
         self._tokens = np.empty(0, np.int64)
         self._room = 0
@@ -43,15 +43,16 @@ class TritonStore(ChunkStore):
         return keys[slab] + place * step, values[slab] + place * step
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for the tails of so many rows; launches that were captured before know the old room only."""
+        """Make room for the tails of so many rows, by new buffers where it has to be: launches then need them."""
         if rows <= self._room:
             return
-        self._room = -(-max(rows, 2 * self._room) // 32) * 32
-        flat = self._staging.reserve(5 * self._room)
-        self.tail_keys = flat[: 2 * self._room].view(torch.int64)
-        self.tail_values = flat[2 * self._room : 4 * self._room].view(torch.int64)
-        self.tokens = flat[4 * self._room :]
-        self._chunks = np.empty(0, np.int64)
+        room = -(-max(rows, 2 * self._room) // 32) * 32
+        self._staging = Staging(self.device, 5 * room)
+        flat, self._room = self._staging.device, room
+        self.tail_keys = flat[: 2 * room].view(torch.int64)
+        self.tail_values = flat[2 * room : 4 * room].view(torch.int64)
+        self.tokens = flat[4 * room :]
+        self._chunks = np.empty(0, np.int64)  # the new ones hold nothing
 
     def follow(self, chunks: Ints, tokens: Ints) -> None:
         """Make the rows end in these chunks `[b]`, holding so many tokens `[b]`; a copy only where that is news."""

@@ -27,12 +27,14 @@ class Tuning(NamedTuple):
     """Depth of the pipeline of loads."""
     blocks: int
     """Blocks that a multiprocessor runs side by side, as the planner assumes."""
+    narrow_blocks: int
+    """The same of plans without an item that needs the large tile."""
     merge_tile: int
     merge_warps: int
     fold: int
     """Partial results that the merge loads at a time."""
     in_place: bool
-    """Whether the last block of a row merges it, two partial results at a time, instead of a second launch."""
+    """Whether the last block of a row merges it, one partial result after the other, instead of a second launch."""
 
 
 class UnusableTable(ValueError):
@@ -75,6 +77,12 @@ def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
     }
     target.write_text(json.dumps(plain, indent=1) + "\n")
     _table.cache_clear()
+
+
+def fold_of(fold: int, group: int, head_dim: int) -> int:
+    """Partial results of a row to load at a time: as many as `fold` where registers suffice, which wide groups need."""
+    lanes = 1 << (group - 1).bit_length()
+    return max(1, min(fold, 4096 // (lanes * head_dim)))
 
 
 def chosen(capability: int, head_dim: int) -> Tuning:

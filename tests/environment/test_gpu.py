@@ -39,7 +39,7 @@ def library(processes: list[tuple[int, int | None]] | None = None, **answers: An
 
 
 def test_what_the_driver_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", library([(os.getpid(), 10), (1, 500), (2, 700)]))
+    monkeypatch.setitem(sys.modules, "pynvml", library([(os.getpid(), 10), (10**9, 500), (10**9 + 1, 700)]))
     nvml = open_nvml("GPU-1")
     assert nvml is not None
     assert nvml.clock() == Clock(1980, 5)
@@ -53,9 +53,9 @@ def test_what_the_driver_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, (None, None)),
         ([], (0, 0)),
         ([(os.getpid(), None)], (0, 0)),
-        ([(os.getpid(), 5), (1, None)], (1, None)),
+        ([(os.getpid(), 5), (10**9, None)], (1, None)),
         # In a container we go by a number of the host's: one of them is ours, and nobody knows how much it holds.
-        ([(1, 5), (2, 7)], (1, None)),
+        ([(10**9, 5), (10**9 + 1, 7)], (1, None)),
     ],
 )
 def test_processes_of_others_are_counted(

@@ -20,7 +20,7 @@ from tests.kernels.forests import Forest
 
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
 SMALL = Tuning(
-    tile=32, wide=64, warps=4, stages=3, blocks=1, merge_tile=16, merge_warps=4, fold=2, in_place=False
+    tile=32, wide=64, warps=4, stages=3, blocks=1, narrow_blocks=1, merge_tile=16, merge_warps=4, fold=2, in_place=False
 )  # fmt: skip
 SHARED_TREE = [
     [(1, 40), (2, 21), (3, 5)],
@@ -196,7 +196,6 @@ def test_a_captured_launch_follows_the_forest(device: str, monkeypatch: pytest.M
     forest.store.grow(64)
     kernel = TppTriton(forest.store, heads=2, tuning=SMALL._replace(in_place=in_place))
     kernel.reserve(rows=8, chunks=64, items=16)
-    forest.store.reserve_rows(8)
     for path in SHARED_TREE[:4]:
         forest.join(path)
     launches = Launches(monkeypatch)
@@ -265,9 +264,60 @@ def test_paged_attention(device: str, share: bool) -> None:
         assert forest.error(q, out) < TOLERANCE[torch.float16]
 
 
+def test_rows_beyond_those_of_the_store_are_a_new_generation(device: str) -> None:
+    """The launches read the store's buffers as well: other ones make a captured launch void."""
+    forest = forest_of(device, kv_heads=1)
+    for row in range(32):
+        forest.join([(1, 16), (2 + row, 3)])
+    kernel = TppTriton(forest.store, heads=1, tuning=SMALL)
+    kernel.plan(forest.tree.plan())
+    kernel.reserve(rows=40, chunks=256, items=200)
+    captured, tokens = kernel.generation, forest.store.tokens
+    forest.join([(1, 16), (50, 3)])
+    kernel.plan(forest.tree.plan())
+    assert forest.store.tokens is tokens
+    assert kernel.generation == captured
+    forest.store.reserve_rows(100)  # as another kernel over the same store might
+    kernel.plan(forest.tree.plan())
+    assert kernel.generation > captured
+    check(forest, kernel)
+
+
+def test_running_out_of_memory_changes_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forest = forest_of(device)
+    for path in SHARED_TREE[:3]:
+        forest.join(path)
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
+    check(forest, kernel)
+    for row in range(40):
+        forest.join([(1, 40), (30 + row, 2)])
+    with monkeypatch.context() as full:
+        full.setattr("chunkbench.kernels.triton.buffers.torch.zeros", lambda *_, **__: out_of_memory())
+        with pytest.raises(torch.OutOfMemoryError):
+            kernel.plan(forest.tree.plan())
+    check(forest, kernel)
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("no memory left")
+
+
+def test_rows_that_were_not_planned_are_left_alone(device: str) -> None:
+    forest = forest_of(device)
+    for path in SHARED_TREE[:3]:
+        forest.join(path)
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
+    kernel.plan(forest.tree.plan())
+    for layout in (torch.full((5, 2, 64), 7.0), torch.full((5, 2, 128), 7.0)[..., ::2]):
+        out = layout.half().to(device)
+        kernel.decode(forest.normal(5, 2, 64), out)
+        assert (out[3:] == 7.0).all()
+        assert (out[:3] != 7.0).any()
+
+
 def read_by(kernel: TppTriton | PagedTriton, rows: int) -> list[list[int]]:
     """Where the chunks are that each row reads, as the descriptors say, in no order."""
-    host = kernel._host
+    host = kernel._buffers.host
     found: list[list[int]] = [[] for _ in range(rows)]
     for first, count, position, positions, *_ in host["items"][: kernel.work_items].tolist():
         for row in host["order"][position : position + positions].tolist():
@@ -324,7 +374,6 @@ def test_block_tables_that_grew_read_what_those_made_anew_do(device: str) -> Non
 def test_a_cuda_graph_follows_the_forest(in_place: bool) -> None:
     forest = forest_of("cuda", kv_heads=1)
     forest.store.grow(64)
-    forest.store.reserve_rows(8)
     kernel = TppTriton(forest.store, heads=2, tuning=SMALL._replace(in_place=in_place))
     kernel.reserve(rows=8, chunks=64)
     for path in SHARED_TREE[:4]:
@@ -346,3 +395,25 @@ def test_a_cuda_graph_follows_the_forest(in_place: bool) -> None:
             graph.replay()
             assert forest.error(q, out) < TOLERANCE[torch.float16]
     assert kernel.generation == captured
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_merging_in_place_races_with_nobody() -> None:
+    """Many blocks finish the same rows; again and again the result is that of the second launch."""
+    forest = Forest(TritonStore(64, 8, 128, torch.float16, "cuda"), seed=3)
+    for row in range(32):
+        forest.join([(1, 64), (2, 64), (3, 64), (4, 64), (5 + row % 4, 64), (10 + row, 60)])
+    made = []
+    for in_place in (False, True):
+        kernel = TppTriton(forest.store, heads=32, tuning=SMALL._replace(in_place=in_place, blocks=8, narrow_blocks=8))
+        kernel.plan(forest.tree.plan())
+        made.append(kernel)
+    q = forest.normal(32, 32, 128)
+    expected, out = torch.empty_like(q), torch.empty_like(q)
+    made[0].decode(q, expected)
+    assert forest.error(q, expected) < TOLERANCE[torch.float16]
+    for _ in range(200):
+        out.fill_(float("nan"))
+        made[1].decode(q, out)
+        assert (out.double() - expected.double()).abs().max() < 2e-3
+    assert not made[1]._buffers.device["counters"].any()

@@ -16,7 +16,8 @@ from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
 from chunkbench.kvcache import Plan, PrefixTree
 
 H100 = Shape(
-    kv_heads=32, group=1, chunk_size=64, multiprocessors=132, blocks=3, lanes=64, head_tokens=2.0, tails=True
+    kv_heads=32, group=1, chunk_size=64, multiprocessors=132, blocks=3, narrow_blocks=5, narrow=16, lanes=64,
+    head_tokens=2.0, tails=True,
 )  # fmt: skip
 
 
@@ -129,12 +130,14 @@ def test_balance_for_table_3(n_p: int, share: float, multiprocessors: int) -> No
     n_s = int(n_p * share)
     drawn = [[*range(n_s), *range(10_000 * (row + 1), 10_000 * (row + 1) + n_p - n_s)] for row in range(32)]
     _, plan = forest(drawn, 64)
-    shape = H100._replace(multiprocessors=multiprocessors, blocks=2 if multiprocessors == 108 else 3)
+    a100 = {"blocks": 2, "narrow_blocks": 4}
+    shape = H100._replace(multiprocessors=multiprocessors, **(a100 if multiprocessors == 108 else {}))
+    blocks = shape.blocks if n_s else shape.narrow_blocks
     made = describe(items_of_forest(plan, True), 32, shape)
     tokens = made.items[:, 1] * 64.0
     total = float(tokens.sum() + made.rows[:, 3].sum() * 64) * shape.kv_heads
     assert total == (n_s + 32 * (n_p - n_s)) * shape.kv_heads
-    assert makespan(np.repeat(tokens, shape.kv_heads), multiprocessors, shape.blocks) <= 1.1 * total / multiprocessors
+    assert makespan(np.repeat(tokens, shape.kv_heads), multiprocessors, blocks) <= 1.1 * total / multiprocessors
 
 
 def makespan(costs: np.ndarray, multiprocessors: int, blocks: int) -> float:

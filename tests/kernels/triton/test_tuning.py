@@ -56,7 +56,7 @@ def test_the_search_takes_the_best_tiles_and_then_the_best_merge() -> None:
     announced: list[Trial] = []
 
     def fit(candidate: Tuning) -> Tuning | str:
-        return "spills registers" if candidate.tile == 128 else candidate._replace(blocks=3)
+        return "spills registers" if candidate.tile == 128 else candidate._replace(blocks=3, narrow_blocks=5)
 
     def measure(candidate: Tuning) -> tuple[float, ...] | str:
         if candidate.tile == 16:
@@ -65,7 +65,7 @@ def test_the_search_takes_the_best_tiles_and_then_the_best_merge() -> None:
         return (10.0 + slow, 20.0 + (candidate.fold != 4) + (candidate.merge_tile != 16) + (candidate.merge_warps != 8))
 
     found = search(fit, measure, announced.append)
-    assert found == Tuning(64, 64, 4, 5, 3, merge_tile=16, merge_warps=8, fold=4, in_place=False)
+    assert found == Tuning(64, 64, 4, 5, 3, 5, merge_tile=16, merge_warps=8, fold=4, in_place=False)
     assert len(announced) == len(tiles()) + len(merges(found))
     assert {trial.reason for trial in announced if not trial.times_us} == {"spills registers", "wrong: max_error 1.0"}
 

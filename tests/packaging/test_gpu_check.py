@@ -1,0 +1,55 @@
+"""`make gpu-check` runs from a plain checkout; what needs no GPU of it is tried here."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from chunkbench.experiment.names import BUILT_IN
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_checkout_that_is_not_installed_has_its_implementations(script: ModuleType, tmp_path: Path) -> None:
+    environment = script.register(tmp_path / "site")
+    said = "from importlib.metadata import version; from chunkbench.baselines import registry"
+    command = [sys.executable, "-c", f"{said}; print(version('chunkbench'), *registry.names())"]
+    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    found, *names = ran.stdout.split()
+    assert found == "0"  # the folder's, though another may be installed
+    assert set(names) == set(BUILT_IN)
+
+
+def test_steps_keep_their_output_and_end_in_time(script: ModuleType, tmp_path: Path) -> None:
+    steps = script.Steps(tmp_path, script.register(tmp_path / "site"), seconds=60)
+    assert steps.run("words", [sys.executable, "-c", "print('two words')"], 30) == 0
+    assert (tmp_path / "words.txt").read_text() == "two words\n"
+    assert steps.run("code", [sys.executable, "-c", "raise SystemExit(3)"], 30) == 3
+    assert steps.run("long", [sys.executable, "-c", "import time; time.sleep(60)"], 1) == 124
+    assert [(step["step"], step["exit_code"]) for step in steps.done] == [("words", 0), ("code", 3), ("long", 124)]
+    assert steps.left_s < 60
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "unavailable: PyTorch sees no NVIDIA GPU here" in ran.stderr
+    assert not (tmp_path / "out").exists()
