@@ -1,4 +1,4 @@
-"""Where there is no GPU the kernels run in Triton's interpreter, which has to be chosen before they are imported."""
+"""Where there is no GPU the kernels run in Triton's interpreter (`tests/conftest.py` chooses it)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ if importlib.util.find_spec("triton") is None and os.environ.get("CHUNKBENCH_REQ
     raise RuntimeError("Triton is not installed, and CHUNKBENCH_REQUIRE_TRITON asks for its tests")
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
     _mend(pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed"))
 
 
