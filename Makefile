@@ -59,6 +59,7 @@ reproduce: $(READY) $(READY_VLLM) ## Measure all that this machine can of the pa
 gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU's baselines and have all kernels compiled ahead
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras gpu
 	$(BIN)/chunkbench run experiments/gpu-kernels.yaml --budget 1s $(ARGS)
+	@touch $(VENV)/.gpu-prepared
 
 gpu-check: ## On a GPU host, without a network: check all kernels, then measure Table 3 and the bars, in 8 minutes
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) scripts/gpu_check.py $(ARGS)

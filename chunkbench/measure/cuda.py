@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
 
 from chunkbench.environment.gpu import Nvml, open_nvml
-from chunkbench.measure.gpu_loop import Call, CaptureError
+from chunkbench.measure.gpu_loop import Call, CaptureError, no_collections
 
-_CYCLES_PER_US = 1500
-"""At about the clock of a data-centre GPU; how long a stall lasts need not be exact."""
+_CYCLES_PER_US = 2000
+"""At about the highest clock of a data-centre GPU: at a lower one a stall is longer, and does no harm."""
 
 
 class CudaDevice:
@@ -18,6 +19,8 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self._side = torch.cuda.Stream()
+        self._one = torch.ones(1, device="cuda")
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     def synchronise(self) -> None:
         torch.cuda.synchronize()
@@ -33,33 +36,58 @@ class CudaDevice:
     def stall(self, us: float) -> None:
         torch.cuda._sleep(int(us * _CYCLES_PER_US))
 
-    def capture(self, calls: Sequence[Call]) -> list[Call]:
+    def capture(self, spans: Sequence[Sequence[Call]]) -> list[Call]:
         current = torch.cuda.current_stream()
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
-            for call in calls:
-                call()
+            for span in spans:
+                for call in span:
+                    call()
         current.wait_stream(self._side)
         torch.cuda.synchronize()
-        # One pool for all: they are replayed one after the other, and none leaves anything in it for the next.
-        pool = torch.cuda.graph_pool_handle()
-        replays: list[Call] = []
-        for call in calls:
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, pool=pool, stream=self._side):
-                    call()
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                # What ends a capture that went wrong complains as well; the first complaint says what it was.
-                first = error.__context__ or error
-                text = str(first).strip().partition("\n")[0]
-                raise CaptureError(f"its decode cannot be captured in a CUDA graph: {text}") from error
-            finally:
-                torch.cuda.set_stream(current)  # a capture that fails leaves its own behind
-            replays.append(graph.replay)
-        return replays
+        # Not by torch.cuda.graph, which empties the allocator's cache at every capture, and in some versions collects
+        # garbage: hundreds of captures make a point. A collection in the middle of one could void it.
+        with no_collections(), torch.cuda.stream(self._side):
+            return [self._captured(span) for span in spans]
+
+    def _captured(self, span: Sequence[Call]) -> Call:
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        graph.capture_begin(pool=pool)
+        problem: RuntimeError | None = None
+        try:
+            for call in span:
+                call()
+        except RuntimeError as error:
+            problem = error
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            problem = problem or error  # what ends a capture that went wrong complains as well
+        if problem is None:
+            return graph.replay
+        self._recover(graph, pool)
+        if isinstance(problem, torch.OutOfMemoryError):
+            raise problem
+        text = str(problem).strip().partition("\n")[0]
+        raise CaptureError(f"its decode cannot be captured in a CUDA graph: {text}") from problem
+
+    def _recover(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+        """Take PyTorch out of a capture that failed.
+
+        Ending one raises before the allocator is told (PyTorch up to 2.12), which then refuses to free anything; and
+        generators go on as if captured until a capture has gone well.
+        """
+        self._failed.append(graph)  # the allocator still asks it which stream was captured
+        names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # by version
+        end = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
+        with contextlib.suppress(RuntimeError):  # it had been told
+            end(torch.cuda.current_device(), pool)
+        with contextlib.suppress(RuntimeError):  # then the worker finds out that the device is lost
+            clean = torch.cuda.CUDAGraph()
+            clean.capture_begin(pool=torch.cuda.graph_pool_handle())
+            self._one.add_(0)
+            clean.capture_end()
+        torch.cuda.synchronize()
 
 
 def clock_reader() -> Nvml | None:

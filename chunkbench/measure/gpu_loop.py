@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf, isfinite
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from chunkbench.measure.loop import Feed, Round
 from chunkbench.measure.rotation import calls_of
 
 Call = Callable[[], None]
-_LEAD, _LONGEST_LEAD_US = 1.5, 20_000.0
+_LEAD, _SHORTEST_LEAD_US, _LONGEST_LEAD_US = 2.0, 100.0, 20_000.0
 """The device is kept waiting for this many times what queueing the calls took before, but not for ever."""
 
 
@@ -49,8 +50,8 @@ class Device(Protocol):
         """Queue nothing but waiting, for about so long."""
         ...
 
-    def capture(self, calls: Sequence[Call]) -> list[Call]:
-        """A replay for each call, in a graph of its own: run once on a side stream, then captured there.
+    def capture(self, spans: Sequence[Sequence[Call]]) -> list[Call]:
+        """A replay for each span of calls, in a graph of its own: run once on a side stream, then captured there.
 
         Raises `CaptureError`.
         """
@@ -88,10 +89,10 @@ def run_gpu_round(
     the copies.
     """
     sampler = _Sampler(copies, feed, out, nonce, mode, sweep, device)
-    result = Round()
+    result, last = Round(), max(timed, default=0)
     for session in copies:
         session.rewind()
-    with _no_collections():
+    with no_collections():
         for step in range(1, n_c + 1):
             tokens, k, v = feed.completion(step)
             device.synchronise()
@@ -108,6 +109,8 @@ def run_gpu_round(
             result.plan_us.append((planned - appended) / 1000 / len(copies))
             if step in timed:
                 result.decode_us.append(guard.take(sampler.at(step)))
+                if step == last:
+                    result.drift = sampler.drift()
     return result
 
 
@@ -119,7 +122,7 @@ def decode_once(session: Session, q: torch.Tensor, out: torch.Tensor, mode: Mode
     run = Lane(session, q, out).call
     if mode == "graph":
         lane = Lane(session, torch.zeros_like(q), out)
-        (run,) = device.capture([lane.call])
+        (run,) = device.capture([[lane.call]])
         lane.q.copy_(q)
     out.fill_(float("nan"))
     run()
@@ -152,20 +155,32 @@ class _Sampler:
         if self._mode == "eager":
             self._lanes.append(self._lanes.pop(0))  # the next copy
         calls = [lane.call for lane in self._lanes]
+        # What lies between two events: a call, where the cache is swept before each, else all of them.
+        spans = [[call] for call in calls] if self._sweep is not None else [calls]
         if self._mode == "graph":
             self._refresh(step, 0)
-            calls = self._device.capture(calls)
+            spans = [[replay] for replay in self._device.capture(spans)]
         tries = 0
 
         def take() -> float:
             nonlocal tries
             tries += 2
             self._refresh(step, tries - 1)
-            queueing_us = self._run_in(calls)
+            queueing_us = self._run_in([call for span in spans for call in span])
             self._refresh(step, tries)
-            return self._wall_us(calls[0]) if self._mode == "eager" else self._events_us(calls, queueing_us)
+            return self._wall_us(calls[0]) if self._mode == "eager" else self._events_us(spans, queueing_us)
 
         return take
+
+    def drift(self) -> float:
+        """How far the output of a call of the last sample lies from that of the same call made again, outside of any
+        graph: the largest difference over the largest value. What was timed is what was checked."""
+        lane = self._lanes[0]
+        again = torch.full_like(lane.out, float("nan"))
+        lane.session.decode(lane.q, again)
+        self._device.synchronise()
+        found = ((lane.out.double() - again.double()).abs().max() / again.double().abs().max()).item()
+        return found if isfinite(found) else inf
 
     def _refresh(self, step: int, number: int) -> None:
         """Other queries for every call."""
@@ -191,33 +206,33 @@ class _Sampler:
         self._device.synchronise()
         return (perf_counter_ns() - started) / 1000
 
-    def _events_us(self, calls: Sequence[Call], queueing_us: float) -> float:
-        """Microseconds of a call on the device, which is stalled until the calls are queued: it never waits for the
-        host. Where a sweep comes between calls, each has its own pair of events; otherwise one pair encloses them all.
-        """
+    def _events_us(self, spans: Sequence[Sequence[Call]], queueing_us: float) -> float:
+        """Microseconds of a call on the device, which is stalled until a span is queued: it never waits for the host.
+        Each span, of calls or the replay of them all, has its own pair of events."""
         device = self._device
-        spans = [[call] for call in calls] if self._sweep is not None else [list(calls)]
         marks = []
         for span in spans:
             if self._sweep is not None:
                 self._sweep()
-            device.stall(min(_LONGEST_LEAD_US, _LEAD * queueing_us * len(span)))
+            lead_us = max(_SHORTEST_LEAD_US, _LEAD * queueing_us * len(span))
+            device.stall(min(_LONGEST_LEAD_US, lead_us))
             start = device.mark()
             for call in span:
                 call()
             marks.append((start, device.mark()))
         device.synchronise()
-        return sum(device.elapsed_us(start, end) for start, end in marks) / len(calls)
+        return sum(device.elapsed_us(start, end) for start, end in marks) / len(self._lanes)
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """A collection inside a timed call would be charged to whoever is being timed."""
-    collecting = gc.isenabled()
+    if not gc.isenabled():
+        yield
+        return
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
-            gc.enable()
+        gc.enable()

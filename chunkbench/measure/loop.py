@@ -32,6 +32,8 @@ class Round:
     decode_us: list[float] = field(default_factory=list)
     append_us: list[float] = field(default_factory=list)
     plan_us: list[float] = field(default_factory=list)
+    drift: float = 0.0
+    """On a GPU, how far a timed call's output lies from that of the same call made again, relative to its largest."""
 
 
 def run_round(

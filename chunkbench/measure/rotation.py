@@ -9,7 +9,7 @@ from chunkbench.experiment.point import Mode
 
 L2_FACTOR = 5
 """The copies that take turns hold this many times what the L2 cache does."""
-MOST_COPIES = 64
+MOST_COPIES = 32
 """More would take longer to append to than to measure: a sweep of the cache takes their place."""
 FEWEST_CALLS = 8
 """Of a sample that two CUDA events enclose: events resolve half a microsecond, a kernel may take ten."""

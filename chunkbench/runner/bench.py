@@ -70,6 +70,9 @@ class Bench:
                 shares = self.survey[name].shares_storage
                 touched = memory.touched_bytes(self.point, self.experiment.seed, name, shares)
                 self.rotations[name] = rotation(touched, l2_bytes, need, room)
+            if any(found.sweep for found in self.rotations.values()):  # then for all that would rotate, to be alike
+                swept = {name: Rotation(1, True) for name, found in self.rotations.items() if found.copies > 1}
+                self.rotations |= swept
         return {name: need * self.rotations[name].copies for name, need in needs.items()}
 
     def prepare(self, name: str, needs: int) -> bool:
@@ -85,7 +88,12 @@ class Bench:
             return self.ask(case.implementation, "round", timed=list(steps), nonce=nonce, cold=cold, warm_up=warm_up)
         copies, sweep = self.rotations[case.implementation] if cold else Rotation(1, False)
         request: dict[str, Any] = {"timed": list(steps), "nonce": nonce, "copies": copies, "sweep": sweep}
-        return self.ask(case.implementation, "gpu_round", case.mode, mode=case.mode, **request)
+        reply = self.ask(case.implementation, "gpu_round", case.mode, mode=case.mode, **request)
+        if reply is not None and reply["drift"] > self.experiment.tolerance[self.point.dtype]:
+            reason = f"a timed call's output differs by {reply['drift']:.1e} from that of the same call made again"
+            self.timings[case.key].fail("incorrect", reason)
+            return None
+        return reply
 
     def sample_s(self, case: Case) -> float:
         """Seconds that a sample of a case takes, untimed calls and the capture of graphs included."""
@@ -93,7 +101,9 @@ class Bench:
         if self.point.device == "cpu":
             return once
         copies = self.appends(case)
-        return once * runs_of(case.mode, copies) + self.timings[case.key].capture_s * calls_of(case.mode, copies)
+        swept = case.cache == "cold" and self.rotations[case.implementation].sweep
+        captures = calls_of(case.mode, copies) if swept else 1
+        return once * runs_of(case.mode, copies) + self.timings[case.key].capture_s * captures
 
     def appends(self, case: Case) -> int:
         """Sessions of a case that every step is appended to."""

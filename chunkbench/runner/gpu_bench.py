@@ -105,6 +105,7 @@ class GpuBench:
             "plan_us": done.plan_us,
             "work_items": copies[0].work_items(),
             "discarded": discarded,
+            "drift": done.drift,
             "gpu": None if state is None else state.model_dump(mode="json"),
             "sampling": sampling.model_dump(),
         }
@@ -130,6 +131,7 @@ def lost() -> bool:
         return False
     try:
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # raises where a capture that failed has left the allocator in the middle of it
     except RuntimeError:
         return True
     return False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 _DEPTH = 6
+_NO_HOLDERS = (str, bytes, int, float, type(None), type, ModuleType, FunctionType)
+"""A library's modules lead everywhere, and hold nothing of a session."""
 
 
 def visible_bytes(root: object) -> int:
@@ -18,7 +21,7 @@ def visible_bytes(root: object) -> int:
 
 
 def _walk(value: Any, depth: int, seen: set[int], storages: dict[int, int]) -> None:
-    if id(value) in seen or depth > _DEPTH or isinstance(value, (str, bytes, int, float, type(None))):
+    if id(value) in seen or depth > _DEPTH or isinstance(value, _NO_HOLDERS):
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):

@@ -51,7 +51,7 @@ def test_table3(name: str, kv_heads: int, paper: str | None) -> None:
 def test_smoke_covers_every_implementation_and_every_kind_of_shape() -> None:
     loaded = load_experiment("smoke")
     points = loaded.points("cpu", "float32")
-    on_gpus = set(load_experiment("gpu-kernels").implementations)
+    on_gpus = {name for one in ("gpu-kernels", "table3-gpu") for name in load_experiment(one).implementations}
     assert set(loaded.implementations) | on_gpus == set(BUILT_IN)
     assert any(point.tree for point in points)
     assert any(point.prompts > 1 for point in points)

@@ -35,17 +35,18 @@ class FakeDevice:
     def stall(self, us: float) -> None:
         self.diary.append(("stall", us))
 
-    def capture(self, calls: Sequence[Call]) -> list[Call]:
+    def capture(self, spans: Sequence[Sequence[Call]]) -> list[Call]:
         if self.refuses():
             raise CaptureError("its decode cannot be captured in a CUDA graph: it reads a length")
-        for call in calls:
-            call()
-        self.diary.append(("capture", len(calls)))
-        return [lambda call=call: self.replay(call) for call in calls]
+        for span in spans:
+            for call in span:
+                call()
+        self.diary.append(("capture", len(spans)))
+        return [lambda span=span: self.replay(span) for span in spans]
 
-    def replay(self, call: Call) -> None:
-        self.diary.append(("replay", None))
-        if not self.stale:
+    def replay(self, span: Sequence[Call]) -> None:
+        self.diary.append(("replay", len(span)))
+        for call in () if self.stale else span:
             call()
 
 

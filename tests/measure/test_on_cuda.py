@@ -72,8 +72,10 @@ def test_a_call_that_waits_for_the_device_cannot_be_captured_and_spoils_nothing(
 
     device, x = CudaDevice(), torch.ones(8, device="cuda")
     with pytest.raises(CaptureError, match="cannot be captured"):
-        device.capture([lambda: print(x.sum().item())])
-    (replay,) = device.capture([lambda: x.add_(1)])  # type: ignore[list-item]
+        device.capture([[lambda: print(x.sum().item())]])
+    torch.cuda.empty_cache()  # the allocator is itself again
+    assert torch.randn(4, device="cuda").isfinite().all()  # and so are generators
+    (replay,) = device.capture([[lambda: x.add_(1)]])  # type: ignore[list-item]
     before = float(x[0])
     replay()
     assert float(x[0]) == before + 1
