@@ -111,10 +111,16 @@ def test_kernel_threads_and_paths_lose_what_a_slash_parts(
     monkeypatch.setattr(noise, "HEAVY", 0.02)
     monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])  # the spinner is one
     monkeypatch.setattr(psutil.Process, "name", lambda process: told)
-    others = [pid for pid in psutil.pids() if pid not in (os.getpid(), spinner.pid)]
+    everyone = psutil.pids()
+    monkeypatch.setattr(psutil, "pids", lambda: everyone)
+    others = [pid for pid in everyone if pid not in (os.getpid(), spinner.pid)]
     assert heavy_processes(others, interval_s=0.3) == [name]
 
 
-def test_our_own_descendants_are_not_heavy_processes(spinner: subprocess.Popen[bytes]) -> None:
-    others = [pid for pid in psutil.pids() if pid not in (os.getpid(), spinner.pid)]
+def test_our_own_descendants_are_not_heavy_processes(
+    spinner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everyone = psutil.pids()
+    monkeypatch.setattr(psutil, "pids", lambda: everyone)  # whoever starts now is nobody's fault
+    others = [pid for pid in everyone if pid not in (os.getpid(), spinner.pid)]
     assert heavy_processes(others, interval_s=0.2) == []
