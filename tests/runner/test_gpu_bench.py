@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,14 @@ class InProcess(WorkerClient):
 def experiment(tmp_path: Path) -> Experiment:
     (tmp_path / "gpu.yaml").write_text(TEXT)
     return load_experiment(tmp_path / "gpu.yaml")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_in_a_worker() -> Iterator[None]:
+    """It keeps what its libraries made out of the collections before rounds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
