@@ -14,8 +14,7 @@ READY_TRITON := $(VENV)/.ready-triton
 # What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate readers smoke reproduce reproduce-table3 gpu-prepare gpu-check \
-	ci-regression clean
+.PHONY: help setup test lint format sanitize emulate readers smoke reproduce reproduce-table3 gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
