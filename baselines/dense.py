@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
 import torch
 
-from chunkbench.baselines.contract import Inputs
+from chunkbench.baselines.contract import Inputs, Session
 
 
 class DenseCache:
@@ -96,6 +99,9 @@ class TokenMajorCache:
         self.lengths += 1
         self.longest += 1
 
+    def plan(self) -> None:
+        """Nothing to do: lengths are current at all times."""
+
     def rewind(self) -> None:
         """Back to the prompts alone."""
         self.lengths.copy_(self._prompts)
@@ -104,3 +110,25 @@ class TokenMajorCache:
     def nbytes(self) -> int:
         """Bytes of K and V, the room for completion tokens included."""
         return self.k.nbytes + self.v.nbytes
+
+
+Cache = TypeVar("Cache", DenseCache, TokenMajorCache)
+
+
+class DenseSession(Session, Generic[Cache]):
+    """A session over one of these caches: all but the decode."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache: Cache = cache
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._cache.append(k, v)
+
+    def plan(self) -> None:
+        self._cache.plan()
+
+    def rewind(self) -> None:
+        self._cache.rewind()
+
+    def kv_bytes(self) -> int:
+        return self._cache.nbytes()

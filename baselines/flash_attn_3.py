@@ -8,7 +8,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.baselines.flash_attn_package import DenseSession
+from chunkbench.baselines.flash_attn_package import ContiguousSession
 from chunkbench.experiment.point import Point
 
 
@@ -38,7 +38,7 @@ class FlashAttn3(Implementation):
 
     def prepare(self, inputs: Inputs) -> Session:
         # Given lengths, the library starts a kernel of its own that plans with them.
-        return DenseSession(inputs, library().flash_attn_with_kvcache, equal_lengths=False)
+        return ContiguousSession(inputs, library().flash_attn_with_kvcache, equal_lengths=False)
 
     def package_version(self) -> str:
         return gpu.named("fa3-fwd")

@@ -12,7 +12,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session
-from chunkbench.baselines.dense import TokenMajorCache
+from chunkbench.baselines.dense import DenseSession, TokenMajorCache
 from chunkbench.baselines.pool import SharedBlocks
 from chunkbench.experiment.point import Point
 
@@ -26,19 +26,16 @@ def library() -> Any:
     return flash_attn
 
 
-class DenseSession(Session):
+class ContiguousSession(DenseSession[TokenMajorCache]):
     """Contiguous caches for a `flash_attn_with_kvcache`, FlashAttention-2's or -3's.
 
     `equal_lengths`: whether lengths are passed also where all are equal and follow from the cache's shape.
     """
 
     def __init__(self, inputs: Inputs, attention: Callable[..., torch.Tensor], equal_lengths: bool) -> None:
-        self._cache = TokenMajorCache(inputs)
+        super().__init__(TokenMajorCache(inputs))
         self._attention = attention
         self._pass_lengths = equal_lengths or self._cache.ragged
-
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._cache.append(k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         cache = self._cache
@@ -46,12 +43,6 @@ class DenseSession(Session):
         k, v = cache.k[:, : cache.longest], cache.v[:, : cache.longest]
         lengths = cache.lengths if self._pass_lengths else None
         out.copy_(self._attention(q[:, None], k, v, cache_seqlens=lengths)[:, 0])
-
-    def rewind(self) -> None:
-        self._cache.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._cache.nbytes()
 
 
 class PagedSession(Session):
@@ -96,7 +87,7 @@ class FlashAttnPackage(Implementation):
         return gpu.half_precision(point, "flash-attn")
 
     def prepare(self, inputs: Inputs) -> Session:
-        return DenseSession(inputs, library().flash_attn_with_kvcache, equal_lengths=True)
+        return ContiguousSession(inputs, library().flash_attn_with_kvcache, equal_lengths=True)
 
     def package_version(self) -> str:
         return gpu.named("flash-attn")

@@ -152,11 +152,7 @@ class FlexAttention(Implementation):
     reads_shared_once = True
 
     def availability(self, device: str) -> Answer:
-        if device != "cuda":
-            return Answer(False, "FlexAttention is measured as PyTorch compiles it for GPUs", gpu.GPU_REMEDY)
-        if not torch.cuda.is_available():
-            return Answer(False, "PyTorch sees no NVIDIA GPU here", gpu.GPU_REMEDY)
-        return YES
+        return gpu.gpu_alone(device, "FlexAttention is measured as PyTorch compiles it for GPUs")
 
     def supports(self, point: Point) -> Answer:
         if point.head_dim < 16:

@@ -11,6 +11,7 @@ from chunkbench.baselines.contract import YES, Answer, Inputs, Session
 from chunkbench.experiment.point import Point
 
 GPU_REMEDY = "run on an NVIDIA GPU (device: cuda)"
+NO_GPU = Answer(False, "PyTorch sees no NVIDIA GPU here", GPU_REMEDY)
 
 
 def installed(distribution: str) -> str | None:
@@ -35,10 +36,17 @@ def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], o
     return loads(distribution, load)
 
 
+def gpu_alone(device: str, reason: str) -> Answer:
+    """Whether this is the GPU, and there is one, for what is measured on GPUs alone; `reason` says why not on a CPU."""
+    if device != "cuda":
+        return Answer(False, reason, GPU_REMEDY)
+    return YES if torch.cuda.is_available() else NO_GPU
+
+
 def loads(distribution: str, load: Callable[[], object]) -> Answer:
     """Whether an installed library loads where there is a GPU; `load` imports it."""
     if not torch.cuda.is_available():
-        return Answer(False, "PyTorch sees no NVIDIA GPU here", GPU_REMEDY)
+        return NO_GPU
     try:
         load()
     except (ImportError, OSError, RuntimeError) as error:  # what extensions raise that were built for another PyTorch
@@ -52,11 +60,6 @@ def half_precision(point: Point, library: str) -> Answer:
     if point.dtype == "float32":
         return Answer(False, f"{library} takes float16 or bfloat16", "set dtype: float16")
     return YES
-
-
-def first_no(*answers: Answer) -> Answer:
-    """The first refusal, else yes."""
-    return next((answer for answer in answers if not answer.ok), YES)
 
 
 def compile_now(session: Session, inputs: Inputs) -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.baselines.dense import DenseCache
+from chunkbench.baselines.dense import DenseCache, DenseSession
 
 
-class NaiveSession(Session):
+class NaiveSession(DenseSession[DenseCache]):
     def __init__(self, inputs: Inputs) -> None:
-        self._cache = DenseCache(inputs)
+        super().__init__(DenseCache(inputs))
         self._scale = inputs.point.head_dim**-0.5
-
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._cache.append(k, v)
-
-    def plan(self) -> None:
-        self._cache.plan()
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         cache = self._cache
@@ -32,12 +24,6 @@ class NaiveSession(Session):
         if cache.mask is not None:
             scores.view(b, h_kv, -1, cache.longest).add_(cache.mask)
         torch.bmm(torch.softmax(scores, dim=-1), v, out=out.view(b * h_kv, -1, d))
-
-    def rewind(self) -> None:
-        self._cache.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._cache.nbytes()
 
 
 class Naive(Implementation):

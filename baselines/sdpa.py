@@ -3,8 +3,6 @@ paper's and stands in `flash_attn.py`.)"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_efficient_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,22 +10,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.baselines.dense import DenseCache
+from chunkbench.baselines.dense import DenseCache, DenseSession
 from chunkbench.experiment.point import Point
 
 
-class SdpaSession(Session):
-    """Dense K/V `[b, kv_heads, capacity, d]`, and one backend named so that PyTorch cannot choose another."""
+class SdpaSession(DenseSession[DenseCache]):
+    """One backend, named so that PyTorch cannot choose another."""
 
     def __init__(self, inputs: Inputs, backend: SDPBackend) -> None:
-        self._cache = DenseCache(inputs)
+        super().__init__(DenseCache(inputs))
         self._backend = backend
-
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._cache.append(k, v)
-
-    def plan(self) -> None:
-        self._cache.plan()
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         cache = self._cache
@@ -42,22 +34,12 @@ class SdpaSession(Session):
             )
         out.view(attention.shape).copy_(attention)
 
-    def rewind(self) -> None:
-        self._cache.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._cache.nbytes()
-
 
 class _Sdpa(Implementation):
     backend: SDPBackend
 
     def availability(self, device: str) -> Answer:
-        if device != "cuda":
-            return Answer(False, f"PyTorch has {self.label} on GPUs alone", gpu.GPU_REMEDY)
-        if not torch.cuda.is_available():
-            return Answer(False, "PyTorch sees no NVIDIA GPU here", gpu.GPU_REMEDY)
-        return YES
+        return gpu.gpu_alone(device, f"PyTorch has {self.label} on GPUs alone")
 
     def prepare(self, inputs: Inputs) -> Session:
         return SdpaSession(inputs, self.backend)

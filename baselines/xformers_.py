@@ -7,7 +7,6 @@ in `PREFERRED` that this GPU has, and rows name it. What it refuses is unsupport
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.baselines.dense import TokenMajorCache
+from chunkbench.baselines.dense import DenseSession, TokenMajorCache
 from chunkbench.experiment.point import Point
 
 PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
@@ -49,17 +48,14 @@ def grouped(x: torch.Tensor, group: int) -> torch.Tensor:
     return x[:, :, :, None].expand(-1, -1, -1, group, -1)
 
 
-class XformersSession(Session):
+class XformersSession(DenseSession[TokenMajorCache]):
     """K and V as `[b, capacity, kv_heads, d]`, the layout of the library; grouped heads get an axis of their own."""
 
     def __init__(self, inputs: Inputs, operator: Any) -> None:
-        self._cache = TokenMajorCache(inputs)
+        super().__init__(TokenMajorCache(inputs))
         self._group = inputs.point.heads // inputs.point.kv_heads
         self._forward = library().forward
         self._operator = operator
-
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._cache.append(k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         cache = self._cache
@@ -70,12 +66,6 @@ class XformersSession(Session):
             k, v = grouped(k, self._group), grouped(v, self._group)
         found = self._forward(q, k, v, op=self._operator)
         out.view(found.shape).copy_(found)
-
-    def rewind(self) -> None:
-        self._cache.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._cache.nbytes()
 
 
 class Xformers(Implementation):

@@ -51,6 +51,7 @@ class ChunkStore:
         self.capacity = 0
         """Chunks that there is room for."""
         self._firsts: Ints = np.empty(0, np.int64)
+        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of the slabs' K and V, which never move
 
     @property
     def chunk_bytes(self) -> int:
@@ -70,6 +71,7 @@ class ChunkStore:
         values = torch.empty(shape, dtype=self.dtype, device=self.device)
         self.slabs.append(Slab(self.capacity, keys, values))
         self._firsts = np.append(self._firsts, self.capacity)
+        self._bases = np.append(self._bases, [[keys.data_ptr()], [values.data_ptr()]], axis=1)
         self.capacity = capacity
 
     def locate(self, chunks: Ints) -> tuple[Ints, Ints]:
@@ -78,6 +80,12 @@ class ChunkStore:
             raise IndexError(f"the store has room for chunks 0 to {self.capacity - 1}")
         slab = np.searchsorted(self._firsts, chunks, side="right") - 1
         return slab, chunks - self._firsts[slab]
+
+    def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
+        """Addresses of the K and V of chunks, as this store lays them out. Raises IndexError for ids without room."""
+        slab, place = self.locate(chunks)
+        step = place * (self.chunk_bytes // 2)
+        return self._bases[0, slab] + step, self._bases[1, slab] + step
 
     def runs(self, chunks: Ints) -> Iterator[Run]:
         """Split a list of chunk ids into maximal runs that are consecutive in memory."""

@@ -46,8 +46,8 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool) -> None:
     """
     import torch
 
-    from chunkbench.kernels.triton import why_unavailable
-    from chunkbench.kernels.triton.tuning import HEAD_DIMS, UnusableTable, path, read, write
+    from chunkbench.kernels.triton import HEAD_DIMS, capability, why_unavailable
+    from chunkbench.kernels.triton.tuning import UnusableTable, path, read, write
 
     obstacle = why_unavailable(torch.device("cuda"))
     if obstacle:
@@ -58,8 +58,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool) -> None:
         table = read(out if out.exists() else path())
     except UnusableTable as error:
         fail(str(error))
-    major, minor = torch.cuda.get_device_capability()
-    generation = 10 * major + minor
+    generation = capability()
     for head_dim in map(int, head_dims or map(str, HEAD_DIMS)):
 
         def announce(trial: Trial, head_dim: int = head_dim) -> None:

@@ -17,6 +17,8 @@ import torch
 from chunkbench.kernels.reference import attention
 from chunkbench.kernels.triton.tuning import Tuning
 from chunkbench.kvcache import PrefixTree
+from chunkbench.measure.caches import last_level_cache_bytes
+from chunkbench.measure.rotation import L2_FACTOR
 
 REPLAYS = 15
 TOLERANCE = 4e-3
@@ -111,7 +113,7 @@ class Stopwatch:
 
     def __init__(self, head_dim: int) -> None:
         self._head_dim = head_dim
-        self._l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self._l2 = last_level_cache_bytes("cuda")
 
     def measure(self, tuning: Tuning) -> tuple[float, ...] | str:
         """Microseconds of each workload, or why there are none."""
@@ -129,7 +131,7 @@ class Stopwatch:
 
         rows, shared, private, heads, kv_heads = workload
         size = 4 * (shared + rows * private) * kv_heads * self._head_dim
-        copies = max(1, -(-5 * self._l2 // size))
+        copies = max(1, -(-L2_FACTOR * self._l2 // size))
         tree = PrefixTree(CHUNK)
         joins = [
             tree.join([*range(shared), *range((row + 1) << 20, ((row + 1) << 20) + private)]) for row in range(rows)

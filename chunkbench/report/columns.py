@@ -5,31 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from chunkbench.analysis.derive import Row
+from chunkbench.experiment.names import BUILT_IN
 from chunkbench.report.model import Column
 
 CHUNK_ATTN = "chunk_attn"
 ABLATIONS = frozenset({"chunk_attn_torch", "chunk_attn_no_tpp"})
 """Ours as well: beating them says nothing about what others can do."""
 
-_BEFORE = (
-    "naive",
-    "xformers",
-    "flash_attn",
-    "sdpa_efficient",
-    "cudnn",
-    "flash_attn_package",
-    "flash_attn_package_paged",
-    "flash_attn_3",
-    "flex_attention",
-    "flashinfer_paged",
-    "flashinfer_cascade",
-    "flashinfer_cascade_fa3",
-    "flashinfer_flat",
-    "paged_attn",
-    "paged_attn_star",
-    "vllm_paged_attn",
-    "vllm_paged_attn_star",
-)
+_BEFORE = BUILT_IN[: BUILT_IN.index("shared_prefix_matmul")]
 _AFTER = ("chunk_attn_torch", "chunk_attn_no_tpp", CHUNK_ATTN)
 
 _SHORT: Mapping[str, tuple[str, ...]] = {

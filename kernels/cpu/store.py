@@ -26,14 +26,6 @@ class PackedStore(ChunkStore):
         self._native = required()
         self._shape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
 
-    def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Addresses of the packed K and V of chunks."""
-        slab, place = self.locate(chunks)
-        step = self.chunk_bytes // 2
-        keys = np.array([s.keys.data_ptr() for s in self.slabs], np.int64)
-        values = np.array([s.values.data_ptr() for s in self.slabs], np.int64)
-        return keys[slab] + place * step, values[slab] + place * step
-
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v `[n, h_kv, d]` to the chunks in order; the last may stay partial."""
         tokens = np.arange(k.shape[0])

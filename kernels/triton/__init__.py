@@ -7,8 +7,15 @@ import os
 
 import torch
 
+HEAD_DIMS = (64, 128, 256)
 MAX_GROUP = 64
 """Query heads of a KV head that the large tile takes."""
+
+
+def capability(device: torch.device | None = None) -> int:
+    """Compute capability of a GPU, the current one by default: 90 for 9.0."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def why_unavailable(device: torch.device) -> str:
@@ -22,8 +29,8 @@ def why_unavailable(device: torch.device) -> str:
             f"it runs on PyTorch's current device, not on {device}; torch.cuda.set_device({device.index}) makes it so"
         )
     if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return "" if major >= 8 else f"it takes GPUs of compute capability 8.0 or later, not {major}.{minor}"
+        found = capability(device)
+        return "" if found >= 80 else f"it takes GPUs of compute capability 8.0 or later, not {found / 10}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
     return "" if interpreted else f"it runs on an NVIDIA GPU, not on {device}"
 
@@ -32,7 +39,7 @@ def why_not(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, chunk_
     """Why the kernels do not take a shape; empty when they do."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"it takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if head_dim not in (64, 128, 256):
+    if head_dim not in HEAD_DIMS:
         return f"it takes head dimensions of 64, 128 and 256, not {head_dim}"
     if chunk_size < 16 or chunk_size & (chunk_size - 1):
         return f"it takes chunks of a power of two from 16 tokens on, not {chunk_size}"

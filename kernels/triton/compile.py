@@ -10,16 +10,18 @@ import subprocess
 import tempfile
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from chunkbench.kernels.triton import attention
-from chunkbench.kernels.triton.tuning import Tuning, fold_of
+from chunkbench.kernels.triton import attention, constants
+from chunkbench.kernels.triton.tuning import Tuning
 
 SHARED_BYTES = {80: 167936, 90: 233472}
 """Shared memory of a multiprocessor by compute capability; each block takes 1 KB of it beside its own."""
 REGISTERS = 65536
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POINTERS = {
     "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
     "i32": ("items", "order", "rows", "folds", "tokens", "counters"),
@@ -62,24 +64,13 @@ def build(
     tuning: Tuning,
 ) -> list[Built]:
     """All kernels of one shape, for compute capability `generation` (80, 90) and `dtype` fp16 or bf16."""
-    group = heads // kv_heads
-    common = {"CHUNK": chunk_size, "D": head_dim, "UNIT": 8}
-    shape = common | {"HEADS": heads, "GROUP": group}
-    lanes = max(16, 1 << (group - 1).bit_length())
-    partial = shape | {
-        "FOLD": 1,
-        "NARROW": lanes,
-        "TILE": tuning.tile,
-        "STAGES": tuning.stages,
-        "MERGE_IN_PLACE": tuning.in_place,
-    }
-    merge = shape | {"FOLD": fold_of(tuning.fold, group, head_dim), "LANES": lanes, "TILE": tuning.merge_tile}
-    append = common | {"KV_HEADS": kv_heads, "LANES": 1 << (kv_heads - 1).bit_length()}
+    sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype])
+    wide, narrow = (constants.partial_results(sizes, tuning, wide) for wide in (True, False))
     return [
-        _build("partial_results", partial | {"WIDE": tuning.wide}, generation, dtype, tuning.warps, " wide"),
-        _build("partial_results", partial | {"WIDE": 0}, generation, dtype, tuning.warps, " narrow"),
-        _build("merge_rows", merge, generation, dtype, tuning.merge_warps),
-        _build("append_tokens", append, generation, dtype, 4),
+        _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
+        _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
+        _build("merge_rows", constants.merge_rows(sizes, tuning), generation, dtype, tuning.merge_warps),
+        _build("append_tokens", constants.append_tokens(sizes), generation, dtype, 4),
     ]
 
 

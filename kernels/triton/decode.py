@@ -13,29 +13,19 @@ import torch
 
 from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
+from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
 from chunkbench.kernels.triton.buffers import Buffers, Rooms
 from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
 from chunkbench.kernels.triton.store import TritonStore
-from chunkbench.kernels.triton.tuning import Tuning, chosen, fold_of
+from chunkbench.kernels.triton.tuning import Tuning, chosen
 from chunkbench.kernels.work import PlanLike
 
-NARROW = 16
-"""Query heads of the small tile: the least that a matrix instruction takes."""
 _LOG2E = log2(np.e)
 
 
 def _end(places: Ints, shape: Shape) -> int:
     return int(places.max(initial=0)) + 1 + shape.growth
-
-
-def _capability(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 class TritonDecode:
@@ -53,23 +43,25 @@ class TritonDecode:
         """Changes when buffers were replaced or a launch needs what an earlier one did not have."""
         self.work_items = 0
         """Items of the current plan; each runs once for every KV head."""
-        self._group = heads // store.kv_heads
+        self._sizes = sizes = constants.Sizes(heads, store.kv_heads, store.head_dim, store.chunk_size, store.dtype)
         device = store.device
         on_gpu = device.type == "cuda"
-        self._tuning = tuning or chosen(_capability(device) if on_gpu else 90, store.head_dim)
+        self._tuning = tuning or chosen(capability(device) if on_gpu else 90, store.head_dim)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._shape = Shape(
             kv_heads=store.kv_heads,
-            group=self._group,
+            group=sizes.group,
             chunk_size=store.chunk_size,
             multiprocessors=processors,
             blocks=self._tuning.blocks,
             narrow_blocks=self._tuning.narrow_blocks,
-            narrow=max(NARROW, _power_of_two(self._group)),
-            lanes=max(NARROW, self._tuning.wide),
+            narrow=constants.narrow(sizes.group),
+            lanes=self._tuning.wide,
             head_tokens=4 / store.dtype.itemsize,
             tails=not self._tuning.in_place,
         )
+        self._partial_constants = [constants.partial_results(sizes, self._tuning, wide) for wide in (False, True)]
+        self._merge_constants = constants.merge_rows(sizes, self._tuning)
         self._wide = self._merges = False
         self._grid = 0  # items that a launch has programs for
         self._buffers = Buffers(Rooms(0, 0, 0, 0, 0), store, heads)
@@ -91,10 +83,11 @@ class TritonDecode:
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors of `batch` rows and send them to the device."""
-        made, places = spread(describe(items, batch, self._shape), self._shape)
+        made = describe(items, batch, self._shape)
+        places = spread(made, self._shape)
         rooms = Rooms(len(made.items), len(made.order), made.slots, _end(places, self._shape), batch)
         self._grow(rooms).fill(made, places, *self.store.places(made.chunks))
-        self._launch_needs(len(made.items), made.widest() * self._group > self._shape.narrow, made.merges)
+        self._launch_needs(len(made.items), made.widest() * self._shape.group > self._shape.narrow, made.merges)
         self.work_items = len(made.items)
         own = np.flatnonzero(made.items[:, 5] >= 0)
         self._own = np.full(batch, -1)
@@ -147,31 +140,19 @@ class TritonDecode:
             "tokens": store.tokens,
             "partial_out": views["partial_out"],
             "partial_lse": views["partial_lse"],
-            "HEADS": self.heads,
-            "GROUP": self._group,
-            "CHUNK": store.chunk_size,
-            "D": store.head_dim,
-            "UNIT": store.unit,
         }
         partial_results[(self._grid * store.kv_heads,)](
             **common,
             items=views["items"],
             order=views["order"],
             counters=views["counters"],
-            NARROW=self._shape.narrow,
-            WIDE=tuning.wide if self._wide else 0,
-            TILE=tuning.tile,
-            STAGES=tuning.stages,
-            FOLD=1,  # it shares its registers with the tiles
-            MERGE_IN_PLACE=tuning.in_place,
+            **self._partial_constants[self._wide],
             num_warps=tuning.warps,
         )
         if self._merges and not tuning.in_place:
             merge_rows[(min(q.shape[0], self._buffers.rooms.batch) * store.kv_heads,)](
                 **common,
-                LANES=self._shape.narrow,
-                TILE=tuning.merge_tile,
-                FOLD=fold_of(tuning.fold, self._group, store.head_dim),
+                **self._merge_constants,
                 num_warps=tuning.merge_warps,
             )
         if target is not out:

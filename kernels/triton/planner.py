@@ -88,15 +88,14 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     return _arrays(items, table)
 
 
-def spread(made: Descriptors, shape: Shape) -> tuple[Descriptors, Ints]:
-    """Leave places behind every row's own run, so that it can grow; also where each of the chunks now is."""
+def spread(made: Descriptors, shape: Shape) -> Ints:
+    """Leave places behind every row's own run, so that it can grow: moves runs, and says where each chunk now is."""
     own, tailed, room = made.items[:, 5] >= 0, made.rows[:, 3] > 0, shape.growth
     ends = np.sort(np.concatenate([made.items[own, :2].sum(1), made.rows[tailed, 2:].sum(1)]))
-    items, rows = made.items.copy(), made.rows.copy()
-    for table, column in ((items, 0), (rows, 2)):
+    for table, column in ((made.items, 0), (made.rows, 2)):
         table[:, column] += room * np.searchsorted(ends, table[:, column], side="right").astype(np.int32)
     places = np.arange(len(made.chunks))
-    return made._replace(items=items, rows=rows), places + room * np.searchsorted(ends, places, side="right")
+    return places + room * np.searchsorted(ends, places, side="right")
 
 
 def room_to_grow(made: Descriptors, own: Ints, shape: Shape) -> Ints:

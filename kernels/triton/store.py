@@ -6,11 +6,10 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore, Ints
+from chunkbench.kernels.triton import constants
 from chunkbench.kernels.triton.attention import append_tokens
+from chunkbench.kernels.triton.constants import PLACE_BYTES
 from chunkbench.kernels.triton.staging import Staging
-
-PLACE_BYTES = 16
-"""Unit of places: loads of so many bytes are aligned."""
 
 
 class TritonStore(ChunkStore):
@@ -23,8 +22,8 @@ class TritonStore(ChunkStore):
         self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, dtype, device)
-        self.unit = PLACE_BYTES // dtype.itemsize
-        """Elements of a unit of places."""
+        sizes = constants.Sizes(kv_heads, kv_heads, head_dim, chunk_size, dtype)
+        self._append_constants = constants.append_tokens(sizes)
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
         self.tail_values = self.tail_keys
         self.tokens = self.tail_keys
@@ -36,11 +35,9 @@ class TritonStore(ChunkStore):
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
         """Where K and V of chunks are, in units of 16 bytes from the first slab's."""
-        slab, place = self.locate(chunks)
-        step = self.chunk_bytes // 2 // PLACE_BYTES
-        keys = np.array([s.keys.data_ptr() - self.slabs[0].keys.data_ptr() for s in self.slabs]) // PLACE_BYTES
-        values = np.array([s.values.data_ptr() - self.slabs[0].values.data_ptr() for s in self.slabs]) // PLACE_BYTES
-        return keys[slab] + place * step, values[slab] + place * step
+        keys, values = self.addresses(chunks)
+        first_key, first_value = self._bases[:, 0]
+        return (keys - first_key) // PLACE_BYTES, (values - first_value) // PLACE_BYTES
 
     def reserve_rows(self, rows: int) -> None:
         """Make room for the tails of so many rows, by new buffers where it has to be: launches then need them."""
@@ -81,10 +78,6 @@ class TritonStore(ChunkStore):
             self.tail_keys,
             self.tail_values,
             self.tokens,
-            KV_HEADS=self.kv_heads,
-            LANES=1 << (self.kv_heads - 1).bit_length(),
-            CHUNK=self.chunk_size,
-            D=self.head_dim,
-            UNIT=self.unit,
+            **self._append_constants,
         )
         self._tokens = self._tokens + 1

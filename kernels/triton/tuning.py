@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 TABLE = Path(__file__).with_name("tuning.json")
 VARIABLE = "CHUNKBENCH_TUNING"
 """Names a table to use instead of the packaged one."""
-HEAD_DIMS = (64, 128, 256)
 
 
 class Tuning(NamedTuple):
@@ -77,12 +76,6 @@ def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
     }
     target.write_text(json.dumps(plain, indent=1) + "\n")
     _table.cache_clear()
-
-
-def fold_of(fold: int, group: int, head_dim: int) -> int:
-    """Partial results of a row to load at a time: as many as `fold` where registers suffice, which wide groups need."""
-    lanes = 1 << (group - 1).bit_length()
-    return max(1, min(fold, 4096 // (lanes * head_dim)))
 
 
 def chosen(capability: int, head_dim: int) -> Tuning:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("triton", reason="triton is not installed")
 
 from chunkbench.cli.tune import command
+from chunkbench.kernels.triton import HEAD_DIMS
 from chunkbench.kernels.triton import tuning as module
 from chunkbench.kernels.triton.tuning import UnusableTable, chosen, read, write
 from chunkbench.measure.tune import Trial, Tuning, best, merges, search, tiles
@@ -19,7 +20,7 @@ from chunkbench.measure.tune import Trial, Tuning, best, merges, search, tiles
 def test_every_generation_has_every_head_dimension() -> None:
     table = read()
     assert {"sm_80", "sm_90"} <= set(table)
-    assert all(set(rows) == set(module.HEAD_DIMS) for rows in table.values())
+    assert all(set(rows) == set(HEAD_DIMS) for rows in table.values())
 
 
 def test_a_newer_gpu_takes_the_nearest_older_row() -> None:
