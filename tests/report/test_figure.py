@@ -25,7 +25,7 @@ def lines(plot) -> dict[str, tuple[list[float], list[float]]]:
 def test_one_panel_for_each_prompt_length(table3) -> None:
     plots = [plot for plot in drawn(table3).axes if plot.get_visible()]
     assert [plot.get_title() for plot in plots] == ["n_p = 1024", "n_p = 2048", "n_p = 4096"]
-    assert {plot.get_xlabel() for plot in plots} == {"n_s / n_p"}
+    assert {plot.get_xlabel() for plot in plots} == {"shared part of the prompt, n_s / n_p"}
     assert plots[0].get_ylabel() == "speed-up of ChunkAttn"
     assert {plot.get_yscale() for plot in plots} == {"log"}
 

@@ -100,7 +100,7 @@ def test_map_of_the_advantage_has_a_number_in_every_cell(make_case, make_run) ->
     ]
     run = make_run(cases, figure="advantage")
     plot = shown(run)[0]
-    assert (plot.get_xlabel(), plot.get_ylabel()) == ("n_s", "batch_size")
+    assert (plot.get_xlabel(), plot.get_ylabel()) == ("shared prompt tokens n_s", "batch size b")
     texts = {text.get_position(): text.get_text() for text in plot.texts}
     assert len(texts) == 6
     assert texts[0.5, 0.5] == "0.90x"
@@ -109,31 +109,57 @@ def test_map_of_the_advantage_has_a_number_in_every_cell(make_case, make_run) ->
     assert bold == ["0.90x", "0.90x"]
 
 
-def test_modules_stand_under_the_roofline(make_case, make_run) -> None:
-    shape = shape_of("llama2-7b")
-    cases = [
-        make_case(
-            name,
-            label=name,
-            model=shape,
-            batch_size=b,
-            n_p=2048,
-            n_s=0,
-            us=[1e4],
-            flops=(10**8 * b,) * 2,
-            unique_bytes=(10**8,) * 2,
-            peaks=(PEAKS,),
-        )
-        for b in (1, 32)
-        for name in ("qkv_projection", "self_attention", "mlp")
-    ]
-    run = make_run(cases, kind="modules", baseline="self_attention")
+@pytest.fixture
+def modules(make_case, make_run):
+    """A run of the three modules at two batch sizes and so many contexts."""
+
+    def make(contexts: int):
+        cases = [
+            make_case(
+                name,
+                label=name,
+                model=shape_of("llama2-7b"),
+                batch_size=b,
+                n_p=2048 * (number + 1),
+                n_s=0,
+                us=[1e4],
+                flops=(10**8 * b,) * 2,
+                unique_bytes=(10**8,) * 2,
+                peaks=(PEAKS,),
+            )
+            for number in range(contexts)
+            for b in (1, 32)
+            for name in ("qkv_projection", "self_attention", "mlp")
+        ]
+        return make_run(cases, kind="modules", baseline="self_attention")
+
+    return make
+
+
+def test_modules_stand_under_the_roofline(modules) -> None:
+    run = modules(1)
     (plot,) = shown(run)
     roof = next(line for line in plot.get_lines() if line.get_label() == "roofline")
     assert list(roof.get_ydata())[1:] == [800, 800]
     spots = [line for line in plot.get_lines() if line is not roof]
     assert [list(zip(*line.get_data(), strict=True)) for line in spots] == [[(1, 10), (32, 320)]] * 3
     assert {text.get_text() for text in plot.texts} == {"b=1", "b=32"}
+    assert "The first" not in caption(run)
+
+
+def test_a_figure_says_which_panels_it_leaves_out(modules) -> None:
+    run = modules(11)
+    assert len(shown(run)) == 9
+    assert "The first 9 of 11 panels" in caption(run)
+
+
+def test_a_caption_names_every_protocol_and_cache_once(make_case, make_run) -> None:
+    cases = [
+        make_case(name, protocol=protocol, cache=cache)
+        for name in ("naive", "chunk_attn")
+        for protocol, cache in (("strict", "cold"), ("strict", "warm"), ("paper", "warm"))
+    ]
+    assert "protocol strict and paper, caches cold and warm" in caption(make_run(cases))
 
 
 def test_memory_has_bytes_savings_and_losses(make_case, make_run) -> None:
@@ -145,8 +171,8 @@ def test_memory_has_bytes_savings_and_losses(make_case, make_run) -> None:
     run = make_run(cases, kind="memory")
     plots = shown(run)
     assert [plot.get_xlabel() for plot in plots] == [
-        "n_s",
-        "batch_size",
+        "shared prompt tokens n_s",
+        "batch size b",
         "r = n_s / (n_p + n_c)",
         "tokens of a sequence, n",
     ]

@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.points import describe, show
-from chunkbench.report.figures.style import MOST_PANELS, caption, conditions, left_out, panel_title, sheet
+from chunkbench.report.figures.style import MOST_PANELS, axis_label, caption, conditions, left_out, panel_title, sheet
 from chunkbench.report.headline import Match, matches
 from chunkbench.report.model import Report
 from chunkbench.report.numbers import times
@@ -43,7 +43,7 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     for plot, (title, members) in zip(page.panels, shown, strict=True):
         _panel(plot, members, axes, norm)
         panel_title(plot, title)
-    page.label(*axes)
+    page.label(*map(axis_label, axes))
     return page.figure
 
 

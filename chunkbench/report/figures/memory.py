@@ -14,6 +14,7 @@ from chunkbench.report.columns import name, ordered
 from chunkbench.report.figures.style import (
     DASHES,
     LOOKS,
+    axis_label,
     caption,
     conditions,
     handle,
@@ -73,7 +74,7 @@ def _bytes(plot: Axes, axis: str, groups: Sequence[Group], known: Mapping[str, t
         spots = sorted((x, size / 1e6) for x, size in held if size)
         colour, marker = known[implementation]
         plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markersize=5, linewidth=1.6)
-    plot.set_xlabel(axis)
+    plot.set_xlabel(axis_label(axis))
     plot.set_ylabel("K/V, MB")
     plot.set_ylim(bottom=0)
 

@@ -16,6 +16,7 @@ from chunkbench.report.figures.style import (
     caption,
     conditions,
     handle,
+    left_out,
     looks,
     panel_title,
     sheet,
@@ -34,15 +35,16 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     for group in report.groups:
         rows = [row for row in group.rows.values() if row.derived.latency_us is not None and row.facts.peaks]
         found.setdefault(describe(group.axes, apart), []).extend(rows)
-    shown = [(title, rows) for title, rows in found.items() if rows][:MOST_PANELS]
-    if not shown:
+    measured = [(title, rows) for title, rows in found.items() if rows]
+    if not measured:
         return None
+    shown = measured[:MOST_PANELS]
     known = looks(report)
     labels = {row.facts.implementation: row.facts.label for _, rows in shown for row in rows}
     handles = [handle(*known[module], label) for module, label in labels.items()]
     for one in handles:
         one.set_linestyle("none")
-    page = sheet(report.title, _caption(report, manifest), handles, len(shown))
+    page = sheet(report.title, _caption(report, manifest, len(measured)), handles, len(shown))
     for plot, (title, rows) in zip(page.panels, shown, strict=True):
         _panel(plot, rows, known)
         panel_title(plot, title)
@@ -97,10 +99,10 @@ def _intensity(row: Row) -> float:
     return row.facts.flops[0] / row.facts.unique_bytes[0]
 
 
-def _caption(report: Report, manifest: Mapping[str, Any]) -> str:
+def _caption(report: Report, manifest: Mapping[str, Any], total: int) -> str:
     parts = [
         "FLOPs and bytes by the shapes, time measured, at the batch size beside each point; the line is the read "
         "bandwidth and the matrix rate that were probed beside them (medians)",
         conditions(report, manifest),
     ]
-    return caption(parts, report)
+    return caption([*parts, *left_out(total)], report)

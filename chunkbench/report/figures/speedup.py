@@ -13,6 +13,7 @@ from chunkbench.report.figures.curves import SHARE, Curve, Panel, panels, undraw
 from chunkbench.report.figures.style import (
     DASHES,
     MOST_PANELS,
+    axis_label,
     caption,
     conditions,
     handle,
@@ -41,7 +42,7 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, known)
         _scale(plot, limits)
-    page.label(x_axis(report), f"speed-up of {_label(report)}")
+    page.label(axis_label(x_axis(report)), f"speed-up of {_label(report)}")
     return page.figure
 
 

@@ -55,6 +55,20 @@ LOOKS: Mapping[str, tuple[str, str]] = {
     "flashinfer_flat": ("#332288", "P"),
 }
 COLOURS = tuple(LOOKS.values())[:10]
+_AXES: Mapping[str, str] = {
+    "n_p": "prompt tokens n_p",
+    "n_s": "shared prompt tokens n_s",
+    "n_s / n_p": "shared part of the prompt, n_s / n_p",
+    "n_c": "completion tokens n_c",
+    "batch_size": "batch size b",
+    "prompts": "prompts",
+    "heads": "query heads h",
+    "kv_heads": "KV heads",
+    "head_dim": "head dimension d",
+    "chunk_size": "tokens of a chunk c",
+    "block_size": "tokens of a block",
+    "threads": "threads",
+}
 _SPARE = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
 
 STYLE: dict[Any, Any] = {
@@ -171,6 +185,11 @@ def panel_title(plot: Axes, title: str) -> None:
     plot.set_title(words, fontsize=9.5 if len(words) <= 30 else 7.5)
 
 
+def axis_label(axis: str) -> str:
+    """An axis of experiments in words, for readers who do not know its name."""
+    return _AXES.get(axis, axis)
+
+
 def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
     """Ticks where there is something, or where a reader expects them, and nowhere else."""
     axis.set_major_locator(FixedLocator(sorted(set(values))))
@@ -189,7 +208,8 @@ def conditions(report: Report, manifest: Mapping[str, Any], timed: bool = True) 
     facts = [row.facts for row in report.rows]
     parts = [machine(manifest) or "machine not recorded", ", ".join(dict.fromkeys(f.dtype for f in facts))]
     if timed:
-        parts.append(" and ".join(dict.fromkeys(f"protocol {f.protocol}, caches {f.cache}" for f in facts)))
+        for word, found in (("protocol", [f.protocol for f in facts]), ("caches", [f.cache for f in facts])):
+            parts.append(f"{word} {' and '.join(dict.fromkeys(found))}")
     return "Here: " + ", ".join(parts)
 
 

@@ -17,6 +17,7 @@ from chunkbench.analysis.points import describe
 from chunkbench.report.columns import name, ordered
 from chunkbench.report.figures.style import (
     MOST_PANELS,
+    axis_label,
     caption,
     conditions,
     handle,
@@ -28,8 +29,6 @@ from chunkbench.report.figures.style import (
     ticks_at,
 )
 from chunkbench.report.model import Group, Report
-
-_X = {"n_c": "completion tokens n_c", "batch_size": "batch size b"}
 
 
 class Spot(NamedTuple):
@@ -125,7 +124,7 @@ def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
     page = sheet(report.title, _caption(report, manifest, len(found), stated), handles, len(shown), right_axis=stated)
     for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, known)
-    page.label(_X[x_axis(report)], "1000 tokens per second")
+    page.label(axis_label(x_axis(report)), "1000 tokens per second")
     factor = _factor(shown)
     low, high = _limits(shown, factor)
     for plot, panel in zip(page.panels, shown, strict=True):
