@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import click
 
 if TYPE_CHECKING:
     from chunkbench.experiment import Experiment
+
+Choice = TypeVar("Choice")
 
 
 def chosen(
@@ -38,7 +40,7 @@ def chosen(
             continue
         if not loaded.timed:
             raise click.BadParameter("this experiment times nothing", param_hint=f"--{key}")
-        changes[key] = _several(key, listed, choices)
+        changes[key] = several(key, listed, choices)
     if only:
         missing = [name for name in only if name not in loaded.implementations]
         if missing:
@@ -49,13 +51,14 @@ def chosen(
     return loaded.model_copy(update=changes)
 
 
-def _several(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+def several(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice, ...]:
     """The values of an option that takes a list, each once. Raises `click.BadParameter`."""
+    choices = {str(one): one for one in known}
     values = tuple(dict.fromkeys(value.strip() for value in text.split(",")))
-    unknown = [value for value in values if value not in known]
+    unknown = [value for value in values if value not in choices]
     if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint=f"--{option}")
-    return values
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(choices)}", param_hint=f"--{option}")
+    return tuple(choices[value] for value in values)
 
 
 def seconds_of(budget: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -28,6 +29,9 @@ from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run
 @click.option("--full", is_flag=True, help="Time every step of the fewest rounds, however long that takes.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
+@click.option(
+    "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with such a status."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
 @click.option(
     "--format",
@@ -51,6 +55,7 @@ def command(
     full: bool,
     out: Path | None,
     resume: bool,
+    retry: str | None,
     dry_run: bool,
     form: str | None,
     quiet: bool,
@@ -68,21 +73,27 @@ def command(
       chunkbench run experiments/table3.yaml --budget 20m --out results/runs/mine
       chunkbench run table3 --set n_p=1024 --only chunk_attn --only naive
       chunkbench run table3 --out results/runs/mine --resume
+      chunkbench run table3 --resume --retry crashed,timeout,unavailable
       chunkbench run table1 --model llama3-8b
       chunkbench run figure3 --full
       chunkbench run table3 --device cuda --modes graph,events --caches cold,warm
     """
     from chunkbench.analysis.exit_code import exit_code
-    from chunkbench.cli.choosing import chosen
+    from chunkbench.cli.choosing import chosen, several
     from chunkbench.cli.progress import RunProgress
     from chunkbench.report import build, render, write_all
+    from chunkbench.runner.conduct import Conduct
     from chunkbench.runner.dry_run import describe_plan
     from chunkbench.runner.run import resolve, run_experiment
     from chunkbench.store import latest_run
+    from chunkbench.store.facts import Status
 
     sets = (*sets, f"model={model}") if model else sets
     if full and budget is not None:
         raise click.UsageError("--full takes as long as it takes; leave --budget out")
+    if retry is not None and not resume:
+        raise click.UsageError("--retry goes with --resume: a new run has no rows yet")
+    conduct = Conduct(retry=frozenset(several("retry", retry, get_args(Status)) if retry is not None else ()))
     wanted = chosen(experiment, sets, device, dtype, budget, only, modes, caches)
     if full:
         wanted = wanted.in_full()
@@ -95,7 +106,7 @@ def command(
     if out is None:
         out = latest_run(RUNS, wanted.name) if resume else new_run(wanted.name)
     with RunProgress(quiet) as progress:
-        outcome = run_experiment(wanted, target, out, resume, ["chunkbench", *sys.argv[1:]], progress)
+        outcome = run_experiment(wanted, target, out, resume, ["chunkbench", *sys.argv[1:]], progress, conduct)
     try:
         if outcome.run.cases:
             report = build(outcome.run)

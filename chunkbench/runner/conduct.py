@@ -8,16 +8,19 @@ from pathlib import Path
 
 from chunkbench.experiment.point import Point
 from chunkbench.runner.client import WorkerClient, WorkerProcess
+from chunkbench.store.facts import Status
 
 
 @dataclass(frozen=True)
 class Conduct:
-    """What a gate does differently from a run whose table is to be read."""
+    """What a gate does differently from a run whose table is to be read, and a run that is resumed from a new one."""
 
     brief: bool = False
     """Whether seconds count: the machine's peaks are not probed, which no comparison needs, and no memory is taken
     beforehand."""
     points: frozenset[Point] | None = None
     """Only these; None: all of the experiment."""
+    retry: frozenset[Status] = frozenset()
+    """Points with a row of such a status are measured again where a run is resumed."""
     start_worker: Callable[[Path], WorkerClient] = WorkerProcess
     """Starts a worker whose standard error goes to the file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from chunkbench.runner.ledger import now
 from chunkbench.runner.point_runner import PointRunner
 from chunkbench.runner.survey import survey
 from chunkbench.store import CaseFacts, Run, RunError, RunWriter, open_run
+from chunkbench.store.facts import Status
 
 _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """CPU flags of instructions that multiply bfloat16."""
@@ -88,7 +89,7 @@ def run_experiment(
     listener: Listener,
     conduct: Conduct = DEFAULT_CONDUCT,
 ) -> Outcome:
-    """Measure every point that the run directory does not hold yet.
+    """Measure every point that the run directory does not hold yet, or that `conduct` wants to be measured again.
 
     Raises `RunError` when the directory cannot be used, or `resume` meets another experiment, revision or machine.
     Ctrl-C and SIGTERM end it early: points that were finished are kept.
@@ -99,7 +100,7 @@ def run_experiment(
     cases = {point: experiment.cases(point) for point in points}
     writer = _open_writer(experiment, target, out, resume, command, len(points))
     try:
-        finished = _finished_points(writer, cases)
+        finished = _finished_points(writer, cases, conduct.retry)
         listener.started(out, len(points), len(finished))
         writer.update_manifest(interrupted=True, finished_at=None)  # true until proven otherwise: a kill leaves it so
         todo = [point for point in points if point not in finished]
@@ -234,17 +235,10 @@ def manifest_of(experiment: Experiment, target: Target, points: int) -> dict[str
     }
 
 
-def _finished_points(writer: RunWriter, cases: Mapping[Point, Sequence[Case]]) -> set[Point]:
-    """Points all of whose cases are on disk; the rest of a half-written one is dropped."""
-    written = {case.key for case in writer.cases}
-    finished = set()
-    for point, expected in cases.items():
-        keys = {case.key for case in expected}
-        if keys <= written:
-            finished.add(point)
-        elif keys & written:
-            writer.discard(keys)
-    return finished
+def _finished_points(writer: RunWriter, cases: Mapping[Point, Sequence[Case]], retry: Collection[Status]) -> set[Point]:
+    """Points all of whose cases are on disk, none with a status that is to be retried."""
+    done = {case.key for case in writer.cases if case.status not in retry}
+    return {point for point, expected in cases.items() if all(case.key in done for case in expected)}
 
 
 @contextmanager

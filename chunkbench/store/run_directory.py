@@ -146,21 +146,20 @@ class RunWriter:
         return self.path / WORKER_LOG
 
     def append(self, cases: Sequence[CaseFacts]) -> None:
-        """Append the cases of one point, in one write that reaches the disk before this returns."""
-        text = "".join(case.model_dump_json() + "\n" for case in cases)
-        with (self.path / _CASES).open("ab") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self.cases.extend(cases)
+        """Append the cases of one point, in one write that reaches the disk before this returns.
 
-    def discard(self, keys: set[str]) -> None:
-        """Drop the cases with these keys: a point of which only some cases were written is measured again."""
+        Where some of them were there (half a point, or one that is measured again) they take the place of those.
+        """
+        keys = {case.key for case in cases}
         kept = [case for case in self.cases if case.key not in keys]
-        if len(kept) == len(self.cases):
-            return
-        _replace(self.path / _CASES, "".join(case.model_dump_json() + "\n" for case in kept))
-        self.cases[:] = kept
+        if len(kept) < len(self.cases):
+            _replace(self.path / _CASES, _lines([*kept, *cases]))
+        else:
+            with (self.path / _CASES).open("ab") as file:
+                file.write(_lines(cases).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        self.cases[:] = [*kept, *cases]
 
     def update_manifest(self, **values: Any) -> None:
         """Change entries of the manifest on disk."""
@@ -230,6 +229,10 @@ def _read_cases(path: Path) -> tuple[list[CaseFacts], int, bool]:
             raise RunError(f"{path}:{number}: damaged: {what}") from None
         good += len(line)
     return cases, good, False
+
+
+def _lines(cases: Sequence[CaseFacts]) -> str:
+    return "".join(case.model_dump_json() + "\n" for case in cases)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C twice: the second one gives up the report, not the command that goes on."""
+"""Going on with a run: what the command line says of it, and what it refuses."""
 
 from __future__ import annotations
 
@@ -27,3 +27,17 @@ def test_a_second_interrupt_still_shows_how_to_go_on(tmp_path: Path, monkeypatch
     result = CliRunner().invoke(command, words[1:])
     assert result.exit_code != 0
     assert shlex.join(["chunkbench", *words, "--resume"]) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--retry", "crashed"], "--retry goes with --resume"),
+        (["--resume", "--retry", "slow"], "'slow' is none of ok, noisy, incorrect"),
+        (["--resume", "--retry", ""], "'' is none of"),
+    ],
+)
+def test_what_to_retry_is_checked(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(command, ["smoke", *words])
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -14,7 +14,8 @@ from chunkbench.cli.progress import RunProgress
 from chunkbench.environment import git_state
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Point
-from chunkbench.runner.run import resolve, run_experiment
+from chunkbench.runner.conduct import Conduct
+from chunkbench.runner.run import DEFAULT_CONDUCT, resolve, run_experiment
 from chunkbench.store import CaseFacts, RunError
 
 EXPERIMENT = """\
@@ -32,14 +33,17 @@ sweep:
 
 
 def measure(
-    tmp_path: Path, names: Sequence[str], listener: RunProgress | None = None
+    tmp_path: Path,
+    names: Sequence[str],
+    listener: RunProgress | None = None,
+    resume: bool = False,
+    conduct: Conduct = DEFAULT_CONDUCT,
 ) -> dict[tuple[str, int | None], CaseFacts]:
     spec = tmp_path / "failures.yaml"
     spec.write_text(EXPERIMENT.format(names=", ".join(names)))
     experiment = load_experiment(spec)
-    outcome = run_experiment(
-        experiment, resolve(experiment), tmp_path / "run", False, [], listener or RunProgress(quiet=True)
-    )
+    listener = listener or RunProgress(quiet=True)
+    outcome = run_experiment(experiment, resolve(experiment), tmp_path / "run", resume, [], listener, conduct)
     assert not outcome.interrupted
     return {(case.implementation, case.n_s): case for case in outcome.run.cases}
 
@@ -125,3 +129,21 @@ def test_one_that_states_fewer_bytes_than_its_tokens_need_is_an_error(tmp_path: 
     boasts = measure(tmp_path, ["fake_boasts", "chunk_attn"])["fake_boasts", 32]
     assert boasts.status == "error"
     assert "64 bytes" in boasts.reason
+
+
+@pytest.mark.usefixtures("fakes")
+def test_what_was_mended_is_measured_again_on_request_with_its_point_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["fake_mends", "chunk_attn"]
+    broken = measure(tmp_path, names)
+    assert (broken["fake_mends", 0].status, broken["fake_mends", 32].status) != ("error", "error")
+    assert broken["fake_mends", 32].reason.endswith("out of order")
+    assert measure(tmp_path, names, resume=True) == broken, "a row that failed is measured, unless said otherwise"
+    monkeypatch.setenv("CHUNKBENCH_FAKE_MENDED", "1")
+    mended = measure(tmp_path, names, resume=True, conduct=Conduct(retry=frozenset({"error"})))
+    assert mended["fake_mends", 32].status in ("ok", "noisy")
+    assert len(mended) == 4
+    for name in names:
+        assert mended[name, 0] == broken[name, 0], "this point had no such row"
+    assert mended["chunk_attn", 32] != broken["chunk_attn", 32], "rows of a point are measured side by side"

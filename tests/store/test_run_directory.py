@@ -84,11 +84,15 @@ def test_a_broken_neighbour_does_not_hide_the_latest_run_of_an_experiment(run: P
     assert latest_run(run.parent, "x") == run
 
 
-def test_discarded_cases_are_gone_from_the_disk(run: Path) -> None:
+def test_what_is_measured_again_takes_the_place_of_what_was_there(run: Path) -> None:
     writer = RunWriter.resume(run)
-    writer.discard({"c"})
+    again = case("b").model_copy(update={"samples_us": ((2.5,),)})
+    writer.append([again, case("d")])
+    assert writer.cases == open_run(run).cases
     writer.close()
-    assert [found.key for found in open_run(run).cases] == ["a", "b"]
+    assert [(found.key, found.samples_us[0][0]) for found in open_run(run).cases] == [
+        ("a", 1.5), ("c", 1.5), ("b", 2.5), ("d", 1.5),
+    ]  # fmt: skip
 
 
 def test_another_schema_version_is_named(run: Path) -> None:

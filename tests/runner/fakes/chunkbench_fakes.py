@@ -106,3 +106,14 @@ class WrongLater(_Fake):
 
 class Boasts(_Fake):
     id, label, session = "fake_boasts", "Boasts", BoastsSession
+
+
+class Mends(_Fake):
+    """Out of order where prompts share tokens, until somebody mends it."""
+
+    id, label, session = "fake_mends", "Mends", NaiveSession
+
+    def prepare(self, inputs: Inputs) -> Session:
+        if inputs.point.n_s and not os.environ.get("CHUNKBENCH_FAKE_MENDED"):
+            raise RuntimeError("out of order")
+        return super().prepare(inputs)
