@@ -127,3 +127,19 @@ def test_set_up_and_doctor_name_the_same_vllm(set_up: ModuleType) -> None:
 def test_the_pinned_torch_is_within_the_range_and_the_one_that_vllm_needs(set_up: ModuleType) -> None:
     pinned = next(line for line in set_up.CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     assert pinned == f"torch=={set_up.VLLM[1]}"
+
+
+def test_byte_code_is_written_even_where_python_is_told_not_to(
+    set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_by_set_up.py").write_text("")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(set_up, "IMPORTED", "import imported_by_set_up")
+    set_up.compile_imports(Path(sys.executable))
+    assert list((tmp_path / "__pycache__").glob("imported_by_set_up.*.pyc"))
+
+
+def test_what_set_up_imports_can_be_imported(set_up: ModuleType) -> None:
+    done = subprocess.run([sys.executable, "-c", set_up.IMPORTED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
