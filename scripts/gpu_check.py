@@ -35,7 +35,6 @@ NEEDED = [
     "pydantic",
     "yaml",
     "rich",
-    "scipy",
     "typing_extensions",
     "pytest",
     "pytest_timeout",

@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Protocol
-
-from scipy.stats import norm
 
 from chunkbench.analysis.environments import differences
 from chunkbench.analysis.exit_code import FAILED
@@ -141,13 +140,13 @@ def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence:
     for case in cases:
         if case.ratio is not None and case.metric not in EXACT and math.isfinite(case.ratio):
             by_implementation.setdefault(case.implementation, []).append(case)
-    found = []
+    normal, found = NormalDist().inv_cdf, []
     for implementation, members in by_implementation.items():
         mean = sum(math.log(case.ratio) for case in members if case.ratio) / len(members)
         halves = [math.log(case.high / case.low) / 2 for case in members if case.low and case.high]
         low = high = None
         if len(halves) == len(members):
-            scale = float(norm.ppf((1 + confidence) / 2) / norm.ppf((1 + case_confidence) / 2))
+            scale = normal((1 + confidence) / 2) / normal((1 + case_confidence) / 2)
             half = scale * math.sqrt(sum(half**2 for half in halves)) / len(members)
             low, high = math.exp(mean - half), math.exp(mean + half)
         label = members[0].label

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
 
 _COUNTED = 600
 """Values that a rank statistic can take, up to which its distribution is counted out; beyond, it is nearly normal."""
@@ -107,7 +107,7 @@ def _mann_whitney(counts: tuple[tuple[int, int], ...], confidence: float) -> int
 
 def _normal_rank(mean: float, variance: float, tail: float) -> int:
     # Half a step to the safe side, as the statistic has whole values only.
-    return max(0, math.floor(mean - 0.5 + float(norm.ppf(tail)) * math.sqrt(variance)))
+    return max(0, math.floor(mean - 0.5 + NormalDist().inv_cdf(tail) * math.sqrt(variance)))
 
 
 def _largest_rank(chances: NDArray[np.float64], tail: float) -> int:
