@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.report.figures.curves import SHARE, Curve, Panel, panels, undrawn, x_axis
+from chunkbench.report.figures.curves import Curve, Panel, panels, undrawn, x_axis
 from chunkbench.report.figures.style import (
     DASHES,
     MOST_PANELS,
@@ -137,8 +137,6 @@ def _caption(report: Report, manifest: Mapping[str, Any], total: int) -> str:
     ]
     if any(row.derived.paper_ratio is not None for row in report.rows):
         parts.append("Paper: Table 3, A100 80 GB, float16")
-    if x_axis(report) == SHARE:
-        parts.append("n_s of n_p prompt tokens are shared")
     missing = undrawn(report)
     if missing:
         parts.append(f"{count(missing, 'point')} without a place on this axis: in the table alone")
