@@ -12,6 +12,8 @@ from chunkbench.kvcache.plan import Ints, Plan
 from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.tokens import Tokens, token_array
 
+_NONE: Ints = np.empty(0, np.int64)
+
 
 class _Node:
     """A chunk in the forest; the root of the forest is a node without a chunk."""
@@ -62,6 +64,7 @@ class PrefixTree:
         self._next_id = 0
         self._plan: Plan | None = None
         self._begun: list[tuple[Ints, Ints]] = []  # rows and their new last chunks, since the plan was made
+        self._spare: int | None = None  # tokens that every last chunk still takes; None: to be counted
         # By row; longer than the number of live sequences, so that joins seldom reallocate.
         self._lengths = np.zeros(8, np.int64)
         self._last_chunks = np.zeros(8, np.int64)
@@ -117,6 +120,8 @@ class PrefixTree:
 
     def chunks_to_append(self) -> int:
         """How many new chunks the next append would take."""
+        if self._spare_slots():
+            return 0
         return int(np.count_nonzero(self._last_tokens[: len(self._live)] == self.chunk_size))
 
     def chunks_to_fork(self, sequence: int) -> int:
@@ -166,22 +171,17 @@ class PrefixTree:
         if len(ids) != rows:
             raise WrongTokens(f"{len(ids)} tokens for {rows} live sequences: append takes one for each")
         last_chunks, last_tokens = self._last_chunks[:rows], self._last_tokens[:rows]
-        full = np.flatnonzero(last_tokens == self.chunk_size)
-        new = self.pool.allocate(len(full))
-        for row, chunk in zip(full.tolist(), new, strict=True):
-            sequence = self._live[row]
-            self._end(sequence, self._insert(sequence.leaf, chunk, None, references=1))
-        if new:
-            last_chunks[full] = new
-            last_tokens[full] = 0
-            self._begun.append((full, np.array(new, np.int64)))
+        spare = self._spare_slots()
+        new = _NONE if spare else self._begin_chunks(np.flatnonzero(last_tokens == self.chunk_size))
         slots = last_tokens.copy()
         self._tails[np.arange(rows), slots] = ids
         last_tokens += 1
         self._lengths[:rows] += 1
-        for row in np.flatnonzero(last_tokens == self.chunk_size).tolist():
-            self._seal(self._live[row].leaf, self._tails[row].tobytes())
-        return Append(last_chunks.copy(), slots, np.array(new, np.int64))
+        self._spare = spare - 1 if spare > 1 else None
+        if self._spare is None:
+            for row in np.flatnonzero(last_tokens == self.chunk_size).tolist():
+                self._seal(self._live[row].leaf, self._tails[row].tobytes())
+        return Append(last_chunks.copy(), slots, new)
 
     def truncate(self, sequence: int, length: int) -> Cut | None:
         """Keep the first `length` tokens of a sequence; returns where its last chunk is now cut, if it is.
@@ -215,6 +215,7 @@ class PrefixTree:
         self._lengths[row] = length
         self._last_chunks[row] = leaf.chunk
         self._last_tokens[row] = rest
+        self._spare = None
         return Cut(leaf.chunk, rest) if rest < self.chunk_size else None
 
     def leave(self, sequence: int) -> None:
@@ -225,6 +226,7 @@ class PrefixTree:
         rows = len(self._live)
         for array in (self._lengths, self._last_chunks, self._last_tokens, self._tails):
             array[found.row : rows - 1] = array[found.row + 1 : rows]
+        self._spare = None
         del self._live[found.row], self._by_id[sequence]
         for below in self._live[found.row :]:
             below.row -= 1
@@ -272,6 +274,24 @@ class PrefixTree:
         )
 
     # Nodes and rows
+
+    def _spare_slots(self) -> int:
+        """How many tokens the last chunk of every sequence still takes: appends till one begins a chunk."""
+        if self._spare is None:
+            self._spare = self.chunk_size - int(self._last_tokens[: len(self._live)].max(initial=0))
+        return self._spare
+
+    def _begin_chunks(self, rows: Ints) -> Ints:
+        """Give these rows, whose last chunks are full, new ones; returns them. Raises PoolExhausted."""
+        new = self.pool.allocate(len(rows))
+        for row, chunk in zip(rows.tolist(), new, strict=True):
+            sequence = self._live[row]
+            self._end(sequence, self._insert(sequence.leaf, chunk, None, references=1))
+        chunks = np.array(new, np.int64)
+        self._last_chunks[rows] = chunks
+        self._last_tokens[rows] = 0
+        self._begun.append((rows, chunks))
+        return chunks
 
     def _find(self, sequence: int) -> _Sequence:
         found = self._by_id.get(sequence)
@@ -371,4 +391,5 @@ class PrefixTree:
         self._lengths[row] = length
         self._last_chunks[row] = leaf.chunk
         self._last_tokens[row] = (length - 1) % self.chunk_size + 1
+        self._spare = None
         return sequence

@@ -25,15 +25,19 @@ class PackedStore(ChunkStore):
         super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu")
         self._native = required()
         self._shape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
+        self._tails = (b"", *self.addresses(np.empty(0, np.int64)))  # chunk ids of the last append, and where they are
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v `[n, h_kv, d]` to the chunks in order; the last may stay partial."""
         tokens = np.arange(k.shape[0])
-        self._pack(chunks[tokens // self.chunk_size], tokens % self.chunk_size, k, v)
+        self._pack(*self.addresses(chunks[tokens // self.chunk_size]), tokens % self.chunk_size, k, v)
 
     def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i]."""
-        self._pack(chunks, slots, k, v)
+        ids = chunks.tobytes()
+        if ids != self._tails[0]:  # most steps of a decode go on in the chunks of the one before
+            self._tails = (ids, *self.addresses(chunks))
+        self._pack(*self._tails[1:], slots, k, v)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a chunk, which holds `tokens` tokens, to one that is new."""
@@ -47,8 +51,7 @@ class PackedStore(ChunkStore):
         key, value = self.addresses(np.array([chunk]))
         self._native.cut(*self._shape, int(key[0]), int(value[0]), tokens, held)
 
-    def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        keys, values = self.addresses(chunks)
+    def _pack(self, keys: Ints, values: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
         k, v = k.contiguous(), v.contiguous()
         self._native.pack(
             *self._shape,

@@ -185,6 +185,18 @@ def test_truncate_rewinds_a_batch():
     assert tree.lengths.tolist() == [9, 9, 9]
 
 
+def test_after_a_cut_to_the_end_of_a_chunk_the_next_token_begins_one():
+    tree = PrefixTree(8)
+    a = tree.join(range(8)).sequence
+    tree.append([9])
+    tree.append([9])
+    tree.truncate(a, 8)
+    assert tree.chunks_to_append() == 1
+    appended = tree.append([9])
+    assert appended.slots.tolist() == [0]
+    assert appended.new.tolist() == appended.chunks.tolist() == tree.path(a)[1:]
+
+
 def test_truncate_refuses_to_cut_a_chunk_of_others():
     tree = PrefixTree(4)
     a = tree.join([*range(8), 1]).sequence
