@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "parallel.h"
 
@@ -34,31 +35,54 @@ void share_out(std::int64_t count, int threads, const Body& body) {
     });
 }
 
-// A block of sixteen tokens of K, [16][d], to [d/Step][16][Step]. Eight by eight, so that what is written is a line or
-// half of one, and what is read stays in registers.
-template <class T, int Step>
-void turn(const T* rows, T* block, std::int64_t d) {
-    struct Unit {
-        T values[Step];
-    };
-    for (std::int64_t i = 0; i < d; i += 8 * Step) {
-        for (std::int64_t t = 0; t < 16; t += 8) {
-            Unit tile[8][8];
-            for (int a = 0; a < 8; ++a) std::memcpy(tile[a], rows + (t + a) * d + i, sizeof(tile[a]));
-            Unit turned[8][8];
-            for (int a = 0; a < 8; ++a) {
-                for (int b = 0; b < 8; ++b) turned[a][b] = tile[b][a];
+// Sixteen bytes as numbers of type U.
+template <class U>
+using Lane __attribute__((vector_size(16))) = U;
+
+// The first (High: second) halves of a and b, one number of either in turn.
+template <class U, bool High, std::size_t... I>
+Lane<U> in_turn(Lane<U> a, Lane<U> b, std::index_sequence<I...>) {
+    constexpr std::size_t n = sizeof...(I), first = High ? n / 2 : 0;
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, static_cast<int>(first + I / 2 + I % 2 * n)...);
+#else
+    return __builtin_shuffle(a, b, Lane<U>{static_cast<U>(first + I / 2 + I % 2 * n)...});
+#endif
+}
+
+// [rows][columns] to [columns][rows], in squares that fit into registers: halves that take turns, once for every power
+// of two up to the square's rows, transpose it.
+template <class U>
+void transpose(const U* from, std::int64_t rows, std::int64_t columns, U* to) {
+    constexpr int n = 16 / sizeof(U);
+    constexpr std::make_index_sequence<n> numbers;
+    for (std::int64_t i = 0; i < columns; i += n) {
+        for (std::int64_t t = 0; t < rows; t += n) {
+            Lane<U> square[n], next[n];
+            for (int a = 0; a < n; ++a) std::memcpy(&square[a], from + (t + a) * columns + i, sizeof(square[a]));
+            for (int round = 1; round < n; round *= 2) {
+                for (int a = 0; a < n / 2; ++a) {
+                    next[2 * a] = in_turn<U, false>(square[a], square[a + n / 2], numbers);
+                    next[2 * a + 1] = in_turn<U, true>(square[a], square[a + n / 2], numbers);
+                }
+                std::memcpy(square, next, sizeof(square));
             }
-            for (int a = 0; a < 8; ++a) std::memcpy(block + i * 16 + (a * 16 + t) * Step, turned[a], sizeof(turned[a]));
+            for (int a = 0; a < n; ++a) std::memcpy(to + (i + a) * rows + t, &square[a], sizeof(square[a]));
         }
     }
 }
 
+// A block of sixteen tokens of K, [16][d], to [d/step][16][step], or back.
 template <class T>
-void turn_back(const T* block, T* rows, std::int64_t d, int step) {
-    for (std::int64_t t = 0; t < 16; ++t) {
-        for (std::int64_t i = 0; i < d; ++i) rows[t * d + i] = block[i / step * step * 16 + t * step + i % step];
-    }
+void turn(const T* from, T* to, std::int64_t d, int step, bool back) {
+    const auto in_units_of = [&](auto unit) {
+        const auto* source = reinterpret_cast<const decltype(unit)*>(from);
+        auto* target = reinterpret_cast<decltype(unit)*>(to);
+        if (back) return transpose(source, d / step, 16, target);
+        transpose(source, 16, d / step, target);
+    };
+    if (sizeof(T) * step == 4) return in_units_of(std::uint32_t());
+    in_units_of(std::uint16_t());
 }
 
 // The partner of a bfloat16 token that stands alone is multiplied with zero, so it must not be what lay there.
@@ -92,8 +116,7 @@ void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, 
         T* to = full ? rows : block;
         if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
         for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
-        if (full && step == 1) turn<T, 1>(rows, block, d);
-        if (full && step == 2) turn<T, 2>(rows, block, d);
+        if (full) turn(rows, block, d, step, false);
         for (std::int64_t t = 0; t < count; ++t) {  // V [d/16][c/step][16][step]
             const std::int64_t at = slot + t;
             T* place = value + at / step * 16 * step;
@@ -116,7 +139,7 @@ void cut_all(const Shape& shape, T* key, T* value, std::int64_t tokens, std::int
     for (std::int64_t head = 0; head < shape.kv_heads; ++head, key += c * d, value += c * d) {
         if (tokens % 16 != 0 && held >= tokens / 16 * 16 + 16) {  // the block was full, and no longer is
             T* block = key + tokens / 16 * 16 * d;
-            turn_back(block, rows, d, step);
+            turn(block, rows, d, step, true);
             std::memcpy(block, rows, 16 * d * sizeof(T));
         }
         if (step == 2 && tokens % 2 == 1) clear_partner(value, c, d, tokens - 1);
