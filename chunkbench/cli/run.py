@@ -30,7 +30,7 @@ from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
 @click.option(
-    "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with such a status."
+    "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with such a status, but ok."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
 @click.option(
@@ -93,7 +93,8 @@ def command(
         raise click.UsageError("--full takes as long as it takes; leave --budget out")
     if retry is not None and not resume:
         raise click.UsageError("--retry goes with --resume: a new run has no rows yet")
-    conduct = Conduct(retry=frozenset(several("retry", retry, get_args(Status)) if retry is not None else ()))
+    statuses = [status for status in get_args(Status) if status != "ok"]
+    conduct = Conduct(retry=frozenset(several("retry", retry, statuses) if retry is not None else ()))
     wanted = chosen(experiment, sets, device, dtype, budget, only, modes, caches)
     if full:
         wanted = wanted.in_full()

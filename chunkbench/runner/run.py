@@ -100,7 +100,7 @@ def run_experiment(
     cases = {point: experiment.cases(point) for point in points}
     writer = _open_writer(experiment, target, out, resume, command, len(points))
     try:
-        finished = _finished_points(writer, cases, conduct.retry)
+        finished = _finished_points(writer, cases, _together(experiment, cases), conduct.retry)
         listener.started(out, len(points), len(finished))
         writer.update_manifest(interrupted=True, finished_at=None)  # true until proven otherwise: a kill leaves it so
         todo = [point for point in points if point not in finished]
@@ -135,9 +135,8 @@ def _measure(
 
     worker, traits = survey(experiment.implementations, target.device, start)
     runner = PointRunner(experiment, todo, traits, worker, start, conduct.brief)
-    grouped = passes if experiment.kind == "decode" else _each_alone
-    weights = {several[-1]: weight(several[-1], experiment.seed) for several in grouped(cases)}
-    several_todo = grouped(todo)
+    weights = {several[-1]: weight(several[-1], experiment.seed) for several in _together(experiment, cases)}
+    several_todo = _together(experiment, todo)
     pace = _Pace(weights, [several[-1] for several in several_todo], experiment.budget_s)
     try:
         for several in several_todo:
@@ -155,8 +154,9 @@ def _measure(
         runner.close()
 
 
-def _each_alone(points: Iterable[Point]) -> list[tuple[Point, ...]]:
-    return [(point,) for point in points]
+def _together(experiment: Experiment, points: Iterable[Point]) -> list[tuple[Point, ...]]:
+    """Points that are measured in one pass, or each by itself."""
+    return passes(points) if experiment.kind == "decode" else [(point,) for point in points]
 
 
 class _Pace:
@@ -235,10 +235,20 @@ def manifest_of(experiment: Experiment, target: Target, points: int) -> dict[str
     }
 
 
-def _finished_points(writer: RunWriter, cases: Mapping[Point, Sequence[Case]], retry: Collection[Status]) -> set[Point]:
-    """Points all of whose cases are on disk, none with a status that is to be retried."""
+def _finished_points(
+    writer: RunWriter,
+    cases: Mapping[Point, Sequence[Case]],
+    together: Iterable[Sequence[Point]],
+    retry: Collection[Status],
+) -> set[Point]:
+    """Points of passes all of whose cases are on disk, none with a status that is to be retried."""
     done = {case.key for case in writer.cases if case.status not in retry}
-    return {point for point, expected in cases.items() if all(case.key in done for case in expected)}
+    return {
+        point
+        for several in together
+        if all(case.key in done for point in several for case in cases[point])
+        for point in several
+    }
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Reading and writing run directories.
 
 A run directory holds `manifest.json` (what was asked for, where it ran), `cases.jsonl` (one line per case, appended
-point by point) and `worker.log`. The writer holds an advisory lock on `.lock`; readers need none: lines are only added.
+point by point) and `worker.log`. The writer holds an advisory lock on `.lock`; readers need none: lines are added, and
+where a point is measured again the whole file is replaced at once.
 """
 
 from __future__ import annotations

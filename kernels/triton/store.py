@@ -35,6 +35,8 @@ class TritonStore(ChunkStore):
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
         """Where K and V of chunks are, in units of 16 bytes from the first slab's."""
+        if not self.slabs:
+            return chunks, chunks
         keys, values = self.addresses(chunks)
         first_key, first_value = self._bases[:, 0]
         return (keys - first_key) // PLACE_BYTES, (values - first_value) // PLACE_BYTES

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from chunkbench import report
 from chunkbench.cli.run import command
 from chunkbench.runner import run as runner
+from chunkbench.runner.conduct import Conduct
 
 
 def test_a_second_interrupt_still_shows_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,11 +34,25 @@ def test_a_second_interrupt_still_shows_how_to_go_on(tmp_path: Path, monkeypatch
     ("words", "message"),
     [
         (["--retry", "crashed"], "--retry goes with --resume"),
-        (["--resume", "--retry", "slow"], "'slow' is none of ok, noisy, incorrect"),
+        (["--resume", "--retry", "slow"], "'slow' is none of noisy, incorrect"),
         (["--resume", "--retry", ""], "'' is none of"),
+        (["--resume", "--retry", "ok"], "'ok' is none of"),
     ],
 )
 def test_what_to_retry_is_checked(words: list[str], message: str) -> None:
     result = CliRunner().invoke(command, ["smoke", *words])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_what_to_retry_reaches_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def run_experiment(*arguments: object) -> SimpleNamespace:
+        seen.extend(argument.retry for argument in arguments if isinstance(argument, Conduct))
+        return SimpleNamespace(run=SimpleNamespace(cases=[]), interrupted=False)
+
+    monkeypatch.setattr(runner, "run_experiment", run_experiment)
+    words = ["smoke", "--out", str(tmp_path), "--resume", "--retry", "crashed, noisy"]
+    assert CliRunner().invoke(command, words).exit_code == 0
+    assert seen == [{"crashed", "noisy"}]

@@ -137,7 +137,8 @@ def test_what_was_mended_is_measured_again_on_request_with_its_point_alone(
 ) -> None:
     names = ["fake_mends", "chunk_attn"]
     broken = measure(tmp_path, names)
-    assert (broken["fake_mends", 0].status, broken["fake_mends", 32].status) != ("error", "error")
+    assert broken["fake_mends", 0].status in ("ok", "noisy")
+    assert broken["fake_mends", 32].status == "error"
     assert broken["fake_mends", 32].reason.endswith("out of order")
     assert measure(tmp_path, names, resume=True) == broken, "a row that failed is measured, unless said otherwise"
     monkeypatch.setenv("CHUNKBENCH_FAKE_MENDED", "1")

@@ -98,13 +98,32 @@ def test_memory_is_counted_and_checked_but_not_timed(tmp_path: Path) -> None:
     assert dict(report.footer)["timing"].startswith("nothing was timed")
 
 
+THREE_LENGTHS = """\
+dtype: float32
+implementations: [naive, chunk_attn]
+budget: 1s
+max_rounds: 3
+defaults: {heads: 2, head_dim: 32, chunk_size: 16}
+sweep:
+  - {n_p: 32, n_s: 32, batch_size: 2, n_c: [2, 40, 12]}
+"""
+
+
+def test_a_pass_is_measured_again_as_a_whole(tmp_path: Path) -> None:
+    before = measured(THREE_LENGTHS, tmp_path)
+    path = before.path / "cases.jsonl"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    assert json.loads(first)["n_c"] == 2, "not the longest, which leads the pass"
+    path.write_text("".join([json.dumps(json.loads(first) | {"status": "oom"}) + "\n", *rest]))
+    after = measured(THREE_LENGTHS, tmp_path, "--resume", "--retry", "oom")
+    assert {case.key for case in after.cases} == {case.key for case in before.cases}
+    assert len(after.cases) == len(before.cases) == 6
+    old = {case.key: case.samples_us for case in before.cases}
+    assert all(case.samples_us != old[case.key] for case in after.cases)
+
+
 def test_points_that_differ_in_n_c_share_a_pass(tmp_path: Path) -> None:
-    run = measured(
-        "dtype: float32\nimplementations: [naive, chunk_attn]\nbudget: 1s\nmax_rounds: 3\n"
-        "defaults: {heads: 2, head_dim: 32, chunk_size: 16}\n"
-        "sweep:\n  - {n_p: 32, n_s: 32, batch_size: 2, n_c: [2, 40, 12]}\n",
-        tmp_path,
-    )
+    run = measured(THREE_LENGTHS, tmp_path)
     by_length = {n_c: [case for case in run.cases if case.n_c == n_c] for n_c in (2, 12, 40)}
     assert [case.implementation for case in by_length[12]] == ["naive", "chunk_attn"]
     longest = by_length[40][1]

@@ -36,6 +36,12 @@ class Held:
         assert ((out - expected).abs().max() / expected.abs().max()).item() < 4e-3
 
 
+def test_a_cache_without_sequences_can_be_planned(device: str) -> None:
+    attention = made(device)
+    attention.plan()
+    assert attention.work_items == 0
+
+
 def test_join_append_fork_truncate_and_leave(device: str) -> None:
     held = Held(device)
     cache = held.attention
