@@ -1,7 +1,9 @@
 #include "attention.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "parallel.h"
@@ -166,32 +168,48 @@ void pack_all(const Shape& shape, const void* k, const void* v, const std::int64
 
 std::int64_t scratch_floats(const Shape& shape, std::int64_t rows) {
     const std::int64_t group = shape.heads / shape.kv_heads;
-    const std::int64_t floats = rows * group * (2 * shape.head_dim + shape.chunk_size + 2);
+    const std::int64_t floats = rows * group * (2 * shape.head_dim + shape.chunk_size + 16 + 1);
     return (floats + 31) / 32 * 32;  // whole cache lines, so that threads do not share one
 }
 
-void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa) {
+void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa, Counter* left_by) {
     const Loops loops = loops_of(isa);
     const std::int64_t scratch = scratch_floats(shape, max_rows);
-    const std::int64_t heads = shape.kv_heads;
-    share_out(work.partial_items * heads, threads, [&](std::int64_t unit, int thread) {
-        const Item& item = work.items[unit / heads];
-        loops.item(shape, work, item, nullptr, static_cast<int>(unit % heads), work.scratch + thread * scratch);
-    });
-    // Head by head: what sequences share of one head (block tables that name the same blocks) stays in the cache. As
-    // many items together as leave every thread its choice of units.
-    const Item* items = work.items + work.partial_items;
-    const std::int64_t count = work.item_count - work.partial_items;
+    const std::int64_t heads = shape.kv_heads, first = work.partial_items;
+    const Item* last = work.items + first;
+    const std::int64_t count = work.item_count - first;
+    // The last items of rows, head by head: what sequences share of one head (block tables that name the same blocks)
+    // stays in the cache. As many together as leave every thread its choice of units.
     const std::int64_t wanted = count * heads / (threads * kUnitsPerThread);
     const std::int64_t together = wanted < 1 ? 1 : wanted > count ? count : wanted;
     const std::int64_t parts = (count + together - 1) / together;
-    share_out(parts * heads, threads, [&](std::int64_t unit, int thread) {
-        const std::int64_t first = unit % parts * together;
-        const std::int64_t end = first + together < count ? first + together : count;
-        for (std::int64_t n = first; n < end; ++n) {
-            const Item* next = n + 1 < end ? items + n + 1 : nullptr;
-            loops.item(shape, work, items[n], next, static_cast<int>(unit / parts), work.scratch + thread * scratch);
+    // Items that leave partial results begin some heads earlier than those that fold them in: seldom does a thread wait
+    // for a head, and while one computes with shared chunks, another reads private ones.
+    const std::int64_t lead = first == 0 ? 0 : std::min(heads, threads / first + 1);
+    for (std::int64_t head = 0; head < heads; ++head) left_by[head].store(0, std::memory_order_relaxed);
+
+    const auto leave = [&](std::int64_t item, std::int64_t head, float* space) {
+        loops.item(shape, work, work.items[item], nullptr, static_cast<int>(head), space);
+        left_by[head].fetch_add(1, std::memory_order_release);
+    };
+    const auto finish = [&](std::int64_t part, std::int64_t head, float* space) {
+        while (left_by[head].load(std::memory_order_acquire) < first) std::this_thread::yield();
+        const std::int64_t end = std::min(count, (part + 1) * together);
+        for (std::int64_t n = part * together; n < end; ++n) {
+            loops.item(shape, work, last[n], n + 1 < end ? last + n + 1 : nullptr, static_cast<int>(head), space);
         }
+    };
+    share_out((first + parts) * heads, threads, [&](std::int64_t unit, int thread) {
+        float* space = work.scratch + thread * scratch;
+        if (unit < lead * first) return leave(unit % first, unit / first, space);
+        unit -= lead * first;
+        const std::int64_t of_head = first + parts, both = of_head * (heads - lead);
+        if (unit >= both) return finish((unit - both) % parts, heads - lead + (unit - both) / parts, space);
+        // The two kinds spread evenly, so that threads do not all compute, and then all read.
+        const std::int64_t turn = unit % of_head, head = unit / of_head;
+        const std::int64_t left = (turn * first + of_head - 1) / of_head;
+        if (left * of_head < (turn + 1) * first) return leave(left, head + lead, space);
+        finish(turn - left, head, space);
     });
 }
 

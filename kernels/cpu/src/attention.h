@@ -13,6 +13,7 @@
 // lines.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "cpu_features.h"
@@ -62,7 +63,11 @@ struct Work {
 // Floats of scratch that one thread needs for items of at most `rows` rows.
 std::int64_t scratch_floats(const Shape& shape, std::int64_t rows);
 
-void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa);
+// How many items have left their partial results of one KV head.
+using Counter = std::atomic<std::int64_t>;
+
+// left_by: one counter for each KV head, for this call to use.
+void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa, Counter* left_by);
 
 // Pack token i, k[i] and v[i] `[kv_heads][d]`, into slot slots[i] of the chunk at keys[i] and values[i].
 // Tokens come in the order of their slots.

@@ -11,34 +11,26 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLeast = -3.4028234663852886e38f;  // the smallest finite float: a maximum that -inf can be taken from
-constexpr float kExpFrom = -87.3365447505f;        // exp of less is below the normal numbers: 0
+constexpr float kLog2E = 1.44269504088896341f;
 
-// exp(x) for x <= 0, 0 for -inf, NaN for NaN; relative error below 2e-7. exp(x) = 2^n exp(r), |r| <= ln(2)/2, by the
-// first terms of the series of exp(r).
-inline V16 exp(V16 x) {
-    const V16 clamped = max(set1(kExpFrom), x);
-    const V16 n = round(mul(clamped, set1(1.44269504088896341f)));
-    V16 r = fma(n, set1(-0.693145751953125f), clamped);
-    r = fma(n, set1(-1.42860682030941723212e-6f), r);
-    V16 y = set1(1.0f / 5040.0f);
-    y = fma(y, r, set1(1.0f / 720.0f));
-    y = fma(y, r, set1(1.0f / 120.0f));
-    y = fma(y, r, set1(1.0f / 24.0f));
-    y = fma(y, r, set1(1.0f / 6.0f));
-    y = fma(y, r, set1(0.5f));
-    y = fma(y, r, set1(1.0f));
-    y = fma(y, r, set1(1.0f));
-    return keep_from(scale_by_power(y, n), x, set1(kExpFrom));
+// 2^x for x <= 0, 0 for -inf, NaN for NaN; relative error below 2e-7. 2^x = 2^n 2^f with |f| <= 1/2, and 2^f by the
+// polynomial whose largest relative error there is least (2e-9).
+inline V16 exp2(V16 x) {
+    const V16 clamped = max(set1(kLeastPower), x);
+    const V16 n = round(clamped);
+    const V16 f = subtract(clamped, n);
+    V16 y = set1(0.00015345774590969086f);
+    y = fma(y, f, set1(0.0013399930903688073f));
+    y = fma(y, f, set1(0.009618489071726799f));
+    y = fma(y, f, set1(0.05550328642129898f));
+    y = fma(y, f, set1(0.24022646248340607f));
+    y = fma(y, f, set1(0.6931471824645996f));
+    y = fma(y, f, set1(1.0f));
+    return scale_by_power(y, n);
 }
 
-inline float exp_of(float x) {
-    float lanes[16];
-    store(lanes, exp(set1(x)));
-    return lanes[0];
-}
-
-// exp(a - b), and 1 where both are the same infinity.
-inline float exp_difference(float a, float b) { return a == b ? 1.0f : exp_of(a - b); }
+// 2^(a - b), and 1 where both are the same infinity.
+inline float exp2_difference(float a, float b) { return a == b ? 1.0f : first(exp2(set1(a - b))); }
 
 // Largest of count values, a multiple of 16; NaN does not count (it stays NaN as a weight).
 inline float largest(const float* values, int count) {
@@ -62,101 +54,89 @@ struct Float16 {
     static void put(Stored* p, V16 x) { store_half(p, x); }
 };
 
-inline float bfloat16_to_float(std::uint16_t half) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
-    float value;
-    __builtin_memcpy(&value, &bits, 4);
-    return value;
-}
-
-inline std::uint16_t float_to_bfloat16(float value) {
-    std::uint32_t bits;
-    __builtin_memcpy(&bits, &value, 4);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
-    return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 struct Bfloat16 {
     using Stored = std::uint16_t;
     static constexpr int kStep = 2;
-    static V16 widen(const Stored* p) {
-        float lanes[16];
-        for (int i = 0; i < 16; ++i) lanes[i] = bfloat16_to_float(p[i]);
-        return load(lanes);
-    }
-    static void put(Stored* p, V16 x) {
-        float lanes[16];
-        store(lanes, x);
-        for (int i = 0; i < 16; ++i) p[i] = float_to_bfloat16(lanes[i]);
-    }
+    static V16 widen(const Stored* p) { return load_bfloat16(p); }
+    static void put(Stored* p, V16 x) { store_bfloat16(p, x); }
 };
 
+// body(0), .. body(N - 1), written out: what is indexed by constants stays in registers.
+template <int I>
+struct Constant {
+    constexpr operator int() const { return I; }
+};
+template <int N, int I = 0, class Body>
+[[gnu::always_inline]] inline void times(const Body& body) {
+    if constexpr (I < N) {
+        body(Constant<I>());
+        times<N, I + 1>(body);
+    }
+}
+
 // sums[r][s] += left[r] * right: R rows of values, `inner` long, times S blocks of `inner` times sixteen numbers.
-// Rows lie `row` apart, blocks `block`. With Ahead, as many numbers at `next` are brought into the cache.
-template <class T, int R, int S, bool Ahead>
-inline void product(V16 (&sums)[R][S], const float* left, std::int64_t row, const typename T::Stored* right,
-                    std::int64_t block, int inner, const typename T::Stored* next) {
+// Rows lie `row` apart, blocks `block`. The same places of the first Ahead blocks at `next` are brought into the cache.
+template <class T, int R, int S, int Ahead>
+[[gnu::always_inline]] inline void product(V16 (&sums)[R][S], const float* left, std::int64_t row,
+                                           const typename T::Stored* right, std::int64_t block, int inner,
+                                           const typename T::Stored* next) {
+    constexpr int kRead = 16 * T::kStep;
+    const auto bring_next = [&](int at) {
+        times<Ahead>([&](auto s) { __builtin_prefetch(next + s * block + at * kRead); });
+    };
     if constexpr (T::kStep == 1) {
         for (int i = 0; i < inner; ++i) {
-            if constexpr (Ahead) {
-                for (int s = 0; s < S; ++s) __builtin_prefetch(next + 16 * (i * S + s));
-            }
+            bring_next(i);
             V16 operand[S];
-            for (int s = 0; s < S; ++s) operand[s] = T::widen(right + s * block + 16 * i);
-            for (int r = 0; r < R; ++r) {
+            times<S>([&](auto s) { operand[s] = T::widen(right + s * block + 16 * i); });
+            times<R>([&](auto r) {
                 const V16 value = set1(left[r * row + i]);
-                for (int s = 0; s < S; ++s) sums[r][s] = fma(value, operand[s], sums[r][s]);
-            }
+                times<S>([&](auto s) { sums[r][s] = fma(value, operand[s], sums[r][s]); });
+            });
         }
     } else if constexpr (kPairProducts) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
         // The left side holds pairs of bfloat16 numbers, two to a float's place.
-        const auto* pairs = reinterpret_cast<const std::uint32_t*>(left);
         for (int i = 0; i < inner / 2; ++i) {
-            if constexpr (Ahead) {
-                for (int s = 0; s < S; ++s) __builtin_prefetch(next + 32 * (i * S + s));
-            }
-            for (int r = 0; r < R; ++r) {
-                std::uint32_t pair;
-                __builtin_memcpy(&pair, pairs + r * row + i, 4);
-                for (int s = 0; s < S; ++s) {
-                    sums[r][s] = add_pair_products(sums[r][s], pair, right + s * block + 32 * i);
-                }
-            }
+            bring_next(i);
+            Pairs operand[S];
+            times<S>([&](auto s) { operand[s] = sixteen_pairs(right + s * block + 32 * i); });
+            times<R>([&](auto r) {
+                const Pairs value = one_pair(left + r * row + i);
+                times<S>([&](auto s) { sums[r][s] = add_products(sums[r][s], value, operand[s]); });
+            });
         }
 #endif
     } else {
         for (int i = 0; i < inner; i += 2) {
-            if constexpr (Ahead) {
-                for (int s = 0; s < S; ++s) __builtin_prefetch(next + 16 * (i * S + 2 * s));
-            }
+            bring_next(i / 2);
             V16 first[S], second[S];
-            for (int s = 0; s < S; ++s) load_pairs(right + s * block + 16 * i, first[s], second[s]);
-            for (int r = 0; r < R; ++r) {
+            times<S>([&](auto s) { load_pairs(right + s * block + 16 * i, first[s], second[s]); });
+            times<R>([&](auto r) {
                 const V16 one = set1(left[r * row + i]), other = set1(left[r * row + i + 1]);
-                for (int s = 0; s < S; ++s) sums[r][s] = fma(one, first[s], sums[r][s]);
-                for (int s = 0; s < S; ++s) sums[r][s] = fma(other, second[s], sums[r][s]);
-            }
+                times<S>([&](auto s) { sums[r][s] = fma(one, first[s], sums[r][s]); });
+                times<S>([&](auto s) { sums[r][s] = fma(other, second[s], sums[r][s]); });
+            });
         }
     }
 }
 
 // out[r][16 * s ..] = (add ? out : 0) + product, for R rows and S blocks.
-template <class T, int R, int S, bool Ahead>
+template <class T, int R, int S, int Ahead>
 inline void tile(const float* left, std::int64_t row, const typename T::Stored* right, std::int64_t block, int inner,
                  float* out, std::int64_t out_row, bool add, const typename T::Stored* next) {
     V16 sums[R][S];
-    for (int r = 0; r < R; ++r) {
-        for (int s = 0; s < S; ++s) sums[r][s] = add ? load(out + r * out_row + 16 * s) : set1(0.0f);
+    if (add) {
+        times<R>([&](auto r) { times<S>([&](auto s) { sums[r][s] = load(out + r * out_row + 16 * s); }); });
+    } else {
+        times<R>([&](auto r) { times<S>([&](auto s) { sums[r][s] = set1(0.0f); }); });
     }
     product<T, R, S, Ahead>(sums, left, row, right, block, inner, next);
-    for (int r = 0; r < R; ++r) {
-        for (int s = 0; s < S; ++s) store(out + r * out_row + 16 * s, sums[r][s]);
-    }
+    times<R>([&](auto r) { times<S>([&](auto s) { store(out + r * out_row + 16 * s, sums[r][s]); }); });
 }
 
 // The same for `count` rows, at most R.
-template <class T, int R, int S, bool Ahead>
+template <class T, int R, int S, int Ahead>
 inline void rows_at_once(int count, const float* left, std::int64_t row, const typename T::Stored* right,
                          std::int64_t block, int inner, float* out, std::int64_t out_row, bool add,
                          const typename T::Stored* next) {
@@ -167,61 +147,80 @@ inline void rows_at_once(int count, const float* left, std::int64_t row, const t
     }
 }
 
-// The same for any number of rows, in tiles of nearly equal size. The first brings what lies at `next` into the cache,
-// which all tiles of the next call read.
-template <class T, int S>
+// The same for any number of rows, in tiles of nearly equal size. With Ahead the first tiles bring what lies at `next`
+// into the cache, which all tiles of the next call read: one line at a time, since memory delivers more slowly than
+// that.
+template <class T, int S, bool Ahead>
 inline void rows_of_blocks(const float* left, std::int64_t row, const typename T::Stored* right, std::int64_t block,
                            int inner, int rows, float* out, std::int64_t out_row, bool add,
                            const typename T::Stored* next) {
     constexpr int kMost = T::kStep == 1 || kPairProducts ? kRows : kPairRows;
-    bool first = true;
-    for (int tiles = (rows + kMost - 1) / kMost; tiles > 0; --tiles) {
-        const int count = (rows + tiles - 1) / tiles;
-        if (first) {
-            rows_at_once<T, kMost, S, true>(count, left, row, right, block, inner, out, out_row, add, next);
+    const int tiles = (rows + kMost - 1) / kMost;
+    for (int n = 0; n < tiles; ++n) {
+        const int count = (rows + tiles - n - 1) / (tiles - n);
+        if (!Ahead || n >= S) {
+            rows_at_once<T, kMost, S, 0>(count, left, row, right, block, inner, out, out_row, add, next);
+        } else if (tiles == 1) {
+            rows_at_once<T, kMost, S, S>(count, left, row, right, block, inner, out, out_row, add, next);
         } else {
-            rows_at_once<T, kMost, S, false>(count, left, row, right, block, inner, out, out_row, add, next);
+            rows_at_once<T, kMost, S, 1>(count, left, row, right, block, inner, out, out_row, add, next + n * block);
         }
-        first = false;
         rows -= count;
         left += count * row;
         out += count * out_row;
     }
 }
 
-// out[rows][16 * blocks] = (add ? out : 0) + left[rows][inner] * right[blocks][inner][16]. What will be multiplied
-// after that lies at `next`.
-template <class T>
-inline void multiply(const float* left, std::int64_t row, int rows, const typename T::Stored* right, std::int64_t block,
-                     int blocks, int inner, float* out, std::int64_t out_row, bool add,
-                     const typename T::Stored* next) {
-    int at = 0;
-    if (rows == 1) {
-        // One row reads K and V from memory: several blocks at a time keep enough sums under way. Where numbers are
-        // widened first, arithmetic takes half as long as reading, and reading has to go on meanwhile; elsewhere the
-        // CPU's own prefetching is better left alone (docs/cpu-kernels.md has figures).
-        constexpr bool kAhead = sizeof(typename T::Stored) == 2 && !(T::kStep == 2 && kPairProducts);
-        for (; at + kStreams <= blocks; at += kStreams) {
-            tile<T, 1, kStreams, kAhead>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add,
-                                         next + 16 * at * inner);
-        }
-        for (; at + 2 <= blocks; at += 2) {
-            tile<T, 1, 2, kAhead>(left, row, right + at * block, block, inner, out + 16 * at, out_row, add,
-                                  next + 16 * at * inner);
-        }
-    }
-    for (; at + kBlocks <= blocks; at += kBlocks) {
-        const auto* coming = at + kBlocks < blocks ? right + (at + kBlocks) * block : next;
-        rows_of_blocks<T, kBlocks>(left, row, right + at * block, block, inner, rows, out + 16 * at, out_row, add,
-                                   coming);
-    }
-    for (; at < blocks; ++at) {
-        const auto* coming = at + 1 < blocks ? right + (at + 1) * block : next;
-        rows_of_blocks<T, 1>(left, row, right + at * block, block, inner, rows, out + 16 * at, out_row, add, coming);
+// Bring the first lines of every page of `bytes` bytes into the cache: what the CPU's own prefetching needs to find its
+// way, since it stops where a page ends.
+inline void open_pages(const void* from, std::int64_t bytes) {
+    constexpr int kPage = 4096, kLine = 64, kLines = 4;
+    const auto* at = static_cast<const char*>(from);
+    for (const char* end = at + bytes; at < end; at += kPage) {
+        times<kLines>([&](auto n) { __builtin_prefetch(at + n * kLine); });
     }
 }
 
-// Values that `as_left` may have rounded to bfloat16 pairs, sixteen from the j-th on, as floats.
+// out[rows][16 * blocks] = (add ? out : 0) + left[rows][inner] * right[blocks][inner][16]. With Ahead, what lies at
+// `next` like `right` is brought into the cache.
+template <class T, bool Ahead>
+inline void multiply_blocks(const float* left, std::int64_t row, int rows, const typename T::Stored* right,
+                            std::int64_t block, int blocks, int inner, float* out, std::int64_t out_row, bool add,
+                            const typename T::Stored* next) {
+    int at = 0;
+    if (rows <= kStreamRows) {  // several blocks at a time keep enough sums under way
+        for (; at + kStreams <= blocks; at += kStreams) {
+            rows_at_once<T, kStreamRows, kStreams, Ahead ? kStreams : 0>(
+                rows, left, row, right + at * block, block, inner, out + 16 * at, out_row, add, next + at * block);
+        }
+    }
+    for (; at + kBlocks <= blocks; at += kBlocks) {
+        rows_of_blocks<T, kBlocks, Ahead>(left, row, right + at * block, block, inner, rows, out + 16 * at, out_row,
+                                          add, next + at * block);
+    }
+    for (; at < blocks; ++at) {
+        rows_of_blocks<T, 1, Ahead>(left, row, right + at * block, block, inner, rows, out + 16 * at, out_row, add,
+                                    next + at * block);
+    }
+}
+
+// The same; with `streaming` both are long reads. A single row waits for memory, and the CPU's own prefetching reads
+// fastest. With more rows, or where numbers are widened first, reading has to go on during arithmetic
+// (docs/cpu-kernels.md has figures).
+template <class T>
+inline void multiply(const float* left, std::int64_t row, int rows, const typename T::Stored* right, std::int64_t block,
+                     int blocks, int inner, float* out, std::int64_t out_row, bool add, const typename T::Stored* next,
+                     bool streaming) {
+    constexpr bool kWidens = sizeof(typename T::Stored) == 2 && !(T::kStep == 2 && kPairProducts);
+    if (streaming) open_pages(next, blocks * inner * 16 * sizeof(*next));
+    if (streaming && !kWidens && rows == 1) {
+        multiply_blocks<T, false>(left, row, rows, right, block, blocks, inner, out, out_row, add, next);
+    } else {
+        multiply_blocks<T, true>(left, row, rows, right, block, blocks, inner, out, out_row, add, next);
+    }
+}
+
+// Queries on the left side of a product, sixteen from the j-th on, as floats.
 template <class T>
 inline V16 from_left(const float* values, int j) {
     if constexpr (T::kStep == 2 && kPairProducts) {
@@ -231,96 +230,128 @@ inline V16 from_left(const float* values, int j) {
     }
 }
 
-// Scores of the `tokens` first tokens of a block of K that is not full: it lies as [16][d].
+// Scores of the `tokens` first tokens of a block of K that is not full, -inf for the others: it lies as [16][d]. What
+// lies at `next` like these tokens is brought into the cache.
 template <class T>
 inline void scores_of_rows(const float* left, int d, int rows, const typename T::Stored* block, int tokens, float* out,
-                           std::int64_t out_row) {
+                           std::int64_t out_row, const typename T::Stored* next) {
+    for (int i = 0; i < tokens * d; i += 64 / sizeof(*next)) __builtin_prefetch(next + i);
     for (int r = 0; r < rows; ++r) {
+        V16 scores = set1(-kInfinity);
         for (int t = 0; t < tokens; ++t) {
             V16 sums = set1(0.0f);
             for (int j = 0; j < d; j += 16)
                 sums = fma(from_left<T>(left + r * d, j), T::widen(block + t * d + j), sums);
-            out[r * out_row + t] = sum(sums);
+            scores = with_lane(scores, t, sum(sums));
         }
+        store(out + r * out_row, scores);
     }
 }
 
-// Scores of one row -> weights exp(scale * (score - largest)), zero beyond `tokens`; adds their sum to `weights`. What
-// has been summed so far is scaled to the new largest score.
-inline void weigh(float* scores, int tokens, float scale, float& peak, float& weights, float* output, int d) {
-    const int padded = (tokens + 15) / 16 * 16;
-    for (int i = tokens; i < padded; ++i) scores[i] = -kInfinity;
-    const float found = largest(scores, padded);
-    if (found > peak) {
-        const float shrink = exp_difference(scale * peak, scale * found);
-        peak = found;
-        weights *= shrink;
-        for (int i = 0; i < d; i += 16) store(output + i, mul(load(output + i), set1(shrink)));
+// Sixteen values as the left side of a product, from the i-th of a row on: floats as they are, or rounded to bfloat16.
+template <class T>
+inline void put_left(float* row, int i, V16 values) {
+    if constexpr (T::kStep == 2 && kPairProducts) {
+#ifdef CHUNKBENCH_PAIR_PRODUCTS
+        store_rounded(reinterpret_cast<std::uint16_t*>(row) + i, values);
+#endif
+    } else {
+        store(row + i, values);
     }
-    if (peak == kInfinity) {  // the weight of infinite scores is all there is
-        for (int i = 0; i < padded; ++i) {
-            const bool is_nan = scores[i] != scores[i];
-            if (!is_nan) scores[i] = scores[i] == kInfinity ? 1.0f : 0.0f;
-            weights += scores[i];
+}
+
+// Weights where the largest score is infinite: 1 for each that is, 0 for the others; adds them to `weights`.
+template <class T>
+inline void weigh_infinite(float* scores, int count, float* weights) {
+    for (int i = 0; i < count; i += 16) {
+        float lanes[16];
+        for (int j = 0; j < 16; ++j) {
+            const float score = scores[i + j];
+            lanes[j] = score != score ? score : score == kInfinity ? 1.0f : 0.0f;
+            weights[j] += lanes[j];
         }
-        return;
+        put_left<T>(scores, i, load(lanes));
     }
+}
+
+// Scores of one row -> weights 2^(scale * (score - largest)) as the left side of a product, in place; adds them to
+// `weights`, lane by lane. What has been summed so far is scaled to the new largest score.
+template <class T>
+inline void weigh(float* scores, int count, float scale, float& peak, float* weights, float* output, int d) {
+    const float found = largest(scores, count);
+    if (found > peak) {
+        const V16 shrink = set1(exp2_difference(scale * peak, scale * found));
+        peak = found;
+        store(weights, mul(load(weights), shrink));
+        for (int i = 0; i < d; i += 16) store(output + i, mul(load(output + i), shrink));
+    }
+    if (peak == kInfinity) return weigh_infinite<T>(scores, count, weights);
     const float base = peak < kLeast ? kLeast : peak;
     const V16 offset = set1(-scale * base), factor = set1(scale);
-    V16 total = set1(0.0f);
-    for (int i = 0; i < padded; i += 16) {
-        const V16 weight = exp(fma(load(scores + i), factor, offset));
-        store(scores + i, weight);
+    V16 total = load(weights);
+    for (int i = 0; i < count; i += 16) {
+        const V16 weight = exp2(fma(load(scores + i), factor, offset));
+        put_left<T>(scores, i, weight);  // in half the place: never beyond what has been read
         total = add(total, weight);
     }
-    weights += sum(total);
+    store(weights, total);
 }
 
-// Values as the left side of a product: floats as they are, or rounded to bfloat16 pairs in place.
+// Queries as the left side of a product.
 template <class T>
-inline void as_left(float* values, int count) {
+inline void take_query(const typename T::Stored* q, int d, float* to) {
     if constexpr (T::kStep == 2 && kPairProducts) {
-        auto* halves = reinterpret_cast<std::uint16_t*>(values);
-        for (int i = 0; i < count; ++i) {
-            float value;
-            __builtin_memcpy(&value, values + i, 4);
-            const std::uint16_t half = float_to_bfloat16(value);
-            __builtin_memcpy(halves + i, &half, 2);
-        }
+        __builtin_memcpy(to, q, d * sizeof(*q));
+    } else {
+        for (int j = 0; j < d; j += 16) store(to + j, T::widen(q + j));
     }
 }
+
+// What one row and head has so far: sums of V, the largest score and, lane by lane, the sum of weights.
+struct State {
+    float* output;
+    float* weights;
+    float& peak;
+};
 
 // What other items have found for one row and head becomes the start of this one (section 3.2 of the paper: fold
 // (O', m', n') into (O, m, n)).
-inline void fold(const Shape& shape, const Work& work, const Item& item, int head, float* output, float& peak,
-                 float& weights) {
+inline void start(const Shape& shape, const Work& work, const Item& item, int head, float scale, State state) {
     const int d = shape.head_dim;
     for (std::int64_t n = 0; n < item.folds; ++n) {
         const std::int64_t place = work.folds[item.first_fold + n] * shape.heads + head;
         const float* stats = work.partial_stats + 2 * place;
         const float* partial = work.partial_outputs + place * d;
-        const float most = stats[0] > peak ? stats[0] : peak;
-        const float theirs = exp_difference(work.scale * stats[0], work.scale * most);
-        const float ours = exp_difference(work.scale * peak, work.scale * most);
-        const V16 their_share = set1(theirs), our_share = set1(ours);
-        for (int j = 0; j < d; j += 16) {
-            store(output + j, fma(their_share, load(partial + j), mul(our_share, load(output + j))));
+        if (n == 0) {
+            state.peak = stats[0];
+            store(state.weights, first_lane(stats[1]));
+            for (int j = 0; j < d; j += 16) store(state.output + j, load(partial + j));
+            continue;
         }
-        weights = theirs * stats[1] + ours * weights;
-        peak = most;
+        const float most = stats[0] > state.peak ? stats[0] : state.peak;
+        const float theirs = exp2_difference(scale * stats[0], scale * most);
+        const V16 their_share = set1(theirs), our_share = set1(exp2_difference(scale * state.peak, scale * most));
+        for (int j = 0; j < d; j += 16) {
+            store(state.output + j, fma(their_share, load(partial + j), mul(our_share, load(state.output + j))));
+        }
+        store(state.weights, fma(our_share, load(state.weights), first_lane(theirs * stats[1])));
+        state.peak = most;
     }
+    if (item.folds > 0) return;
+    state.peak = -kInfinity;
+    store(state.weights, set1(0.0f));
+    for (int j = 0; j < d; j += 16) store(state.output + j, set1(0.0f));
 }
 
-// A context of a few tokens is too short a read for the CPU to see it coming: bring that of the next item.
-template <class T>
-inline void bring(const Shape& shape, const Work& work, const Item& item, int kv_head) {
-    using Stored = typename T::Stored;
-    if (item.chunks != 1 || item.tail_row < 0 || work.last_tokens[item.tail_row] >= 16) return;
+// Chunks of an item that are full; at most one more follows.
+inline std::int64_t full_chunks(const Shape& shape, const Work& work, const Item& item) {
+    return item.chunks - (item.tail_row >= 0 && work.last_tokens[item.tail_row] < shape.chunk_size);
+}
+
+// Bring the first `tokens` tokens of a chunk and head into the cache: too short a read for the CPU to see it coming.
+template <class Stored>
+inline void bring(const Stored* keys, const Stored* values, int tokens, int c, int d) {
     constexpr int kLine = 64 / sizeof(Stored);
-    const int d = shape.head_dim, c = shape.chunk_size, tokens = static_cast<int>(work.last_tokens[item.tail_row]);
-    const std::int64_t head = static_cast<std::int64_t>(kv_head) * c * d;
-    const auto* keys = reinterpret_cast<const Stored*>(work.chunk_keys[item.first_chunk]) + head;
-    const auto* values = reinterpret_cast<const Stored*>(work.chunk_values[item.first_chunk]) + head;
     for (int i = 0; i < tokens * d; i += kLine) __builtin_prefetch(keys + i);
     for (int block = 0; block < d / 16; ++block) {
         for (int i = 0; i < tokens * 16; i += kLine) __builtin_prefetch(values + block * 16 * c + i);
@@ -329,7 +360,6 @@ inline void bring(const Shape& shape, const Work& work, const Item& item, int kv
 
 template <class T>
 void run_item(const Shape& shape, const Work& work, const Item& item, const Item* next, int kv_head, float* scratch) {
-    if (next != nullptr) bring<T>(shape, work, *next, kv_head);
     using Stored = typename T::Stored;
     const int d = shape.head_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
     const int rows = static_cast<int>(item.rows) * group;
@@ -337,52 +367,68 @@ void run_item(const Shape& shape, const Work& work, const Item& item, const Item
     float* queries = scratch;
     float* outputs = queries + static_cast<std::int64_t>(rows) * d;
     float* scores = outputs + static_cast<std::int64_t>(rows) * d;
-    float* peaks = scores + static_cast<std::int64_t>(rows) * c;
-    float* weights = peaks + rows;
+    float* weights = scores + static_cast<std::int64_t>(rows) * c;
+    float* peaks = weights + 16 * static_cast<std::int64_t>(rows);
+    const float scale = work.scale * kLog2E;
 
     for (int i = 0; i < rows; ++i) {
         const std::int64_t row = work.rows[item.first_row + i / group];
-        const auto* q = static_cast<const Stored*>(work.q) + (row * shape.heads + kv_head * group + i % group) * d;
-        for (int j = 0; j < d; j += 16) store(queries + i * d + j, T::widen(q + j));
-        as_left<T>(queries + i * d, d);
-        for (int j = 0; j < d; j += 16) store(outputs + i * d + j, set1(0.0f));
-        peaks[i] = -kInfinity;
-        weights[i] = 0.0f;
-        fold(shape, work, item, kv_head * group + i % group, outputs + i * d, peaks[i], weights[i]);
+        const int head = kv_head * group + i % group;
+        take_query<T>(static_cast<const Stored*>(work.q) + (row * shape.heads + head) * d, d, queries + i * d);
+        start(shape, work, item, head, scale, {outputs + i * d, weights + 16 * i, peaks[i]});
     }
-    for (std::int64_t n = 0; n < item.chunks; ++n) {
-        const bool last = n + 1 == item.chunks && item.tail_row >= 0;
-        const int tokens = last ? static_cast<int>(work.last_tokens[item.tail_row]) : c;
-        const std::int64_t chunk = item.first_chunk + n;
-        const auto* keys = reinterpret_cast<const Stored*>(work.chunk_keys[chunk]) + kv_head * head_size;
-        const auto* values = reinterpret_cast<const Stored*>(work.chunk_values[chunk]) + kv_head * head_size;
+    const auto keys_of = [&](std::int64_t chunk) {
+        return reinterpret_cast<const Stored*>(work.chunk_keys[chunk]) + kv_head * head_size;
+    };
+    const auto values_of = [&](std::int64_t chunk) {
+        return reinterpret_cast<const Stored*>(work.chunk_values[chunk]) + kv_head * head_size;
+    };
+    const std::int64_t whole = full_chunks(shape, work, item), end = item.first_chunk + whole;
+    const std::int64_t next_whole = next == nullptr ? 0 : full_chunks(shape, work, *next);
+    for (std::int64_t chunk = item.first_chunk; chunk < item.first_chunk + item.chunks; ++chunk) {
+        const int tokens = chunk < end ? c : static_cast<int>(work.last_tokens[item.tail_row]);
+        const Stored *keys = keys_of(chunk), *values = values_of(chunk);
+        // What to bring into the cache meanwhile: V of a full chunk while its K is read, then the next full chunk's K;
+        // of an item that is no full chunk, what it reads at the same place of the next such item.
+        const Stored *during_keys = keys, *during_values = values;
+        if (chunk < end) {
+            during_keys = values;
+            if (chunk + 1 < end) during_values = keys_of(chunk + 1);
+            if (chunk + 1 == end && next_whole > 0) during_values = keys_of(next->first_chunk);
+            if (chunk + 1 == end && whole < item.chunks) {
+                bring(keys_of(end), values_of(end), static_cast<int>(work.last_tokens[item.tail_row]), c, d);
+            }
+        } else if (next != nullptr && next_whole == 0 && next->chunks > 0) {
+            during_keys = keys_of(next->first_chunk);
+            during_values = values_of(next->first_chunk);
+        }
         const int full = tokens / 16, rest = tokens % 16;
-        multiply<T>(queries, d, rows, keys, 16 * d, full, d, scores, c, false, values);
-        if (rest > 0) scores_of_rows<T>(queries, d, rows, keys + full * 16 * d, rest, scores + full * 16, c);
+        multiply<T>(queries, d, rows, keys, 16 * d, full, d, scores, c, false, during_keys, chunk < end);
+        if (rest > 0) {
+            const std::int64_t begun = static_cast<std::int64_t>(full) * 16 * d;
+            scores_of_rows<T>(queries, d, rows, keys + begun, rest, scores + full * 16, c, during_keys + begun);
+        }
         for (int i = 0; i < rows; ++i) {
-            float* row = scores + static_cast<std::int64_t>(i) * c;
-            weigh(row, tokens, work.scale, peaks[i], weights[i], outputs + i * d, d);
-            as_left<T>(row, (tokens + 15) / 16 * 16);
+            weigh<T>(scores + static_cast<std::int64_t>(i) * c, (tokens + 15) / 16 * 16, scale, peaks[i],
+                     weights + 16 * i, outputs + i * d, d);
         }
         // Pairs: an odd last token has a partner that was never written or is zero, with weight zero.
         const int inner = (tokens + T::kStep - 1) / T::kStep * T::kStep;
-        const bool more = n + 1 < item.chunks;
-        const auto* coming =
-            more ? reinterpret_cast<const Stored*>(work.chunk_keys[chunk + 1]) + kv_head * head_size : keys;
-        multiply<T>(scores, c, rows, values, 16 * c, d / 16, inner, outputs, d, true, coming);
+        multiply<T>(scores, c, rows, values, 16 * c, d / 16, inner, outputs, d, true, during_values, chunk < end);
     }
     for (int i = 0; i < rows; ++i) {
         const int head = kv_head * group + i % group;
+        const float total = sum(load(weights + 16 * i));
         if (item.first_partial < 0) {
             const std::int64_t row = work.rows[item.first_row + i / group];
             auto* out = static_cast<Stored*>(work.out) + (row * shape.heads + head) * d;
-            const V16 inverse = set1(1.0f / weights[i]);
+            const V16 inverse = set1(1.0f / total);
             for (int j = 0; j < d; j += 16) T::put(out + j, mul(load(outputs + i * d + j), inverse));
         } else {
             const std::int64_t place = (item.first_partial + i / group) * shape.heads + head;
             for (int j = 0; j < d; j += 16) store(work.partial_outputs + place * d + j, load(outputs + i * d + j));
             work.partial_stats[2 * place] = peaks[i];
-            work.partial_stats[2 * place + 1] = weights[i];
+            work.partial_stats[2 * place + 1] = total;
         }
     }
 }

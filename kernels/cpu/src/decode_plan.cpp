@@ -49,7 +49,7 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
 }
 
 DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
-    : shape_(shape), arrays_(std::move(arrays)), isa_(isa) {
+    : shape_(shape), arrays_(std::move(arrays)), isa_(isa), left_by_(shape.kv_heads) {
     require(arrays_.partial_items >= 0 && arrays_.partial_items <= static_cast<std::int64_t>(arrays_.items.size()),
             "partial_items: how many of the items come first");
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
@@ -107,7 +107,7 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads) {
     work.q = q;
     work.out = out;
     work.scale = scale;
-    chunkbench::decode(shape_, work, max_rows_, threads, isa_);
+    chunkbench::decode(shape_, work, max_rows_, threads, isa_, left_by_.data());
 }
 
 }  // namespace chunkbench

@@ -40,6 +40,7 @@ class DecodePlan {
     Isa isa_;
     std::int64_t max_rows_ = 0;
     std::mutex mutex_;  // Python may call from several threads, and scratch is the plan's
+    std::vector<Counter> left_by_;
     Numbers last_tokens_;
     std::vector<float> partial_outputs_, partial_stats_, scratch_;
 };

@@ -2,6 +2,9 @@
 // for tests only.
 #pragma once
 
+#include <cstdint>
+#include <cstring>
+
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
@@ -51,6 +54,41 @@ inline __m256i to_half(__m512 x) {
     return _mm256_set_m128i(high, low);
 }
 
+inline __m256i to_bfloat16(__m512 x) {
+    const Lanes lanes(x);
+    std::uint16_t halves[16];
+    for (int i = 0; i < 16; ++i) {
+        std::uint32_t bits;
+        std::memcpy(&bits, &lanes.at[i], 4);
+        const std::uint32_t magnitude = bits & 0x7fffffffu;
+        if (magnitude < 0x00800000u) bits &= 0x80000000u;  // the instruction takes denormal numbers for zero
+        const bool is_nan = magnitude > 0x7f800000u;
+        halves[i] =
+            static_cast<std::uint16_t>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    }
+    __m256i result;
+    std::memcpy(&result, halves, sizeof(result));
+    return result;
+}
+
+inline __m512i widen_integers(__m256i x) {
+    std::uint16_t halves[16];
+    std::memcpy(halves, &x, sizeof(halves));
+    std::uint32_t integers[16];
+    for (int i = 0; i < 16; ++i) integers[i] = halves[i];
+    return _mm512_loadu_si512(integers);
+}
+
+inline __m256i narrow_integers(__m512i x) {
+    std::uint32_t integers[16];
+    _mm512_storeu_si512(integers, x);
+    std::uint16_t halves[16];
+    for (int i = 0; i < 16; ++i) halves[i] = static_cast<std::uint16_t>(integers[i]);
+    __m256i result;
+    std::memcpy(&result, halves, sizeof(result));
+    return result;
+}
+
 }  // namespace emulated
 }  // namespace chunkbench
 
@@ -59,3 +97,6 @@ inline __m256i to_half(__m512 x) {
 #define _mm512_cvtps_epi32 ::chunkbench::emulated::round_to_integers
 #define _mm512_cvtph_ps ::chunkbench::emulated::from_half
 #define _mm512_cvtps_ph(x, rounding) ::chunkbench::emulated::to_half(x)
+#define _mm512_cvtneps_pbh ::chunkbench::emulated::to_bfloat16
+#define _mm512_cvtepu16_epi32 ::chunkbench::emulated::widen_integers
+#define _mm512_cvtepi32_epi16 ::chunkbench::emulated::narrow_integers

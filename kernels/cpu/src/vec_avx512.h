@@ -19,13 +19,15 @@ struct V16 {
 
 constexpr int kRows = 12;  // by 2 blocks: 24 sums, 2 operands (4 where pairs are widened) and a broadcast
 constexpr int kPairRows = 12;
-constexpr int kBlocks = 2;  // so that a broadcast serves two products: one each would keep the load ports busy
+constexpr int kBlocks = 2;      // so that a broadcast serves two products: one each would keep the load ports busy
+constexpr int kStreamRows = 4;  // by 4 blocks: 16 sums, 4 operands and a broadcast
 constexpr int kStreams = 4;
 
 inline V16 set1(float x) { return {_mm512_set1_ps(x)}; }
 inline V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, V16 x) { _mm512_storeu_ps(p, x.all); }
 inline V16 add(V16 a, V16 b) { return {_mm512_add_ps(a.all, b.all)}; }
+inline V16 subtract(V16 a, V16 b) { return {_mm512_sub_ps(a.all, b.all)}; }
 inline V16 mul(V16 a, V16 b) { return {_mm512_mul_ps(a.all, b.all)}; }
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline V16 max(V16 a, V16 b) { return {_mm512_max_ps(a.all, b.all)}; }
@@ -33,13 +35,14 @@ inline float sum(V16 x) { return _mm512_reduce_add_ps(x.all); }
 
 inline float top(V16 x) { return _mm512_reduce_max_ps(x.all); }
 
-inline V16 scale_by_power(V16 x, V16 n) {
-    const __m512i raised = _mm512_slli_epi32(_mm512_cvtps_epi32(n.all), 23);
-    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.all), raised))};
-}
+constexpr float kLeastPower = -160.0f;
+inline V16 scale_by_power(V16 x, V16 n) { return {_mm512_scalef_ps(x.all, n.all)}; }
 inline V16 round(V16 x) { return {_mm512_roundscale_ps(x.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-inline V16 keep_from(V16 x, V16 test, V16 bound) {
-    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test.all, bound.all, _CMP_NLT_UQ), x.all)};
+
+inline float first(V16 x) { return _mm_cvtss_f32(_mm512_castps512_ps128(x.all)); }
+inline V16 first_lane(float x) { return {_mm512_maskz_mov_ps(1, _mm512_set1_ps(x))}; }
+inline V16 with_lane(V16 x, int lane, float value) {
+    return {_mm512_mask_mov_ps(x.all, static_cast<__mmask16>(1 << lane), _mm512_set1_ps(value))};
 }
 
 inline V16 load_half(const std::uint16_t* p) {
@@ -47,6 +50,21 @@ inline V16 load_half(const std::uint16_t* p) {
 }
 inline void store_half(std::uint16_t* p, V16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.all, _MM_FROUND_TO_NEAREST_INT));
+}
+
+inline V16 load_bfloat16(const std::uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline void store_bfloat16(std::uint16_t* p, V16 x) {
+    const __m512i bits = _mm512_castps_si512(x.all), half = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i quiet = _mm512_or_si512(half, _mm512_set1_epi32(0x40));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x.all, x.all, _CMP_UNORD_Q);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(is_nan, rounded, quiet)));
 }
 
 inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
@@ -58,11 +76,26 @@ inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
 constexpr bool kPairProducts = true;
 
-// sums + a.first * b.first + a.second * b.second, for one pair a and sixteen pairs b of bfloat16 numbers.
-inline V16 add_pair_products(V16 sums, std::uint32_t a, const std::uint16_t* b) {
-    const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(a));
-    const __m512i pairs = _mm512_loadu_si512(b);
-    return {_mm512_dpbf16_ps(sums.all, (__m512bh)broadcast, (__m512bh)pairs)};
+// Sixteen pairs of bfloat16 numbers.
+struct Pairs {
+    __m512i all;
+};
+inline Pairs sixteen_pairs(const std::uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+// Sixteen times the pair that lies in a float's place.
+inline Pairs one_pair(const float* p) {
+    int pair;
+    __builtin_memcpy(&pair, p, 4);
+    return {_mm512_set1_epi32(pair)};
+}
+// sums + a.first * b.first + a.second * b.second.
+inline V16 add_products(V16 sums, Pairs a, Pairs b) {
+    return {_mm512_dpbf16_ps(sums.all, (__m512bh)a.all, (__m512bh)b.all)};
+}
+
+// Sixteen floats rounded to bfloat16. Denormal numbers become 0, which is what products take them for.
+inline void store_rounded(std::uint16_t* p, V16 x) {
+    const auto rounded = _mm512_cvtneps_pbh(x.all);
+    __builtin_memcpy(p, &rounded, sizeof(rounded));
 }
 #else
 constexpr bool kPairProducts = false;

@@ -16,6 +16,7 @@ struct V16 {
 constexpr int kRows = 4;
 constexpr int kPairRows = 4;
 constexpr int kBlocks = 1;
+constexpr int kStreamRows = 1;
 constexpr int kStreams = 2;
 constexpr bool kPairProducts = false;
 
@@ -38,6 +39,9 @@ inline void store(float* p, V16 v) { std::memcpy(p, v.x, sizeof v.x); }
 inline V16 add(V16 a, V16 b) {
     return each([&](int i) { return a.x[i] + b.x[i]; });
 }
+inline V16 subtract(V16 a, V16 b) {
+    return each([&](int i) { return a.x[i] - b.x[i]; });
+}
 inline V16 mul(V16 a, V16 b) {
     return each([&](int i) { return a.x[i] * b.x[i]; });
 }
@@ -57,8 +61,10 @@ inline float top(V16 v) {
     for (int i = 1; i < 16; ++i) found = v.x[i] > found ? v.x[i] : found;
     return found;
 }
+constexpr float kLeastPower = -127.0f;
 inline V16 scale_by_power(V16 v, V16 n) {
     return each([&](int i) {
+        if (n.x[i] == kLeastPower) return 0.0f;
         std::uint32_t bits;
         std::memcpy(&bits, &v.x[i], 4);
         // A NaN has no integer nearest to it; it stays NaN with any exponent added that is 0.
@@ -71,8 +77,14 @@ inline V16 scale_by_power(V16 v, V16 n) {
 inline V16 round(V16 v) {
     return each([&](int i) { return std::nearbyint(v.x[i]); });
 }
-inline V16 keep_from(V16 v, V16 test, V16 bound) {
-    return each([&](int i) { return test.x[i] < bound.x[i] ? 0.0f : v.x[i]; });
+
+inline float first(V16 v) { return v.x[0]; }
+inline V16 first_lane(float value) {
+    return each([&](int i) { return i == 0 ? value : 0.0f; });
+}
+inline V16 with_lane(V16 v, int lane, float value) {
+    v.x[lane] = value;
+    return v;
 }
 
 inline float half_to_float(std::uint16_t half) {
@@ -109,15 +121,28 @@ inline void store_half(std::uint16_t* p, V16 v) {
     for (int i = 0; i < 16; ++i) p[i] = float_to_half(v.x[i]);
 }
 
+inline float bfloat16_to_float(std::uint16_t half) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+    float r;
+    std::memcpy(&r, &bits, 4);
+    return r;
+}
+inline std::uint16_t float_to_bfloat16(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+    return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+inline V16 load_bfloat16(const std::uint16_t* p) {
+    return each([&](int i) { return bfloat16_to_float(p[i]); });
+}
+inline void store_bfloat16(std::uint16_t* p, V16 v) {
+    for (int i = 0; i < 16; ++i) p[i] = float_to_bfloat16(v.x[i]);
+}
+
 inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
-    const auto widen = [](std::uint16_t half) {
-        const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
-        float r;
-        std::memcpy(&r, &bits, 4);
-        return r;
-    };
-    first = each([&](int i) { return widen(p[2 * i]); });
-    second = each([&](int i) { return widen(p[2 * i + 1]); });
+    first = each([&](int i) { return bfloat16_to_float(p[2 * i]); });
+    second = each([&](int i) { return bfloat16_to_float(p[2 * i + 1]); });
 }
 
 }  // namespace portable
