@@ -12,7 +12,9 @@ from chunkbench.runner.reproduce import EXPERIMENTS
 from chunkbench.store import open_run
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "results" / "recorded" / "epyc-zen3-2-cores"
+RECORDED = ROOT / "results" / "recorded"
+FOLDER = RECORDED / "epyc-zen3-2-cores"
+RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +22,14 @@ def book() -> Book:
     return build_book([open_run(FOLDER / name) for name in EXPERIMENTS], ROOT)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_recorded_run_is_whole(name: str) -> None:
-    run = open_run(FOLDER / name)
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_recorded_run_is_whole(path: Path) -> None:
+    run = open_run(path)
     assert run.manifest["interrupted"] is False
     assert run.manifest["git"]["dirty"] is False
     assert not run.torn
     assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable"}
-    assert name == "memory" or all(case.samples_us for case in run.cases if case.status in ("ok", "noisy"))
+    assert path.name == "memory" or all(case.samples_us for case in run.cases if case.status in ("ok", "noisy"))
 
 
 def test_the_readme_says_what_they_say(book: Book) -> None:
