@@ -9,6 +9,21 @@ import torch
 
 from chunkbench.baselines.contract import Inputs, Session
 
+WORTH_A_MASK = 4
+"""So many times the tokens held may be multiplied with before a copy of those held costs less."""
+
+
+def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
+    """How many tokens of K or V `[.., capacity, d]`, of which `held` are held, a product should read.
+
+    On a CPU PyTorch's products of bfloat16 or float16 copy a slice of a longer buffer first, and that takes several
+    times as long as the product (8x was measured). Where the buffer is not much longer, a user reads all of it and
+    masks what is not held, which has to be finite.
+    """
+    capacity = buffer.shape[-2]
+    copies = buffer.device.type == "cpu" and buffer.dtype != torch.float32
+    return capacity if copies and capacity <= WORTH_A_MASK * held else held
+
 
 class DenseCache:
     """K and V of every sequence, held privately, with room for all completion tokens.

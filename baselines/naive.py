@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.baselines.dense import DenseCache, DenseSession
+from chunkbench.baselines.dense import DenseCache, DenseSession, tokens_to_read
 
 
 class NaiveSession(DenseSession[DenseCache]):
@@ -18,11 +18,14 @@ class NaiveSession(DenseSession[DenseCache]):
         b, h_kv, _, d = cache.k.shape
         # Heads that share a KV head are rows of one matrix, so grouped heads need no copies of K and V.
         rows = q.view(b * h_kv, -1, d)
-        k = cache.k.view(b * h_kv, -1, d)[:, : cache.longest]
-        v = cache.v.view(b * h_kv, -1, d)[:, : cache.longest]
+        held = cache.longest
+        tokens = tokens_to_read(cache.k, held)
+        k = cache.k.view(b * h_kv, -1, d)[:, :tokens]
+        v = cache.v.view(b * h_kv, -1, d)[:, :tokens]
         scores = torch.bmm(rows, k.transpose(1, 2)).mul_(self._scale)
         if cache.mask is not None:
-            scores.view(b, h_kv, -1, cache.longest).add_(cache.mask)
+            scores.view(b, h_kv, -1, tokens)[..., :held].add_(cache.mask)
+        scores[..., held:] = -torch.inf
         torch.bmm(torch.softmax(scores, dim=-1), v, out=out.view(b * h_kv, -1, d))
 
 

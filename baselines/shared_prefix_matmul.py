@@ -12,6 +12,7 @@ from itertools import takewhile
 import torch
 
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.dense import tokens_to_read
 from chunkbench.experiment.point import Point
 
 
@@ -25,7 +26,7 @@ class SharedPrefixMatmulSession(Session):
         self._shared_k = k.transpose(0, 1).contiguous()  # [kv_heads, shared, d]
         self._shared_v = v.transpose(0, 1).contiguous()
         shape = (point.batch_size, point.kv_heads, inputs.capacity - shared, point.head_dim)
-        self._k, self._v = k.new_empty(shape), v.new_empty(shape)
+        self._k, self._v = k.new_zeros(shape), v.new_zeros(shape)  # room is read under a mask: garbage could be NaN
         for row, prompt in enumerate(inputs.prompts):
             k, v = inputs.keys_values(row, shared, len(prompt))
             self._k[row, :, : self._prompt] = k.transpose(0, 1)
@@ -39,14 +40,15 @@ class SharedPrefixMatmulSession(Session):
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         b, h_kv, capacity, d = self._k.shape
         rows = q.view(b * h_kv, -1, d)
-        k = self._k.view(b * h_kv, capacity, d)[:, : self._private]
-        v = self._v.view(b * h_kv, capacity, d)[:, : self._private]
-        own, own_lse = _attend(rows, k, v, self._scale)
+        tokens = tokens_to_read(self._k, self._private)
+        k = self._k.view(b * h_kv, capacity, d)[:, :tokens]
+        v = self._v.view(b * h_kv, capacity, d)[:, :tokens]
+        own, own_lse = _attend(rows, k, v, self._private, self._scale)
         if self._shared_k.shape[1] == 0:
             out.view(own.shape).copy_(own)
             return
         by_head = q.view(b, h_kv, -1, d).transpose(0, 1).reshape(h_kv, -1, d)
-        common, common_lse = _attend(by_head, self._shared_k, self._shared_v, self._scale)
+        common, common_lse = _attend(by_head, self._shared_k, self._shared_v, self._shared_k.shape[1], self._scale)
         common = common.view(h_kv, b, -1, d).transpose(0, 1)
         weight = torch.sigmoid(common_lse.view(h_kv, b, -1).transpose(0, 1) - own_lse.view(b, h_kv, -1))
         # In float32: a weight near one, rounded to bfloat16, is off by more than all that it leaves to the other side.
@@ -63,9 +65,15 @@ class SharedPrefixMatmulSession(Session):
         return self._shared_k.nbytes + self._shared_v.nbytes + self._k.nbytes + self._v.nbytes
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q `[batch, rows, d]` over k, v `[batch, n, d]`; log-sum-exp of the scores `[batch, rows]`."""
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, held: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q `[batch, rows, d]` over the first `held` tokens of k, v `[batch, n, d]`.
+
+    Also the log-sum-exp of the scores `[batch, rows]`.
+    """
     scores = torch.bmm(q, k.transpose(1, 2)).float().mul_(scale)
+    scores[..., held:] = -torch.inf
     lse = torch.logsumexp(scores, dim=-1)
     probabilities = scores.sub_(lse[..., None]).exp_().to(v.dtype)
     return torch.bmm(probabilities, v), lse
