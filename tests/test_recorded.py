@@ -40,3 +40,10 @@ def test_the_readme_says_what_they_say(book: Book) -> None:
         assert f"**{document.title}**: {document.losses} {document.headline}".replace(":  ", ": ") in text
     for one in book.claims:
         assert f"| {one.id} |" not in text or f"| {one.id} | {one.verdict} |" in text
+
+
+def test_the_readme_says_what_table_3_on_avx512_bf16_says() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    book = build_book([open_run(RECORDED / "epyc-zen5-2-cores" / "table3")], ROOT)
+    (document,) = [one for one in book.documents() if one.title.startswith("Table 3")]
+    assert f"{document.losses} {document.headline}" in text
