@@ -25,10 +25,11 @@ setup: $(READY) $(READY_VLLM) ## Make the environment .venv, or bring it up to d
 test: $(READY) $(READY_VLLM) $(READY_TRITON) ## Run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
-lint: $(READY) ## Check style and types
+lint: $(READY) ## Check style, types, and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror kernels/cpu/src/*
 
 format: $(READY) ## Put the Python and C++ files into the common style

@@ -3,6 +3,6 @@
 `contract.py` says what an adapter owes; `registry.py` finds adapters by the entry point group `chunkbench.baselines`.
 """
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 
-__all__ = ["YES", "Answer", "Implementation", "Inputs", "Session"]
+__all__ = ["YES", "Answer", "Implementation", "Inputs", "Look", "Session"]

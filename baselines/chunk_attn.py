@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench import __version__
 from chunkbench.attention import ChunkAttention, Kernel, Partition
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import Point
 from chunkbench.kernels import cpu, triton
 from chunkbench.kvcache import PrefixTree
+from chunkbench.version import __version__
 
 
 class ChunkAttnSession(Session):
@@ -67,6 +67,7 @@ def _chunks(inputs: Inputs) -> int:
 class ChunkAttn(Implementation):
     id = "chunk_attn"
     label = "ChunkAttn"
+    look = Look(heading=("Chunk", "Attn"), place=990, colour="#000000", marker="o")
     shares_storage = True
     reads_shared_once = True
     partition: Partition = "two-phase"
@@ -107,6 +108,14 @@ class ChunkAttn(Implementation):
 class ChunkAttnTorch(ChunkAttn):
     id = "chunk_attn_torch"
     label = "ChunkAttn (PyTorch)"
+    look = Look(
+        heading=("Chunk", "torch"),
+        meaning="ChunkAttn's algorithm in PyTorch operations",
+        place=900,
+        colour="#882255",
+        marker="<",
+        ablation_of="chunk_attn",
+    )
     kernel = "torch"
 
 
@@ -115,5 +124,13 @@ class ChunkAttnNoTpp(ChunkAttn):
 
     id = "chunk_attn_no_tpp"
     label = "ChunkAttn, no TPP"
+    look = Look(
+        heading=("Chunk", "no TPP"),
+        meaning="ChunkAttn's cache without the chunk-first phase",
+        place=910,
+        colour="#E69F00",
+        marker="p",
+        ablation_of="chunk_attn",
+    )
     reads_shared_once = False
     partition = "sequence-first"

@@ -12,10 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from chunkbench.experiment.look import Look
+
 if TYPE_CHECKING:
     import torch
 
     from chunkbench.experiment.point import Point
+
+__all__ = ["YES", "Answer", "Implementation", "Inputs", "Look", "Session"]
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,16 @@ class Implementation(ABC):
     """Lower-case identifier, as written in experiments."""
     label: str
     """Name in tables and figures."""
+    look: Look = Look()
+    """Heading, place, colour and marker; what is left out follows from the label and from what is free."""
     note: str = ""
     """A footnote for tables: what a reader has to know before comparing."""
     shares_storage: bool = False
     """Whether a shared prefix is held once (used to predict memory)."""
     reads_shared_once: bool = False
     """Whether decode reads a shared prefix once for all of its sequences (used for `bandwidth_fraction`)."""
+    compiles: bool = False
+    """Whether it is compiled at its first use, which takes minutes."""
 
     @abstractmethod
     def availability(self, device: str) -> Answer:

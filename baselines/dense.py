@@ -25,6 +25,12 @@ def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
     return capacity if copies and capacity <= WORTH_A_MASK * held else held
 
 
+def mask_beyond(scores: torch.Tensor, held: int) -> None:
+    """Take tokens beyond those held out of scores `[.., tokens]`, in place."""
+    if scores.shape[-1] > held:
+        scores[..., held:] = -torch.inf
+
+
 class DenseCache:
     """K and V of every sequence, held privately, with room for all completion tokens.
 

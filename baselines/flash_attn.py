@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.attention import SDPBackend
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.sdpa import SdpaSession
 from chunkbench.experiment.point import Point
 
@@ -13,6 +13,7 @@ from chunkbench.experiment.point import Point
 class FlashAttn(Implementation):
     id = "flash_attn"
     label = "FlashAttn"
+    look = Look(heading=("Flash", "Attn"), place=120, colour="#D55E00", marker="^")
     note = (
         "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is shaped for prefill: with "
         "one query per sequence it uses a fraction of what it was built for"

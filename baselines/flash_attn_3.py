@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.flash_attn_package import ContiguousSession
 from chunkbench.experiment.point import Point
 
@@ -22,6 +22,7 @@ def library() -> Any:
 class FlashAttn3(Implementation):
     id = "flash_attn_3"
     label = "FlashAttention-3"
+    look = Look(heading=("Flash", "Attn-3"), place=170, colour="#D55E00", marker="8")
 
     def availability(self, device: str) -> Answer:
         answer = gpu.gpu_library(device, "fa3-fwd", "fa3", library)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.dense import DenseSession, TokenMajorCache
 from chunkbench.baselines.pool import SharedBlocks
 from chunkbench.experiment.point import Point
@@ -77,6 +77,7 @@ class PagedSession(Session):
 class FlashAttnPackage(Implementation):
     id = "flash_attn_package"
     label = "FlashAttention-2 (flash-attn)"
+    look = Look(heading=("Flash", "Attn-2"), place=150, colour="#D55E00", marker="<")
 
     def availability(self, device: str) -> Answer:
         return gpu.gpu_library(device, "flash-attn", "flash-attn", library)
@@ -96,6 +97,7 @@ class FlashAttnPackage(Implementation):
 class FlashAttnPackagePaged(FlashAttnPackage):
     id = "flash_attn_package_paged"
     label = "FlashAttention-2 (flash-attn), paged"
+    look = Look(heading=("Flash", "Attn-2", "paged"), place=160, colour="#D55E00", marker="d")
     shares_storage = True
 
     def supports(self, point: Point) -> Answer:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.pool import SharedBlocks, SharedTree
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
 from chunkbench.experiment.point import Point
@@ -236,6 +236,7 @@ class FlatSession(_TreeSession):
 
 
 class _FlashInfer(Implementation):
+    compiles = True
     shares_storage = True
     backend = "fa2"
 
@@ -267,6 +268,7 @@ def _can_compile() -> bool:
 class FlashInferPaged(_FlashInfer):
     id = "flashinfer_paged"
     label = "FlashInfer paged"
+    look = Look(heading=("FlashInf.", "paged"), place=190, colour="#332288", marker="s")
 
     def prepare(self, inputs: Inputs) -> Session:
         return PagedSession(inputs)
@@ -275,6 +277,13 @@ class FlashInferPaged(_FlashInfer):
 class FlashInferCascade(_FlashInfer):
     id = "flashinfer_cascade"
     label = "FlashInfer cascade (fa2)"
+    look = Look(
+        heading=("FlashInf.", "cascade", "fa2"),
+        meaning="one call for each level of the prefix tree",
+        place=200,
+        colour="#332288",
+        marker="^",
+    )
     reads_shared_once = True
 
     def prepare(self, inputs: Inputs) -> Session:
@@ -284,12 +293,26 @@ class FlashInferCascade(_FlashInfer):
 class FlashInferCascadeFa3(FlashInferCascade):
     id = "flashinfer_cascade_fa3"
     label = "FlashInfer cascade (fa3)"
+    look = Look(
+        heading=("FlashInf.", "cascade", "fa3"),
+        meaning="one call for each level of the prefix tree",
+        place=210,
+        colour="#332288",
+        marker="v",
+    )
     backend = "fa3"
 
 
 class FlashInferFlat(_FlashInfer):
     id = "flashinfer_flat"
     label = "FlashInfer flat"
+    look = Look(
+        heading=("FlashInf.", "flat"),
+        meaning="all segments of the prefix tree in one call",
+        place=220,
+        colour="#332288",
+        marker="P",
+    )
     note = "FlashInfer flat: all segments of the prefix tree are requests of one call, merged by merge_states"
     reads_shared_once = True
 

@@ -18,11 +18,11 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.pool import SharedTree
 from chunkbench.experiment.point import Point
 from chunkbench.kvcache import Plan
-from chunkbench.kvcache.plan import Ints
+from chunkbench.kvcache.integers import Ints
 
 BLOCK = 128  # rows and slots of a block of the mask, the library's own choice
 
@@ -147,6 +147,13 @@ class FlexSession(Session):
 class FlexAttention(Implementation):
     id = "flex_attention"
     label = "FlexAttention"
+    look = Look(
+        heading=("Flex", "Attn"),
+        meaning="all distinct K and V as one sequence under a mask",
+        place=180,
+        colour="#AA4499",
+        marker=">",
+    )
     note = "FlexAttention: all distinct K/V as one sequence, a mask says which row sees which token"
     shares_storage = True
     reads_shared_once = True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.baselines.dense import DenseCache, DenseSession, tokens_to_read
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.dense import DenseCache, DenseSession, mask_beyond, tokens_to_read
 
 
 class NaiveSession(DenseSession[DenseCache]):
@@ -25,13 +25,14 @@ class NaiveSession(DenseSession[DenseCache]):
         scores = torch.bmm(rows, k.transpose(1, 2)).mul_(self._scale)
         if cache.mask is not None:
             scores.view(b, h_kv, -1, tokens)[..., :held].add_(cache.mask)
-        scores[..., held:] = -torch.inf
+        mask_beyond(scores, held)
         torch.bmm(torch.softmax(scores, dim=-1), v, out=out.view(b * h_kv, -1, d))
 
 
 class Naive(Implementation):
     id = "naive"
     label = "Naive"
+    look = Look(heading=("Naive",), place=100, colour="#555555", marker="o")
 
     def availability(self, device: str) -> Answer:
         return YES

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chunkbench import __version__
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import Point
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import PagedNative
 from chunkbench.kernels.cpu.store import PackedStore
-from chunkbench.kvcache import BlockTables
+from chunkbench.kvcache import Append, BlockTables
+from chunkbench.version import __version__
 
 if TYPE_CHECKING:
     from chunkbench.kernels.triton.decode import PagedTriton
@@ -42,8 +42,8 @@ class PagedSession(Session):
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
         slots = self._tables.append(token_ids)
-        places = slots % self._size
-        self._store.append(slots // self._size, places, slots[places == 0] // self._size, k, v)
+        chunks, places = slots // self._size, slots % self._size
+        self._store.append(Append(chunks, places, chunks[places == 0], every_row=True), k, v)
 
     def plan(self) -> None:
         self._kernel.plan(self._tables.table, self._tables.lengths)
@@ -82,6 +82,7 @@ def _kernel(point: Point) -> tuple[ChunkStore, PagedNative | PagedTriton]:
 class PagedAttn(Implementation):
     id = "paged_attn"
     label = "PagedAttn"
+    look = Look(heading=("Paged", "Attn"), place=230, colour="#56B4E9", marker="s")
     share = False
     _device = "cpu"
 
@@ -112,5 +113,12 @@ class PagedAttn(Implementation):
 class PagedAttnStar(PagedAttn):
     id = "paged_attn_star"
     label = "PagedAttn*"
+    look = Look(
+        heading=("Paged", "Attn*"),
+        meaning="PagedAttn whose block tables share the prompt's blocks",
+        place=240,
+        colour="#0072B2",
+        marker="D",
+    )
     share = True
     shares_storage = True

@@ -9,7 +9,7 @@ import torch
 
 from chunkbench.baselines.contract import Inputs
 from chunkbench.kvcache import BlockTables, PrefixTree
-from chunkbench.kvcache.plan import Ints
+from chunkbench.kvcache.integers import Ints
 
 _PIECE = 4096  # tokens copied at once while preparing
 

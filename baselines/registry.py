@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
-from chunkbench.baselines.contract import Answer, Implementation
-from chunkbench.experiment.names import MODULES
+from chunkbench.baselines.contract import Answer, Implementation, Look
 
 GROUP = "chunkbench.baselines"
-_MODULES = {
-    name: EntryPoint(name, f"chunkbench.baselines.modules:{kind}", "chunkbench.modules")
-    for name, kind in zip(MODULES, ("QkvProjection", "SelfAttention", "Mlp"), strict=True)
-}
 
 
 class UnknownImplementation(LookupError):
@@ -29,42 +25,71 @@ class Surveyed(NamedTuple):
     answer: Answer
 
 
-@cache
-def _entry_points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+class Registry:
+    """What a kind of work can measure, by id. Nothing is imported before it is loaded."""
+
+    def __init__(self, find: Callable[[], Mapping[str, EntryPoint]]) -> None:
+        self._find = find
+
+    @cached_property
+    def _entry_points(self) -> Mapping[str, EntryPoint]:
+        return self._find()
+
+    def names(self) -> list[str]:
+        """All ids."""
+        return list(self._entry_points)
+
+    def load(self, implementation: str) -> Implementation:
+        """The implementation with this id.
+
+        Raises `UnknownImplementation`; an adapter whose import fails raises what the import raised.
+        """
+        try:
+            found = self._entry_points[implementation]
+        except KeyError:
+            close = difflib.get_close_matches(implementation, self.names(), n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(self.names())}"
+            raise UnknownImplementation(f"no implementation {implementation!r} is registered{hint}") from None
+        instance: Implementation = found.load()()
+        return instance
+
+    def look(self, implementation: str) -> Look:
+        """How an implementation is shown; a plain look where it is not registered here, or does not load."""
+        try:
+            look: Look = self._entry_points[implementation].load().look
+        except Exception:
+            return Look()
+        return look
+
+    def availability(self, implementation: str, device: str) -> tuple[str, Answer]:
+        """Label and state of one implementation; an adapter that fails to import is a "no", not an error."""
+        try:
+            loaded = self.load(implementation)
+            return loaded.label, loaded.availability(device)
+        except UnknownImplementation:
+            raise
+        except Exception as error:
+            return implementation, Answer(False, f"its adapter does not load: {type(error).__name__}: {error}")
+
+    def survey(self, device: str) -> list[Surveyed]:
+        """Every implementation with its state on this machine."""
+        return [Surveyed(name, *self.availability(name, device)) for name in self.names()]
+
+    def compiling(self) -> list[str]:
+        """Implementations that are compiled at their first use, which takes minutes."""
+        return [name for name in self.names() if self._compiles(name)]
+
+    def _compiles(self, implementation: str) -> bool:
+        try:
+            compiles: bool = self._entry_points[implementation].load().compiles
+        except Exception:  # why it does not load is said elsewhere
+            return False
+        return compiles
 
 
-def names() -> list[str]:
-    """Ids of all registered implementations, in alphabetical order."""
-    return sorted(_entry_points())
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
 
 
-def load(implementation: str) -> Implementation:
-    """The implementation, or the module of a decoder layer, with this id.
-
-    Raises `UnknownImplementation`; an adapter whose import fails raises what the import raised.
-    """
-    try:
-        found = _MODULES.get(implementation) or _entry_points()[implementation]
-    except KeyError:
-        close = difflib.get_close_matches(implementation, names(), n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(names())}"
-        raise UnknownImplementation(f"no implementation {implementation!r} is registered{hint}") from None
-    instance: Implementation = found.load()()
-    return instance
-
-
-def availability(implementation: str, device: str) -> tuple[str, Answer]:
-    """Label and state of one implementation; an adapter that fails to import is a "no", not an error."""
-    try:
-        loaded = load(implementation)
-        return loaded.label, loaded.availability(device)
-    except UnknownImplementation:
-        raise
-    except Exception as error:
-        return implementation, Answer(False, f"its adapter does not load: {type(error).__name__}: {error}")
-
-
-def survey(device: str) -> list[Surveyed]:
-    """Every registered implementation with its state on this machine."""
-    return [Surveyed(name, *availability(name, device)) for name in names()]
+REGISTRY = Registry(_registered)
+"""Ways to compute decode attention, registered under the entry point group `chunkbench.baselines`."""

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.dense import DenseCache, DenseSession
 from chunkbench.experiment.point import Point
 
@@ -63,6 +63,7 @@ def _small_call(point: Point) -> SDPAParams:
 class SdpaEfficient(_Sdpa):
     id = "sdpa_efficient"
     label = "SDPA memory-efficient"
+    look = Look(heading=("SDPA", "effic."), place=130, colour="#999933", marker="v")
     backend = SDPBackend.EFFICIENT_ATTENTION
 
     def supports(self, point: Point) -> Answer:
@@ -75,6 +76,7 @@ class SdpaEfficient(_Sdpa):
 class Cudnn(_Sdpa):
     id = "cudnn"
     label = "SDPA cuDNN"
+    look = Look(heading=("SDPA", "cuDNN"), place=140, colour="#117733", marker="h")
     backend = SDPBackend.CUDNN_ATTENTION
 
     def supports(self, point: Point) -> Answer:

@@ -11,8 +11,8 @@ from itertools import takewhile
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
-from chunkbench.baselines.dense import tokens_to_read
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.dense import mask_beyond, tokens_to_read
 from chunkbench.experiment.point import Point
 
 
@@ -73,7 +73,7 @@ def _attend(
     Also the log-sum-exp of the scores `[batch, rows]`.
     """
     scores = torch.bmm(q, k.transpose(1, 2)).float().mul_(scale)
-    scores[..., held:] = -torch.inf
+    mask_beyond(scores, held)
     lse = torch.logsumexp(scores, dim=-1)
     probabilities = scores.sub_(lse[..., None]).exp_().to(v.dtype)
     return torch.bmm(probabilities, v), lse
@@ -82,6 +82,7 @@ def _attend(
 class SharedPrefixMatmul(Implementation):
     id = "shared_prefix_matmul"
     label = "Shared matmul"
+    look = Look(heading=("Shared", "matmul"), colour="#009E73", marker="X")
     note = (
         "Shared matmul is ten lines of PyTorch: one product over the batch's common prefix, a batched one over the rest"
     )

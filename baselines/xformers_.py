@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.dense import DenseSession, TokenMajorCache
 from chunkbench.experiment.point import Point
 
@@ -71,6 +71,7 @@ class XformersSession(DenseSession[TokenMajorCache]):
 class Xformers(Implementation):
     id = "xformers"
     label = "xformers"
+    look = Look(heading=("xformers",), place=110, colour="#CC79A7", marker="v")
 
     def __init__(self) -> None:
         self._operator: Any = None

@@ -27,12 +27,12 @@ from typing import Any
 
 from scipy.stats import binomtest
 
-from chunkbench.analysis.compare import Options
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import Experiment, load_experiment
-from chunkbench.runner.gate import gate
-from chunkbench.runner.recording import record, repeater
-from chunkbench.runner.run import Target, resolve
+from chunkbench.regression.compare import Options
+from chunkbench.regression.gate import gate
+from chunkbench.regression.recording import record, repeater
+from chunkbench.runner.target import Target, resolve
 from chunkbench.store import open_runs
 
 FOLDER = Path("results/gate-proof")

@@ -15,7 +15,7 @@ from chunkbench.baselines.contract import Session
 from chunkbench.experiment.point import Point
 from chunkbench.measure.caches import CacheSweeper
 from chunkbench.measure.loop import run_round
-from chunkbench.runner.inputs import PooledInputs
+from chunkbench.workers.inputs import PooledInputs
 
 STEPS, ROUNDS = 512, 9
 

@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 
-from chunkbench.baselines import registry
-from chunkbench.runner import worker
+from chunkbench import workloads
+from chunkbench.baselines.registry import Registry
+from chunkbench.workers import main
 
-FAULTS = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+*FAULTY, KIND = sys.argv[1:]
+FAULTS = dict(zip(FAULTY[::2], FAULTY[1::2], strict=True))
 _matrix = torch.full((32, 32), 1 / 32)
 
 
@@ -42,8 +44,8 @@ def faulty(decode: Any, fault: str, shared: bool) -> Any:
     return call
 
 
-def load(name: str, original: Any = registry.load) -> Any:
-    implementation = original(name)
+def load(self: Registry, name: str, original: Any = Registry.load) -> Any:
+    implementation = original(self, name)
     if name in FAULTS:
         prepare = implementation.prepare
 
@@ -57,5 +59,7 @@ def load(name: str, original: Any = registry.load) -> Any:
 
 
 if __name__ == "__main__":
-    registry.load = load
-    worker.main()
+    Registry.load = load  # type: ignore[method-assign]
+    sys.argv[1:] = [KIND]
+    workloads.register()
+    main.main()

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from chunkbench.attention import ChunkAttention
-    from chunkbench.store import load
+from chunkbench.version import __version__
 
-__all__ = ["ChunkAttention", "__version__", "load"]
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from chunkbench.attention import ChunkAttention, LayeredChunkAttention
+    from chunkbench.frames import load
+
+__all__ = ["ChunkAttention", "LayeredChunkAttention", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
     # torch and pandas load only for those who use them: `chunkbench --help` stays quick.
-    if name == "ChunkAttention":
-        from chunkbench.attention import ChunkAttention
+    if name in ("ChunkAttention", "LayeredChunkAttention"):
+        from chunkbench import attention
 
-        return ChunkAttention
+        return getattr(attention, name)
     if name == "load":
-        from chunkbench.store import load
+        from chunkbench.frames import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-Ints = npt.NDArray[np.int64]
+from chunkbench.kvcache.changes import Append
+from chunkbench.kvcache.integers import Ints
 
 
 class Slab(NamedTuple):
-    """K and V of the chunks `first ..`, each `[chunks, h_kv, c, d]`, contiguous."""
+    """K and V of the chunks `first ..`, each `[layers, chunks, h_kv, c, d]`."""
 
     first: int
     keys: torch.Tensor
@@ -35,28 +35,37 @@ class Run(NamedTuple):
 class ChunkStore:
     """K and V in chunks of `chunk_size` tokens on one device; chunk ids are given by others (`kvcache`).
 
+    A chunk holds its tokens' K and V of all layers, so that one tree and one plan serve a whole model. In memory the
+    chunks of a layer lie together.
+
     Invariant that the kernels rely on: in a chunk that is not full, V is zero beyond the tokens that it holds, so that
     a weight of zero times what lies there is zero and never NaN. K may be anything there: its scores are masked.
     """
 
     def __init__(
-        self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        chunk_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        layers: int = 1,
     ) -> None:
         self.chunk_size = chunk_size
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
+        self.layers = layers
         self.slabs: list[Slab] = []
         self.capacity = 0
         """Chunks that there is room for."""
         self._firsts: Ints = np.empty(0, np.int64)
-        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of the slabs' K and V, which never move
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of K and V of one chunk."""
-        return 2 * self.chunk_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of K and V of one chunk, all layers."""
+        return 2 * self.layers * self.chunk_size * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` chunks by one slab of exactly the difference; a smaller capacity changes nothing.
@@ -66,12 +75,9 @@ class ChunkStore:
         missing = capacity - self.capacity
         if missing <= 0:
             return
-        shape = (missing, self.kv_heads, self.chunk_size, self.head_dim)
-        keys = torch.empty(shape, dtype=self.dtype, device=self.device)
-        values = torch.empty(shape, dtype=self.dtype, device=self.device)
+        keys, values = self._allocate(missing), self._allocate(missing)
         self.slabs.append(Slab(self.capacity, keys, values))
         self._firsts = np.append(self._firsts, self.capacity)
-        self._bases = np.append(self._bases, [[keys.data_ptr()], [values.data_ptr()]], axis=1)
         self.capacity = capacity
 
     def locate(self, chunks: Ints) -> tuple[Ints, Ints]:
@@ -80,12 +86,6 @@ class ChunkStore:
             raise IndexError(f"the store has room for chunks 0 to {self.capacity - 1}")
         slab = np.searchsorted(self._firsts, chunks, side="right") - 1
         return slab, chunks - self._firsts[slab]
-
-    def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Addresses of the K and V of chunks, as this store lays them out. Raises IndexError for ids without room."""
-        slab, place = self.locate(chunks)
-        step = place * (self.chunk_bytes // 2)
-        return self._bases[0, slab] + step, self._bases[1, slab] + step
 
     def runs(self, chunks: Ints) -> Iterator[Run]:
         """Split a list of chunk ids into maximal runs that are consecutive in memory."""
@@ -98,26 +98,27 @@ class ChunkStore:
         for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
             yield Run(int(slab[begin]), int(place[begin]), count, begin)
 
-    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v `[n, h_kv, d]` to the chunks in order; the last may stay partial."""
+    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last may stay partial."""
         c = self.chunk_size
         whole, rest = divmod(k.shape[0], c)
         for run in self.runs(chunks[:whole]):
             tokens = slice(run.begin * c, (run.begin + run.chunks) * c)
             places = slice(run.start, run.start + run.chunks)
             slab = self.slabs[run.slab]
-            slab.keys[places].copy_(k[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
-            slab.values[places].copy_(v[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
+            slab.keys[layer, places].copy_(k[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
+            slab.values[layer, places].copy_(v[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
         if rest:
-            keys, values = self._chunk(int(chunks[whole]))
+            keys, values = (held[layer] for held in self._chunk(int(chunks[whole])))
             keys[:, :rest].copy_(k[whole * c :].transpose(0, 1))
             values[:, :rest].copy_(v[whole * c :].transpose(0, 1))
             values[:, rest:].zero_()
 
-    def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i]; those in `new` held nothing before."""
-        for slab, (place,) in self._by_slab(new):
-            self.slabs[slab].values.index_fill_(0, self._index(place), 0)
+    def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        """Write k, v `[n, h_kv, d]` of a layer where the tokens that were appended go."""
+        chunks, slots = appended.chunks, appended.slots
+        for slab, (place,) in self._by_slab(appended.new):
+            self.slabs[slab].values[layer].index_fill_(0, self._index(place), 0)
         for slab, (place, slot, row) in self._by_slab(chunks, slots, np.arange(len(chunks))):
             every = len(row) == len(chunks)
             target: tuple[slice | torch.Tensor | int, ...]
@@ -126,25 +127,31 @@ class ChunkStore:
                 target = (slice(int(place[0]), int(place[-1]) + 1), slice(None), int(slot[0]))
             else:
                 target = (self._index(place), slice(None), self._index(slot))
-            self.slabs[slab].keys[target] = k if every else k[self._index(row)]
-            self.slabs[slab].values[target] = v if every else v[self._index(row)]
+            self.slabs[slab].keys[layer][target] = k if every else k[self._index(row)]
+            self.slabs[slab].values[layer][target] = v if every else v[self._index(row)]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` slots of a chunk to a chunk that is new."""
+        """Copy the first `tokens` slots of a chunk, all layers, to a chunk that is new."""
         keys, values = self._chunk(target)
         from_keys, from_values = self._chunk(source)
-        keys[:, :tokens].copy_(from_keys[:, :tokens])
-        values[:, :tokens].copy_(from_values[:, :tokens])
-        values[:, tokens:].zero_()
+        keys[:, :, :tokens].copy_(from_keys[:, :, :tokens])
+        values[:, :, :tokens].copy_(from_values[:, :, :tokens])
+        values[:, :, tokens:].zero_()
 
     def cut(self, chunk: int, tokens: int, held: int) -> None:
-        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`."""
-        self._chunk(chunk)[1][:, tokens:held].zero_()
+        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`, in all layers."""
+        self._chunk(chunk)[1][:, :, tokens:held].zero_()
+
+    def _allocate(self, chunks: int) -> torch.Tensor:
+        """Memory `[layers, chunks, h_kv, c, d]` with anything in it."""
+        shape = (self.layers, chunks, self.kv_heads, self.chunk_size, self.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _chunk(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one chunk `[layers, h_kv, c, d]`."""
         slab, place = self.locate(np.array([chunk]))
         found = self.slabs[int(slab[0])]
-        return found.keys[int(place[0])], found.values[int(place[0])]
+        return found.keys[:, int(place[0])], found.values[:, int(place[0])]
 
     def _by_slab(self, chunks: Ints, *others: Ints) -> Iterator[tuple[int, tuple[Ints, ...]]]:
         """Slab numbers that occur, each with the places of its chunks and the matching entries of the other arrays."""
@@ -160,3 +167,44 @@ class ChunkStore:
 
     def _index(self, values: Ints) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+class AddressedStore(ChunkStore):
+    """A chunk store for kernels that reach chunks by address. In memory the layers of a chunk lie together.
+
+    So a chunk's address in one layer follows from that in another by the same shift for all chunks, old and new.
+    """
+
+    def __init__(
+        self,
+        chunk_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        layers: int = 1,
+    ) -> None:
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers)
+        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of the slabs' K and V, which never move
+
+    @property
+    def layer_bytes(self) -> int:
+        """From the K of a chunk in one layer to its K in the next; the same for V."""
+        return self.chunk_bytes // (2 * self.layers)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for `capacity` chunks, as `ChunkStore.grow` does."""
+        super().grow(capacity)
+        added = [[slab.keys.data_ptr(), slab.values.data_ptr()] for slab in self.slabs[self._bases.shape[1] :]]
+        if added:
+            self._bases = np.append(self._bases, np.transpose(added), axis=1)
+
+    def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
+        """Addresses of the K and V of chunks in layer 0. Raises IndexError for ids without room."""
+        slab, place = self.locate(chunks)
+        step = place * (self.chunk_bytes // 2)
+        return self._bases[0, slab] + step, self._bases[1, slab] + step
+
+    def _allocate(self, chunks: int) -> torch.Tensor:
+        shape = (chunks, self.layers, self.kv_heads, self.chunk_size, self.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device).transpose(0, 1)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.chunk_store import Ints
-from chunkbench.kernels.work import PlanLike
+from chunkbench.kvcache.integers import Ints, ranges
+from chunkbench.kvcache.plan import Plan
 
 
 class Items(NamedTuple):
@@ -30,7 +30,7 @@ class Items(NamedTuple):
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
 
-def items_of_forest(plan: PlanLike, chunk_first: bool) -> Items:
+def items_of_forest(plan: Plan, chunk_first: bool) -> Items:
     """One item for each segment of a forest; without `chunk_first`, one for each row and all of its chunks."""
     lengths = np.diff(plan.starts)
     widths = plan.ends - plan.begins
@@ -61,9 +61,3 @@ def split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, npt.NDArray[np.b
     size, longer = (count // parts)[index], (count % parts)[index]
     begin = first[index] + piece * size + np.minimum(piece, longer)
     return index, piece == parts[index] - 1, begin, size + (piece < longer)
-
-
-def ranges(first: Ints, count: Ints) -> Ints:
-    """The integers first[0] .. first[0] + count[0] - 1, then those of the next range, and so on."""
-    offsets = np.cumsum(count) - count
-    return np.repeat(first - offsets, count) + np.arange(int(count.sum()))

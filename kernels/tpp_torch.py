@@ -7,7 +7,8 @@ import torch
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.merge import LEAST, Partials
 from chunkbench.kernels.products import Scratch, products_for
-from chunkbench.kernels.work import Limits, PlanLike, PrivatePiece, SharedPiece, Work, make_work
+from chunkbench.kernels.work import Limits, PrivatePiece, SharedPiece, Work, make_work
+from chunkbench.kvcache.plan import Plan
 
 # What a piece writes and soon reads again, in bytes: small enough for a CPU's cache, large enough that the few
 # microseconds of each PyTorch call do not show. A GPU wants few, large launches instead.
@@ -37,7 +38,7 @@ class TppTorch:
         self._scratch = Scratch(store.device)
         self._products = products_for(store.dtype, store.device, store.head_dim**-0.5, self._scratch)
         self._partials = Partials(heads, store.head_dim, store.device)
-        self._plan: PlanLike | None = None
+        self._plan: Plan | None = None
         self._work: Work | None = None
 
     @property
@@ -45,7 +46,7 @@ class TppTorch:
         """Pieces of the current plan: batches of matrix products that are independent of each other."""
         return 0 if self._work is None else len(self._work.shared) + len(self._work.private)
 
-    def plan(self, plan: PlanLike) -> None:
+    def plan(self, plan: Plan) -> None:
         """Make the work descriptors of a plan; of the plan of last time, only bring the lengths up to date."""
         if plan is self._plan and self._work is not None:
             self._work.refresh(plan.last_tokens)
@@ -54,30 +55,30 @@ class TppTorch:
         self._partials.reset(self._work.rows, len(plan.last_tokens))
         self._plan = plan
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts into out `[b, h, d]`, scaled by 1/sqrt(d)."""
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
+        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d)."""
         assert self._work is not None
         q = q.to(self._products.dtype)
         for shared in self._work.shared:
-            self._shared(shared, q)
+            self._shared(shared, q, layer)
         for private in self._work.private:
-            self._private(private, q)
+            self._private(private, q, layer)
         self._partials.merge(out)
 
-    def _shared(self, piece: SharedPiece, q: torch.Tensor) -> None:
+    def _shared(self, piece: SharedPiece, q: torch.Tensor, layer: int) -> None:
         store, group = self.store, self._group
         kv_heads, dim = store.kv_heads, store.head_dim
         rows = len(piece.rows)
         by_head = q.index_select(0, piece.rows).view(rows, kv_heads, group, dim).transpose(0, 1)
         queries = by_head.reshape(kv_heads, rows * group, dim)
-        scores = self._scratch.take("scores", (len(piece.keys), kv_heads, rows * group, store.chunk_size))
+        scores = self._scratch.take("scores", (len(piece.keys[layer]), kv_heads, rows * group, store.chunk_size))
         parts = scores.unbind(0)
-        for part, keys in zip(parts, piece.keys, strict=True):
+        for part, keys in zip(parts, piece.keys[layer], strict=True):
             self._products.scores(part, queries, self._products.load(keys))
         peaks = scores.amax((0, 3)).clamp_(min=LEAST)
         sums = scores.sub_(peaks.unsqueeze(-1)).exp_().sum((0, 3))
         outputs = self._scratch.take("outputs", (kv_heads, rows * group, dim))
-        for index, (part, values) in enumerate(zip(parts, piece.values, strict=True)):
+        for index, (part, values) in enumerate(zip(parts, piece.values[layer], strict=True)):
             self._products.outputs(outputs, part, self._products.load(values), add=index > 0)
         of_rows = (rows, kv_heads, group)
         of_heads = (kv_heads, rows, group)
@@ -86,13 +87,13 @@ class TppTorch:
         target = self._partials.outputs[piece.entries].view(*of_rows, dim)
         target.copy_(outputs.view(*of_heads, dim).transpose(0, 1))
 
-    def _private(self, piece: PrivatePiece, q: torch.Tensor) -> None:
+    def _private(self, piece: PrivatePiece, q: torch.Tensor, layer: int) -> None:
         store, group = self.store, self._group
         batch, dim = piece.count * store.kv_heads, store.head_dim
         queries = self._scratch.take("queries", (piece.count, self.heads, dim), q.dtype)
         torch.index_select(q, 0, piece.rows, out=queries)
         scores = self._scratch.take("scores", (batch, group, piece.tokens))
-        keys = self._products.load(piece.gather(piece.keys))
+        keys = self._products.load(piece.gather(piece.keys[layer]))
         self._products.scores(scores, queries.view(batch, group, dim), keys.flatten(0, 1))
         if piece.masked is not None:
             by_chunk = scores.view(piece.count, self.heads, piece.tokens)
@@ -102,7 +103,7 @@ class TppTorch:
         torch.amax(scores, -1, out=peaks)
         weights = scores.sub_(peaks.clamp_(min=LEAST).unsqueeze(-1)).exp_()
         torch.sum(weights, -1, out=self._partials.sums[piece.entries].view(batch, group))
-        values = self._products.load(piece.gather(piece.values))
+        values = self._products.load(piece.gather(piece.values[layer]))
         outputs = self._partials.outputs[piece.entries].view(batch, group, dim)
         self._products.outputs(outputs, weights, values.flatten(0, 1))
 

@@ -2,61 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from chunkbench.kernels.chunk_store import ChunkStore, Ints
-
-
-class SegmentLike(Protocol):
-    """Chunks `[m]` that the sequences at depth-first positions `[begin, end)` cover, no more and no fewer."""
-
-    @property
-    def chunks(self) -> Ints: ...
-    @property
-    def begin(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-
-
-class GrowthLike(Protocol):
-    """What `kvcache.Growth` provides: see there."""
-
-    @property
-    def of(self) -> int: ...
-    @property
-    def rows(self) -> Ints: ...
-    @property
-    def chunks(self) -> Ints: ...
-
-
-class PlanLike(Protocol):
-    """What `kvcache.Plan` provides: see there."""
-
-    @property
-    def segments(self) -> Sequence[SegmentLike]: ...
-    @property
-    def chunks(self) -> Ints: ...
-    @property
-    def starts(self) -> Ints: ...
-    @property
-    def begins(self) -> Ints: ...
-    @property
-    def ends(self) -> Ints: ...
-    @property
-    def order(self) -> Ints: ...
-    @property
-    def last_chunks(self) -> Ints: ...
-    @property
-    def last_tokens(self) -> Ints: ...
-    @property
-    def growth(self) -> GrowthLike | None: ...
-    @property
-    def version(self) -> int: ...
+from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kvcache.integers import Ints
+from chunkbench.kvcache.plan import Plan
 
 
 class Limits(NamedTuple):
@@ -76,8 +31,9 @@ class SharedPiece:
         self.entries = slice(first, first + len(rows))
         slabs, places = store.locate(chunks)
         where = [(store.slabs[slab], place) for slab, place in zip(slabs.tolist(), places.tolist(), strict=True)]
-        self.keys = [slab.keys[place] for slab, place in where]
-        self.values = [slab.values[place] for slab, place in where]
+        self.keys = [[slab.keys[layer, place] for slab, place in where] for layer in range(store.layers)]
+        self.values = [[slab.values[layer, place] for slab, place in where] for layer in range(store.layers)]
+        """`[layer][chunk]`, each `[h_kv, c, d]`."""
 
 
 class PrivatePiece:
@@ -95,8 +51,10 @@ class PrivatePiece:
         self._gathered = None if consecutive else torch.from_numpy(places).to(store.device)
         held = store.slabs[slab]
         view = slice(int(places[0]), int(places[0]) + self.count) if consecutive else slice(None)
-        self._whole_keys, self._whole_values = held.keys[view], held.values[view]
+        self._whole_keys = [keys[view] for keys in held.keys.unbind()]
+        self._whole_values = [values[view] for values in held.values.unbind()]
         self.keys, self.values = self._whole_keys, self._whole_values
+        """`[layer]`, each `[m, h_kv, tokens, d]`, or of the whole slab where chunks have to be gathered."""
         self.tokens = store.chunk_size
         """Tokens read of each chunk."""
         self.masked: torch.Tensor | None = None
@@ -111,8 +69,8 @@ class PrivatePiece:
         tokens = last_tokens[self._last_rows]
         if len(self._last) == self.count:
             self.tokens = int(tokens.max())
-            self.keys = self._whole_keys[:, :, : self.tokens]
-            self.values = self._whole_values[:, :, : self.tokens]
+            self.keys = [keys[:, :, : self.tokens] for keys in self._whole_keys]
+            self.values = [values[:, :, : self.tokens] for values in self._whole_values]
         short = np.flatnonzero(tokens < self.tokens)
         if len(short) == 0:
             self.masked = None
@@ -140,7 +98,7 @@ class Work:
             piece.refresh(last_tokens)
 
 
-def make_work(plan: PlanLike, store: ChunkStore, limits: Limits, chunk_first: bool) -> Work:
+def make_work(plan: Plan, store: ChunkStore, limits: Limits, chunk_first: bool) -> Work:
     """Work descriptors of a plan.
 
     With `chunk_first`, segments that several sequences cover are shared pieces and the rest private ones (two-phase
@@ -177,7 +135,7 @@ def make_work(plan: PlanLike, store: ChunkStore, limits: Limits, chunk_first: bo
 
 
 def _split(
-    plan: PlanLike, store: ChunkStore, chunks: Ints, rows: Ints, limit: int, mix_rows: bool
+    plan: Plan, store: ChunkStore, chunks: Ints, rows: Ints, limit: int, mix_rows: bool
 ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
     """Split pairs of chunk and row into pieces: slab, places, rows and the positions of sequences' last chunks.
 

@@ -48,8 +48,6 @@ TESTS = [
     "tests/kernels/triton/test_decode.py",
 ]
 """Those that a GPU makes a difference to."""
-COMPILED = ("flashinfer_paged", "flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat")
-"""Compiled at first use, for minutes: measured only where `make gpu-prepare` has had that done."""
 PREPARED = Path(sys.prefix, ".gpu-prepared")
 SAVED_S = 20.0
 """Of the time, kept for the reports."""
@@ -61,7 +59,7 @@ def missing() -> list[str]:
 
 
 def compiled_ahead() -> bool:
-    """Whether FlashInfer need not compile: `make gpu-prepare` has ended here, or its package of binaries is there."""
+    """Whether nothing need compile: `make gpu-prepare` has ended here, or FlashInfer's package of binaries is there."""
     return PREPARED.exists() or importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
@@ -78,11 +76,18 @@ def register(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *kept]), "PYTHONUNBUFFERED": "1"}
 
 
+def compiled_at_first_use(environment: dict[str, str]) -> list[str]:
+    """Implementations that say so of themselves: measured only where `make gpu-prepare` has had them compiled."""
+    code = "from chunkbench.baselines.registry import REGISTRY; print(*REGISTRY.compiling())"
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return said.stdout.split()
+
+
 class Steps:
     """Runs commands one after the other, each with what is left of the time; output goes to the screen and a file."""
 
     def __init__(self, out: Path, environment: dict[str, str], seconds: float) -> None:
-        self._out, self._environment = out, environment
+        self._out, self.environment = out, environment
         self._end = time.monotonic() + seconds
         self.done: list[dict[str, object]] = []
 
@@ -99,7 +104,7 @@ class Steps:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=self._environment,
+                env=self.environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -160,10 +165,13 @@ def main() -> None:
     budget = max(30.0, steps.left_s - 60)
     measure = [*bench, "run", arguments.experiment, "--device", "cuda", "--budget", f"{budget:.0f}s", "--out", str(run)]
     if not compiled_ahead():
-        print("gpu-check: without FlashInfer: nothing is compiled, see `make gpu-prepare`", flush=True)
+        compiling = compiled_at_first_use(steps.environment)
+        print(
+            f"gpu-check: without {', '.join(compiling)}, which compile for minutes: see `make gpu-prepare`", flush=True
+        )
         with (ROOT / "experiments" / f"{arguments.experiment}.yaml").open() as file:
             listed = yaml.safe_load(file)["implementations"]
-        measure += [part for name in listed if name not in COMPILED for part in ("--only", name)]
+        measure += [part for name in listed if name not in compiling for part in ("--only", name)]
     measured = steps.run("measure", measure, steps.left_s)
     for form, ending in (("markdown", "md"), ("json", "json"), ("html", "html")):
         target = str(out / f"report.{ending}")

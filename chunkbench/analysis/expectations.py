@@ -13,9 +13,9 @@ from chunkbench.analysis.ratio import ratio
 
 if TYPE_CHECKING:
     from chunkbench.analysis.derive import Row
+    from chunkbench.store.manifest import ExpectationFacts
 
-Metric = Literal["roofline_fraction", "speedup", "latency_ratio", "append_us", "plan_us"]
-Verdict = Literal["reaches aim", "meets bar", "misses", "not measured"]
+BarVerdict = Literal["reaches aim", "meets bar", "misses", "not measured"]
 
 AT_MOST: frozenset[str] = frozenset({"latency_ratio", "append_us", "plan_us"})
 """Metrics that have to stay below their bar; the others have to reach it."""
@@ -31,46 +31,44 @@ class Outcome:
     """Key of the case that was judged; empty where the implementation has no case at the point."""
     axes: Mapping[str, Any]
     implementation: str
-    metric: Metric
+    metric: str
     against: str | None
     value: float | None
     bar: float | None
     aim: float | None
-    verdict: Verdict
+    verdict: BarVerdict
     reason: str = ""
     """Why there is no verdict."""
 
 
-def outcomes(rows: Sequence[Row], expect: Sequence[Mapping[str, Any]], confidence: float = 0.95) -> list[Outcome]:
+def outcomes(rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence: float = 0.95) -> list[Outcome]:
     """Every expectation at every point that its `where` selects, in the order of the expectations.
 
-    An expectation holds `where` (axis -> value or values, written as in an experiment: `n_s` also as a share such as
-    `0.5 n_p`, a range of `n_p` as `low` and `high`, one `tree`),
-    `implementation`, `metric`, `against` (an implementation, for `speedup` and `latency_ratio`), `bar` and `aim`.
-    Raises `ValueError` for an unknown metric.
+    `where` has values as an experiment writes them: `n_s` also as a share such as `0.5 n_p`, a range of `n_p` as `low`
+    and `high`, one `tree`. A metric that is not known here is not judged.
     """
     row_of = {id(row.facts): row for row in rows}
     found = []
     for wanted in expect:
         for axes, cases in group([row.facts for row in rows]):
-            if _selects(wanted.get("where") or {}, axes):
+            if _selects(wanted.where, axes):
                 found.append(
                     _judge(wanted, axes, {case.implementation: row_of[id(case)] for case in cases}, confidence)
                 )
     return found
 
 
-def _judge(wanted: Mapping[str, Any], axes: Mapping[str, Any], rows: Mapping[str, Row], confidence: float) -> Outcome:
-    implementation, metric, against = wanted["implementation"], wanted["metric"], wanted.get("against")
-    bar, aim = wanted.get("bar"), wanted.get("aim")
+def _judge(wanted: ExpectationFacts, axes: Mapping[str, Any], rows: Mapping[str, Row], confidence: float) -> Outcome:
+    implementation, metric, against = wanted.implementation, wanted.metric, wanted.against
+    bar, aim = wanted.bar, wanted.aim
     row = rows.get(implementation)
     value, reason = _value(metric, row, rows.get(against or ""), against, confidence)
-    verdict: Verdict = "not measured" if value is None or reason else _verdict(metric, value, bar, aim)
+    verdict: BarVerdict = "not measured" if value is None or reason else _verdict(metric, value, bar, aim)
     key = row.facts.key if row else ""
     return Outcome(key, axes, implementation, metric, against, value, bar, aim, verdict, reason)
 
 
-def _verdict(metric: str, value: float, bar: float | None, aim: float | None) -> Verdict:
+def _verdict(metric: str, value: float, bar: float | None, aim: float | None) -> BarVerdict:
     sign = -1 if metric in AT_MOST else 1
     if aim is not None and sign * value >= sign * aim:
         return "reaches aim"
@@ -80,7 +78,7 @@ def _verdict(metric: str, value: float, bar: float | None, aim: float | None) ->
 
 
 def _value(
-    metric: Metric, row: Row | None, other: Row | None, against: str | None, confidence: float
+    metric: str, row: Row | None, other: Row | None, against: str | None, confidence: float
 ) -> tuple[float | None, str]:
     """The metric, or None and why; a value together with a reason is one that cannot be trusted."""
     if row is None:
@@ -100,7 +98,7 @@ def _value(
     elif metric == "plan_us":
         value, doubt = row.derived.plan_us, ""
     else:
-        raise ValueError(f"unknown metric {metric!r}")
+        return None, f"this version does not know the metric {metric}"
     return value, doubt if value is not None else f"{row.facts.implementation}: {row.facts.status}"
 
 
@@ -117,7 +115,7 @@ def _matches(name: str, wanted: Any, axes: Mapping[str, Any]) -> bool:
     if isinstance(wanted, list | tuple):
         return any(_matches(name, one, axes) for one in wanted)
     if isinstance(wanted, Mapping):  # a range of n_p
-        return bool(actual == (wanted["low"], wanted["high"]))
+        return bool(actual == (wanted.get("low"), wanted.get("high")))
     if isinstance(wanted, str) and isinstance(axes.get("n_p"), int) and isinstance(actual, int):
         share = _SHARE_OF_PROMPT.fullmatch(wanted.strip())
         return share is not None and actual == _factor(share["factor"]) * axes["n_p"]

@@ -1,1 +1,5 @@
 """One module per command: parse, call one function, print, exit code."""
+
+from chunkbench import workloads
+
+workloads.register()

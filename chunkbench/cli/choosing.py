@@ -25,9 +25,9 @@ def chosen(
 ) -> Experiment:
     """Load an experiment and apply options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
     from chunkbench.experiment import load_experiment
-    from chunkbench.experiment.point import Cache, Mode
+    from chunkbench.experiment.terms import Cache, Mode
 
-    loaded = load_experiment(experiment, _axes(sets))
+    loaded = load_experiment(experiment, _axes(sets), "--set")
     changes: dict[str, object] = {}
     if device is not None:
         changes["device"] = device

@@ -30,8 +30,8 @@ def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
     named last does. What follows from shapes, or from the paper's own numbers, needs no run. The exit code is 0
     whatever the verdicts are.
     """
-    from chunkbench.analysis.claims import claims
     from chunkbench.analysis.derive import derive
+    from chunkbench.paper.claims import claims
     from chunkbench.report.claims import document
     from chunkbench.report.formats import render_document
     from chunkbench.store import RunError, newest_runs, open_run
@@ -39,7 +39,7 @@ def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
     try:
         opened = [open_run(run) for run in (runs or newest_runs(RUNS))]
     except RunError as error:
-        fail(str(error))
+        fail(error)
     found = claims([derive(run.cases) for run in opened])
     if as_json:
         click.echo(json.dumps([one.as_dict() for one in found], indent=1))

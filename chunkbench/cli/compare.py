@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again, comparing_options, options_from, tell
 from chunkbench.cli.output import fail
+from chunkbench.regression.verdicts import Metric
 
 _EXAMPLES = """\b
 Examples:
@@ -26,7 +26,7 @@ Examples:
 
 def _schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from chunkbench.analysis.verdict import Comparison
+        from chunkbench.regression.verdicts import Comparison
 
         click.echo(json.dumps(Comparison.model_json_schema(), indent=2))
         context.exit()
@@ -66,14 +66,13 @@ def command(
     work_items) is a verdict of its own. Exit code: 0; 1 slower or missing; 2 wrong usage, or nothing to compare;
     3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
     """
-    from chunkbench.analysis.compare import NothingToCompare, compare
     from chunkbench.experiment import bundled_experiments
+    from chunkbench.regression.compare import NothingToCompare, compare
     from chunkbench.store import RunError, open_runs
 
     def settle(implementation: str, factor: float) -> str:
-        experiment = runs[0].manifest.get("experiment") or {}
-        budget = math.ceil(sum((run.manifest.get("experiment") or {}).get("budget_s", 0) for run in runs) * factor)
-        name = str(experiment.get("name", "EXPERIMENT"))
+        budget = math.ceil(sum(run.manifest.experiment.budget_s for run in runs) * factor)
+        name = runs[0].manifest.experiment.name or "EXPERIMENT"
         file = name if name in bundled_experiments() else f"{name}.yaml"
         words = ["gate", file, "--against", base, "--threshold", threshold, "--confidence", f"{confidence:g}"]
         return again(["chunkbench", *words, "--metric", metric], implementation, budget)
@@ -84,6 +83,6 @@ def command(
         recorded, runs = open_runs(base), open_runs(head)
         comparison = compare(recorded, runs, options)
     except (RunError, NothingToCompare) as error:
-        fail(str(error))
+        fail(error)
     tell(comparison, form, out, quiet)
     ctx.exit(comparison.exit_code)

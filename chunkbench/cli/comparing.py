@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
 
-from chunkbench.analysis.verdict import FailOn, Metric
 from chunkbench.cli.output import colour_wanted, new_run
+from chunkbench.regression.verdicts import FailOn, Metric
 
 if TYPE_CHECKING:
-    from chunkbench.analysis.compare import Options
-    from chunkbench.analysis.verdict import Comparison
-    from chunkbench.experiment import Experiment
-    from chunkbench.runner.again import Gated
+    from chunkbench.experiment import Experiment, TimedExperiment
+    from chunkbench.regression.compare import Options
+    from chunkbench.regression.remeasure import Gated
+    from chunkbench.regression.verdicts import Comparison
 
 FORMATS = ("table", "markdown", "json", "junit", "github")
 _FAIL_ON = get_args(FailOn)
@@ -55,7 +55,7 @@ def comparing_options(command: Decorated) -> Decorated:
                 metavar="VERDICTS",
                 help=f"Verdicts with an exit code other than 0: some of {', '.join(_FAIL_ON)}; or none.",
             ),
-            click.option("--cross-machine", is_flag=True, help="Judge times of different machines or settings too."),
+            click.option("--cross-machine", is_flag=True, help="Judge raw times, whatever machines and settings."),
         )
     ):
         command = option(command)
@@ -73,7 +73,7 @@ def options_from(
     looks: int = 1,
 ) -> Options:
     """The options as the command line gives them. Raises `click.BadParameter`."""
-    from chunkbench.analysis.compare import Options
+    from chunkbench.regression.compare import Options
 
     if not 0.5 <= confidence < 1:
         raise click.BadParameter(f"{confidence:g} does not lie between 0.5 and 1", param_hint="--confidence")
@@ -112,8 +112,8 @@ def tell(comparison: Comparison, form: str, out: Path | None, quiet: bool) -> No
 
     For GitHub the table also goes into the step's summary, where there is one.
     """
-    from chunkbench.report.comparison import render, write_all
-    from chunkbench.report.comparison.formats import step_summary
+    from chunkbench.regression.report import render, write_all
+    from chunkbench.regression.report.formats import step_summary
 
     try:
         if out is not None:
@@ -127,11 +127,14 @@ def tell(comparison: Comparison, form: str, out: Path | None, quiet: bool) -> No
             click.echo(render(comparison, form, colour_wanted()), nl=False)
 
 
-def to_be_timed(experiment: Experiment) -> Experiment:
+def to_be_timed(experiment: Experiment) -> TimedExperiment:
     """The experiment itself. Raises `click.BadParameter` where there is nothing to time in turns."""
-    if not experiment.timed:
+    from chunkbench.experiment import TimedExperiment
+
+    if not isinstance(experiment, TimedExperiment) or not experiment.timed:
         message = (
-            "`kind: memory` times nothing; compare two runs of it (chunkbench compare BASE HEAD --metric kv_bytes)"
+            f"`kind: {experiment.kind}` times nothing; compare two runs of it "
+            "(chunkbench compare BASE HEAD --metric kv_bytes)"
         )
         raise click.BadParameter(message, param_hint="EXPERIMENT")
     return experiment

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
 from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from, to_be_timed
-from chunkbench.cli.output import fail
+from chunkbench.cli.output import fail, run_exit_code
+from chunkbench.regression.verdicts import Metric
 
 _EXAMPLES = """\b
 Examples:
@@ -64,13 +64,12 @@ def command(
     are written before the exit code is decided: 0; 1 slower or missing; 2 wrong usage; 3 incorrect, error, crashed or
     timeout; 4 inconclusive, if --fail-on asks for it; 130 interrupted.
     """
-    from chunkbench.analysis.compare import NothingToCompare
-    from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import chosen
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.runner.gate import gate
-    from chunkbench.runner.recording import next_number, record, repeater
-    from chunkbench.runner.run import resolve
+    from chunkbench.regression.compare import NothingToCompare
+    from chunkbench.regression.gate import gate
+    from chunkbench.regression.recording import next_number, record, repeater
+    from chunkbench.runner.target import resolve
     from chunkbench.store import RunError, open_runs
 
     if (against is None) == (into is None):
@@ -89,10 +88,10 @@ def command(
             with RepeatProgress(quiet) as progress, repeater(longer, target, into, words, progress) as measuring:
                 runs, interrupted = record(longer, measuring, into, processes * _RECORDED, first)
         except RunError as error:
-            fail(str(error))
+            fail(error)
         if not quiet:
             click.echo(f"recorded {len(runs)} processes in {into}", err=True)
-        ctx.exit(130 if interrupted else exit_code(case.status for run in runs for case in run.cases))
+        ctx.exit(130 if interrupted else run_exit_code(case.status for run in runs for case in run.cases))
     assert against is not None
     options = options_from(threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle, 1 + again)
     try:
@@ -106,5 +105,5 @@ def command(
                 loaded, target, against, recorded, options, processes, again, folder, progress, as_recorded=as_recorded
             )
     except (RunError, NothingToCompare) as error:
-        fail(str(error))
+        fail(error)
     conclude(ctx, gated, form, folder, quiet)

@@ -34,9 +34,9 @@ def command(folders: tuple[Path, ...], threshold: str, confidence: float, form: 
     DIR is a run, a recording (a folder of runs 1, 2, ...) or a folder of those. Runs of different machines make series
     of their own. A level has to last for three runs, and ten or so are the fewest in which chance can be ruled out.
     """
-    from chunkbench.analysis.history import history
+    from chunkbench.regression.history import history
+    from chunkbench.regression.report.history import document, draw
     from chunkbench.report.formats import render_document
-    from chunkbench.report.history import document, draw
     from chunkbench.store import RunError
 
     if not 0.5 <= confidence < 1:
@@ -45,7 +45,7 @@ def command(folders: tuple[Path, ...], threshold: str, confidence: float, form: 
     try:
         recordings = [runs for folder in folders for runs in _recordings(folder)]
     except RunError as error:
-        fail(str(error))
+        fail(error)
     series = history(recordings, limit, confidence)
     if not series:
         fail(f"no case was measured in {', '.join(map(str, folders))}")

@@ -25,7 +25,7 @@ def _experiments() -> list[Row]:
 
 def _axes() -> list[Row]:
     return [
-        {"axis": name, "meaning": axis.description, "values": axis.type, "default": axis.default}
+        {"axis": name, "meaning": axis.description, "values": axis.values, "default": axis.default_words}
         for name, axis in AXES.items()
     ]
 
@@ -34,19 +34,19 @@ def _implementations() -> list[Row]:
     # torch takes seconds to import, which the other lists need not wait for.
     import torch
 
-    from chunkbench.baselines.registry import survey
+    from chunkbench.baselines.registry import REGISTRY
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return [
         {
-            "implementation": name,
-            "label": label,
+            "implementation": state.id,
+            "label": state.label,
             "device": device,
-            "available": answer.ok,
-            "reason": answer.reason,
-            "remedy": answer.remedy,
+            "available": state.answer.ok,
+            "reason": state.answer.reason,
+            "remedy": state.answer.remedy,
         }
-        for name, label, answer in survey(device)
+        for state in REGISTRY.survey(device)
     ]
 
 

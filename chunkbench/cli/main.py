@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from chunkbench import __version__
+from chunkbench.version import __version__
 
 # Name -> module; a module is imported only when its command (or the list of commands) is asked for.
 _COMMANDS = {
@@ -64,6 +64,7 @@ def main() -> None:
 
 
 def _main() -> None:
+    from chunkbench.cli.output import explain
     from chunkbench.experiment import ExperimentError
     from chunkbench.store import RunError
 
@@ -75,7 +76,7 @@ def _main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (ExperimentError, RunError) as error:
-        click.echo(f"chunkbench: {error}", err=True)
+        click.echo(f"chunkbench: {explain(error)}", err=True)
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that was taken away: nothing that a traceback would explain
         click.echo(f"chunkbench: {error}", err=True)

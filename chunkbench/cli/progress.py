@@ -62,7 +62,7 @@ class RunProgress:
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
         """Move the bar."""
         if self._bar is not None:
-            name = f"{self._number + 1}/{self._points} {describe(point)}"
+            name = f"{self._number + 1}/{self._points} {point.brief}"
             self._bar.update(self._task, completed=done, point=name, text=text, left=_left(left_s))
 
     def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
@@ -75,7 +75,7 @@ class RunProgress:
         others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
         rounds = max((len(case.samples_us) for case in cases), default=0)
         self._say(
-            f"{self._number:>3}/{self._points} {describe(point):<28} {measured} measured"
+            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} measured"
             f"{f', {others}' if others else ''}; {count(rounds, 'round')}, {took:.0f} s; {_left(left_s)}"
         )
 
@@ -117,24 +117,10 @@ class RepeatProgress:
         """Move the status."""
         if self._status is not None:
             seconds = monotonic() - self._started
-            self._status.update(f"{self._what}: {describe(point)} {text}  [dim]{seconds:.0f} s so far")
+            self._status.update(f"{self._what}: {point.brief} {text}  [dim]{seconds:.0f} s so far")
 
     def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
         """Nothing: a process measures a point in a second."""
-
-
-def describe(point: Point) -> str:
-    """A point in a few words: what tells it from its neighbours in most experiments."""
-    n_p = str(point.n_p) if isinstance(point.n_p, int) else f"{point.n_p[0]}..{point.n_p[1]}"
-    shared = f"n_s={point.n_s}" if point.tree is None else "tree"
-    words = [f"n_p={n_p}", shared if point.model is None else str(point.model), f"b={point.batch_size}"]
-    if point.kv_heads != point.heads:
-        words.append(f"kv_heads={point.kv_heads}")
-    if point.prompts > 1:
-        words.append(f"prompts={point.prompts}")
-    if point.threads is not None:
-        words.append(f"threads={point.threads}")
-    return " ".join(words)
 
 
 def _left(seconds: float) -> str:

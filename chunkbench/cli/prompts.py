@@ -62,7 +62,7 @@ def command(
         for prompt, tokens in zip(prompts, tokenized(prompts, tokenizer), strict=True):
             groups.setdefault(prompt.group, []).append(tokens)
     except (PromptsError, ShapeError) as error:
-        fail(str(error))
+        fail(error)
     found = sharing(groups, chunk_size, n_c)
     if experiment is not None:
         try:

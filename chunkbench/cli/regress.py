@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from chunkbench.analysis.verdict import Metric
 from chunkbench.cli.comparing import again as again_words
 from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from, to_be_timed
 from chunkbench.cli.output import fail
+from chunkbench.regression.verdicts import Metric
 
 _EXAMPLES = """\b
 Examples:
@@ -55,11 +55,11 @@ def command(
     A case's two versions run in turns, round by round, in processes of their own: what disturbs the machine disturbs
     both. Exit codes are those of `chunkbench gate`; 2 also where GIT_REF is too old for this.
     """
-    from chunkbench.analysis.compare import NothingToCompare
     from chunkbench.cli.choosing import chosen
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.runner.regress import regress
-    from chunkbench.runner.run import resolve
+    from chunkbench.regression.compare import NothingToCompare
+    from chunkbench.regression.regress import regress
+    from chunkbench.runner.target import resolve
     from chunkbench.store import RunError
 
     loaded = to_be_timed(chosen(experiment, budget=budget, only=only))
@@ -76,5 +76,5 @@ def command(
         with RepeatProgress(quiet) as progress:
             found = regress(loaded, resolve(loaded), base, options, processes, again, folder, progress)
     except (RunError, NothingToCompare) as error:
-        fail(str(error))
+        fail(error)
     conclude(ctx, found, form, folder, quiet)

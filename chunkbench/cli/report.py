@@ -67,7 +67,7 @@ def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bo
     try:
         opened = [open_run(latest_run(RUNS) if run == "latest" else run) for run in runs]
     except RunError as error:
-        fail(str(error))
+        fail(error)
     for one in opened:
         if not one.cases:
             fail(f"{one.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")

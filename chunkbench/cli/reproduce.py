@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail
+from chunkbench.cli.output import fail, run_exit_code
 
 
 @click.command(
@@ -40,7 +40,6 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
     What is finished below --out is not measured again: the same command goes on after Ctrl-C or a crash, and costs
     nothing once all is done. Exit codes are those of `chunkbench run`.
     """
-    from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import seconds_of
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import load_experiment
@@ -80,4 +79,4 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
     if done.interrupted:
         click.echo(f"interrupted; to go on:\n  {shlex.join(['chunkbench', *sys.argv[1:]])}", err=True)
         ctx.exit(130)
-    ctx.exit(exit_code(case.status for run in done.runs for case in run.cases))
+    ctx.exit(run_exit_code(case.status for run in done.runs for case in run.cases))

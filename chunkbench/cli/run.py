@@ -9,7 +9,7 @@ from typing import get_args
 
 import click
 
-from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run
+from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run, run_exit_code
 
 
 @click.command("run", short_help="Measure an experiment and print its table.")
@@ -78,13 +78,14 @@ def command(
       chunkbench run figure3 --full
       chunkbench run table3 --device cuda --modes graph,events --caches cold,warm
     """
-    from chunkbench.analysis.exit_code import exit_code
     from chunkbench.cli.choosing import chosen, several
     from chunkbench.cli.progress import RunProgress
+    from chunkbench.experiment import TimedExperiment
     from chunkbench.report import build, render, write_all
-    from chunkbench.runner.conduct import Conduct
-    from chunkbench.runner.dry_run import describe_plan
-    from chunkbench.runner.run import resolve, run_experiment
+    from chunkbench.runner.measuring import measuring
+    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.run import run_experiment
+    from chunkbench.runner.target import resolve
     from chunkbench.store import latest_run
     from chunkbench.store.facts import Status
 
@@ -94,20 +95,23 @@ def command(
     if retry is not None and not resume:
         raise click.UsageError("--retry goes with --resume: a new run has no rows yet")
     statuses = [status for status in get_args(Status) if status != "ok"]
-    conduct = Conduct(retry=frozenset(several("retry", retry, statuses) if retry is not None else ()))
+    options = RunOptions(retry=frozenset(several("retry", retry, statuses) if retry is not None else ()))
     wanted = chosen(experiment, sets, device, dtype, budget, only, modes, caches)
+    timed = wanted if isinstance(wanted, TimedExperiment) else None
     if full:
-        wanted = wanted.in_full()
+        if timed is None:
+            raise click.UsageError(f"--full: experiments of `kind: {wanted.kind}` have no rounds")
+        wanted = timed = timed.in_full()
     target = resolve(wanted, describing=dry_run)
-    if modes is not None and target.device == "cpu" and wanted.modes != ("eager",):
+    if modes is not None and timed is not None and target.device == "cpu" and timed.modes != ("eager",):
         raise click.BadParameter("a CPU has only the mode eager", param_hint="--modes")
     if dry_run:
-        click.echo(describe_plan(wanted, target))
+        click.echo(measuring(wanted).describe(wanted, target))
         return
     if out is None:
         out = latest_run(RUNS, wanted.name) if resume else new_run(wanted.name)
     with RunProgress(quiet) as progress:
-        outcome = run_experiment(wanted, target, out, resume, ["chunkbench", *sys.argv[1:]], progress, conduct)
+        outcome = run_experiment(wanted, target, out, resume, ["chunkbench", *sys.argv[1:]], progress, options)
     try:
         if outcome.run.cases:
             report = build(outcome.run)
@@ -119,7 +123,7 @@ def command(
             click.echo(f"interrupted; finished points are kept. To go on:\n  {_resume_command(out)}", err=True)
     if outcome.interrupted:
         ctx.exit(130)
-    ctx.exit(exit_code(case.status for case in outcome.run.cases))
+    ctx.exit(run_exit_code(case.status for case in outcome.run.cases))
 
 
 def _resume_command(out: Path) -> str:

@@ -57,7 +57,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool) -> None:
     try:
         table = read(out if out.exists() else path())
     except UnusableTable as error:
-        fail(str(error))
+        fail(error)
     generation = capability()
     for head_dim in map(int, head_dims or map(str, HEAD_DIMS)):
 

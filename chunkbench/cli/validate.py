@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from chunkbench.experiment import Experiment, ExperimentError, json_schema, load_experiment
-from chunkbench.experiment.point import Device
+from chunkbench.experiment.terms import Device
 
 
 def _counts(experiment: Experiment) -> tuple[int, int]:

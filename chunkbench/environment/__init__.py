@@ -1,7 +1,8 @@
 """What a run ran on: a scrubbed fingerprint, free memory, noise, the revision; and the checks behind `doctor`."""
 
 from chunkbench.environment.doctor import Finding, diagnose
-from chunkbench.environment.fingerprint import Environment, fingerprint, machine_id, read_environment, scrub
+from chunkbench.environment.fingerprint import Environment, fingerprint, read_environment, scrub
+from chunkbench.environment.machine import hardware_id, machine_id
 from chunkbench.environment.memory import available_memory, gpu_memory
 from chunkbench.environment.noise import NoiseMeter, heavy_processes
 from chunkbench.environment.revision import GitState, git_state
@@ -16,6 +17,7 @@ __all__ = [
     "fingerprint",
     "git_state",
     "gpu_memory",
+    "hardware_id",
     "heavy_processes",
     "machine_id",
     "read_environment",

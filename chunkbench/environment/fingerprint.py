@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import hashlib
-import json
 import os
 import platform
 import re
 import socket
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -73,22 +70,6 @@ def read_environment() -> Environment:
 def fingerprint() -> dict[str, Any]:
     """`read_environment()` as plain JSON values."""
     return read_environment().model_dump(mode="json")
-
-
-def machine_id(environment: Environment | Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that change with the hardware and the torch build: results of two may not be mixed.
-
-    Takes what `read_environment` or `fingerprint` gave, also read back from a manifest. What a user sets or updates
-    from one day to the next (governor, kernel release, Python) does not count.
-    """
-    values = environment.model_dump(mode="json") if isinstance(environment, Environment) else environment
-    cpu = {name: values["cpu"][name] for name in ("model", "architecture", "sockets", "cores", "threads", "isa")}
-    # The kernel keeps a varying part of the memory to itself.
-    gibibytes = round(values["memory_bytes"] / 2**30)
-    gpus = [[gpu["name"], gpu["compute_capability"]] for gpu in values["gpus"]]
-    torch = [values["torch"]["version"], values["torch"]["cuda"]]
-    text = json.dumps([cpu, gibibytes, gpus, torch], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def scrub(text: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypedDict
-
-import chunkbench
 
 PROJECT = Path(__file__).resolve().parents[2]
 _DATA = ("__pycache__", "experiments", "results")
@@ -23,7 +22,10 @@ class GitState(TypedDict):
 
 def package_files() -> Iterator[tuple[Path, Path]]:
     """(path, path inside the package) of this package's code, in order: what runs here, committed or not."""
-    for place in chunkbench.__path__:  # two, of an editable install: sources here, what was compiled there
+    package = find_spec("chunkbench")
+    assert package is not None
+    # Two places, of an editable install: sources here, what was compiled there.
+    for place in package.submodule_search_locations or ():
         for folder, folders, files in os.walk(place, followlinks=True):
             folders[:] = sorted(name for name in folders if name not in _DATA)
             for name in sorted(files):

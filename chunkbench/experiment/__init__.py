@@ -1,23 +1,25 @@
 """Experiments: YAML files that say which points are measured, with which implementations and how."""
 
-from chunkbench.experiment.axes import AXES, AxisInfo
+from chunkbench.experiment.axes import AXES, Axis
 from chunkbench.experiment.errors import ExperimentError, Problem
+from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.load import bundled_experiments, load_experiment
-from chunkbench.experiment.model import Expectation, Experiment
-from chunkbench.experiment.names import known_implementations
+from chunkbench.experiment.model import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.schema import json_schema
+from chunkbench.experiment.timed import Expectation, TimedExperiment
 from chunkbench.experiment.units import parse_duration
 
 __all__ = [
     "AXES",
-    "AxisInfo",
+    "Axis",
     "Case",
     "Expectation",
     "Experiment",
     "ExperimentError",
     "Point",
     "Problem",
+    "TimedExperiment",
     "bundled_experiments",
     "json_schema",
     "known_implementations",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from chunkbench.experiment.axes import Finding, Findings, Path, show, unknown
+from chunkbench import kinds
 from chunkbench.experiment.errors import Mark, Problem, did_you_mean
-from chunkbench.experiment.model import YAML_KEYS, Expectation, Experiment
-from chunkbench.experiment.sweep import Kind, check_sweep
+from chunkbench.experiment.model import Experiment, yaml_keys
+from chunkbench.experiment.reading import reading
+from chunkbench.experiment.sweep import check_sweep
+from chunkbench.experiment.timed import Expectation, TimedExperiment
+from chunkbench.experiment.values import Finding, Findings, Path, show, unknown
 from chunkbench.experiment.yaml_tree import Node
 
 if TYPE_CHECKING:
@@ -40,16 +43,18 @@ class Checker:
 
     def experiment(self, name: str) -> Experiment | None:
         """The experiment if nothing is wrong; `name` is its name unless the file gives one."""
-        for key in [key for key in self.root.value if key not in YAML_KEYS]:
-            at = self.root.value.pop(key)[0]
-            self._add(at, unknown("key", key, list(YAML_KEYS)), key)
         plain = self.root.plain()
-        swept = (plain.get(key) for key in _SWEPT)
-        sweep = check_sweep(*swept, kind=_kind(plain.get("kind")), unused=self.whole)
-        self._findings((), sweep)
+        how = reading(_kind(plain.get("kind")))
+        keys = yaml_keys(how.experiment)
+        for key in [key for key in self.root.value if key not in keys]:
+            at = self.root.value.pop(key)[0]
+            self._add(at, unknown("key", key, list(keys)), key)
+            del plain[key]
+        defaults, blocks, exclude = (plain.get(key) for key in _SWEPT)
+        self._findings((), check_sweep(defaults, blocks, exclude, how.rules, unused=self.whole))
         try:
             # A context marks values as written in a file: durations must then have a unit.
-            experiment = Experiment.model_validate({"name": name, **plain}, context={})
+            experiment = how.experiment.model_validate({"name": name, **plain}, context={})
         except ValidationError as error:
             for one in error.errors(include_url=False):
                 self._complaint(one)
@@ -84,9 +89,9 @@ class Checker:
             self._findings(path, [Finding((), _in_words(error), about_key)])
 
 
-def _kind(raw: object) -> Kind:
-    """What the file says; what is wrong with it is another's to say."""
-    return cast(Kind, raw) if raw in get_args(Kind) else "decode"
+def _kind(raw: object) -> str:
+    """The kind that the file names; the first one where it names none that is known, which the model complains of."""
+    return raw if isinstance(raw, str) and raw in kinds.names() else kinds.names()[0]
 
 
 def _in_words(error: ErrorDetails) -> str:
@@ -110,6 +115,8 @@ def _in_words(error: ErrorDetails) -> str:
 
 def _idle_expectations(experiment: Experiment) -> Iterator[Finding]:
     """Expectations that no point has to meet, which is a slip of the pen. dtype is left alone: it may be auto."""
+    if not isinstance(experiment, TimedExperiment):
+        return
     points = experiment.points("cpu", "float32")
     for index, expectation in enumerate(experiment.expect):
         if "dtype" not in expectation.where and not any(expectation.applies_to(point) for point in points):

@@ -21,7 +21,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to mend. `path` is the file as the caller named it, or the command line option (`--set n_s=2048`)."""
+    """One thing to mend. `path` is the file as the caller named it, or the override (`n_s=2048`)."""
 
     path: str
     line: int

@@ -7,24 +7,25 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
-from chunkbench.experiment.axes import AxisValue, Finding, Findings, LengthRange, parse_axes, show
+from chunkbench.experiment.axes import AXES, parse_axes
 from chunkbench.experiment.errors import did_you_mean
-from chunkbench.experiment.names import MODULES, known_implementations
-from chunkbench.experiment.point import Cache, Mode, Protocol
+from chunkbench.experiment.implementations import known_implementations
+from chunkbench.experiment.terms import Cache, Mode, Protocol
 from chunkbench.experiment.units import parse_duration, parse_percent
+from chunkbench.experiment.values import AxisValue, Finding, Findings, LengthRange, show
 
 T = TypeVar("T")
 DEFINED = "x-defined"
-"""Stands for `$ref` to one of our own definitions, of which pydantic must not know: it would miss them."""
+"""Stands for `$ref` to one of our own definitions. pydantic would look for a `$ref` among its own, and fail."""
 
 
 def written_axes(axes: Mapping[str, tuple[AxisValue, ...]]) -> dict[str, Any]:
     """Axes in the form in which a file writes them: lists, ranges as low and high, a tree without a list around it."""
-    plain: dict[str, Any] = {
-        axis: [value._asdict() if isinstance(value, LengthRange) else value for value in values]
-        for axis, values in axes.items()
-    }
-    return plain | ({"tree": axes["tree"][0]} if axes.get("tree") else {})
+    plain: dict[str, Any] = {}
+    for name, values in axes.items():
+        written = [value._asdict() if isinstance(value, LengthRange) else value for value in values]
+        plain[name] = written[0] if AXES[name].whole and written else written
+    return plain
 
 
 def _listed(raw: object) -> object:
@@ -47,8 +48,8 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
 
 def _implementation(name: str, info: ValidationInfo) -> str:
     """Which names are known follows from the kind of experiment, where that is said before."""
-    known = MODULES if info.data.get("kind") == "modules" else known_implementations()
-    if name not in known and ("kind" in info.data or name not in MODULES):
+    known = known_implementations(info.data.get("kind"))
+    if name not in known:
         raise ValueError(f"unknown implementation {show(name)}{did_you_mean(name[:60], known)}")
     return name
 

@@ -9,10 +9,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from chunkbench.experiment.axes import AXES, show, unknown
+from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.check import Checker
 from chunkbench.experiment.errors import ExperimentError, Problem, did_you_mean
 from chunkbench.experiment.model import Experiment
+from chunkbench.experiment.values import show, unknown
 from chunkbench.experiment.yaml_tree import MAX_BYTES, Node, read
 
 _SUFFIXES = (".yaml", ".yml")
@@ -25,10 +26,11 @@ def bundled_experiments() -> dict[str, Any]:
     return {file.name.removesuffix(".yaml"): file for file in files}
 
 
-def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None) -> Experiment:
+def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None, option: str = "") -> Experiment:
     """The experiment in a YAML file, or the bundled one of that bare name (`table3`).
 
-    `overrides` is axis -> text as `--set axis=v1,v2` gives it: the axis takes these values in every block.
+    `overrides` is axis -> text such as `v1,v2`: the axis takes these values in every block. `option` is what messages
+    call the place of an override.
     Raises `ExperimentError` with all problems; nothing else escapes, whatever the file holds.
     """
     name, shown, content = _find(path)
@@ -39,7 +41,7 @@ def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None
     if not isinstance(root.value, dict):
         message = f"an experiment is a mapping of keys to values, not {show(root.plain())}"
         raise ExperimentError([*problems, Problem(shown, root.at.line, root.at.column, message)])
-    problems += _override(root, overrides or {})
+    problems += _override(root, overrides or {}, option)
     checker = Checker(root, problems, whole=not overrides)
     experiment = checker.experiment(re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:64] or "experiment")
     if experiment is None:
@@ -105,11 +107,11 @@ def _decode(content: bytes, path: str) -> str:
     return text
 
 
-def _override(root: Node, overrides: Mapping[str, str]) -> list[Problem]:
+def _override(root: Node, overrides: Mapping[str, str], option: str) -> list[Problem]:
     """Put the overriding values in place of the file's, in the tree itself."""
     problems: list[Problem] = []
     for axis, text in overrides.items():
-        place = f"--set {axis}={text}"
+        place = f"{option} {axis}={text}".strip()
         if axis not in AXES:
             problems.append(Problem(place, 0, 0, unknown("axis", axis, list(AXES)), axis))
             continue

@@ -7,22 +7,13 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
-from typing_extensions import TypeAliasType
 
+from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.llama import LlamaShape
-
-Dtype = Literal["float32", "float16", "bfloat16"]
-Device = Literal["cpu", "cuda"]
-Protocol = Literal["strict", "paper"]
-Cache = Literal["cold", "warm"]
-Mode = Literal["eager", "events", "graph"]
-
-# A node of a forest: how many tokens it holds, and how many sequences end their common part here or its children.
-# A named alias, because pydantic cannot resolve a recursive type that has no name of its own.
-TreeNode = TypeAliasType("TreeNode", "tuple[int, int | tuple[TreeNode, ...]]")
+from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol, TreeNode
 
 
 class Segment(NamedTuple):
@@ -32,13 +23,13 @@ class Segment(NamedTuple):
     tokens: int
 
 
-class Point(BaseModel):
-    """One combination of axes.
+class AxisFields(BaseModel):
+    """The fields of a point that its facts repeat; `chunkbench.experiment.axes` says what each means.
 
     `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
     `n_s` and `prompts` are the shorthand for a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
-    `k mod prompts`); `tree` states any forest and then `n_s` is None. `threads` None means the machine's default.
-    `model` is None but where modules of a decoder layer are measured; the heads are then its own.
+    `k mod prompts`); `tree` states any forest and then `n_s` is None. `model` is the shape whose heads these are, where
+    the point is about a model's layer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,16 +43,32 @@ class Point(BaseModel):
     head_dim: int
     chunk_size: int
     block_size: int
-    dtype: Dtype
-    device: Device
-    threads: int | None = None
     prompts: int = 1
     tree: tuple[TreeNode, ...] | None = None
     model: LlamaShape | None = None
+    dtype: Dtype
+    device: Device
+
+
+class Point(AxisFields):
+    """One combination of axes. `threads` None means the machine's default."""
+
+    threads: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What keys are made of and workers are told; without a model it is what it was before points had one."""
-        return self.model_dump(mode="json", exclude={"model"} if self.model is None else None)
+        """What keys are made of and workers are told; axes that came later are left out where they say nothing."""
+        said_nothing = {axis.name for axis in AXES.values() if axis.later and getattr(self, axis.name) is None}
+        return self.model_dump(mode="json", exclude=said_nothing)
+
+    @property
+    def brief(self) -> str:
+        """In a few words: what tells it from its neighbours in most experiments."""
+        n_p = str(self.n_p) if isinstance(self.n_p, int) else f"{self.n_p[0]}..{self.n_p[1]}"
+        about = "tree" if self.tree is not None else str(self.model or f"n_s={self.n_s}")
+        words = [f"n_p={n_p}", about, f"b={self.batch_size}"]
+        usual = {"kv_heads": self.heads, "prompts": 1, "threads": None}
+        words += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
+        return " ".join(words)
 
     @property
     def element_bytes(self) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from chunkbench.experiment.axes import (
-    AXES,
+from chunkbench.experiment.axes import AXES, parse_axes, parse_axis
+from chunkbench.experiment.llama import shape_of
+from chunkbench.experiment.units import parse_share
+from chunkbench.experiment.values import (
     MAX_SEQUENCES,
     AxisValue,
     Finding,
@@ -17,57 +20,51 @@ from chunkbench.experiment.axes import (
     Forest,
     LengthRange,
     Path,
-    parse_axes,
-    parse_axis,
     sequences_in,
     tree_paths,
 )
-from chunkbench.experiment.llama import shape_of
-from chunkbench.experiment.units import parse_share
-
-Kind = Literal["decode", "memory", "modules"]
 
 MAX_POINTS = 10_000
 MAX_INDEX = (1 << 31) - 1
 """Kernels count tokens in 32 bits."""
 UNCHECKED = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
 """Axes that have to fit with no other."""
-DEFAULTS: Mapping[str, Any] = {
-    "n_c": 64,
-    "batch_size": 32,
-    "heads": 32,
-    "head_dim": 128,
-    "chunk_size": 64,
-    "block_size": 32,
-    "dtype": "auto",
-    "threads": None,
-    "prompts": 1,
-    "model": None,
-}
-
-FOLLOW_FROM_MODEL = ("heads", "kv_heads", "head_dim")
-SHARING = ("n_s", "prompts", "tree", "chunk_size", "block_size")
-"""Axes that say nothing of the modules of a layer: they share no prefix and keep no cache."""
-
 T = TypeVar("T")
 
 
-def unsuited(kind: Kind, axis: str) -> str:
-    """Why an experiment of this kind cannot have the axis; empty if it can."""
-    if kind != "modules":
-        return "goes with `kind: modules` alone; write heads, kv_heads and head_dim" if axis == "model" else ""
-    if axis in FOLLOW_FROM_MODEL:
-        return "follows from model; leave it out"
-    return "does not go with `kind: modules`, whose modules share nothing; leave it out" if axis in SHARING else ""
+@dataclass(frozen=True)
+class Required:
+    """At least one of `axes` has to be given in a block or under defaults; `message` says so."""
+
+    axes: frozenset[str]
+    message: str
+
+
+N_P = Required(frozenset({"n_p"}), "n_p is missing, here and under defaults")
+N_S = Required(
+    frozenset({"n_s", "tree"}), "n_s is missing (0 for nothing shared), here and under defaults; or give a tree"
+)
+
+
+@dataclass(frozen=True)
+class SweepRules:
+    """What a kind of work asks of the axes of its experiments."""
+
+    wrong: Callable[[Mapping[str, AxisValue]], Iterator[Finding]]
+    """What does not fit together in one combination of axes; a finding's path begins with the axis to blame."""
+    required: tuple[Required, ...]
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    """Axes that such experiments cannot have -> why, and what to do."""
+    implied: Mapping[str, AxisValue] = field(default_factory=dict)
+    """Axes that blocks have without naming them."""
 
 
 def blocks_of(
-    kind: Kind, defaults: Mapping[str, Sequence[T]], sweep: Sequence[Mapping[str, Sequence[T]]], nothing: T
+    defaults: Mapping[str, Sequence[T]], sweep: Sequence[Mapping[str, Sequence[T]]], implied: Mapping[str, T]
 ) -> Iterator[dict[str, Sequence[T]]]:
-    """Axes of every block, defaults included; `nothing` is the n_s of modules, which share nothing."""
+    """Axes of every block, defaults included, and the values that the kind of experiment implies."""
     for block in sweep:
-        merged = merge(defaults, block)
-        yield {"n_s": [nothing], **merged} if kind == "modules" else merged
+        yield {axis: [value] for axis, value in implied.items()} | merge(defaults, block)
 
 
 def merge(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
@@ -106,20 +103,20 @@ def _value(axis: str, values: Mapping[str, Any]) -> Any:
     if axis == "n_s":
         return shared_tokens(values.get("n_s"), values.get("n_p"))
     if axis == "kv_heads" and "kv_heads" not in values:
-        return values.get("heads", DEFAULTS["heads"])
+        return values.get("heads", AXES["heads"].default)
     if axis == "batch_size" and "batch_size" not in values and "tree" in values:
         return sequences_in(values["tree"])
-    return values.get(axis, DEFAULTS.get(axis))
+    return values.get(axis, AXES[axis].default)
 
 
 def resolve(values: Mapping[str, AxisValue]) -> dict[str, Any]:
-    """Fields of a point, `dtype` possibly still auto and `device` absent, of a combination that `wrong` finds right."""
-    fields = {**DEFAULTS, "n_s": None, "tree": None, **values}
+    """Fields of a point, `dtype` possibly still auto and `device` absent, of a combination that fits together."""
+    fields: dict[str, Any] = {name: axis.default for name, axis in AXES.items()} | dict(values)
     fields["kv_heads"] = _value("kv_heads", values)
     fields["batch_size"] = _value("batch_size", values)
     if isinstance(fields["n_p"], LengthRange):
         fields["n_p"] = (fields["n_p"].low, fields["n_p"].high)
-    if "model" in values:
+    if fields["model"] is not None:
         fields["model"] = shape = shape_of(cast(str, values["model"]))
         fields["heads"], fields["kv_heads"] = shape.num_attention_heads, shape.num_key_value_heads
         fields["head_dim"] = shape.head_dim
@@ -128,7 +125,7 @@ def resolve(values: Mapping[str, AxisValue]) -> dict[str, Any]:
     return fields
 
 
-def wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
+def wrong_prompts(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     """What does not fit together in one combination; a finding's path begins with the axis to blame."""
     n_p = cast("int | LengthRange", values["n_p"])
     shortest, longest = (n_p.low, n_p.high) if isinstance(n_p, LengthRange) else (n_p, n_p)
@@ -177,11 +174,12 @@ def _wrong_tree(values: Mapping[str, AxisValue], shortest: int, prompt: str) -> 
 
 
 def check_sweep(
-    defaults: object, blocks: object, exclude: object, *, kind: Kind = "decode", unused: bool = True
+    defaults: object, blocks: object, exclude: object, rules: SweepRules, *, unused: bool = True
 ) -> Iterator[Finding]:
     """Everything that does not fit together in a sweep as written; paths begin with `defaults`, `sweep` or `exclude`.
 
-    Values that cannot be read are left out: reading them says so. `unused` asks for filters that take nothing away.
+    `rules` are those of the kind of work. Values that cannot be read are left out: reading them says so.
+    `unused` asks for filters that take nothing away.
     """
     common, sound = _located(defaults if defaults is not None else {}, ("defaults",))
     filters = _filters(exclude)
@@ -189,18 +187,19 @@ def check_sweep(
     total = left = 0
     complete = sound
     seen: set[Path] = set()
-    alien = list(_unsuited(kind, defaults, ("defaults",)))
+    foreign = list(_foreign(rules, defaults, ("defaults",)))
     for index, raw in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
         place: Path = ("sweep", index)
-        alien += _unsuited(kind, raw, place)
+        foreign += _foreign(rules, raw, place)
         block, readable = _located(raw, place)
-        (merged,) = blocks_of(kind, common, [block], ((*place, "n_s"), 0))
+        implied = {axis: ((*place, axis), value) for axis, value in rules.implied.items()}
+        (merged,) = blocks_of(common, [block], implied)
         axes = {axis: values for axis, values in merged.items() if values or axis not in UNCHECKED}
         complete &= readable
-        missing = list(_missing(kind, axes, place)) if sound and readable else []
-        yield from missing
-        stated = "n_p" in axes and {"n_s", "tree"} & axes.keys() and all(axes.values())
-        if alien or missing or not stated:
+        lacking = [required for required in rules.required if not required.axes & axes.keys()]
+        if sound and readable:
+            yield from (Finding(place, required.message) for required in lacking)
+        if foreign or lacking or not all(axes.values()):
             complete = False
             continue
         total += math.prod(map(len, axes.values()))
@@ -214,12 +213,12 @@ def check_sweep(
             if hits:
                 continue
             left += 1
-            for finding in wrong(values):
+            for finding in rules.wrong(values):
                 path = _place(finding.path, combination, place)
                 if path not in seen:
                     seen.add(path)
                     yield Finding(path, finding.message, finding.key)
-    yield from alien
+    yield from foreign
     if not complete:
         return
     if unused:
@@ -258,20 +257,11 @@ def _filters(raw: object) -> dict[int, dict[str, tuple[AxisValue, ...]]]:
     return found
 
 
-def _unsuited(kind: Kind, raw: object, place: Path) -> Iterator[Finding]:
+def _foreign(rules: SweepRules, raw: object, place: Path) -> Iterator[Finding]:
+    """Axes that experiments of this kind cannot have."""
     for axis in raw if isinstance(raw, Mapping) else ():
-        reason = unsuited(kind, str(axis))
-        if reason:
-            yield Finding((*place, axis), reason, True)
-
-
-def _missing(kind: Kind, axes: Mapping[str, object], place: Path) -> Iterator[Finding]:
-    if kind == "modules" and "model" not in axes:
-        yield Finding(place, "model is missing, here and under defaults: whose layer is it?")
-    if "n_p" not in axes:
-        yield Finding(place, "n_p is missing, here and under defaults")
-    if not {"n_s", "tree"} & axes.keys():
-        yield Finding(place, "n_s is missing (0 for nothing shared), here and under defaults; or give a tree")
+        if axis in rules.foreign:
+            yield Finding((*place, axis), rules.foreign[axis], True)
 
 
 def _place(path: Path, combination: Mapping[str, tuple[Path, AxisValue]], block: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.plan import Ints
+from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.tokens import Tokens
 from chunkbench.kvcache.tree import PrefixTree
@@ -33,7 +33,7 @@ class BlockTables:
         """`max_tokens`: tokens per sequence that the table has room for from the start; it widens on demand."""
         self.block_size = block_size
         self._tree = PrefixTree(block_size, share=share)
-        self._table: npt.NDArray[np.int32] = np.zeros((8, max(1, -(-max_tokens // block_size))), np.int32)
+        self._by_slot: npt.NDArray[np.int32] = np.zeros((8, max(1, -(-max_tokens // block_size))), np.int32)
 
     @property
     def pool(self) -> ChunkPool:
@@ -47,8 +47,11 @@ class BlockTables:
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
-        """`[b, blocks]`, contiguous, the tables' own memory; entries beyond a sequence's length mean nothing."""
-        return self._table[: len(self._tree.sequences)]
+        """`[b, blocks]`, contiguous; entries beyond a sequence's length mean nothing.
+
+        The tables' own memory until a sequence has left before one that is still there; then a copy.
+        """
+        return self._by_slot[self._tree.slots]
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -58,11 +61,10 @@ class BlockTables:
     def join(self, tokens: Tokens) -> JoinedBlocks:
         """Add a sequence. Raises as `PrefixTree.join` does."""
         joined = self._tree.join(tokens)
-        path = self._tree.path(joined.sequence)
-        row = self._tree.row(joined.sequence)
-        self._make_room(row + 1, len(path))
-        self._table[row, : len(path)] = path
-        length = int(self._tree.lengths[row])
+        path, slot = self._tree.path(joined.sequence), self._tree.slot(joined.sequence)
+        self._make_room(slot + 1, len(path))
+        self._by_slot[slot, : len(path)] = path
+        length = self._tree.length(joined.sequence)
         places = joined.chunks[:, None] * self.block_size + np.arange(self.block_size)
         return JoinedBlocks(joined.sequence, joined.cached, places.ravel()[: length - joined.cached])
 
@@ -72,8 +74,9 @@ class BlockTables:
         if len(appended.new):
             rows = np.flatnonzero(appended.slots == 0)
             columns = (self._tree.lengths[rows] - 1) // self.block_size
-            self._make_room(len(appended.chunks), int(columns.max()) + 1)
-            self._table[rows, columns] = appended.chunks[rows]
+            self._make_room(0, int(columns.max()) + 1)
+            slots = self._tree.slots
+            self._by_slot[rows if isinstance(slots, slice) else slots[rows], columns] = appended.chunks[rows]
         return appended.chunks * self.block_size + appended.slots
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -82,16 +85,14 @@ class BlockTables:
 
     def leave(self, sequence: int) -> None:
         """Remove a sequence. Raises UnknownSequence."""
-        row, rows = self._tree.row(sequence), len(self._tree.sequences)
         self._tree.leave(sequence)
-        self._table[row : rows - 1] = self._table[row + 1 : rows]
 
     def _make_room(self, rows: int, columns: int) -> None:
         """Twice the room where there is too little."""
-        have_rows, have_columns = self._table.shape
+        have_rows, have_columns = self._by_slot.shape
         if rows > have_rows or columns > have_columns:
             wide = have_columns if columns <= have_columns else max(columns, 2 * have_columns)
             tall = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
             table = np.zeros((tall, wide), np.int32)
-            table[:have_rows, :have_columns] = self._table
-            self._table = table
+            table[:have_rows, :have_columns] = self._by_slot
+            self._by_slot = table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from chunkbench.kvcache.plan import Ints
+from chunkbench.kvcache.integers import Ints
 
 
 class Join(NamedTuple):
@@ -15,15 +15,19 @@ class Join(NamedTuple):
     """Leading tokens that were there already; a multiple of the chunk size."""
     chunks: Ints
     """New chunk ids, in token order; empty when everything was there."""
+    tokens: int
+    """How many tokens go into them."""
 
 
 class Append(NamedTuple):
-    """Every sequence took one token: row k's goes into slot `slots[k]` of chunk `chunks[k]`."""
+    """Sequences took tokens: token i goes into slot `slots[i]` of chunk `chunks[i]`."""
 
     chunks: Ints
     slots: Ints
     new: Ints
     """Those of the chunks that did not exist before; nothing is in them yet."""
+    every_row: bool
+    """Whether token i is row i's, one for every row."""
 
 
 class Copy(NamedTuple):

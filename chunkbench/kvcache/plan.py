@@ -8,9 +8,8 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from chunkbench.kvcache.integers import Ints
 
 
 class Segment(NamedTuple):
@@ -24,7 +23,7 @@ class Segment(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """How a plan came from another: these rows have each begun a new last chunk."""
+    """How a plan came from another: these rows, each named once, have begun a new last chunk."""
 
     of: int
     """`version` of the plan before."""
@@ -40,9 +39,9 @@ class Plan:
     """Segments in depth-first order (a segment comes before those below it), and how sequences map to rows.
 
     The structure is fixed; the lengths are not. Only the last chunk of a sequence can be partial, and a partial chunk
-    belongs to one sequence alone. So all lengths follow from `last_tokens`, which is the tree's own array: appending
-    inside a chunk changes it in place and the plan stays valid. Any change of structure (a chunk more or less, a
-    sequence more or less) makes the tree hand out another plan.
+    belongs to one sequence alone. So all lengths follow from `last_tokens`, which reads the tree's own array: appending
+    inside a chunk leaves the plan valid. Any change of structure (a chunk more or less, a sequence more or less) makes
+    the tree hand out another plan.
     """
 
     chunk_size: int
@@ -55,31 +54,44 @@ class Plan:
     """`[segments]`: the sequences `[begin, end)` in depth-first order cover the segment."""
     order: Ints
     """`[b]`: row (place in order of addition) of the sequence at each depth-first position."""
-    last_chunks: Ints
-    """`[b]`, by row: id of the sequence's last chunk."""
-    last_tokens: Ints
-    """`[b]`, by row: tokens in that chunk, 1..chunk_size. Current at all times while the plan is."""
+    chunks_by_slot: Ints
+    tokens_by_slot: Ints
+    """The tree's own: id of each sequence's last chunk, and tokens in that."""
+    slots: Ints | slice
+    """`[b]`: the slot of each row."""
     growth: Growth | None = None
     """Where the plan is another one's with chunks added to sequences' own runs."""
     version: int = field(default_factory=_versions.__next__)
     """No two plans have the same."""
 
     def grown(self, rows: Ints, chunks: Ints) -> Plan | None:
-        """The plan after these rows have each begun a new last chunk behind a run of chunks of their own.
+        """The plan after these rows have begun new last chunks behind runs of chunks of their own.
 
-        None where one of them had no such run: the forest then has a segment more. Takes a fraction of the time that
-        walking the forest does, and at any step of a busy server some sequence begins a chunk.
+        A row that is named several times has begun several. None where one of them had no such run: the forest then
+        has a segment more. This takes a fraction of the time that a walk over the forest takes, and at almost every
+        step of a busy server some sequence begins a chunk.
         """
         segments = self._own_segments[rows]
         if (segments < 0).any():
             return None
         longer = np.bincount(segments + 1, minlength=len(self.starts))
         grown = np.insert(self.chunks, self.starts[segments + 1], chunks)
-        growth = Growth(self.version, rows, chunks)
+        once = len(np.unique(rows)) == len(rows)
+        growth = Growth(self.version, rows, chunks) if once else None
         starts = self.starts + np.cumsum(longer)
         plan = replace(self, chunks=grown, starts=starts, growth=growth, version=next(_versions))
         plan.__dict__["_own_segments"] = self._own_segments  # the same, and known
         return plan
+
+    @property
+    def last_chunks(self) -> Ints:
+        """`[b]`, by row: id of the sequence's last chunk."""
+        return self.chunks_by_slot[self.slots]
+
+    @property
+    def last_tokens(self) -> Ints:
+        """`[b]`, by row: tokens in that chunk, 1..chunk_size, as they are now."""
+        return self.tokens_by_slot[self.slots]
 
     @cached_property
     def _own_segments(self) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from chunkbench.kvcache.errors import PoolExhausted
 
@@ -15,10 +15,12 @@ class ChunkPool:
     ids, which the kernels read as one piece of memory, and the ids in use stay dense after sequences have left.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, make_room: Callable[[int], None] | None = None) -> None:
+        """`make_room(capacity)` is called before the pool grows; if it raises, the pool stays as it was."""
         if limit is not None and limit < 1:
             raise ValueError(f"the limit of a pool is at least 1 chunk, not {limit}")
         self.limit = limit
+        self._make_room = make_room
         self.capacity = 0
         """Ids that exist, free or in use: what the store has to have room for."""
         self.peak = 0
@@ -37,35 +39,27 @@ class ChunkPool:
         """Number of ids that can be handed out without growing."""
         return self.capacity - len(self._used)
 
-    def capacity_for(self, count: int) -> int:
-        """Capacity that `allocate(count)` would leave behind; raises PoolExhausted where it would. Changes nothing.
+    def reserve(self, chunks: int) -> None:
+        """Make the capacity at least `chunks`, exactly so when it grows. Raises PoolExhausted beyond the limit."""
+        if self.limit is not None and chunks > self.limit:
+            raise PoolExhausted(f"cannot reserve {chunks} chunks: the pool may hold {self.limit}")
+        if chunks > self.capacity:
+            self._grow(chunks)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` ids, lowest first; all of them or, with PoolExhausted, none.
 
         Growth is by a half at least, so that a store adds few slabs; `reserve` gives exact sizes.
         """
         short = count - self.free
-        if short <= 0:
-            return self.capacity
-        needed = self.capacity + short
-        if self.limit is not None and needed > self.limit:
-            raise PoolExhausted(
-                f"{count} more chunks are needed, but {self.in_use} of at most {self.limit} are in use already"
-            )
-        grown = max(needed, self.capacity + self.capacity // 2)
-        return grown if self.limit is None else min(grown, self.limit)
-
-    def check(self, chunks: int) -> None:
-        """Raise PoolExhausted if the pool may not hold that many chunks."""
-        if self.limit is not None and chunks > self.limit:
-            raise PoolExhausted(f"cannot reserve {chunks} chunks: the pool may hold {self.limit}")
-
-    def reserve(self, chunks: int) -> None:
-        """Make the capacity at least `chunks`, exactly so when it grows. Raises PoolExhausted beyond the limit."""
-        self.check(chunks)
-        self.capacity = max(self.capacity, chunks)
-
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` ids, lowest first; all of them or, with PoolExhausted, none."""
-        self.capacity = self.capacity_for(count)
+        if short > 0:
+            needed = self.capacity + short
+            if self.limit is not None and needed > self.limit:
+                raise PoolExhausted(
+                    f"{count} more chunks are needed, but {self.in_use} of at most {self.limit} are in use already"
+                )
+            capacity = max(needed, self.capacity + self.capacity // 2)
+            self._grow(capacity if self.limit is None else min(capacity, self.limit))
         returned = min(count, len(self._returned))
         ids = [heapq.heappop(self._returned) for _ in range(returned)]
         fresh = count - returned
@@ -74,6 +68,11 @@ class ChunkPool:
         self._used.update(ids)
         self.peak = max(self.peak, len(self._used))
         return ids
+
+    def _grow(self, capacity: int) -> None:
+        if self._make_room is not None:
+            self._make_room(capacity)
+        self.capacity = capacity
 
     def release(self, ids: Iterable[int]) -> None:
         """Give ids back. Raises ValueError, releasing none, if one of them is not in use or is named twice."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkbench.kvcache.errors import WrongTokens
-from chunkbench.kvcache.plan import Ints
+from chunkbench.kvcache.integers import Ints
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 

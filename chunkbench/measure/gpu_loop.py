@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from chunkbench.baselines.contract import Session
-from chunkbench.experiment.point import Mode
+from chunkbench.experiment.terms import Mode
 from chunkbench.measure.clocks import ClockGuard
 from chunkbench.measure.loop import Feed, Round
 from chunkbench.measure.rotation import calls_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from chunkbench.experiment.point import Mode
+from chunkbench.experiment.terms import Mode
 
 L2_FACTOR = 5
 """The copies that take turns hold this many times what the L2 cache does."""

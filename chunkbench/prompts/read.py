@@ -79,7 +79,7 @@ def _prompt(value: Any, place: str, group: str, group_by: str | None) -> Prompt:
         if field in value:
             group = str(value[field])
         elif group_by is not None:
-            raise PromptsError(f"{place}: has no field {group_by!r}, which --group-by names")
+            raise PromptsError(f"{place}: has no field {group_by!r}, by which prompts are to be grouped")
         known = [name for name in (*_TOKENS, *_TEXTS, *_CHATS) if name in value]
         if not known:
             fields = ", ".join(map(repr, value)) or "none"

@@ -21,7 +21,7 @@ def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[in
     texts = [prompt for prompt in prompts if prompt.tokens is None]
     if texts and tokenizer is None:
         raise PromptsError(
-            f"{texts[0].place}: is text, and no tokenizer was chosen: --tokenizer FILE.json, an encoding of tiktoken "
+            f"{texts[0].place}: is text, and no tokenizer was chosen: name a tokenizer.json, an encoding of tiktoken "
             "(cl100k_base) or a model's name on Hugging Face; token ids need none"
         )
     if texts and len(texts) < len(prompts):
@@ -42,7 +42,7 @@ def _encoder(name: str) -> Encode:
         import tiktoken
     except ImportError:
         if name.endswith("_base"):  # as most of its encodings do, and no model on Hugging Face
-            raise PromptsError(f"--tokenizer {name}: needs tiktoken: pip install 'chunkbench[prompts]'") from None
+            raise PromptsError(f"tokenizer {name}: needs tiktoken: pip install 'chunkbench[prompts]'") from None
         known: list[str] = []
     else:
         known = tiktoken.list_encoding_names()
@@ -51,7 +51,7 @@ def _encoder(name: str) -> Encode:
             encoding = tiktoken.get_encoding(name)
         except Exception as error:  # whatever its download raises: there is no network, or a proxy
             raise PromptsError(
-                f"--tokenizer {name}: tiktoken has it neither in its cache (TIKTOKEN_CACHE_DIR) nor could load it: "
+                f"tokenizer {name}: tiktoken has it neither in its cache (TIKTOKEN_CACHE_DIR) nor could load it: "
                 f"{_first_line(error)}"
             ) from None
         # Special tokens in a text are text here, as they are to a server that is given user input.
@@ -62,11 +62,11 @@ def _encoder(name: str) -> Encode:
 def _from_file(path: Path) -> Encode:
     tokenizers = _tokenizers(str(path))
     if not path.is_file():
-        raise PromptsError(f"--tokenizer {path}: no such file")
+        raise PromptsError(f"tokenizer {path}: no such file")
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise PromptsError(f"--tokenizer {path}: not a tokenizer.json of Hugging Face: {_first_line(error)}") from None
+        raise PromptsError(f"tokenizer {path}: not a tokenizer.json of Hugging Face: {_first_line(error)}") from None
     return partial(_encode, loaded)
 
 
@@ -83,7 +83,7 @@ def _from_hub(name: str) -> Encode:
         raise
     except Exception as error:  # no network, no such model, no permission
         raise PromptsError(
-            f"--tokenizer {name}: neither a file, nor an encoding of tiktoken, nor in the cache of Hugging Face, and "
+            f"tokenizer {name}: neither a file, nor an encoding of tiktoken, nor in the cache of Hugging Face, and "
             f"could not be loaded from there: {_first_line(error)}"
         ) from None
     return partial(_encode, loaded)
@@ -98,7 +98,7 @@ def _tokenizers(name: str) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise PromptsError(f"--tokenizer {name}: needs tokenizers: pip install 'chunkbench[prompts]'") from None
+        raise PromptsError(f"tokenizer {name}: needs tokenizers: pip install 'chunkbench[prompts]'") from None
     return tokenizers
 
 

@@ -6,6 +6,6 @@ from chunkbench.report.book import build_book
 from chunkbench.report.build import build
 from chunkbench.report.files import write_all
 from chunkbench.report.formats import FORMATS, render, render_book
-from chunkbench.report.model import Report
+from chunkbench.report.report import Report
 
 __all__ = ["FORMATS", "Report", "build", "build_book", "render", "render_book", "write_all"]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from chunkbench.analysis.claims import Claim, Verdict, claims
+from chunkbench.paper.claims import Claim, Verdict, claims
 from chunkbench.report.build import build
 from chunkbench.report.claims import document
-from chunkbench.report.files import RunDirectory
-from chunkbench.report.footer import machine
-from chunkbench.report.model import Document, Report, Table
+from chunkbench.report.model import Document, Table
+from chunkbench.report.report import Report
 from chunkbench.report.unmeasured import tables
+from chunkbench.store import Manifest, Run
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Chapter:
 
     anchor: str
     report: Report
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     raw: str
     """Where its raw data lies, as seen from the report's own folder."""
     command: str
@@ -59,14 +59,14 @@ class Book:
         return [summary, *runs, *([rest] if self.unmeasured else [])]
 
 
-def build_book(runs: Sequence[RunDirectory], folder: Path, reports: Sequence[Report] | None = None) -> Book:
+def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | None = None) -> Book:
     """`folder` is where the report will lie, so that its links lead to the runs. Of one run, a book of one chapter.
 
     `reports` saves building those of the runs again.
     """
     chapters: list[Chapter] = []
     for run, report in zip(runs, reports or map(build, runs), strict=True):
-        name = str((run.manifest.get("experiment") or {}).get("name") or run.path.name)
+        name = run.manifest.experiment.name or run.path.name
         taken = {chapter.anchor for chapter in chapters}
         anchor = next(a for a in [name, *(f"{name}-{n}" for n in range(2, len(runs) + 2))] if a not in taken)
         chapters.append(
@@ -75,26 +75,31 @@ def build_book(runs: Sequence[RunDirectory], folder: Path, reports: Sequence[Rep
                 report,
                 run.manifest,
                 os.path.relpath(run.path, folder),
-                " ".join(["chunkbench", *map(str, (run.manifest.get("command") or ["chunkbench"])[1:])]),
+                " ".join(["chunkbench", *run.manifest.command[1:]]),
                 _minutes(run.manifest),
             )
         )
     first, judged = runs[0].manifest, claims([chapter.report.rows for chapter in chapters])
-    git = first.get("git") or {}
-    commit = f", git {str(git['commit'])[:10]}{' (modified)' if git.get('dirty') else ''}" if git.get("commit") else ""
+    commit = first.git.named(10)
     return Book(
         title=chapters[0].report.title if len(chapters) == 1 else "The ChunkAttention paper, rerun",
-        machine="; ".join(dict.fromkeys(machine(run.manifest) or "machine not recorded" for run in runs)),
-        version=f"chunkbench {first.get('chunkbench_version', '?')}{commit}",
+        machine="; ".join(_machines(runs)),
+        version=f"chunkbench {first.chunkbench_version}{f', git {commit}' if commit else ''}",
         chapters=chapters,
         unmeasured=tables() if len(chapters) > 1 else (),
         claims=[one for one in judged if one.rows or len(chapters) > 1],
     )
 
 
-def _minutes(manifest: Mapping[str, Any]) -> float | None:
+def _machines(runs: Sequence[Run]) -> list[str]:
+    """What all of them were measured on."""
+    names = [name for run in runs for name in run.manifest.machine_names or ("machine not recorded",)]
+    return list(dict.fromkeys(names))
+
+
+def _minutes(manifest: Manifest) -> float | None:
     try:
-        started, finished = (datetime.fromisoformat(str(manifest.get(key))) for key in ("started_at", "finished_at"))
-    except ValueError:
+        started, finished = (datetime.fromisoformat(at or "") for at in (manifest.started_at, manifest.finished_at))
+        return (finished - started).total_seconds() / 60
+    except (TypeError, ValueError):  # not said, or only one of them with a time zone
         return None
-    return (finished - started).total_seconds() / 60

@@ -2,70 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
+from chunkbench import kinds
 from chunkbench.analysis import points
-from chunkbench.analysis.derive import Row, derive
+from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import outcomes
-from chunkbench.report import columns, decode, memory, modules
+from chunkbench.experiment.values import show_value
+from chunkbench.paper import beside
+from chunkbench.report.columns import columns_of
 from chunkbench.report.footer import footer
-from chunkbench.report.model import Group, Report
+from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
+from chunkbench.report.report import Report
+from chunkbench.report.showing import Showing
 from chunkbench.report.statuses import probe_lines, status_lines
-from chunkbench.report.view import Told, View
-from chunkbench.store.facts import CaseFacts
+from chunkbench.report.view import Body, View
+from chunkbench.store import CaseFacts, Manifest, Run
 
 _LONGEST_KEY = 18
-_TOLD: Mapping[str, Callable[[View], Told]] = {"decode": decode.told, "memory": memory.told, "modules": modules.told}
 
 
-class RunLike(Protocol):
-    """What a report needs of a run."""
-
-    @property
-    def manifest(self) -> Mapping[str, Any]: ...
-
-    @property
-    def cases(self) -> Sequence[CaseFacts]: ...
-
-
-def build(run: RunLike) -> Report:
+def build(run: Run) -> Report:
     """Everything that can be said about a run, complete or not, even without a single case."""
+    showing: Showing = kinds.get(run.manifest.experiment.kind).showing()
+    return showing.build(run)
+
+
+def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
+    """The report of a run whose facts are those of sessions; `body_of` writes the part that its kind has to say."""
     manifest, cases = run.manifest, run.cases
-    experiment: Mapping[str, Any] = manifest.get("experiment") or {}
-    baseline = experiment.get("baseline") or columns.CHUNK_ATTN
-    confidence = experiment.get("confidence") or 0.95
-    rows = derive(cases, baseline, confidence)
+    experiment = manifest.experiment
+    rows = beside.rows(cases, experiment.baseline, experiment.confidence)
     groups = _groups(cases, rows)
     axes = points.varying([(group.axes, []) for group in groups])
-    implementations = columns.ordered([*experiment.get("implementations", ()), *(c.implementation for c in cases)])
-    labels = {case.implementation: case.label for case in cases}
-    implementations = [implementation for implementation in implementations if implementation in labels]
-    name = experiment.get("title") or experiment.get("name") or "ChunkBench run"
+    columns = columns_of(run, experiment.implementations)
     long_keys = _long_keys(groups, axes)
 
     def text(axis: str, value: object) -> str:
-        return long_keys.get((axis, repr(value))) or points.show(value)
+        return long_keys.get((axis, repr(value))) or show_value(value)
 
-    judged = outcomes(rows, experiment.get("expect") or (), confidence)
-    view = View(groups, rows, implementations, labels, axes, text, baseline, judged, experiment)
-    told = _TOLD[experiment.get("kind") or "decode"](view) if groups else Told("", ())
-    rows_by_implementation = {row.facts.implementation: row for row in rows}
+    judged = outcomes(rows, experiment.expect, experiment.confidence)
+    view = View(groups, rows, columns, axes, text, experiment.baseline, judged, experiment)
+    body = body_of(view) if groups else Body("", ())
     return Report(
-        title=name,
-        warnings=tuple(_partial(manifest, groups)) + tuple(probe_lines(groups, axes)),
-        losses=told.losses,
-        headline=told.headline,
-        tables=tuple(table for table in told.tables if table.rows),
-        statuses=tuple(status_lines(groups, implementations, axes)),
+        title=experiment.title or experiment.name or "ChunkBench run",
+        warnings=tuple(_partial(manifest, groups)) + tuple(probe_lines(groups, axes, columns)),
+        losses=body.losses,
+        headline=body.headline,
+        tables=tuple(table for table in body.tables if table.rows),
+        statuses=tuple(status_lines(groups, axes, columns)),
         legend=(
-            *columns.legend(implementations, rows_by_implementation),
-            *told.legend,
+            *columns.legend(),
+            *body.legend,
             *(f"{short} = {_full(axis, groups, value)}" for (axis, value), short in long_keys.items()),
         ),
-        footer=tuple(footer(manifest, groups, axes)) if groups else (),
-        baseline=baseline,
+        footer=tuple(footer(manifest, groups, axes, columns, body.timing)) if groups else (),
+        baseline=experiment.baseline,
+        columns=columns,
         varying=tuple(axes),
         groups=tuple(groups),
         rows=tuple(rows),
@@ -87,29 +81,27 @@ def _long_keys(groups: Sequence[Group], axes: Sequence[str]) -> dict[tuple[str, 
     for axis in axes:
         for group in groups:
             value = group.axes.get(axis)
-            if len(points.show(value)) > _LONGEST_KEY and (axis, repr(value)) not in found:
+            if len(show_value(value)) > _LONGEST_KEY and (axis, repr(value)) not in found:
                 found[axis, repr(value)] = f"{axis} {1 + sum(known == axis for known, _ in found)}"
     return found
 
 
 def _full(axis: str, groups: Sequence[Group], value: str) -> str:
-    return next(points.show(g.axes.get(axis)) for g in groups if repr(g.axes.get(axis)) == value)
+    return next(show_value(g.axes.get(axis)) for g in groups if repr(g.axes.get(axis)) == value)
 
 
-def _partial(manifest: Mapping[str, Any], groups: Sequence[Group]) -> list[str]:
+def _partial(manifest: Manifest, groups: Sequence[Group]) -> list[str]:
     """Whether points are missing, and why as far as it is known."""
-    apart = ("protocol", "cache", "mode")
-    measured = len({repr([(k, v) for k, v in group.axes.items() if k not in apart]) for group in groups})
-    planned = manifest.get("points") or measured
-    if measured >= planned and not manifest.get("interrupted"):
+    beside = ("protocol", "cache", "mode", "machine")
+    measured = len({repr([(k, v) for k, v in group.axes.items() if k not in beside]) for group in groups})
+    planned = manifest.points or measured
+    if measured >= planned and not manifest.interrupted:
         return []
     how = (
         "interrupted"
-        if manifest.get("interrupted")
+        if manifest.interrupted
         else "ended early"
-        if manifest.get("finished_at")
+        if manifest.finished_at
         else "still running, or ended without saying so"
     )
-    return [
-        f"Partial run ({how}): {measured} of {count(planned, 'point')}; `chunkbench run ... --resume` goes on with it."
-    ]
+    return [f"Partial run ({how}): {measured} of {count(planned, 'point')}; resume it to measure the others."]

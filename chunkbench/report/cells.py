@@ -9,6 +9,8 @@ from chunkbench.report.model import Cell
 from chunkbench.report.numbers import NOTHING, micros
 
 NOISY_MARK = "~"
+PROBE_MARK = "!"
+"""On a share of the machine's limits that is more than the machine allows."""
 STATUS_WORD: Mapping[str, str] = {
     "unavailable": "n/a",
     "unsupported": "unsupp.",

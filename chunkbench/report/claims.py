@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, get_args
 
-from chunkbench.analysis.claims import Claim, Verdict
+from chunkbench.paper.claims import Claim, Verdict
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 

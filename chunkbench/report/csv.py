@@ -5,32 +5,30 @@ from __future__ import annotations
 import csv
 from dataclasses import fields
 from io import StringIO
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from chunkbench.analysis.derive import Derived
-from chunkbench.report.model import Report
+from chunkbench.experiment.axes import AXES
+from chunkbench.report.report import Report
 from chunkbench.store.facts import CaseFacts
 
-_LISTS = frozenset(
-    {
-        "samples_us",
-        "append_samples_us",
-        "plan_samples_us",
-        "steps",
-        "groups",
-        "peaks",
-        "yardsticks",
-        "noise",
-        "unique_bytes",
-        "read_bytes",
-        "flops",
-    }
-)
-"""Facts with more than one value; they are in `cases.jsonl` and in the JSON report."""
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def _single(annotation: Any) -> bool:
+    """Whether values of this type fit a cell."""
+    if get_origin(annotation) is Literal:
+        return True
+    parts = get_args(annotation)
+    return all(map(_single, parts)) if get_origin(annotation) in (Union, UnionType) else annotation in _SCALARS
+
 
 COLUMNS = (
-    *(name for name in CaseFacts.model_fields if name not in _LISTS),
+    *(name for name, field in CaseFacts.model_fields.items() if name in AXES or _single(field.annotation)),
     *(field.name for field in fields(Derived)),
 )
+"""Axes, facts of one value each, derived figures. Other facts are in `cases.jsonl` and in the JSON report."""
 
 
 def render(report: Report) -> str:

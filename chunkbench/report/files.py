@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from chunkbench.report import csv, json, latex, markdown
-from chunkbench.report.build import RunLike, build
-from chunkbench.report.model import Report
-
-
-class RunDirectory(RunLike, Protocol):
-    """A run that lies in a directory."""
-
-    @property
-    def path(self) -> Path: ...
-
+from chunkbench.report.book import build_book
+from chunkbench.report.build import build
+from chunkbench.report.report import Report
+from chunkbench.store import Run
 
 FILES: dict[str, Callable[[Report], str]] = {
     "table.csv": csv.render,
@@ -25,14 +18,13 @@ FILES: dict[str, Callable[[Report], str]] = {
 }
 
 
-def write_all(run: RunDirectory, report: Report | None = None) -> list[Path]:
+def write_all(run: Run, report: Report | None = None) -> list[Path]:
     """Write the report in every format, and `figure.png` and `figure.svg`; returns their paths.
 
     Without two implementations to compare there is no figure. `report` saves building it again.
     """
     # matplotlib takes a while to load; nobody who only wants a table should wait for it.
     from chunkbench.report import figures, html
-    from chunkbench.report.book import build_book
 
     report = report or build(run)
     written = []

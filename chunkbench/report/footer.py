@@ -8,10 +8,11 @@ from typing import Any
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import AXES, describe
 from chunkbench.report import gpu
-from chunkbench.report.columns import name
+from chunkbench.report.columns import Columns
 from chunkbench.report.model import Group
 from chunkbench.report.numbers import count, gigabytes, significant
 from chunkbench.report.statuses import one_line
+from chunkbench.store.manifest import MachineFacts, Manifest
 
 UNIT_OF_TABLE_3 = (
     "The header of the paper's Table 3 says ms, but its values agree with the rest of the paper only as microseconds "
@@ -23,15 +24,16 @@ NOT_COMPARABLE = (
 )
 VLLM_STANDS_IN = "vLLM's kernel on this device stands beside the paper's PagedAttn, vLLM* beside PagedAttn*."
 
-_UNTIMED = "nothing was timed; every implementation was checked against float64 at its first and its last token"
 _HOW: Mapping[str, str] = {
     "strict": "implementations take turns in random order inside every round",
     "paper": "as the authors timed it: one warm-up, every step synchronised, one round",
 }
 
 
-def footer(manifest: Mapping[str, Any], groups: Sequence[Group], varying: Sequence[str]) -> list[tuple[str, str]]:
-    """(topic, text) in reading order; what a manifest does not say is left out."""
+def footer(
+    manifest: Manifest, groups: Sequence[Group], varying: Sequence[str], columns: Columns, timing: str | None
+) -> list[tuple[str, str]]:
+    """(topic, text) in reading order; what a manifest does not say is left out. `timing` replaces that topic's text."""
     rows = [row for group in groups for row in group.rows.values()]
     timed = [row for row in rows if row.derived.latency_us is not None]
     entries = [
@@ -39,13 +41,13 @@ def footer(manifest: Mapping[str, Any], groups: Sequence[Group], varying: Sequen
         ("software", _software(manifest, rows)),
         ("point", _constants(groups[0], varying)),
         ("data", _data(rows, timed)),
-        ("timing", _UNTIMED if _at(manifest, "experiment.kind") == "memory" else _timing(rows, timed)),
+        ("timing", _timing(rows, timed) if timing is None else timing),
         ("samples", gpu.samples([row.facts for row in timed])),
         ("gpu", gpu.conditions([row.facts for row in timed])),
         ("interval", _interval(manifest, timed)),
         ("peaks", _peaks(timed)),
         ("paper", _paper(rows)),
-        *(("note", text) for text in _notes(manifest, rows)),
+        *(("note", text) for text in _notes(manifest, rows, columns)),
     ]
     return [(topic, text) for topic, text in entries if text]
 
@@ -53,36 +55,32 @@ def footer(manifest: Mapping[str, Any], groups: Sequence[Group], varying: Sequen
 _SAID_ELSEWHERE = ("protocol", "cache", "mode", "device", "dtype", "threads")
 
 
-def machine(manifest: Mapping[str, Any]) -> str:
-    """The processor, and the GPU where there is one, in a few words."""
-    env = manifest.get("environment") or {}
-    gpus = [_at(gpu, "name") for gpu in env.get("gpus") or ()]
-    return ", ".join(str(part) for part in (*gpus, _at(env, "cpu.model")) if part)
+def _machine(manifest: Manifest, rows: Sequence[Row]) -> str:
+    """Every machine that measured some of the rows; which is said where there are several."""
+    several = len(manifest.machines) > 1
+    told = [f"{name}: {_hardware(facts)}" if several else _hardware(facts) for name, facts in manifest.machines.items()]
+    parts = ["; ".join(told), f"measured on {_list(row.facts.device for row in rows)}"]
+    return ", ".join(part for part in parts if part)
 
 
-def _machine(manifest: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    env = manifest.get("environment") or {}
-    cores, memory = _at(env, "cpu.cores"), _at(env, "memory_bytes")
+def _hardware(machine: MachineFacts) -> str:
+    cores, memory = machine.cpu.cores, machine.memory_bytes
     parts = [
-        machine(manifest),
-        count(cores, "core") if isinstance(cores, int) else "",
-        f"{gigabytes(memory)} of memory" if isinstance(memory, int | float) else "",
-        f"measured on {_list(row.facts.device for row in rows)}",
+        machine.name,
+        count(cores, "core") if cores is not None else "",
+        f"{gigabytes(memory)} of memory" if memory is not None else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-def _software(manifest: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    env = manifest.get("environment") or {}
-    git = manifest.get("git") or {}
-    version = manifest.get("chunkbench_version")
-    state = f" (git {str(git['commit'])[:10]}{', modified' if git.get('dirty') else ''})" if git.get("commit") else ""
-    torch, python = _at(env, "torch.version"), env.get("python")
+def _software(manifest: Manifest, rows: Sequence[Row]) -> str:
+    version, commit = manifest.chunkbench_version, manifest.git.named(10)
+    machines = manifest.machines.values()
     packages = dict.fromkeys(row.facts.package_version for row in rows if row.facts.package_version)
     parts = [
-        f"chunkbench {version}{state}" if version else "",
-        python if isinstance(python, str) else "",
-        f"torch {torch}" if isinstance(torch, str) else "",
+        f"chunkbench {version}{f' (git {commit})' if commit else ''}" if version else "",
+        *dict.fromkeys(machine.python for machine in machines),
+        *dict.fromkeys(f"torch {machine.torch.version}" for machine in machines if machine.torch.version),
         *(package for package in packages if not package.startswith(("torch ", "chunkbench "))),
     ]
     return ", ".join(part for part in parts if part)
@@ -131,8 +129,8 @@ def _timing(rows: Sequence[Row], timed: Sequence[Row]) -> str:
     return "; ".join(parts)
 
 
-def _interval(manifest: Mapping[str, Any], timed: Sequence[Row]) -> str:
-    confidence = (manifest.get("experiment") or {}).get("confidence", 0.95)
+def _interval(manifest: Manifest, timed: Sequence[Row]) -> str:
+    confidence = manifest.experiment.confidence
     said = {
         "range": "smallest and largest round (range: too few rounds for a confidence interval)",
         "confidence": f"{confidence:.0%} confidence for the median over rounds, by order statistics",
@@ -158,24 +156,15 @@ def _paper(rows: Sequence[Row]) -> str:
     return " ".join([UNIT_OF_TABLE_3, NOT_COMPARABLE, *([VLLM_STANDS_IN] if stands_in else [])])
 
 
-def _notes(manifest: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+def _notes(manifest: Manifest, rows: Sequence[Row], columns: Columns) -> list[str]:
     """What adapters and the environment want readers to know, each once."""
-    found = []
+    notes = []
     for row in rows:
-        note, who = one_line(row.facts.note), name(row.facts.implementation, row.facts.label)
+        note, who = one_line(row.facts.note), columns.name(row.facts.implementation)
         if note:
-            found.append(note if note.startswith((who, row.facts.label)) else f"{who}: {note}")
-    about_torch = _at(manifest.get("environment"), "torch.note")
-    return list(dict.fromkeys([*found, *([one_line(about_torch)] if about_torch else [])]))
-
-
-def _at(tree: Any, path: str) -> Any:
-    """`a.b` of nested mappings, None where there is no such thing."""
-    for part in path.split("."):
-        if not isinstance(tree, Mapping):
-            return None
-        tree = tree.get(part)
-    return tree
+            notes.append(note if note.startswith((who, row.facts.label)) else f"{who}: {note}")
+    about_torch = [one_line(machine.torch.note) for machine in manifest.machines.values() if machine.torch.note]
+    return list(dict.fromkeys([*notes, *about_torch]))
 
 
 def _constants(group: Group, varying: Sequence[str]) -> str:

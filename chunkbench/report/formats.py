@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from chunkbench.report import csv, json, latex, markdown, text_table
 from chunkbench.report.book import Book
-from chunkbench.report.model import Document, Report
+from chunkbench.report.model import Document
+from chunkbench.report.report import Report
 
 _RENDERERS = {"markdown": markdown.render, "latex": latex.render, "csv": csv.render, "json": json.render}
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from chunkbench.report.model import Report
+from chunkbench.report.report import Report
 
 
 def render(report: Report) -> str:

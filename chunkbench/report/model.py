@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.expectations import Outcome
 
 Emphasis = Literal["plain", "best", "noisy", "failed", "absent", "quiet"]
 
@@ -68,16 +67,3 @@ class Document:
     legend: tuple[str, ...]
     footer: tuple[tuple[str, str], ...]
     """(topic, text): how it was measured and what cannot be compared."""
-
-
-@dataclass(frozen=True)
-class Report(Document):
-    """Everything that can be said about a run."""
-
-    baseline: str
-    varying: tuple[str, ...]
-    """Axes that lead the tables."""
-    groups: tuple[Group, ...]
-    rows: Sequence[Row]
-    """In the order of the run's cases."""
-    outcomes: Sequence[Outcome]

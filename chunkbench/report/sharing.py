@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chunkbench.analysis.paper import paper_rows
 from chunkbench.analysis.sharing import Sharing
 from chunkbench.experiment.llama import LlamaShape
+from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Cell, Column, Document, Table
 from chunkbench.report.numbers import NOTHING, count
 

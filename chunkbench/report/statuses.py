@@ -6,40 +6,38 @@ import re
 from collections.abc import Mapping, Sequence
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.points import show
-from chunkbench.report.cells import NOISY_MARK, STATUS_WORD
-from chunkbench.report.columns import name
+from chunkbench.experiment.values import show_value
+from chunkbench.report.cells import NOISY_MARK, PROBE_MARK, STATUS_WORD
+from chunkbench.report.columns import Columns
 from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
-from chunkbench.report.tables import PROBE_MARK
 
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _LONGEST_REASON = 400
 
 
-def status_lines(groups: Sequence[Group], implementations: Sequence[str], axes: Sequence[str]) -> list[str]:
+def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
     """One line for each status and kind of reason, whoever it befell, and one for all noise."""
     who: dict[tuple[str, str], list[str]] = {}
-    for implementation in implementations:
+    for implementation in columns.ids:
         found = _by_kind([(g, g.rows[implementation]) for g in groups if implementation in g.rows])
         for (status, _), places in found.items():
             word = STATUS_WORD.get(status, status)
             said = word if word == status else f"{word} ({status})"
             where = _where([group for group, _ in places], groups, axes)
-            label = name(implementation, places[0][1].facts.label)
-            who.setdefault((f"{said} at {where}", _reason(places)), []).append(label)
+            who.setdefault((f"{said} at {where}", _reason(places)), []).append(columns.name(implementation))
     lines = [f"{', '.join(labels)}: {said}: {reason}" for (said, reason), labels in who.items()]
     return lines + _noise_line(groups)
 
 
-def probe_lines(groups: Sequence[Group], axes: Sequence[str]) -> list[str]:
+def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
     """Roofline fractions above what is possible: the probe's error, which puts every fraction of the run in doubt."""
     found: dict[str, list[tuple[list[float], str]]] = {}
     for group in groups:
         for implementation, row in group.rows.items():
             text = row.derived.probe_error
             if text:
-                where = f"{name(implementation, row.facts.label)} at {_point(group, axes)}"
+                where = f"{columns.name(implementation)} at {_point(group, axes)}"
                 found.setdefault(_NUMBER.sub("#", text), []).append((_figures(text), f"{where}: {text}"))
     return [
         f"{PROBE_MARK} An error of the probe, not a merit of the kernel, in {count(len(cases), 'case')}; "
@@ -97,4 +95,4 @@ def _where(places: Sequence[Group], groups: Sequence[Group], axes: Sequence[str]
 
 
 def _point(group: Group, axes: Sequence[str]) -> str:
-    return "/".join(show(group.axes.get(axis)) for axis in axes) or "the point"
+    return "/".join(show_value(group.axes.get(axis)) for axis in axes) or "the point"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chunkbench.analysis.paper import paper_rows
+from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.sharing import paper_table
 

@@ -1,15 +1,15 @@
-"""A run's rows put in order for its tables, and the part of a report that depends on the kind of experiment."""
+"""A run's rows put in order for its tables, and what a kind of work makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import Outcome
-from chunkbench.report.columns import name
+from chunkbench.report.columns import Columns
 from chunkbench.report.model import Cell, Column, Group, Table
+from chunkbench.store.manifest import ExperimentFacts
 
 
 @dataclass(frozen=True)
@@ -18,17 +18,14 @@ class View:
 
     groups: Sequence[Group]
     rows: Sequence[Row]
-    implementations: Sequence[str]
-    """In the order of columns."""
-    labels: Mapping[str, str]
+    columns: Columns
     axes: Sequence[str]
     """Those that vary; they lead every table."""
     text: Callable[[str, object], str]
     """Turns (axis, value) into the text of a cell."""
     baseline: str
     outcomes: Sequence[Outcome]
-    experiment: Mapping[str, Any]
-    """As the manifest has it."""
+    experiment: ExperimentFacts
 
     def keys(self, group: Group) -> list[Cell]:
         """The cells that name a point."""
@@ -40,11 +37,6 @@ class View:
 
     def key_columns(self) -> list[Column]:
         return [Column(axis, (axis,)) for axis in self.axes]
-
-    def name(self, implementation: str) -> str:
-        """What running text calls an implementation."""
-        known = implementation in self.labels
-        return name(implementation, self.labels[implementation]) if known else implementation
 
     def breaks(self, sizes: int | Sequence[int]) -> frozenset[int]:
         """Last row of every run of points that agree on the first axis; `sizes` are the points' lines."""
@@ -60,10 +52,13 @@ class View:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a kind of experiment has to say."""
+class Body:
+    """The part of a report that a kind of work writes."""
 
     headline: str
     tables: tuple[Table, ...]
     losses: str = ""
+    """Points where the baseline loses to the strongest rival; comes before anything that flatters it."""
     legend: tuple[str, ...] = ()
+    timing: str | None = None
+    """Replaces what the footer says of timing."""

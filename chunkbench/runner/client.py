@@ -10,18 +10,16 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import psutil
 
-from chunkbench.runner.heap import KEEP_FREED_MEMORY
-
-PROTOCOL = 3
-"""Version of the requests and replies; a worker that speaks another one is refused. 2 added `preload` and
-`fork`, 3 `warm` and samples in `check`."""
+from chunkbench.workers.heap import KEEP_FREED_MEMORY
+from chunkbench.workers.lifetime import PARENT
+from chunkbench.workers.protocol import PROTOCOL
 
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0
@@ -45,7 +43,7 @@ class WorkerTimeout(RuntimeError):
 
 
 LOST = (WorkerError, WorkerCrashed, WorkerTimeout)
-"""Whatever asking a worker raises, for those to whom it is all the same."""
+"""Everything that asking a worker can raise."""
 
 
 class WorkerClient(ABC):
@@ -81,20 +79,30 @@ class WorkerProcess(WorkerClient):
     """A worker that is a program of its own."""
 
     def __init__(
-        self, log: Path, command: list[str] | None = None, environment: Mapping[str, str] | None = None
+        self,
+        log: Path,
+        kind: str,
+        command: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a worker whose standard error is appended to `log`, in `environment` instead of this process's.
+        """Start a worker for a kind of work; its standard error is appended to `log`.
 
-        It does not look for packages in the current folder: a checkout there would hide the revision that was meant.
+        `command` replaces the program, `environment` this process's. The worker does not look for packages in the
+        current folder: a checkout there would hide the revision that was meant.
         """
         self._log = log
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                command or [sys.executable, "-m", "chunkbench.runner.worker"],
+                [*(command or (sys.executable, "-m", "chunkbench.worker")), kind],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**(environment or os.environ), **KEEP_FREED_MEMORY, "PYTHONSAFEPATH": "1"},
+                env={
+                    **(environment or os.environ),
+                    **KEEP_FREED_MEMORY,
+                    PARENT: str(os.getpid()),
+                    "PYTHONSAFEPATH": "1",
+                },
                 start_new_session=True,  # a Ctrl-C at the terminal must reach the runner alone
             )
         self._buffer = b""

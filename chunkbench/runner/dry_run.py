@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
 
+from chunkbench import kinds
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS
-from chunkbench.baselines import registry
 from chunkbench.baselines.contract import Answer
+from chunkbench.baselines.registry import Registry
 from chunkbench.environment import available_memory, gpu_memory
-from chunkbench.experiment import Experiment
+from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Point
-from chunkbench.runner import memory
-from chunkbench.runner.run import Target
+from chunkbench.runner import memory_guard
+from chunkbench.runner.session_work import SessionWork
+from chunkbench.runner.target import Target
 
 
-def describe_plan(experiment: Experiment, target: Target) -> str:
+def describe_plan(experiment: TimedExperiment, work: SessionWork, target: Target) -> str:
     """The plan as text; nothing is measured but a few milliseconds of read bandwidth."""
     points = experiment.points(target.device, target.dtype)
+    registry: Registry = kinds.get(experiment.kind).implementations()
     states = {name: registry.availability(name, target.device) for name in experiment.implementations}
     absent = target.device == "cuda" and not target.environment.gpus
     shares = {
-        name: traits for name, (_, answer) in states.items() if (traits := _shares(name, answer, absent)) is not None
+        name: shared
+        for name, (_, answer) in states.items()
+        if (shared := _shares(registry, name, answer, absent)) is not None
     }
     cases = sum(len(experiment.cases(point)) for point in points)
     lines = [
@@ -41,17 +47,21 @@ def describe_plan(experiment: Experiment, target: Target) -> str:
         lines.append("  " + _describe(point))
     if shares:
         room = _room(target)
-        lines += ["", *_memory(experiment, points, shares, room), _time(experiment, points, shares, target)]
+        seed = experiment.seed
+        needs = {
+            point: {name: work.needs(point, seed, name, shared) for name, shared in shares.items()} for point in points
+        }
+        lines += ["", *_memory(experiment, points, needs, room), _time(experiment, points, needs, target)]
     return "\n".join(lines)
 
 
 def _describe(point: Point) -> str:
-    axes = point.model_dump(exclude={"dtype", "device", "model"}, exclude_none=True)
-    axes |= {"model": point.model} if point.model is not None else {}
+    names = [name for name in Point.model_fields if name not in ("dtype", "device")]
+    axes = {name: getattr(point, name) for name in names if getattr(point, name) is not None}
     return " ".join(f"{name}={value}" for name, value in axes.items()).replace("(", "[").replace(")", "]")
 
 
-def _shares(name: str, answer: Answer, absent: bool) -> bool | None:
+def _shares(registry: Registry, name: str, answer: Answer, absent: bool) -> bool | None:
     """Whether an implementation holds shared prefixes once; None where it would not be measured.
 
     Where the device is `absent`, of every one whose adapter loads: what the others need is still worth knowing.
@@ -64,7 +74,7 @@ def _shares(name: str, answer: Answer, absent: bool) -> bool | None:
     return None
 
 
-def _ways(experiment: Experiment, point: Point) -> list[str]:
+def _ways(experiment: TimedExperiment, point: Point) -> list[str]:
     """How each point is timed, on a device that can do more than one way."""
     if point.device == "cpu" or not experiment.timed:
         return []
@@ -75,29 +85,33 @@ def _ways(experiment: Experiment, point: Point) -> list[str]:
 def _room(target: Target) -> int | None:
     """Bytes for K and V where the run would be; None where that is not here."""
     free = available_memory() if target.device == "cpu" else gpu_memory()
-    return None if free is None else memory.room_of(free)
+    return None if free is None else memory_guard.room_of(free)
 
 
-def _memory(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, bool], room: int | None) -> list[str]:
+def _memory(
+    experiment: TimedExperiment, points: Sequence[Point], needs: Mapping[Point, Mapping[str, int]], room: int | None
+) -> list[str]:
     """Memory of the point that needs most, and how its implementations would be grouped."""
-    largest = max(points, key=lambda point: sum(memory.needs(point, experiment.seed, shares).values()))
-    needs = memory.needs(largest, experiment.seed, shares)
-    together = memory.gigabytes(sum(needs.values()))
+    largest = max(points, key=lambda point: sum(needs[point].values()))
+    sizes = needs[largest]
+    together = memory_guard.gigabytes(sum(sizes.values()))
     text = f"memory: the largest point ({_describe(largest)}) needs {together} of K/V for all implementations at once"
     if largest.device == "cuda":
         text += ", and for cold caches as many copies of a small session as exceed five times the L2 cache"
     if room is None:
         return [text]
-    grouping = memory.group(needs, list(needs), experiment.baseline, room - memory.probe_bytes(room))
+    grouping = memory_guard.group(sizes, list(sizes), experiment.baseline, room - memory_guard.probe_bytes(room))
     lines = [
         f"{text};",
-        f"  {memory.gigabytes(room)} are available, so it runs in {len(grouping.groups)} group(s)",
+        f"  {memory_guard.gigabytes(room)} are available, so it runs in {len(grouping.groups)} group(s)",
     ]
     lines += [f"  {name}: oom, {reason}" for name, reason in grouping.too_large.items()]
     return lines
 
 
-def _time(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, bool], target: Target) -> str:
+def _time(
+    experiment: TimedExperiment, points: Sequence[Point], needs: Mapping[Point, Mapping[str, int]], target: Target
+) -> str:
     """The budget, or more if the fewest rounds cannot fit in it, as far as a CPU's bandwidth tells."""
     text = f"time: the budget is {experiment.budget_s / 60:.1f} min"
     if target.device == "cuda":
@@ -109,8 +123,7 @@ def _time(experiment: Experiment, points: tuple[Point, ...], shares: dict[str, b
     touched = 0
     for point in points:
         calls = experiment.min_rounds * min(point.n_c, MIN_TIMED_STEPS)
-        size = sum(memory.needs(point, experiment.seed, shares).values())
-        touched += size * (calls + 3)  # preparing touches K/V about thrice
+        touched += sum(needs[point].values()) * (calls + 3)  # preparing touches K/V about thrice
     least = touched / bandwidth
     if least > experiment.budget_s:
         text += f", but the fewest rounds need about {least / 60:.1f} min, which is what it will take"

@@ -5,25 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 
-from chunkbench.environment import Environment, machine_id
 from chunkbench.environment.revision import package_files
 from chunkbench.experiment import Experiment
+from chunkbench.runner.target import Target
 
 _EXPLANATIONS = {
-    "experiment": "the experiment (or --set, --only, --device, --dtype) is not the one that the run was started with",
+    "experiment": "the experiment, or what options put in its place, is not the one that the run was started with",
     "revision": "chunkbench itself has changed since the run was started",
-    "machine": "the run was started on another machine or with another PyTorch",
+    "machine": "the run was started on another machine",
+    "torch": "the run was started with another PyTorch",
 }
 
 
-def identity(experiment: Experiment, environment: Environment, device: str, dtype: str) -> dict[str, str]:
-    """Digests of experiment, revision and machine. The budget is not part of it: a run may be given more time."""
+def identity(experiment: Experiment, target: Target) -> dict[str, str]:
+    """What stands for experiment, revision and machine. The budget does not count: a run may be given more time."""
     resolved = experiment.model_dump(mode="json", exclude={"source", "path", "budget_s"})
-    text = json.dumps([resolved, device, dtype], sort_keys=True)
+    text = json.dumps([resolved, target.device, target.dtype], sort_keys=True)
+    torch = target.environment.torch
     return {
         "experiment": hashlib.sha256(text.encode()).hexdigest(),
         "revision": _source_digest(),
-        "machine": machine_id(environment),
+        "machine": target.machine,
+        "torch": f"{torch.version}, CUDA {torch.cuda}",
     }
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkbench.experiment import Experiment
-from chunkbench.runner.run import Listener, resolve, run_experiment
+from chunkbench.runner.run import Listener, run_experiment
+from chunkbench.runner.target import resolve
 from chunkbench.store import Run, RunError, open_run
 
 EXPERIMENTS = (
@@ -50,7 +51,7 @@ def reproduce(
     for number, experiment in enumerate(experiments, start=1):
         folder = out / experiment.name
         known = _open(folder)
-        if known is not None and known.manifest.get("interrupted") is False:
+        if known is not None and known.manifest.interrupted is False:
             say(f"[{number}/{len(experiments)}] {experiment.name}: already measured, in {folder}")
             runs.append(known)
             continue

@@ -11,24 +11,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from chunkbench import __version__
-from chunkbench.environment import Environment, git_state, read_environment
+from chunkbench.environment import git_state
 from chunkbench.experiment import Experiment
-from chunkbench.experiment.point import Case, Device, Dtype, Point, passes
-from chunkbench.runner.client import LOST, WorkerClient
-from chunkbench.runner.conduct import Conduct
+from chunkbench.experiment.point import Case, Point
+from chunkbench.runner.case_facts import now
 from chunkbench.runner.identity import differences, identity
-from chunkbench.runner.ledger import now
-from chunkbench.runner.point_runner import PointRunner
-from chunkbench.runner.survey import survey
+from chunkbench.runner.measuring import Measuring, measuring
+from chunkbench.runner.options import RunOptions
+from chunkbench.runner.target import Target
 from chunkbench.store import CaseFacts, Run, RunError, RunWriter, open_run
 from chunkbench.store.facts import Status
+from chunkbench.version import __version__
 
-_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""CPU flags of instructions that multiply bfloat16."""
-
-
-DEFAULT_CONDUCT = Conduct()
+DEFAULT_OPTIONS = RunOptions()
 
 
 class Listener(Protocol):
@@ -49,37 +44,6 @@ class Outcome:
     interrupted: bool
 
 
-@dataclass(frozen=True)
-class Target:
-    """The device and dtype that `auto` came to."""
-
-    device: Device
-    dtype: Dtype
-    environment: Environment
-
-
-def resolve(experiment: Experiment, describing: bool = False) -> Target:
-    """Resolve `device: auto` and `dtype: auto` on this machine.
-
-    float16 on CUDA; on a CPU bfloat16 where it has instructions for it, else float32. Raises `RunError` where the
-    device is not there, unless the run is only to be described.
-    """
-    environment = read_environment()
-    detected: Device = "cuda" if environment.gpus else "cpu"
-    device = detected if experiment.device == "auto" else experiment.device
-    if device == "cuda" and not environment.gpus and not describing:
-        raise RunError("device: cuda, but PyTorch sees no NVIDIA GPU here; `chunkbench doctor` says more")
-    native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
-    suited: Dtype = "float16" if device == "cuda" else native
-    return Target(device, suited if experiment.dtype == "auto" else experiment.dtype, environment)
-
-
-def weight(point: Point, seed: int) -> int:
-    """Relative cost of a point: tokens that all sequences hold, times heads and head size, and a constant."""
-    tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
-    return tokens * point.token_bytes + (1 << 24)
-
-
 def run_experiment(
     experiment: Experiment,
     target: Target,
@@ -87,26 +51,27 @@ def run_experiment(
     resume: bool,
     command: Sequence[str],
     listener: Listener,
-    conduct: Conduct = DEFAULT_CONDUCT,
+    options: RunOptions = DEFAULT_OPTIONS,
 ) -> Outcome:
-    """Measure every point that the run directory does not hold yet, or that `conduct` wants to be measured again.
+    """Measure every point that the run directory does not hold yet, or that the options want to be measured again.
 
     Raises `RunError` when the directory cannot be used, or `resume` meets another experiment, revision or machine.
     Ctrl-C and SIGTERM end it early: points that were finished are kept.
     """
     points = experiment.points(target.device, target.dtype)
-    if conduct.points is not None:
-        points = tuple(point for point in points if point in conduct.points)
+    if options.points is not None:
+        points = tuple(point for point in points if point in options.points)
     cases = {point: experiment.cases(point) for point in points}
+    how = measuring(experiment)
     writer = _open_writer(experiment, target, out, resume, command, len(points))
     try:
-        finished = _finished_points(writer, cases, _together(experiment, cases), conduct.retry)
+        finished = _finished_points(writer, cases, how.passes(cases), options.retry)
         listener.started(out, len(points), len(finished))
         writer.update_manifest(interrupted=True, finished_at=None)  # true until proven otherwise: a kill leaves it so
         todo = [point for point in points if point not in finished]
         try:
             with sigterm_as_interrupt():
-                _measure(experiment, target, writer, todo, cases, listener, conduct)
+                _measure(experiment, how, target, writer, todo, cases, listener, options)
         except KeyboardInterrupt:
             return Outcome(open_run(out), interrupted=True)
         writer.update_manifest(interrupted=False, finished_at=now())
@@ -117,46 +82,34 @@ def run_experiment(
 
 def _measure(
     experiment: Experiment,
+    how: Measuring,
     target: Target,
     writer: RunWriter,
     todo: Sequence[Point],
     cases: Mapping[Point, Sequence[Case]],
     listener: Listener,
-    conduct: Conduct,
+    options: RunOptions,
 ) -> None:
     if not todo:
         return
-
-    def start() -> WorkerClient:
-        try:
-            return conduct.start_worker(writer.worker_log)
-        except LOST as error:
-            raise RunError(f"{writer.path}: a worker process does not start: {error}; --resume goes on") from None
-
-    worker, traits = survey(experiment.implementations, target.device, start)
-    runner = PointRunner(experiment, todo, traits, worker, start, conduct.brief)
-    weights = {several[-1]: weight(several[-1], experiment.seed) for several in _together(experiment, cases)}
-    several_todo = _together(experiment, todo)
-    pace = _Pace(weights, [several[-1] for several in several_todo], experiment.budget_s)
+    measurer = how.start(experiment, target, todo, writer, options)
+    weights = {group[-1]: how.weight(group[-1], experiment.seed) for group in how.passes(cases)}
+    passes = how.passes(todo)
+    pace = _Pace(weights, [group[-1] for group in passes], experiment.budget_s)
     try:
-        for several in several_todo:
-            longest = several[-1]
+        for group in passes:
+            longest = group[-1]
 
             def announce(text: str, point: Point = longest) -> None:
                 listener.activity(point, text, pace.done, pace.left_s)
 
-            measured = runner.measure(several, cases, pace.begin(longest), announce, pace.advance)
-            writer.append([case for point in several for case in measured[point]])
+            measured = measurer.measure(group, cases, pace.begin(longest), announce, pace.advance)
+            writer.append([case for point in group for case in measured[point]])
             pace.end()
-            for point in several:
+            for point in group:
                 listener.point_finished(point, measured[point], pace.done, pace.left_s)
     finally:
-        runner.close()
-
-
-def _together(experiment: Experiment, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-    """Points that are measured in one pass, or each by itself."""
-    return passes(points) if experiment.kind == "decode" else [(point,) for point in points]
+        measurer.close()
 
 
 class _Pace:
@@ -206,13 +159,13 @@ class _Pace:
 def _open_writer(
     experiment: Experiment, target: Target, out: Path, resume: bool, command: Sequence[str], points: int
 ) -> RunWriter:
-    current = identity(experiment, target.environment, target.device, target.dtype)
+    current = identity(experiment, target)
     if resume:
         writer = RunWriter.resume(out)
-        reasons = differences(writer.manifest.get("identity", {}), current)
+        reasons = differences(writer.manifest.identity, current)
         if reasons:
             writer.close()
-            raise RunError(f"{out}: cannot be resumed: {'; '.join(reasons)}. Start a new run without --resume")
+            raise RunError(f"{out}: cannot be resumed: {'; '.join(reasons)}. Start a new run", remedy="start anew")
         return writer
     return RunWriter.create(out, manifest_of(experiment, target, points) | {"identity": current, "command": [*command]})
 
@@ -224,7 +177,7 @@ def manifest_of(experiment: Experiment, target: Target, points: int) -> dict[str
         "experiment": experiment.model_dump(mode="json", exclude={"path"}) | {"source": experiment.source},
         "device": target.device,
         "dtype": target.dtype,
-        "environment": target.environment.model_dump(mode="json"),
+        "machines": {target.machine: target.environment.model_dump(mode="json")},
         "git": git_state(),
         "python": sys.version.split()[0],
         "seed": experiment.seed,
@@ -238,16 +191,16 @@ def manifest_of(experiment: Experiment, target: Target, points: int) -> dict[str
 def _finished_points(
     writer: RunWriter,
     cases: Mapping[Point, Sequence[Case]],
-    together: Iterable[Sequence[Point]],
+    passes: Iterable[Sequence[Point]],
     retry: Collection[Status],
 ) -> set[Point]:
     """Points of passes all of whose cases are on disk, none with a status that is to be retried."""
     done = {case.key for case in writer.cases if case.status not in retry}
     return {
         point
-        for several in together
-        if all(case.key in done for point in several for case in cases[point])
-        for point in several
+        for group in passes
+        if all(case.key in done for point in group for case in cases[point])
+        for point in group
     }
 
 

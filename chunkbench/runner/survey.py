@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
-from chunkbench.runner.ledger import Traits
 from chunkbench.store.facts import Status
 
 _LIMIT_S = 120.0
 """For one implementation: importing a large library from a slow disk takes its time."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a worker says of an implementation."""
+
+    label: str
+    ok: bool
+    reason: str = ""
+    remedy: str = ""
+    status: Status = "unavailable"
+    """Of its rows, unless `ok`."""
+    shares_storage: bool = False
+    reads_shared_once: bool = False
+    isa: str | None = None
+    package_version: str | None = None
+    note: str = ""
+    look: Mapping[str, Any] = field(default_factory=dict)
+    """How it is shown (`chunkbench.experiment.look`); workers of older versions do not say."""
+
+    def refusal(self) -> str:
+        """Reason and remedy as one text."""
+        return f"{self.reason}: {self.remedy}" if self.remedy else self.reason
 
 
 def survey(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from chunkbench.store.facts import MEASURED, CaseFacts, GpuState, Noise, Peaks, Sampling, Status, Yardsticks
+from chunkbench.store.manifest import Manifest
 from chunkbench.store.run_directory import (
     SCHEMA_VERSION,
     Run,
@@ -18,14 +16,12 @@ from chunkbench.store.run_directory import (
     writing,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = [
     "MEASURED",
     "SCHEMA_VERSION",
     "CaseFacts",
     "GpuState",
+    "Manifest",
     "Noise",
     "Peaks",
     "Run",
@@ -35,25 +31,8 @@ __all__ = [
     "Status",
     "Yardsticks",
     "latest_run",
-    "load",
     "newest_runs",
     "open_run",
     "open_runs",
     "writing",
 ]
-
-
-def load(run: Path | str) -> pd.DataFrame:
-    """A run's cases as a table: one row per case, every fact and everything derived from them.
-
-    `run` is a run directory or its `cases.jsonl`. Raises `RunError` when there is nothing to read.
-    """
-    from chunkbench.analysis.derive import frame
-
-    opened = open_run(run)
-    experiment = opened.manifest.get("experiment", {})
-    return frame(
-        opened.cases,
-        baseline=experiment.get("baseline", "chunk_attn"),
-        confidence=experiment.get("confidence", 0.95),
-    )

@@ -6,11 +6,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chunkbench.experiment.llama import LlamaShape
-from chunkbench.experiment.point import Cache, Device, Dtype, Mode, Protocol, TreeNode
+from chunkbench.experiment.point import AxisFields
+from chunkbench.experiment.terms import Cache, Mode, Protocol
 
 Status = Literal["ok", "noisy", "incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"]
 MEASURED: tuple[Status, ...] = ("ok", "noisy")
+FAILED: frozenset[Status] = frozenset({"incorrect", "error", "crashed", "timeout"})
+"""An implementation's own faults. What a machine cannot do (`unavailable`, `unsupported`, `oom`) is a finding."""
 
 
 class Peaks(BaseModel):
@@ -86,30 +88,20 @@ class Sampling(BaseModel):
     l2_bytes: int
 
 
-class CaseFacts(BaseModel):
-    """One line of `cases.jsonl`. Per-round lists have one entry per round, per-step lists one per timed step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class CaseName(BaseModel):
+    """What a case is called."""
 
     key: str
     experiment: str
     implementation: str
     label: str
-    n_p: int | tuple[int, int]
-    n_s: int | None
-    n_c: int
-    batch_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    chunk_size: int
-    block_size: int
-    prompts: int
-    tree: tuple[TreeNode, ...] | None
-    model: LlamaShape | None = None
-    """Whose decoder layer, where modules are measured."""
-    dtype: Dtype
-    device: Device
+
+
+class CaseFacts(AxisFields, CaseName):
+    """One line of `cases.jsonl`. Per-round lists have one entry per round, per-step lists one per timed step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     protocol: Protocol
     cache: Cache
     mode: Mode
@@ -152,3 +144,5 @@ class CaseFacts(BaseModel):
     note: str = ""
     seed: int = 0
     started_at: str = ""
+    machine: str = ""
+    """Id of the machine that measured it; empty in runs of schema versions before 5, which know one machine."""

@@ -14,21 +14,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from pydantic import ValidationError
 
+from chunkbench import kinds
 from chunkbench.store.facts import CaseFacts
+from chunkbench.store.manifest import Manifest
 
-SCHEMA_VERSION = 4
-"""Of what is written. Version 2 added `yardsticks`, 3 `model` and `longest_n_c`, 4 `gpu`, `sampling` and two peaks."""
-_READABLE = (1, 2, 3, 4)
+SCHEMA_VERSION = 5
+"""Of what is written. Version 2 added `yardsticks`, 3 `model` and `longest_n_c`, 4 `gpu`, `sampling` and two peaks, 5
+the machine of every case, `machines` in place of `environment`, and `looks`."""
+_READABLE = range(1, SCHEMA_VERSION + 1)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 
 
+Remedy = Literal["resume", "resume or elsewhere", "elsewhere", "start anew"]
+
+
 class RunError(ValueError):
-    """A run directory cannot be used; the message says why and what to do."""
+    """A run cannot be made or used; the message says why and what to do.
+
+    `remedy` names what mends it, where the command line has an option for that.
+    """
+
+    def __init__(self, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 @dataclass
@@ -36,7 +49,7 @@ class Run:
     """A run as read from disk."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     cases: list[CaseFacts] = field(default_factory=list)
     torn: bool = False
     """Whether the last line was cut short (a power cut); it is left out."""
@@ -61,8 +74,8 @@ def open_run(path: Path | str) -> Run:
         directory = directory.parent
     if not directory.is_dir():
         raise RunError(f"{path}: no such run directory")
-    manifest = _read_manifest(directory)
-    cases, _, torn = _read_cases(directory / _CASES)
+    manifest, _ = _read_manifest(directory)
+    cases, _, torn = _read_cases(directory / _CASES, manifest)
     return Run(directory, manifest, cases, torn)
 
 
@@ -107,11 +120,16 @@ def _modified(path: Path) -> float:
 class RunWriter:
     """The one writer of a run directory."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any], cases: list[CaseFacts], lock: IO[str]) -> None:
+    def __init__(self, path: Path, values: dict[str, Any], cases: list[CaseFacts], lock: IO[str]) -> None:
         self.path = path
-        self.manifest = manifest
         self.cases = cases
+        self._values = values
         self._lock = lock
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is on disk."""
+        return Manifest.model_validate(self._values)
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunWriter:
@@ -120,11 +138,12 @@ class RunWriter:
             path.mkdir(parents=True, exist_ok=True)
             inside = {entry.name for entry in path.iterdir()}
         if inside and not inside & {_MANIFEST, _LOCK}:
-            raise RunError(f"{path}: holds other files and no run; choose a new or an empty directory for --out")
+            raise RunError(f"{path}: holds other files and no run; choose a new or an empty folder", remedy="elsewhere")
         lock = _locked(path)
         if (path / _MANIFEST).exists():
             lock.close()
-            raise RunError(f"{path}: a run is already here; add --resume to go on with it, or choose another --out")
+            message = f"{path}: a run is already here; go on with it, or choose another folder"
+            raise RunError(message, remedy="resume or elsewhere")
         writer = cls(path, {"schema_version": SCHEMA_VERSION, **manifest}, [], lock)
         writer._write_manifest()
         (path / _CASES).touch()
@@ -133,13 +152,13 @@ class RunWriter:
     @classmethod
     def resume(cls, path: Path) -> RunWriter:
         """Go on with a run; a line torn by a power cut is removed. Raises `RunError`."""
-        manifest = _read_manifest(path)
+        manifest, values = _read_manifest(path)
         lock = _locked(path)
-        cases, good_bytes, torn = _read_cases(path / _CASES)
+        cases, good_bytes, torn = _read_cases(path / _CASES, manifest)
         if torn:
             with (path / _CASES).open("r+b") as file:
                 file.truncate(good_bytes)
-        return cls(path, manifest, cases, lock)
+        return cls(path, values, cases, lock)
 
     @property
     def worker_log(self) -> Path:
@@ -164,7 +183,7 @@ class RunWriter:
 
     def update_manifest(self, **values: Any) -> None:
         """Change entries of the manifest on disk."""
-        self.manifest |= values
+        self._values |= values
         self._write_manifest()
 
     def close(self) -> None:
@@ -172,16 +191,16 @@ class RunWriter:
         self._lock.close()
 
     def _write_manifest(self) -> None:
-        _replace(self.path / _MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
+        _replace(self.path / _MANIFEST, json.dumps(self._values, indent=2) + "\n")
 
 
 def _experiment_of(path: Path) -> str | None:
     """Name of a run's experiment; None where the manifest does not say, or cannot be read."""
     try:
-        experiment = _read_manifest(path).get("experiment")
+        manifest, _ = _read_manifest(path)
     except RunError:
         return None
-    return experiment.get("name") if isinstance(experiment, dict) else None
+    return manifest.experiment.name or None
 
 
 def _locked(path: Path) -> IO[str]:
@@ -191,30 +210,49 @@ def _locked(path: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise RunError(f"{path}: another chunkbench is writing here; wait for it or choose another --out") from None
+        message = f"{path}: another chunkbench is writing here; wait for it or choose another folder"
+        raise RunError(message, remedy="elsewhere") from None
     return lock
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest, and its values as they stand in the file."""
+    file = path / _MANIFEST
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
+        values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path}: not a run directory (no {_MANIFEST})") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path / _MANIFEST}: cannot be read: {error}") from error
-    found = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if found not in _READABLE:
-        known = " and ".join(map(str, _READABLE))
-        raise RunError(f"{path}: has schema version {found}, this chunkbench reads versions {known}")
-    return dict(manifest)
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{file}: cannot be read: {error}") from error
+    version = values.get("schema_version") if isinstance(values, dict) else None
+    if not isinstance(version, int) or version not in _READABLE:
+        known = f"{_READABLE[0]} to {_READABLE[-1]}"
+        raise RunError(f"{path}: has schema version {version!r}, this chunkbench reads versions {known}")
+    try:
+        manifest = Manifest.model_validate(values)
+    except ValidationError as error:
+        raise RunError(f"{file}: damaged: {_first(error)}") from None
+    if manifest.experiment.kind not in kinds.names():
+        known = ", ".join(kinds.names())
+        raise RunError(f"{file}: its experiment is of kind {manifest.experiment.kind!r}; this chunkbench knows {known}")
+    return manifest, values
 
 
-def _read_cases(path: Path) -> tuple[list[CaseFacts], int, bool]:
+def _first(error: ValidationError) -> str:
+    """What is wrong first, and where."""
+    detail = error.errors()[0]
+    return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else str(detail["msg"])
+
+
+def _read_cases(path: Path, manifest: Manifest) -> tuple[list[CaseFacts], int, bool]:
     """Cases, the bytes that hold whole lines, and whether a torn line follows them."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return [], 0, False
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    model: type[CaseFacts] = kinds.get(manifest.experiment.kind).facts()
     cases: list[CaseFacts] = []
     good = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
@@ -222,12 +260,13 @@ def _read_cases(path: Path) -> tuple[list[CaseFacts], int, bool]:
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("no end of line")
-            cases.append(CaseFacts.model_validate_json(line))
+            case = model.model_validate_json(line)
         except ValueError as error:
             if last:
                 return cases, good, True
-            what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            what = _first(error) if isinstance(error, ValidationError) else error
             raise RunError(f"{path}:{number}: damaged: {what}") from None
+        cases.append(case if case.machine else case.model_copy(update={"machine": manifest.only_machine}))
         good += len(line)
     return cases, good, False
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.cpu import isa, required
 from chunkbench.kernels.cpu.planner import Grain, arrays, cut
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
-from chunkbench.kernels.work import PlanLike
+from chunkbench.kvcache.integers import Ints
+from chunkbench.kvcache.plan import Plan
 
 if TYPE_CHECKING:
     from chunkbench.kernels.cpu._native import DecodePlan
@@ -72,15 +72,16 @@ class NativeDecode:
         assert self._work is not None
         self._work.set_last_tokens(np.ascontiguousarray(tokens, np.int64))
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts into out `[b, h, d]`, scaled by 1/sqrt(d).
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
+        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d).
 
         Both of the store's dtype, on the CPU; runs on as many threads as PyTorch does.
         """
         assert self._work is not None
         q = q.contiguous()
         target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-        self._work.decode(q.data_ptr(), target.data_ptr(), self._scale, torch.get_num_threads())
+        shift = layer * self.store.layer_bytes
+        self._work.decode(q.data_ptr(), target.data_ptr(), self._scale, torch.get_num_threads(), shift)
         if target is not out:
             out.copy_(target)
 
@@ -96,9 +97,9 @@ class TppNative(NativeDecode):
     def __init__(self, store: PackedStore, heads: int, chunk_first: bool = True) -> None:
         super().__init__(store, heads)
         self.chunk_first = chunk_first
-        self._plan: PlanLike | None = None
+        self._plan: Plan | None = None
 
-    def plan(self, plan: PlanLike) -> None:
+    def plan(self, plan: Plan) -> None:
         """Make the work descriptors of a plan; of the plan of last time, only bring the lengths up to date."""
         if plan is not self._plan:
             self.make(items_of_forest(plan, self.chunk_first), len(plan.order))

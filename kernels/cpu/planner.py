@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.chunk_store import Ints
-from chunkbench.kernels.items import Items, ranges, split
+from chunkbench.kernels.items import Items, split
+from chunkbench.kvcache.integers import Ints, ranges
 
 MAX_QUERIES = 64
 """Queries (rows times grouped heads) of an item: its scores and sums stay in the cache."""

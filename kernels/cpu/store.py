@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from chunkbench.kernels.chunk_store import ChunkStore, Ints
+from chunkbench.kernels.chunk_store import AddressedStore
 from chunkbench.kernels.cpu import required
+from chunkbench.kvcache.changes import Append
+from chunkbench.kvcache.integers import Ints
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -14,44 +16,47 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class PackedStore(ChunkStore):
+class PackedStore(AddressedStore):
     """A chunk store on the CPU whose slabs are packed on writing; only the native kernels can read it.
 
     The invariant of `ChunkStore` does not hold here and is not needed: the kernels never read V beyond the tokens of a
     chunk, except for the partner of an odd last bfloat16 token, which packing sets to zero.
     """
 
-    def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu")
+    def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, layers: int = 1) -> None:
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers)
         self._native = required()
         self._shape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
         self._tails = (b"", *self.addresses(np.empty(0, np.int64)))  # chunk ids of the last append, and where they are
 
-    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v `[n, h_kv, d]` to the chunks in order; the last may stay partial."""
+    def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last may stay partial."""
         tokens = np.arange(k.shape[0])
-        self._pack(*self.addresses(chunks[tokens // self.chunk_size]), tokens % self.chunk_size, k, v)
+        self._pack(*self.addresses(chunks[tokens // self.chunk_size]), tokens % self.chunk_size, k, v, layer)
 
-    def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i]."""
-        ids = chunks.tobytes()
+    def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        """Write k, v `[n, h_kv, d]` of a layer where the tokens that were appended go."""
+        ids = appended.chunks.tobytes()
         if ids != self._tails[0]:  # most steps of a decode go on in the chunks of the one before
-            self._tails = (ids, *self.addresses(chunks))
-        self._pack(*self._tails[1:], slots, k, v)
+            self._tails = (ids, *self.addresses(appended.chunks))
+        self._pack(*self._tails[1:], appended.slots, k, v, layer)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a chunk, which holds `tokens` tokens, to one that is new."""
+        """Copy a chunk, which holds `tokens` tokens, all layers, to one that is new."""
         keys, values = self._chunk(target)
         from_keys, from_values = self._chunk(source)
         keys.copy_(from_keys)
         values.copy_(from_values)
 
     def cut(self, chunk: int, tokens: int, held: int) -> None:
-        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`."""
-        key, value = self.addresses(np.array([chunk]))
-        self._native.cut(*self._shape, int(key[0]), int(value[0]), tokens, held)
+        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`, in all layers."""
+        (key,), (value,) = self.addresses(np.array([chunk]))
+        for shift in range(0, self.layers * self.layer_bytes, self.layer_bytes):
+            self._native.cut(*self._shape, int(key) + shift, int(value) + shift, tokens, held)
 
-    def _pack(self, keys: Ints, values: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+    def _pack(self, keys: Ints, values: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
+        if layer:
+            keys, values = keys + layer * self.layer_bytes, values + layer * self.layer_bytes
         k, v = k.contiguous(), v.contiguous()
         self._native.pack(
             *self._shape,

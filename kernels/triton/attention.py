@@ -355,16 +355,17 @@ def append_tokens(
     values,
     tail_keys,  # [b] places of the rows' last chunks
     tail_values,
-    tokens,  # [b] tokens in them, one more afterwards
+    tokens,  # [b] tokens in them, one more afterwards if not COUNTED
     KV_HEADS: tl.constexpr,
     LANES: tl.constexpr,  # KV heads, rounded up to a power of two
     CHUNK: tl.constexpr,
     D: tl.constexpr,
     UNIT: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):
-    """Grid: rows. Writes one token behind the last of each row and counts it."""
+    """Grid: rows. Writes one token behind the last of each row and counts it; in further layers it is COUNTED."""
     row = tl.program_id(0)
-    slot = tl.load(tokens + row)
+    slot = tl.load(tokens + row) - COUNTED
     heads = tl.arange(0, LANES)
     dims = tl.arange(0, D)
     valid = (heads < KV_HEADS)[:, None]
@@ -372,5 +373,6 @@ def append_tokens(
     target = heads[:, None] * (CHUNK * D) + slot * D + dims[None, :]
     tl.store(keys + tl.load(tail_keys + row) * UNIT + target, tl.load(k + source, mask=valid), mask=valid)
     tl.store(values + tl.load(tail_values + row) * UNIT + target, tl.load(v + source, mask=valid), mask=valid)
-    tl.debug_barrier()  # every thread has read the count
-    tl.store(tokens + row, slot + 1)
+    if not COUNTED:
+        tl.debug_barrier()  # every thread has read the count
+        tl.store(tokens + row, slot + 1)

@@ -70,7 +70,7 @@ def build(
         _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
         _build("merge_rows", constants.merge_rows(sizes, tuning), generation, dtype, tuning.merge_warps),
-        _build("append_tokens", constants.append_tokens(sizes), generation, dtype, 4),
+        _build("append_tokens", constants.append_tokens(sizes) | {"COUNTED": False}, generation, dtype, 4),
     ]
 
 

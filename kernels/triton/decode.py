@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from chunkbench.kernels.chunk_store import Ints
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
 from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
@@ -19,7 +18,8 @@ from chunkbench.kernels.triton.buffers import Buffers, Rooms
 from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
 from chunkbench.kernels.triton.store import TritonStore
 from chunkbench.kernels.triton.tuning import Tuning, chosen
-from chunkbench.kernels.work import PlanLike
+from chunkbench.kvcache.integers import Ints
+from chunkbench.kvcache.plan import Plan
 
 _LOG2E = log2(np.e)
 
@@ -114,8 +114,8 @@ class TritonDecode:
         self._buffers.send()
         return True
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts into out `[b, h, d]`, scaled by 1/sqrt(d).
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
+        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d).
 
         Both of the store's dtype and device. With more rows than were planned, the rest of out is left alone.
         """
@@ -131,8 +131,8 @@ class TritonDecode:
             "out_row": target.stride(0),
             "out_head": target.stride(1),
             "scale": store.head_dim**-0.5 * _LOG2E,
-            "keys": store.slabs[0].keys,
-            "values": store.slabs[0].values,
+            "keys": store.slabs[0].keys[layer],
+            "values": store.slabs[0].values[layer],
             "key_places": views["key_places"],
             "value_places": views["value_places"],
             "rows": views["rows"],
@@ -190,7 +190,7 @@ class TppTriton(TritonDecode):
         self.chunk_first = chunk_first
         self._version = -1
 
-    def plan(self, plan: PlanLike) -> None:
+    def plan(self, plan: Plan) -> None:
         """Make the work descriptors of a plan; of the plan of last time, or one grown from it, only what is new."""
         if plan.version != self._version:
             grown = plan.growth

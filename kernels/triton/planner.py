@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.chunk_store import Ints
-from chunkbench.kernels.items import Items, ranges, split
+from chunkbench.kernels.items import Items, split
+from chunkbench.kvcache.integers import Ints, ranges
 
 ITEM_TOKENS = 24
 """What an item costs beside its tokens: starting, loading its queries, writing."""

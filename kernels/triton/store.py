@@ -5,23 +5,31 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from chunkbench.kernels.chunk_store import ChunkStore, Ints
+from chunkbench.kernels.chunk_store import AddressedStore
 from chunkbench.kernels.triton import constants
 from chunkbench.kernels.triton.attention import append_tokens
 from chunkbench.kernels.triton.constants import PLACE_BYTES
 from chunkbench.kernels.triton.staging import Staging
+from chunkbench.kvcache.changes import Append
+from chunkbench.kvcache.integers import Ints
 
 
-class TritonStore(ChunkStore):
+class TritonStore(AddressedStore):
     """A chunk store that appends with one launch and knows on the device where each row ends.
 
     While rows grow inside their chunks nothing is copied to the device: the launch that writes a token counts it.
     """
 
     def __init__(
-        self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        chunk_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        layers: int = 1,
     ) -> None:
-        super().__init__(chunk_size, kv_heads, head_dim, dtype, device)
+        super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers)
         sizes = constants.Sizes(kv_heads, kv_heads, head_dim, chunk_size, dtype)
         self._append_constants = constants.append_tokens(sizes)
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -67,19 +75,30 @@ class TritonStore(ChunkStore):
         self._staging.send()
         self._chunks, self._tokens = chunks.copy(), np.array(tokens, np.int64)
 
-    def append(self, chunks: Ints, slots: Ints, new: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k[i], v[i] `[h_kv, d]` into slot slots[i] of chunk chunks[i], row i's last."""
+    def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
+        """Write k, v `[n, h_kv, d]` of a layer where the tokens that were appended go.
+
+        One token for every row takes one launch. Others take what the device has to be told beside it.
+        """
+        chunks, slots = appended.chunks, appended.slots
         if len(chunks) == 0:
             return
-        self.follow(chunks, slots)
+        if not appended.every_row:
+            super().append(appended, k, v, layer)
+            self._chunks = np.empty(0, np.int64)  # the device no longer knows where rows end
+            return
+        counted = np.array_equal(chunks, self._chunks) and np.array_equal(slots + 1, self._tokens)
+        if not counted:
+            self.follow(chunks, slots)
+            self._tokens = self._tokens + 1
         append_tokens[(len(chunks),)](
             k.contiguous(),
             v.contiguous(),
-            self.slabs[0].keys,
-            self.slabs[0].values,
+            self.slabs[0].keys[layer],
+            self.slabs[0].values[layer],
             self.tail_keys,
             self.tail_values,
             self.tokens,
             **self._append_constants,
+            COUNTED=counted,
         )
-        self._tokens = self._tokens + 1

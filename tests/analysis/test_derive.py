@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from chunkbench.analysis.derive import derive, frame
+from chunkbench.analysis.derive import derive
 
 
 def test_figures_of_a_measured_case(facts) -> None:
@@ -15,8 +13,6 @@ def test_figures_of_a_measured_case(facts) -> None:
     assert (found.append_us, found.plan_us, found.step_us) == (2.0, 0.5, 18.5)
     assert found.token_rate == pytest.approx(32 / 16e-6)
     assert found.ratio_to_baseline == 1.0
-    assert found.paper_us == 198.87
-    assert found.paper_ratio == 1.0
 
 
 def test_ratios_refer_to_the_baseline_of_the_same_point(facts) -> None:
@@ -38,7 +34,6 @@ def test_a_case_that_was_not_measured_keeps_its_row(facts) -> None:
     assert row.facts.reason == "no CPU operator"
     assert row.derived.latency_us is None
     assert row.derived.ratio_to_baseline is None
-    assert row.derived.paper_us == 385.79
 
 
 def test_wrong_results_have_no_latency(facts) -> None:
@@ -47,15 +42,3 @@ def test_wrong_results_have_no_latency(facts) -> None:
 
 def test_without_a_baseline_there_are_no_ratios(facts) -> None:
     assert derive([facts("naive")])[0].derived.ratio_to_baseline is None
-
-
-def test_frame_has_every_fact_and_figure(facts) -> None:
-    table = frame([facts(), facts("xformers", status="unavailable", samples_us=(), steps=())])
-    assert list(table["implementation"]) == ["chunk_attn", "xformers"]
-    assert {"samples_us", "kv_bytes", "peaks", "latency_us", "roofline_fraction", "ratio_to_baseline"} <= set(table)
-    assert table["latency_us"][0] == 15.0
-    assert math.isnan(table["latency_us"][1])
-
-
-def test_frame_of_nothing_has_its_columns() -> None:
-    assert {"key", "latency_us"} <= set(frame([]).columns)

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from chunkbench.analysis.derive import derive
-from chunkbench.analysis.exit_code import exit_code
 from chunkbench.analysis.expectations import outcomes
+from chunkbench.store.manifest import ExpectationFacts
 
 
-def expectation(**changes: Any) -> dict[str, Any]:
-    return {"where": {}, "implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5} | changes
+def expectation(**changes: Any) -> ExpectationFacts:
+    usual = {"where": {}, "implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5}
+    return ExpectationFacts.model_validate(usual | changes)
 
 
 @pytest.fixture
@@ -89,21 +90,6 @@ def test_ranges_and_trees_are_selected_as_experiments_write_them(facts) -> None:
     assert selected(tree=[[512, [[64, 2], [0, 30]]]]) == [(1024, tree)]
 
 
-def test_unknown_metric(rows) -> None:
-    with pytest.raises(ValueError, match="beauty"):
-        outcomes(rows, [expectation(metric="beauty")])
-
-
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [
-        ([], 0),
-        (["ok", "noisy", "unavailable", "unsupported", "oom"], 0),
-        (["ok", "incorrect"], 3),
-        (["error"], 3),
-        (["crashed", "ok"], 3),
-        (["timeout"], 3),
-    ],
-)
-def test_exit_code(statuses: list[Any], code: int) -> None:
-    assert exit_code(statuses) == code
+def test_a_metric_that_is_not_known_is_not_judged(rows) -> None:
+    verdicts = {(one.verdict, one.reason) for one in outcomes(rows, [expectation(metric="beauty")])}
+    assert verdicts == {("not measured", "this version does not know the metric beauty")}

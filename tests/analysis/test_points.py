@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from chunkbench.analysis.points import describe, group, show, varying
+from chunkbench.analysis.points import describe, group, varying
+from chunkbench.experiment.values import show_value
 
 
 def test_cases_of_a_point_stay_together_whatever_their_threads(facts) -> None:
@@ -39,5 +40,5 @@ def test_protocols_are_told_apart(facts) -> None:
 
 def test_axes_in_words() -> None:
     assert describe({"n_p": 1024, "n_s": None}, ["n_p", "n_s"]) == "n_p=1024 n_s=-"
-    assert show((512, 1024)) == "512-1024"
-    assert show(((512, ((64, 2), (0, 2))), (128, 4))) == "512x(64x2 0x2) 128x4"
+    assert show_value((512, 1024)) == "512-1024"
+    assert show_value(((512, ((64, 2), (0, 2))), (128, 4))) == "512x(64x2 0x2) 128x4"

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from chunkbench.baselines.contract import Session
-from chunkbench.experiment.model import TOLERANCE
 from chunkbench.experiment.point import Point
-from chunkbench.runner.inputs import PooledInputs
-from chunkbench.runner.oracle import make_check
+from chunkbench.experiment.timed import TOLERANCE
+from chunkbench.workers.checks import make_check
+from chunkbench.workers.inputs import PooledInputs
 
 Signature = Callable[[str, str, str], inspect.Signature]
 

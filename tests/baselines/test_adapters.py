@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from chunkbench.baselines import registry
-from chunkbench.experiment.model import TOLERANCE
+from chunkbench.baselines.registry import REGISTRY, UnknownImplementation
 from chunkbench.experiment.point import Point
-from chunkbench.runner.inputs import PooledInputs
-from chunkbench.runner.oracle import make_check
-from chunkbench.runner.storages import visible_bytes
+from chunkbench.experiment.timed import TOLERANCE
+from chunkbench.workers.checks import make_check
+from chunkbench.workers.inputs import PooledInputs
+from chunkbench.workers.storages import visible_bytes
 
 DEFAULTS: dict[str, Any] = {
     "n_p": 70,
@@ -46,9 +46,9 @@ POINTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", REGISTRY.names())
 def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str, axes: dict[str, Any]) -> None:
-    implementation = registry.load(name)
+    implementation = REGISTRY.load(name)
     answer = implementation.availability("cpu")
     if not answer.ok:
         pytest.skip(answer.reason)
@@ -72,9 +72,9 @@ def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str,
     assert distinct * point.token_bytes <= session.kv_bytes() <= visible_bytes(session)
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", REGISTRY.names())
 def test_a_shared_prefix_is_held_once_by_those_who_say_so(name: str) -> None:
-    implementation = registry.load(name)
+    implementation = REGISTRY.load(name)
     if not implementation.availability("cpu").ok:
         pytest.skip("unavailable")
     point = Point.model_validate(DEFAULTS | {"n_p": 320, "n_s": 320, "batch_size": 8, "n_c": 2})
@@ -86,14 +86,14 @@ def test_a_shared_prefix_is_held_once_by_those_who_say_so(name: str) -> None:
 
 
 def test_what_is_unavailable_says_why_and_how_to_mend_it() -> None:
-    for surveyed in registry.survey("cpu"):
+    for surveyed in REGISTRY.survey("cpu"):
         if not surveyed.answer.ok:
             assert surveyed.answer.reason
-    xformers = {s.id: s.answer for s in registry.survey("cpu")}["xformers"]
+    xformers = {s.id: s.answer for s in REGISTRY.survey("cpu")}["xformers"]
     assert (xformers.ok, xformers.reason) == (False, "xformers has no CPU operator")
     assert "NVIDIA GPU" in xformers.remedy
 
 
 def test_an_unknown_name_is_met_with_a_suggestion() -> None:
-    with pytest.raises(registry.UnknownImplementation, match="did you mean chunk_attn"):
-        registry.load("chunk_atn")
+    with pytest.raises(UnknownImplementation, match="did you mean chunk_attn"):
+        REGISTRY.load("chunk_atn")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from chunkbench.experiment.point import Point
-from chunkbench.runner.inputs import PooledInputs
-from chunkbench.runner.oracle import make_check
+from chunkbench.workers.checks import make_check
+from chunkbench.workers.inputs import PooledInputs
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-baseline.md"
 

@@ -13,7 +13,7 @@ import torch
 from chunkbench.baselines import flash_attn_3, flash_attn_package
 from chunkbench.baselines.contract import Implementation, Session
 from chunkbench.experiment.point import Point
-from chunkbench.runner.inputs import PooledInputs
+from chunkbench.workers.inputs import PooledInputs
 
 Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Bind = Callable[[inspect.Signature | None, Callable[..., Any]], Callable[..., Any]]

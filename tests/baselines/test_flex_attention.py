@@ -15,7 +15,7 @@ from chunkbench.baselines import flex_attention
 from chunkbench.baselines.contract import Session
 from chunkbench.experiment.point import Point
 from chunkbench.kvcache import PrefixTree
-from chunkbench.runner.inputs import PooledInputs
+from chunkbench.workers.inputs import PooledInputs
 
 POINTS: dict[str, dict[str, Any]] = {
     "part shared": {},

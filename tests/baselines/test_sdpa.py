@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 from chunkbench.baselines import sdpa
 from chunkbench.baselines.contract import Session
 from chunkbench.experiment.point import Point
-from chunkbench.runner.inputs import PooledInputs
+from chunkbench.workers.inputs import PooledInputs
 
 
 @pytest.mark.parametrize("axes", [{}, {"kv_heads": 2}, {"n_p": (50, 90)}], ids=["equal", "grouped heads", "ragged"])

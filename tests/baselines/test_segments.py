@@ -63,7 +63,7 @@ def check_form(requests: Requests, rows: int) -> None:
 
 
 def slots_of(tree: PrefixTree, sequence: int) -> list[int]:
-    length = int(tree.lengths[tree.row(sequence)])
+    length = tree.length(sequence)
     return [chunk * SIZE + place for chunk in tree.path(sequence) for place in range(SIZE)][:length]
 
 

@@ -15,7 +15,7 @@ import torch
 from chunkbench.baselines import gpu, vllm_cpu, vllm_cuda
 from chunkbench.baselines.contract import Answer, Session
 from chunkbench.experiment.point import Point
-from chunkbench.runner.inputs import PooledInputs
+from chunkbench.workers.inputs import PooledInputs
 
 Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 NAMES = ("paged_attention_v1", "paged_attention_v2", "reshape_and_cache")

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from chunkbench.baselines import registry
 from chunkbench.baselines.contract import YES, Answer
+from chunkbench.baselines.registry import REGISTRY, Surveyed
 from chunkbench.cli.completion import command as completion
 from chunkbench.cli.list_ import command
 from chunkbench.experiment import bundled_experiments
@@ -21,9 +21,8 @@ from chunkbench.experiment import bundled_experiments
 @pytest.fixture
 def two_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
     no = Answer(False, "xformers has no CPU operator [at all]", "use a GPU")
-    monkeypatch.setattr(
-        registry, "survey", lambda device: [("chunk_attn", "ChunkAttn", YES), ("xformers", "xformers", no)]
-    )
+    states = [Surveyed("chunk_attn", "ChunkAttn", YES), Surveyed("xformers", "xformers", no)]
+    monkeypatch.setattr(REGISTRY, "survey", lambda device: states)
 
 
 def test_experiments() -> None:
@@ -36,7 +35,7 @@ def test_experiments() -> None:
 
 def test_axes_state_meaning_values_and_default() -> None:
     rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
-    axes = "model n_p n_s n_c batch_size heads kv_heads head_dim chunk_size block_size dtype threads prompts tree"
+    axes = "model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim chunk_size block_size dtype threads"
     assert " ".join(row["axis"] for row in rows) == axes
     assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
     table = CliRunner().invoke(command, ["axes"]).output
@@ -54,7 +53,7 @@ def test_implementations_with_state_reason_and_remedy() -> None:
 
 
 def test_nothing_registered_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "survey", lambda device: [])
+    monkeypatch.setattr(REGISTRY, "survey", lambda device: [])
     assert "make setup" in CliRunner().invoke(command, ["implementations"]).stderr
 
 

@@ -48,11 +48,11 @@ def test_all_run_once_and_one_report_comes_of_them(small: Path) -> None:
     assert 'href="first/cases.jsonl"' in page
     assert "chunkbench run" in page
     assert (small / "report.md").read_text().count("# a small one") == 2
-    started = [open_run(small / name).manifest["started_at"] for name in ("first", "second")]
+    started = [open_run(small / name).manifest.started_at for name in ("first", "second")]
     again = call("--out", str(small))
     assert again.exit_code == 0
     assert again.output.count("already measured") == 2
-    assert [open_run(small / name).manifest["started_at"] for name in ("first", "second")] == started
+    assert [open_run(small / name).manifest.started_at for name in ("first", "second")] == started
 
 
 def test_what_was_cut_short_goes_on(small: Path) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from chunkbench import report
 from chunkbench.cli.run import command
 from chunkbench.runner import run as runner
-from chunkbench.runner.conduct import Conduct
+from chunkbench.runner.options import RunOptions
 
 
 def test_a_second_interrupt_still_shows_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_what_to_retry_reaches_the_runner(tmp_path: Path, monkeypatch: pytest.Mo
     seen = []
 
     def run_experiment(*arguments: object) -> SimpleNamespace:
-        seen.extend(argument.retry for argument in arguments if isinstance(argument, Conduct))
+        seen.extend(argument.retry for argument in arguments if isinstance(argument, RunOptions))
         return SimpleNamespace(run=SimpleNamespace(cases=[]), interrupted=False)
 
     monkeypatch.setattr(runner, "run_experiment", run_experiment)

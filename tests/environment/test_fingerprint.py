@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from chunkbench.environment import Environment, fingerprint, machine_id, scrub
+from chunkbench.environment import Environment, fingerprint, hardware_id, scrub
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def here() -> dict[str, Any]:
 def test_it_survives_json_and_validates(here: dict[str, Any]) -> None:
     again = json.loads(json.dumps(here))
     assert again == here
-    assert machine_id(Environment.model_validate(again)) == machine_id(here)
+    assert Environment.model_validate(again).model_dump(mode="json") == here
 
 
 def test_it_says_what_torch_says(here: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def test_scrub_takes_paths_and_leaves_ordinary_words(monkeypatch: pytest.MonkeyP
     [
         (("cpu", "model"), "another", False),
         (("cpu", "threads"), 999, False),
-        (("torch", "version"), "9.9.9", False),
+        (("torch", "version"), "9.9.9", True),
         (("memory_bytes",), 2**50, False),
         (("cpu", "governor"), "another", True),
         (("kernel",), "another", True),
@@ -76,7 +76,7 @@ def test_scrub_takes_paths_and_leaves_ordinary_words(monkeypatch: pytest.MonkeyP
         (("packages",), {"xformers": "1"}, True),
     ],
 )
-def test_machine_id_changes_with_hardware_and_torch_only(
+def test_the_id_of_the_hardware_changes_with_it_alone(
     here: dict[str, Any], path: tuple[str, ...], value: object, same: bool
 ) -> None:
     other = copy.deepcopy(here)
@@ -84,12 +84,12 @@ def test_machine_id_changes_with_hardware_and_torch_only(
     for name in path[:-1]:
         folder = folder[name]
     folder[path[-1]] = value
-    assert (machine_id(other) == machine_id(here)) is same
+    assert (hardware_id(other) == hardware_id(here)) is same
 
 
-def test_machine_id_forgives_what_the_kernel_keeps_to_itself(here: dict[str, Any]) -> None:
+def test_hardware_id_forgives_what_the_kernel_keeps_to_itself(here: dict[str, Any]) -> None:
     one, two = (here | {"memory_bytes": 24 * 2**30 + offset} for offset in (-(2**20), 2**20))
-    assert machine_id(one) == machine_id(two)
+    assert hardware_id(one) == hardware_id(two)
 
 
 def test_importing_the_room_does_not_import_torch(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from chunkbench.experiment import AXES, Experiment, bundled_experiments, json_schema, load_experiment
+from chunkbench.experiment import AXES, bundled_experiments, json_schema, load_experiment
+from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.llama import shape_of
-from chunkbench.experiment.names import BUILT_IN, known_implementations
-from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.point import AxisFields, Case, Point
+from chunkbench.workloads.decode.reading import DecodeExperiment
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,10 +28,16 @@ TABLE_3 = [
 ]  # fmt: skip
 
 
-def experiment(**fields: Any) -> Experiment:
-    return Experiment.model_validate(
+def experiment(**fields: Any) -> DecodeExperiment:
+    return DecodeExperiment.model_validate(
         {"name": "x", "implementations": ["naive", "chunk_attn"], "sweep": [{"n_p": 64, "n_s": 0}], **fields}
     )
+
+
+def registered() -> set[str]:
+    """Names of our own implementations."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return set(project["project"]["entry-points"]["chunkbench.baselines"])
 
 
 @pytest.mark.parametrize(("name", "kv_heads", "paper"), [("table3", 32, "table3"), ("table3-llama3", 8, None)])
@@ -52,7 +59,7 @@ def test_smoke_covers_every_implementation_and_every_kind_of_shape() -> None:
     loaded = load_experiment("smoke")
     points = loaded.points("cpu", "float32")
     on_gpus = {name for one in ("gpu-kernels", "table3-gpu") for name in load_experiment(one).implementations}
-    assert set(loaded.implementations) | on_gpus == set(BUILT_IN)
+    assert set(loaded.implementations) | on_gpus == registered()
     assert any(point.tree for point in points)
     assert any(point.prompts > 1 for point in points)
     assert any(isinstance(point.n_p, tuple) for point in points)
@@ -67,14 +74,22 @@ def test_smoke_covers_every_implementation_and_every_kind_of_shape() -> None:
 @pytest.mark.parametrize("name", bundled_experiments())
 def test_dump_is_the_same_experiment(name: str) -> None:
     loaded = load_experiment(name)
-    again = Experiment.model_validate(json.loads(loaded.model_dump_json()))
+    again = type(loaded).model_validate(json.loads(loaded.model_dump_json()))
     assert again == loaded.model_copy(update={"source": "", "path": ""})
 
 
-def test_built_in_names_are_the_registered_ones() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(project["project"]["entry-points"]["chunkbench.baselines"]) == set(BUILT_IN)
-    assert known_implementations()[: len(BUILT_IN)] == BUILT_IN
+def test_known_names_are_the_registered_ones() -> None:
+    assert registered() <= set(known_implementations("decode"))
+    assert known_implementations("modules") == ("qkv_projection", "self_attention", "mlp")
+    assert set(known_implementations()) == {*known_implementations("decode"), *known_implementations("modules")}
+
+
+def test_the_fields_of_a_point_are_the_axes_and_the_device() -> None:
+    assert set(Point.model_fields) == {*AXES, "device"}
+    assert set(AxisFields.model_fields) == {*AXES, "device"} - {"threads"}
+    for axis in AXES.values():
+        field = Point.model_fields[axis.name]
+        assert field.is_required() or field.default == axis.default, axis.name
 
 
 POINT = Point(
@@ -190,10 +205,11 @@ def test_schema_accepts_what_is_bundled_and_refuses_slips() -> None:
         assert not validator.is_valid(slip), slip
 
 
-def test_loading_needs_neither_torch_nor_the_baselines() -> None:
+def test_loading_needs_neither_torch_nor_any_adapter() -> None:
     code = (
-        "import sys; from chunkbench.experiment import load_experiment; load_experiment('table3'); "
-        "print([m for m in sys.modules if m == 'torch' or m.startswith('chunkbench.baselines')])"
+        "import sys; from chunkbench import workloads; workloads.register(); "
+        "from chunkbench.experiment import load_experiment; load_experiment('table3'); "
+        "print(*sorted(m for m in sys.modules if m == 'torch' or m.startswith('chunkbench.baselines.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["chunkbench.baselines.contract", "chunkbench.baselines.registry"]

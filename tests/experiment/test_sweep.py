@@ -18,7 +18,7 @@ HEAD = "implementations: [naive, chunk_attn]\n"
 def load(folder: Path, text: str, overrides: dict[str, str] | None = None) -> Experiment:
     file = folder / "x.yaml"
     file.write_text(HEAD + text)
-    return load_experiment(file, overrides or {})
+    return load_experiment(file, overrides or {}, "--set")
 
 
 def refusal(folder: Path, text: str, overrides: dict[str, str] | None = None) -> list[str]:
@@ -132,7 +132,7 @@ def test_bad_overrides(tmp_path: Path, overrides: dict[str, str], said: str) -> 
 @given(st.text(max_size=20), st.sampled_from(["n_p", "n_s", "tree", "dtype", "batch_size"]))
 def test_any_override_loads_or_is_refused(text: str, axis: str) -> None:
     try:
-        load_experiment("smoke", {axis: text})
+        load_experiment("smoke", {axis: text}, "--set")
     except ExperimentError as error:
         assert str(error)  # noqa: PT017
 
@@ -167,5 +167,5 @@ def test_number_of_points(tmp_path_factory: pytest.TempPathFactory, blocks: list
     for index, block in enumerate(blocks):
         of_block = [point for point in points if point.n_s == index]
         assert {point.n_p for point in of_block} == set(block["n_p"])
-    again = Experiment.model_validate(json.loads(experiment.model_dump_json()))
+    again = type(experiment).model_validate(json.loads(experiment.model_dump_json()))
     assert again.points("cpu", "float32") == points

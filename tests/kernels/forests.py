@@ -8,18 +8,18 @@ import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.reference import attention
-from chunkbench.kvcache import PrefixTree
+from chunkbench.kvcache import ChunkPool, PrefixTree
 
 _LONGEST = 64
 """Tokens of a segment, at most."""
 
 
 class Forest:
-    """A tree and a store that grow together, and each row's whole K and V `[n, h_kv, d]` beside them."""
+    """A tree and a store that grow together, and each row's whole K and V `[layers, n, h_kv, d]` beside them."""
 
     def __init__(self, store: ChunkStore, seed: int) -> None:
         self.store = store
-        self.tree = PrefixTree(store.chunk_size)
+        self.tree = PrefixTree(store.chunk_size, ChunkPool(make_room=store.grow))
         self.contexts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._random = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed)
@@ -36,38 +36,50 @@ class Forest:
         for depth, (name, tokens) in enumerate(path):
             above = (*path[:depth], (name, 0))
             if above not in self._segments:
-                shape = (_LONGEST, self.store.kv_heads, self.store.head_dim)
-                self._segments[above] = self.normal(*shape), self.normal(*shape)
+                self._segments[above] = self._tokens(_LONGEST), self._tokens(_LONGEST)
             ids += [1000 * name + token for token in range(tokens)]
-            keys.append(self._segments[above][0][:tokens])
-            values.append(self._segments[above][1][:tokens])
-        k, v = torch.cat(keys), torch.cat(values)
-        self.store.grow(self.tree.pool.capacity_for(self.tree.chunks_to_join(ids)))
+            keys.append(self._segments[above][0][:, :tokens])
+            values.append(self._segments[above][1][:, :tokens])
+        k, v = torch.cat(keys, 1), torch.cat(values, 1)
         joined = self.tree.join(ids)
-        self.store.fill(joined.chunks, k[joined.cached :], v[joined.cached :])
+        for layer in range(self.store.layers):
+            self.store.fill(joined.chunks, k[layer, joined.cached :], v[layer, joined.cached :], layer)
         self.contexts.append((k, v))
         return joined.sequence
 
     def append(self) -> None:
         """Every sequence takes one token."""
-        rows = len(self.contexts)
-        k, v = (self.normal(rows, self.store.kv_heads, self.store.head_dim) for _ in range(2))
-        self.store.grow(self.tree.pool.capacity_for(self.tree.chunks_to_append()))
-        appended = self.tree.append([self._random.randrange(10**6, 10**7) for _ in range(rows)])
-        self.store.append(appended.chunks, appended.slots, appended.new, k, v)
-        self.contexts = [
-            (torch.cat([keys, k[row : row + 1]]), torch.cat([values, v[row : row + 1]]))
-            for row, (keys, values) in enumerate(self.contexts)
-        ]
+        self._append(list(range(len(self.contexts))), None)
+
+    def append_to(self, counts: dict[int, int]) -> None:
+        """Sequences take tokens: row -> how many."""
+        self._append(list(counts), list(counts.values()))
+
+    def _append(self, rows: list[int], counts: list[int] | None) -> None:
+        sequences = None if counts is None else [self.tree.sequences[row] for row in rows]
+        taken = counts or [1] * len(rows)
+        k, v = self._tokens(sum(taken)), self._tokens(sum(taken))
+        ids = [self._random.randrange(10**6, 10**7) for _ in range(sum(taken))]
+        appended = self.tree.append(ids, sequences, counts)
+        for layer in range(self.store.layers):
+            self.store.append(appended, k[layer], v[layer], layer)
+        for row, mine in zip(rows, zip(k.split(taken, 1), v.split(taken, 1), strict=True), strict=True):
+            self.contexts[row] = (
+                torch.cat([self.contexts[row][0], mine[0]], 1),
+                torch.cat([self.contexts[row][1], mine[1]], 1),
+            )
 
     def leave(self, row: int) -> None:
         """Remove the sequence in a row."""
         self.tree.leave(self.tree.sequences[row])
         del self.contexts[row]
 
-    def error(self, q: torch.Tensor, out: torch.Tensor) -> float:
+    def error(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> float:
         """Largest error of out `[b, h, d]` over the largest reference value."""
-        expected = torch.stack([attention(q[row], k, v) for row, (k, v) in enumerate(self.contexts)])
+        expected = torch.stack([attention(q[row], k[layer], v[layer]) for row, (k, v) in enumerate(self.contexts)])
         got = out[: len(expected)].double()
         assert torch.isfinite(got).all()
         return ((got - expected).abs().max() / expected.abs().max()).item()
+
+    def _tokens(self, count: int) -> torch.Tensor:
+        return self.normal(self.store.layers, count, self.store.kv_heads, self.store.head_dim)

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kvcache import Append
 
 
 def make(*slabs, c=4, h=2, d=16, dtype=torch.float32):
@@ -20,8 +21,8 @@ def make(*slabs, c=4, h=2, d=16, dtype=torch.float32):
 def read(store, chunks, tokens):
     """K and V `[n, h, d]` of the first tokens of a path of chunks."""
     slab, place = store.locate(np.array(chunks))
-    k = torch.cat([store.slabs[s].keys[p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
-    v = torch.cat([store.slabs[s].values[p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
+    k = torch.cat([store.slabs[s].keys[0, p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
+    v = torch.cat([store.slabs[s].values[0, p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
     return k[:tokens], v[:tokens], v[tokens:]
 
 
@@ -59,7 +60,7 @@ def test_append_writes_one_token_per_row_and_nothing_else(chunks, slots):
         slab.keys.zero_()
         slab.values.zero_()
     k, v = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
-    store.append(ids(*chunks), ids(*slots), ids(), k, v)
+    store.append(Append(ids(*chunks), ids(*slots), ids(), every_row=True), k, v)
     for row, (chunk, slot) in enumerate(zip(chunks, slots, strict=True)):
         got_k, got_v, _ = read(store, [chunk], 4)
         assert torch.equal(got_k[slot], k[row])
@@ -69,7 +70,8 @@ def test_append_writes_one_token_per_row_and_nothing_else(chunks, slots):
 
 def test_a_new_chunk_holds_no_leftovers_in_v():
     store = make(2, 2)
-    store.append(ids(1, 3), ids(0, 0), ids(1, 3), torch.ones(2, 2, 16), torch.ones(2, 2, 16))
+    begun = Append(ids(1, 3), ids(0, 0), ids(1, 3), every_row=True)
+    store.append(begun, torch.ones(2, 2, 16), torch.ones(2, 2, 16))
     for chunk in (1, 3):
         _, v, void = read(store, [chunk], 1)
         assert torch.equal(v, torch.ones(1, 2, 16))
@@ -97,7 +99,7 @@ def test_growth_adds_exactly_what_is_missing_and_moves_nothing():
     store.grow(10)
     store.grow(5)
     assert store.capacity == 10
-    assert [len(slab.keys) for slab in store.slabs] == [3, 7]
+    assert [slab.keys.shape[1] for slab in store.slabs] == [3, 7]
     assert store.slabs[0].keys.data_ptr() == address
 
 

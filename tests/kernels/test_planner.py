@@ -66,8 +66,9 @@ def forests(draw: st.DrawFn) -> Forest:
         begins=np.array(begins),
         ends=np.array(ends),
         order=np.array(order),
-        last_chunks=np.array([context[-1] for context in contexts]),
-        last_tokens=np.full(rows, 3),
+        chunks_by_slot=np.array([context[-1] for context in contexts]),
+        tokens_by_slot=np.full(rows, 3),
+        slots=slice(None),
     )
     return Forest(plan, contexts)
 

@@ -73,20 +73,31 @@ def test_a_limit_below_one_is_refused():
         ChunkPool(limit=0)
 
 
+def test_without_room_nothing_is_handed_out():
+    def no_room(capacity):
+        raise MemoryError(capacity)
+
+    pool = ChunkPool(make_room=no_room)
+    for call in (pool.allocate, pool.reserve):
+        with pytest.raises(MemoryError):
+            call(3)
+    assert (pool.in_use, pool.capacity, pool.peak) == (0, 0, 0)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 6), st.sets(st.integers(0, 20))), max_size=20), st.integers(1, 25))
 def test_an_id_is_never_in_two_hands(actions, limit):
-    pool = ChunkPool(limit)
+    room = [0]
+    pool = ChunkPool(limit, room.append)
     held: set[int] = set()
     for action in actions:
         if isinstance(action, int):
             if len(held) + action > limit:
                 with pytest.raises(PoolExhausted):
-                    pool.capacity_for(action)
+                    pool.allocate(action)
                 continue
-            promised = pool.capacity_for(action)
             ids = pool.allocate(action)
-            assert pool.capacity == promised
+            assert room[-1] == pool.capacity
             assert held.isdisjoint(ids)
             assert len(set(ids)) == action
             held.update(ids)

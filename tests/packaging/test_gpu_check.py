@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from chunkbench.experiment.names import BUILT_IN
+from chunkbench.baselines.registry import REGISTRY
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 
@@ -28,12 +28,17 @@ def script() -> ModuleType:
 
 def test_a_checkout_that_is_not_installed_has_its_implementations(script: ModuleType, tmp_path: Path) -> None:
     environment = script.register(tmp_path / "site")
-    said = "from importlib.metadata import version; from chunkbench.baselines import registry"
-    command = [sys.executable, "-c", f"{said}; print(version('chunkbench'), *registry.names())"]
+    said = "from importlib.metadata import version; from chunkbench.baselines.registry import REGISTRY"
+    command = [sys.executable, "-c", f"{said}; print(version('chunkbench'), *REGISTRY.names())"]
     ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     found, *names = ran.stdout.split()
     assert found == "0"  # the folder's, though another may be installed
-    assert set(names) == set(BUILT_IN)
+    assert set(names) == set(REGISTRY.names())
+
+
+def test_implementations_that_compile_say_so(script: ModuleType, tmp_path: Path) -> None:
+    compiling = script.compiled_at_first_use(script.register(tmp_path / "site"))
+    assert compiling == ["flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat", "flashinfer_paged"]
 
 
 def test_steps_keep_their_output_and_end_in_time(script: ModuleType, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import chunkbench
-from chunkbench.environment import doctor
+from chunkbench.pins import VLLM_CPU_TORCH
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -120,13 +120,9 @@ def test_a_missing_libnuma_is_named(set_up: ModuleType, monkeypatch: pytest.Monk
     assert "libnuma1" in set_up.why_vllm_does_not_fit(Path(sys.executable))
 
 
-def test_set_up_and_doctor_name_the_same_vllm(set_up: ModuleType) -> None:
-    assert set_up.VLLM == (doctor.VLLM, doctor.VLLM_TORCH)
-
-
 def test_the_pinned_torch_is_within_the_range_and_the_one_that_vllm_needs(set_up: ModuleType) -> None:
     pinned = next(line for line in set_up.CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
-    assert pinned == f"torch=={set_up.VLLM[1]}"
+    assert pinned == f"torch=={VLLM_CPU_TORCH}"
 
 
 def test_byte_code_is_written_even_where_python_is_told_not_to(

@@ -57,7 +57,7 @@ def test_blank_lines_count_as_lines_and_as_no_prompts(tmp_path: Path) -> None:
 def test_groups_by_any_field(tmp_path: Path) -> None:
     path = written(tmp_path, "p.jsonl", [{"prompt": "a", "tenant": 7, "group": "x"}, {"prompt": "b", "tenant": "t"}])
     assert [prompt.group for prompt in read([path], "tenant")] == ["7", "t"]
-    with pytest.raises(PromptsError, match="has no field 'user', which --group-by names"):
+    with pytest.raises(PromptsError, match="has no field 'user', by which prompts are to be grouped"):
         read([path], "user")
 
 

@@ -33,7 +33,7 @@ def test_token_ids_need_none() -> None:
 
 
 def test_texts_need_one() -> None:
-    with pytest.raises(PromptsError, match=r"p.jsonl:1: is text, and no tokenizer was chosen: --tokenizer"):
+    with pytest.raises(PromptsError, match=r"p.jsonl:1: is text, and no tokenizer was chosen: name a tokenizer.json"):
         tokenized(TEXTS, None)
 
 

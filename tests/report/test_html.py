@@ -156,7 +156,8 @@ def test_nothing_is_fetched_and_everything_is_escaped(text: str) -> None:
 def test_the_command_writes_it_beside_the_run_and_for_several(table3, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        manifest = {**table3.manifest, "experiment": {**table3.manifest["experiment"], "name": name}}
+        values = table3.manifest.model_dump(mode="json")
+        manifest = {**values, "experiment": {**values["experiment"], "name": name}}
         (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
         lines = [case.model_dump_json() for case in table3.cases]
         (tmp_path / name / "cases.jsonl").write_text("\n".join([*lines, ""]))

@@ -73,7 +73,7 @@ def test_every_number_of_the_table_follows_from_the_run_directory(table3, tmp_pa
         for case in table3.cases
     ]
     table3.cases[:] = changed
-    (tmp_path / "manifest.json").write_text(json.dumps(table3.manifest))
+    (tmp_path / "manifest.json").write_text(table3.manifest.model_dump_json())
     (tmp_path / "cases.jsonl").write_text("".join(case.model_dump_json() + "\n" for case in changed))
 
     lines = render(build(table3), "table").splitlines()

@@ -16,7 +16,7 @@ def run_directory(table3, tmp_path):
     """The invented run as a directory on disk."""
     folder = tmp_path / "results" / "runs" / "table3-20250101T000000Z"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(table3.manifest))
+    (folder / "manifest.json").write_text(table3.manifest.model_dump_json())
     (folder / "cases.jsonl").write_text("".join(case.model_dump_json() + "\n" for case in table3.cases))
     return folder
 

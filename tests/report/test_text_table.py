@@ -6,6 +6,7 @@ import re
 import pytest
 
 from chunkbench.report import build, figures, text_table
+from chunkbench.store import Manifest
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -175,9 +176,9 @@ def test_notes_of_implementations_are_shown_once(make_case, make_run) -> None:
 
 def test_partial_runs_say_so(table3) -> None:
     table3.cases[:] = [case for case in table3.cases if case.n_p == 1024]
-    table3.manifest["interrupted"] = True
+    table3.manifest = table3.manifest.model_copy(update={"interrupted": True})
     lines = lines_of(table3)
-    assert lines[1] == "Partial run (interrupted): 4 of 12 points; `chunkbench run ... --resume` goes on with it."
+    assert lines[1] == "Partial run (interrupted): 4 of 12 points; resume it to measure the others."
     assert "4 points" in " ".join(lines)
 
 
@@ -188,7 +189,7 @@ def test_a_point_with_missing_cases_shows_dashes(make_case, make_run) -> None:
 
 def test_a_run_without_cases_renders(make_run) -> None:
     run = make_run([])
-    run.manifest |= {"points": 12, "finished_at": None}
+    run.manifest = run.manifest.model_copy(update={"points": 12, "finished_at": None})
     lines = lines_of(run)
     assert "0 of 12 points" in lines[1]
 
@@ -239,9 +240,11 @@ def test_brackets_in_reasons_are_text_not_markup(make_case, make_run) -> None:
     assert "[red]index [0][/red] :bug:" in text_table.render(build(make_run(cases)))
 
 
-@pytest.mark.parametrize("missing", ["environment", "git", "chunkbench_version", "experiment", "points"])
+@pytest.mark.parametrize("missing", ["machines", "git", "chunkbench_version", "experiment", "points"])
 def test_manifests_that_know_less_still_render(table3, missing: str) -> None:
-    del table3.manifest[missing]
+    values = table3.manifest.model_dump(mode="json")
+    del values[missing]
+    table3.manifest = Manifest.model_validate(values)
     assert "Latency per decode step" in "\n".join(lines_of(table3))
 
 

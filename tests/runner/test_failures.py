@@ -14,8 +14,9 @@ from chunkbench.cli.progress import RunProgress
 from chunkbench.environment import git_state
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Point
-from chunkbench.runner.conduct import Conduct
-from chunkbench.runner.run import DEFAULT_CONDUCT, resolve, run_experiment
+from chunkbench.runner.options import RunOptions
+from chunkbench.runner.run import DEFAULT_OPTIONS, run_experiment
+from chunkbench.runner.target import resolve
 from chunkbench.store import CaseFacts, RunError
 
 EXPERIMENT = """\
@@ -37,13 +38,13 @@ def measure(
     names: Sequence[str],
     listener: RunProgress | None = None,
     resume: bool = False,
-    conduct: Conduct = DEFAULT_CONDUCT,
+    options: RunOptions = DEFAULT_OPTIONS,
 ) -> dict[tuple[str, int | None], CaseFacts]:
     spec = tmp_path / "failures.yaml"
     spec.write_text(EXPERIMENT.format(names=", ".join(names)))
     experiment = load_experiment(spec)
     listener = listener or RunProgress(quiet=True)
-    outcome = run_experiment(experiment, resolve(experiment), tmp_path / "run", resume, [], listener, conduct)
+    outcome = run_experiment(experiment, resolve(experiment), tmp_path / "run", resume, [], listener, options)
     assert not outcome.interrupted
     return {(case.implementation, case.n_s): case for case in outcome.run.cases}
 
@@ -66,7 +67,7 @@ class Killer(RunProgress):
 
     def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
         for child in psutil.Process().children():
-            if not self.killed and "chunkbench.runner.worker" in " ".join(child.cmdline()):
+            if not self.killed and "chunkbench.worker" in " ".join(child.cmdline()):
                 child.kill()
                 self.killed += 1
 
@@ -83,8 +84,9 @@ def test_a_worker_that_is_killed_between_points_costs_nothing(tmp_path: Path) ->
 
 def test_a_worker_that_never_starts_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(RunError, match=r"a worker process does not start: .*code 1.*--resume"):
+    with pytest.raises(RunError, match=r"a worker process does not start: .*code 1") as raised:
         measure(tmp_path, ["naive", "chunk_attn"])
+    assert raised.value.remedy == "resume"
 
 
 @pytest.mark.usefixtures("fakes")
@@ -142,7 +144,7 @@ def test_what_was_mended_is_measured_again_on_request_with_its_point_alone(
     assert broken["fake_mends", 32].reason.endswith("out of order")
     assert measure(tmp_path, names, resume=True) == broken, "a row that failed is measured, unless said otherwise"
     monkeypatch.setenv("CHUNKBENCH_FAKE_MENDED", "1")
-    mended = measure(tmp_path, names, resume=True, conduct=Conduct(retry=frozenset({"error"})))
+    mended = measure(tmp_path, names, resume=True, options=RunOptions(retry=frozenset({"error"})))
     assert mended["fake_mends", 32].status in ("ok", "noisy")
     assert len(mended) == 4
     for name in names:

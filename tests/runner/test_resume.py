@@ -65,7 +65,7 @@ def test_kill_and_resume_completes_the_table_without_measuring_anything_twice(sp
     running.communicate()
     before = open_run(out)
     assert 2 <= len(before.cases) < 8
-    assert before.manifest["interrupted"]
+    assert before.manifest.interrupted
     resumed = start(spec, out, "--resume")
     printed, errors = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, errors
@@ -73,7 +73,7 @@ def test_kill_and_resume_completes_the_table_without_measuring_anything_twice(sp
     assert after.cases[: len(before.cases)] == before.cases, "finished points stay as they were"
     assert len(after.cases) == 8
     assert len({case.key for case in after.cases}) == 8
-    assert not after.manifest["interrupted"]
+    assert not after.manifest.interrupted
     assert all(str(n_p) in printed for n_p in (40, 48, 56, 64))
 
 

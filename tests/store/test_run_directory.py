@@ -65,7 +65,7 @@ def test_a_second_writer_is_refused_while_the_first_is_at_work(run: Path) -> Non
 
 
 def test_a_new_run_does_not_overwrite_an_old_one(run: Path) -> None:
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RunError, match="go on with it"):
         RunWriter.create(run, MANIFEST)
     assert len(open_run(run).cases) == 3
 

@@ -1,8 +1,8 @@
-"""The figure of a run, by its kind and its experiment's `figure`."""
+"""Figures: drawn by the kinds of work, in one style, and saved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,18 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from chunkbench.report.figures import advantage, memory, roofline, speedup, token_rate
+from chunkbench import kinds
 from chunkbench.report.figures.style import STYLE
-from chunkbench.report.model import Report
-
-_DRAW: Mapping[str, Callable[[Report, Mapping[str, Any]], Figure | None]] = {
-    "speedup": speedup.draw,
-    "token_rate": token_rate.draw,
-    "advantage": advantage.draw,
-    "memory": memory.draw,
-    "modules": roofline.draw,
-}
+from chunkbench.report.report import Report
+from chunkbench.report.showing import Showing
+from chunkbench.store import Manifest
 
 
-def draw(report: Report, manifest: Mapping[str, Any]) -> Figure | None:
-    """None when there is too little to draw."""
-    experiment = manifest.get("experiment") or {}
-    kind = experiment.get("kind") or "decode"
-    chosen = experiment.get("figure") or "speedup"
+def draw(report: Report, manifest: Manifest) -> Figure | None:
+    """The figure of a run, as its kind draws it; None when there is too little to draw."""
+    showing: Showing = kinds.get(manifest.experiment.kind).showing()
     with mpl.rc_context(STYLE):
-        return _DRAW[chosen if kind == "decode" else kind](report, manifest)
+        return showing.draw(report, manifest)
 
 
 def svg(figure: Figure) -> str:

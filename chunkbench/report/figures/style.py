@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from chunkbench.report.columns import ordered
-from chunkbench.report.footer import machine
-from chunkbench.report.model import Report
+from chunkbench.experiment.axes import AXES
 from chunkbench.report.numbers import count
+from chunkbench.report.report import Report
+from chunkbench.store import Manifest
 
 MOST_PANELS = 9
 DASHES = (0, (4, 2))
@@ -28,48 +28,19 @@ _LEGEND_COLUMNS = 5
 _TITLE_LETTERS = 56
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers carry the difference in grey print.
-LOOKS: Mapping[str, tuple[str, str]] = {
-    "naive": ("#555555", "o"),
-    "xformers": ("#CC79A7", "v"),
-    "flash_attn": ("#D55E00", "^"),
-    "paged_attn": ("#56B4E9", "s"),
-    "paged_attn_star": ("#0072B2", "D"),
-    "vllm_paged_attn": ("#56B4E9", "P"),
-    "vllm_paged_attn_star": ("#0072B2", "*"),
-    "shared_prefix_matmul": ("#009E73", "X"),
-    "chunk_attn_torch": ("#882255", "<"),
-    "chunk_attn_no_tpp": ("#E69F00", "p"),
-    "chunk_attn": ("#000000", "o"),
-    "qkv_projection": ("#0072B2", "s"),
-    "self_attention": ("#D55E00", "o"),
-    "mlp": ("#009E73", "^"),
-    "sdpa_efficient": ("#999933", "v"),
-    "cudnn": ("#117733", "h"),
-    "flash_attn_package": ("#D55E00", "<"),
-    "flash_attn_package_paged": ("#D55E00", "d"),
-    "flash_attn_3": ("#D55E00", "8"),
-    "flex_attention": ("#AA4499", ">"),
-    "flashinfer_paged": ("#332288", "s"),
-    "flashinfer_cascade": ("#332288", "^"),
-    "flashinfer_cascade_fa3": ("#332288", "v"),
-    "flashinfer_flat": ("#332288", "P"),
-}
-COLOURS = tuple(LOOKS.values())[:10]
-_AXES: Mapping[str, str] = {
-    "n_p": "prompt tokens n_p",
-    "n_s": "shared prompt tokens n_s",
-    "n_s / n_p": "shared part of the prompt, n_s / n_p",
-    "n_c": "completion tokens n_c",
-    "batch_size": "batch size b",
-    "prompts": "prompts",
-    "heads": "query heads h",
-    "kv_heads": "KV heads",
-    "head_dim": "head dimension d",
-    "chunk_size": "tokens of a chunk c",
-    "block_size": "tokens of a block",
-    "threads": "threads",
-}
-_SPARE = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
+PALETTE = (
+    ("#555555", "o"),
+    ("#CC79A7", "v"),
+    ("#D55E00", "^"),
+    ("#56B4E9", "s"),
+    ("#0072B2", "D"),
+    ("#56B4E9", "P"),
+    ("#0072B2", "*"),
+    ("#009E73", "X"),
+    ("#882255", "<"),
+    ("#E69F00", "p"),
+)
+"""Colour and marker of lines that stand for no implementation."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -81,13 +52,6 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "svg.hashsalt": "chunkbench",
 }
-
-
-def looks(report: Report) -> Mapping[str, tuple[str, str]]:
-    """Colour and marker of every implementation; the same in every figure for those that the suite knows."""
-    names = ordered(implementation for group in report.groups for implementation in group.rows)
-    unknown = [implementation for implementation in names if implementation not in LOOKS]
-    return {**LOOKS, **{name: _SPARE[i % len(_SPARE)] for i, name in enumerate(unknown)}}
 
 
 def handle(colour: str, marker: str, label: str, here: bool = True) -> Line2D:
@@ -187,7 +151,7 @@ def panel_title(plot: Axes, title: str) -> None:
 
 def axis_label(axis: str) -> str:
     """An axis of experiments in words, for readers who do not know its name."""
-    return _AXES.get(axis, axis)
+    return AXES[axis].label if axis in AXES else axis
 
 
 def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
@@ -203,10 +167,11 @@ def round_values(low: float, high: float) -> list[float]:
     return [m * 10.0**e for e in range(-6, 13) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
 
 
-def conditions(report: Report, manifest: Mapping[str, Any], timed: bool = True) -> str:
+def conditions(report: Report, manifest: Manifest, timed: bool = True) -> str:
     """Machine, data type and how it was timed, for a caption."""
     facts = [row.facts for row in report.rows]
-    parts = [machine(manifest) or "machine not recorded", ", ".join(dict.fromkeys(f.dtype for f in facts))]
+    machines = " and ".join(manifest.machine_names) or "machine not recorded"
+    parts = [machines, ", ".join(dict.fromkeys(f.dtype for f in facts))]
     if timed:
         for word, found in (("protocol", [f.protocol for f in facts]), ("caches", [f.cache for f in facts])):
             parts.append(f"{word} {' and '.join(dict.fromkeys(found))}")

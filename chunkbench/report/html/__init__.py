@@ -12,7 +12,8 @@ from markupsafe import Markup
 from chunkbench.report import figures
 from chunkbench.report.book import Book, Chapter
 from chunkbench.report.claims import EMPHASIS, headline, measured
-from chunkbench.report.model import Cell, Report, Table
+from chunkbench.report.model import Cell, Table
+from chunkbench.report.report import Report
 
 _MARKS = {"holds": "✓", "does not hold": "✗", "different here": "≠", "needs a GPU": "○", "not measured": "○"}
 

@@ -49,6 +49,7 @@ struct Work {
     std::int64_t item_count;
     const std::int64_t* chunk_keys;  // addresses of the packed K of each listed chunk, all KV heads one after the other
     const std::int64_t* chunk_values;  // the same of V
+    std::int64_t shift;                // bytes from these addresses to where the chunks of this layer are
     const std::int64_t* rows;          // rows of q and out
     const std::int64_t* last_tokens;   // [b] tokens in the last chunk of each row's sequence
     const std::int64_t* folds;         // numbers of partial results

@@ -61,6 +61,10 @@ struct Bfloat16 {
     static void put(Stored* p, V16 x) { store_bfloat16(p, x); }
 };
 
+// Whether products take pairs of T's numbers as they are stored; then the left side is rounded to such pairs as well.
+template <class T>
+constexpr bool kInPairs = T::kStep == 2 && kPairProducts;
+
 // body(0), .. body(N - 1), written out: what is indexed by constants stays in registers.
 template <int I>
 struct Constant {
@@ -94,7 +98,7 @@ template <class T, int R, int S, int Ahead>
                 times<S>([&](auto s) { sums[r][s] = fma(value, operand[s], sums[r][s]); });
             });
         }
-    } else if constexpr (kPairProducts) {
+    } else if constexpr (kInPairs<T>) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
         // The left side holds pairs of bfloat16 numbers, two to a float's place.
         for (int i = 0; i < inner / 2; ++i) {
@@ -154,7 +158,7 @@ template <class T, int S, bool Ahead>
 inline void rows_of_blocks(const float* left, std::int64_t row, const typename T::Stored* right, std::int64_t block,
                            int inner, int rows, float* out, std::int64_t out_row, bool add,
                            const typename T::Stored* next) {
-    constexpr int kMost = T::kStep == 1 || kPairProducts ? kRows : kPairRows;
+    constexpr int kMost = T::kStep == 1 || kInPairs<T> ? kRows : kPairRows;
     const int tiles = (rows + kMost - 1) / kMost;
     for (int n = 0; n < tiles; ++n) {
         const int count = (rows + tiles - n - 1) / (tiles - n);
@@ -211,7 +215,7 @@ template <class T>
 inline void multiply(const float* left, std::int64_t row, int rows, const typename T::Stored* right, std::int64_t block,
                      int blocks, int inner, float* out, std::int64_t out_row, bool add, const typename T::Stored* next,
                      bool streaming) {
-    constexpr bool kWidens = sizeof(typename T::Stored) == 2 && !(T::kStep == 2 && kPairProducts);
+    constexpr bool kWidens = sizeof(typename T::Stored) == 2 && !kInPairs<T>;
     if (streaming) open_pages(next, blocks * inner * 16 * sizeof(*next));
     if (streaming && !kWidens && rows == 1) {
         multiply_blocks<T, false>(left, row, rows, right, block, blocks, inner, out, out_row, add, next);
@@ -223,11 +227,18 @@ inline void multiply(const float* left, std::int64_t row, int rows, const typena
 // Queries on the left side of a product, sixteen from the j-th on, as floats.
 template <class T>
 inline V16 from_left(const float* values, int j) {
-    if constexpr (T::kStep == 2 && kPairProducts) {
+    if constexpr (kInPairs<T>) {
         return T::widen(reinterpret_cast<const typename T::Stored*>(values) + j);
     } else {
         return load(values + j);
     }
+}
+
+// Bring `count` numbers into the cache.
+template <class Stored>
+inline void bring(const Stored* from, std::int64_t count) {
+    constexpr std::int64_t kLine = 64 / sizeof(Stored);
+    for (std::int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
 }
 
 // Scores of the `tokens` first tokens of a block of K that is not full, -inf for the others: it lies as [16][d]. What
@@ -235,7 +246,7 @@ inline V16 from_left(const float* values, int j) {
 template <class T>
 inline void scores_of_rows(const float* left, int d, int rows, const typename T::Stored* block, int tokens, float* out,
                            std::int64_t out_row, const typename T::Stored* next) {
-    for (int i = 0; i < tokens * d; i += 64 / sizeof(*next)) __builtin_prefetch(next + i);
+    bring(next, tokens * d);
     for (int r = 0; r < rows; ++r) {
         V16 scores = set1(-kInfinity);
         for (int t = 0; t < tokens; ++t) {
@@ -251,7 +262,7 @@ inline void scores_of_rows(const float* left, int d, int rows, const typename T:
 // Sixteen values as the left side of a product, from the i-th of a row on: floats as they are, or rounded to bfloat16.
 template <class T>
 inline void put_left(float* row, int i, V16 values) {
-    if constexpr (T::kStep == 2 && kPairProducts) {
+    if constexpr (kInPairs<T>) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
         store_rounded(reinterpret_cast<std::uint16_t*>(row) + i, values);
 #endif
@@ -300,7 +311,7 @@ inline void weigh(float* scores, int count, float scale, float& peak, float* wei
 // Queries as the left side of a product.
 template <class T>
 inline void take_query(const typename T::Stored* q, int d, float* to) {
-    if constexpr (T::kStep == 2 && kPairProducts) {
+    if constexpr (kInPairs<T>) {
         __builtin_memcpy(to, q, d * sizeof(*q));
     } else {
         for (int j = 0; j < d; j += 16) store(to + j, T::widen(q + j));
@@ -350,12 +361,9 @@ inline std::int64_t full_chunks(const Shape& shape, const Work& work, const Item
 
 // Bring the first `tokens` tokens of a chunk and head into the cache: too short a read for the CPU to see it coming.
 template <class Stored>
-inline void bring(const Stored* keys, const Stored* values, int tokens, int c, int d) {
-    constexpr int kLine = 64 / sizeof(Stored);
-    for (int i = 0; i < tokens * d; i += kLine) __builtin_prefetch(keys + i);
-    for (int block = 0; block < d / 16; ++block) {
-        for (int i = 0; i < tokens * 16; i += kLine) __builtin_prefetch(values + block * 16 * c + i);
-    }
+inline void bring_tokens(const Stored* keys, const Stored* values, int tokens, int c, int d) {
+    bring(keys, tokens * d);
+    for (int block = 0; block < d / 16; ++block) bring(values + block * 16 * c, tokens * 16);
 }
 
 template <class T>
@@ -378,10 +386,10 @@ void run_item(const Shape& shape, const Work& work, const Item& item, const Item
         start(shape, work, item, head, scale, {outputs + i * d, weights + 16 * i, peaks[i]});
     }
     const auto keys_of = [&](std::int64_t chunk) {
-        return reinterpret_cast<const Stored*>(work.chunk_keys[chunk]) + kv_head * head_size;
+        return reinterpret_cast<const Stored*>(work.chunk_keys[chunk] + work.shift) + kv_head * head_size;
     };
     const auto values_of = [&](std::int64_t chunk) {
-        return reinterpret_cast<const Stored*>(work.chunk_values[chunk]) + kv_head * head_size;
+        return reinterpret_cast<const Stored*>(work.chunk_values[chunk] + work.shift) + kv_head * head_size;
     };
     const std::int64_t whole = full_chunks(shape, work, item), end = item.first_chunk + whole;
     const std::int64_t next_whole = next == nullptr ? 0 : full_chunks(shape, work, *next);
@@ -396,7 +404,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, const Item
             if (chunk + 1 < end) during_values = keys_of(chunk + 1);
             if (chunk + 1 == end && next_whole > 0) during_values = keys_of(next->first_chunk);
             if (chunk + 1 == end && whole < item.chunks) {
-                bring(keys_of(end), values_of(end), static_cast<int>(work.last_tokens[item.tail_row]), c, d);
+                bring_tokens(keys_of(end), values_of(end), static_cast<int>(work.last_tokens[item.tail_row]), c, d);
             }
         } else if (next != nullptr && next_whole == 0 && next->chunks > 0) {
             during_keys = keys_of(next->first_chunk);

@@ -85,7 +85,7 @@ void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) 
     std::copy(tokens, tokens + count, last_tokens_.begin());
 }
 
-void DecodePlan::decode(const void* q, void* out, float scale, int threads) {
+void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift) {
     require(threads >= 1, "threads must be at least 1");
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto units = static_cast<std::int64_t>(arrays_.items.size()) * shape_.kv_heads;
@@ -97,6 +97,7 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads) {
     work.item_count = static_cast<std::int64_t>(arrays_.items.size());
     work.chunk_keys = arrays_.chunk_keys.data();
     work.chunk_values = arrays_.chunk_values.data();
+    work.shift = shift;
     work.rows = arrays_.rows.data();
     work.last_tokens = last_tokens_.data();
     work.partial_items = arrays_.partial_items;

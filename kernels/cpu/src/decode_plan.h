@@ -29,8 +29,9 @@ class DecodePlan {
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
 
-    // q and out [b][heads][d]. Allocates only where more threads are asked for than ever before.
-    void decode(const void* q, void* out, float scale, int threads);
+    // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the layer that is asked for.
+    // Allocates only where more threads are asked for than ever before.
+    void decode(const void* q, void* out, float scale, int threads, std::int64_t shift);
 
     std::size_t item_count() const { return arrays_.items.size(); }
 

@@ -72,9 +72,10 @@ void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads
     new (self) chunkbench::DecodePlan(shape, std::move(arrays), chunkbench::isa_named(isa));
 }
 
-void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale, int threads) {
+void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale, int threads,
+            std::int64_t shift) {
     nb::gil_scoped_release release;
-    self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads);
+    self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads, shift);
 }
 
 void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t k, std::uintptr_t v,
@@ -120,6 +121,7 @@ NB_MODULE(_native, m) {
              "chunk_keys"_a, "chunk_values"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
-        .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a)
+        .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0,
+             "shift: bytes from the chunks' addresses to those of another layer.")
         .def_prop_ro("item_count", &chunkbench::DecodePlan::item_count);
 }

@@ -27,6 +27,17 @@ inline V16 each(F f) {
     return r;
 }
 
+inline std::uint32_t bits_of(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+inline float of_bits(std::uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 inline V16 set1(float v) {
     return each([&](int) { return v; });
 }
@@ -65,13 +76,10 @@ constexpr float kLeastPower = -127.0f;
 inline V16 scale_by_power(V16 v, V16 n) {
     return each([&](int i) {
         if (n.x[i] == kLeastPower) return 0.0f;
-        std::uint32_t bits;
-        std::memcpy(&bits, &v.x[i], 4);
         // A NaN has no integer nearest to it; it stays NaN with any exponent added that is 0.
-        bits += n.x[i] == n.x[i] ? static_cast<std::uint32_t>(static_cast<std::int32_t>(n.x[i])) << 23 : 0u;
-        float r;
-        std::memcpy(&r, &bits, 4);
-        return r;
+        const bool is_nan = n.x[i] != n.x[i];
+        return of_bits(bits_of(v.x[i]) +
+                       (is_nan ? 0u : static_cast<std::uint32_t>(static_cast<std::int32_t>(n.x[i])) << 23));
     });
 }
 inline V16 round(V16 v) {
@@ -94,22 +102,16 @@ inline float half_to_float(std::uint16_t half) {
         const float magnitude = static_cast<float>(fraction) * 5.9604644775390625e-8f;
         return sign ? -magnitude : magnitude;
     }
-    const std::uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
-    float r;
-    std::memcpy(&r, &bits, 4);
-    return r;
+    return of_bits(sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13);
 }
 inline std::uint16_t float_to_half(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, 4);
+    std::uint32_t bits = bits_of(value);
     const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
     bits &= 0x7fffffffu;
     if (bits > 0x7f800000u) return sign | 0x7e00u;
     if (bits >= 0x477ff000u) return sign | 0x7c00u;  // rounds to infinity, or is
     if (bits < 0x38800000u) {                        // below the normal numbers: round value * 2^24 to an integer
-        float magnitude;
-        std::memcpy(&magnitude, &bits, 4);
-        return sign | static_cast<std::uint16_t>(std::nearbyint(magnitude * 16777216.0f));
+        return sign | static_cast<std::uint16_t>(std::nearbyint(of_bits(bits) * 16777216.0f));
     }
     bits += 0xc8000fffu + ((bits >> 13) & 1u);  // exponent from bias 127 to 15, and half to even
     return sign | static_cast<std::uint16_t>(bits >> 13);
@@ -121,15 +123,9 @@ inline void store_half(std::uint16_t* p, V16 v) {
     for (int i = 0; i < 16; ++i) p[i] = float_to_half(v.x[i]);
 }
 
-inline float bfloat16_to_float(std::uint16_t half) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
-    float r;
-    std::memcpy(&r, &bits, 4);
-    return r;
-}
+inline float bfloat16_to_float(std::uint16_t half) { return of_bits(static_cast<std::uint32_t>(half) << 16); }
 inline std::uint16_t float_to_bfloat16(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, 4);
+    const std::uint32_t bits = bits_of(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
     return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }

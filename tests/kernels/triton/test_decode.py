@@ -15,7 +15,7 @@ from chunkbench.kernels.triton import decode as decode_module
 from chunkbench.kernels.triton.decode import PagedTriton, TppTriton
 from chunkbench.kernels.triton.store import TritonStore
 from chunkbench.kernels.triton.tuning import Tuning
-from chunkbench.kvcache import BlockTables
+from chunkbench.kvcache import Append, BlockTables
 from tests.kernels.forests import Forest
 
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -41,10 +41,11 @@ def forest_of(
 
 def check(forest: Forest, kernel: TppTriton) -> None:
     kernel.plan(forest.tree.plan())
-    q = forest.normal(len(forest.contexts), kernel.heads, forest.store.head_dim)
-    out = torch.full_like(q, float("nan"))
-    kernel.decode(q, out)
-    assert forest.error(q, out) < TOLERANCE[forest.store.dtype]
+    for layer in range(forest.store.layers):
+        q = forest.normal(len(forest.contexts), kernel.heads, forest.store.head_dim)
+        out = torch.full_like(q, float("nan"))
+        kernel.decode(q, out, layer)
+        assert forest.error(q, out, layer) < TOLERANCE[forest.store.dtype]
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["second launch", "in place"])
@@ -92,6 +93,24 @@ def test_random_forests(device: str, seed: int) -> None:
         check(forest, kernel)
         if len(forest.contexts) > 1:
             forest.leave(draw(0, len(forest.contexts) - 1))
+    check(forest, kernel)
+
+
+def test_layers_over_one_plan_and_appends_to_some(device: str) -> None:
+    """The device counts a token once, whatever the layers; after an append to some rows it is told where rows end."""
+    forest = Forest(TritonStore(16, 1, 64, torch.float16, device, layers=3), seed=3)
+    for path in SHARED_TREE:
+        forest.join(path)
+    kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
+    check(forest, kernel)
+    for counts in ({1: 1, 4: 1}, None, {3: 40, 0: 5}, None, None, {5: 16}):
+        if counts is None:
+            forest.append()
+        else:
+            forest.append_to(counts)
+        check(forest, kernel)
+    forest.leave(1)
+    forest.append()
     check(forest, kernel)
 
 
@@ -247,14 +266,14 @@ def test_paged_attention(device: str, share: bool) -> None:
         joined = tables.join(ids)
         store.grow(tables.pool.in_use + 8)
         k, v = forest.contexts[-1]
-        store.fill(joined.slots[::16] // 16, k[joined.cached :], v[joined.cached :])
+        store.fill(joined.slots[::16] // 16, k[0, joined.cached :], v[0, joined.cached :])
     for _ in range(2):
         rows = len(forest.contexts)
         k, v = forest.normal(rows, 2, 64), forest.normal(rows, 2, 64)
         slots = tables.append(list(range(rows)))
-        store.append(slots // 16, slots % 16, slots[slots % 16 == 0] // 16, k, v)
+        store.append(Append(slots // 16, slots % 16, slots[slots % 16 == 0] // 16, every_row=True), k, v)
         forest.contexts = [
-            (torch.cat([a, k[row : row + 1]]), torch.cat([b, v[row : row + 1]]))
+            (torch.cat([a, k[None, row : row + 1]], 1), torch.cat([b, v[None, row : row + 1]], 1))
             for row, (a, b) in enumerate(forest.contexts)
         ]
         kernel.plan(tables.table, tables.lengths)

@@ -1,0 +1,61 @@
+"""FLOPs and bytes of the modules of a decoder layer while it decodes one token (the paper's Table 1), from the shapes.
+
+Counted: a multiply-add as two FLOPs; every matrix, read once; every product's input and output, written and read by
+nobody else; of attention K and V, queries, output, and the scores of the context, written and read. Left out: what is
+done element by element (softmax, activation, rotary positions), the new token's own score, biases, norms and the output
+projection. So counted, every printed digit of the table comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chunkbench.experiment.llama import LlamaShape
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call computes and moves."""
+
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity, in FLOPs per byte."""
+        return self.flops / self.bytes
+
+
+def qkv_projection(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
+    """One product with the matrices of Q, K and V side by side; it does not depend on the context."""
+    del context
+    columns = shape.qkv_size
+    weights = shape.hidden_size * columns
+    return Cost(2 * batch_size * weights, element_bytes * (weights + batch_size * (shape.hidden_size + columns)))
+
+
+def self_attention(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
+    """Attention of one new token for every sequence over `context` earlier ones and itself, nothing shared."""
+    tokens, width = context + 1, shape.num_attention_heads * shape.head_dim
+    keys_and_values = 2 * tokens * shape.num_key_value_heads * shape.head_dim
+    scores = 2 * context * shape.num_attention_heads
+    moved = keys_and_values + scores + 2 * width
+    return Cost(4 * batch_size * tokens * width, element_bytes * batch_size * moved)
+
+
+def mlp(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
+    """Gate, up and down projection; the context does not matter."""
+    del context
+    weights = 3 * shape.hidden_size * shape.intermediate_size
+    activations = 3 * (shape.hidden_size + shape.intermediate_size)
+    return Cost(2 * batch_size * weights, element_bytes * (weights + batch_size * activations))
+
+
+MODULES: Mapping[str, Callable[..., Cost]] = {
+    "qkv_projection": qkv_projection,
+    "self_attention": self_attention,
+    "mlp": mlp,
+}

@@ -1,0 +1,40 @@
+"""What tensors have to be like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from chunkbench.kvcache import KVCacheError
+
+
+class WrongTensor(KVCacheError, ValueError):
+    """A tensor's shape, dtype, device or memory layout is not what the call needs."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The dtype and the device of K, V, q and out."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        """Raise WrongTensor for another shape, dtype or device, and for a sparse tensor."""
+        if tensor.shape != shape:
+            raise WrongTensor(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+        if tensor.dtype != self.dtype:
+            raise WrongTensor(f"{name} is {tensor.dtype}, not {self.dtype}")
+        if tensor.device != self.device:
+            raise WrongTensor(f"{name} is on {tensor.device}, not on {self.device}")
+        if tensor.layout != torch.strided:
+            raise WrongTensor(f"{name} is a sparse tensor; K, V, q and out are dense")
+
+    def check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
+        """The same for a tensor that is written to, each element once."""
+        self.check("out", out, shape)
+        if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), shape, strict=True)):
+            raise WrongTensor("out has several elements in one place (it was expanded): it cannot be written to")
+        if out.requires_grad:
+            raise WrongTensor("out requires gradients: decode attention records none")

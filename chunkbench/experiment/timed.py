@@ -1,0 +1,166 @@
+"""Experiments whose implementations are timed, or only held, in sessions: how often, by which clock, to what ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from chunkbench.experiment.errors import did_you_mean
+from chunkbench.experiment.fields import (
+    Axes,
+    Caches,
+    Count,
+    Fraction01,
+    ImplementationId,
+    Modes,
+    Positive,
+    Protocols,
+)
+from chunkbench.experiment.model import Experiment
+from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.sweep import matches
+from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol
+from chunkbench.experiment.values import Finding, Findings, show
+
+TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
+"""Largest relative error that counts as correct, unless the experiment says otherwise."""
+PROTOCOL_CACHE: Mapping[Protocol, Cache] = {"strict": "cold", "paper": "warm"}
+DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("events", "graph", "eager")}
+Metric = Literal["speedup", "latency_ratio", "roofline_fraction", "append_us", "plan_us"]
+COMPARING: tuple[Metric, ...] = ("speedup", "latency_ratio")
+AT_MOST: tuple[Metric, ...] = ("latency_ratio", "append_us", "plan_us")
+"""Metrics whose bar is an upper bound; for the others it is a lower bound."""
+
+
+def _with_default_tolerance(raw: object) -> object:
+    return {**TOLERANCE, **raw} if isinstance(raw, Mapping) else raw
+
+
+class Expectation(BaseModel):
+    """What the points that `where` selects must reach (`bar`) and should reach (`aim`).
+
+    `speedup`: latency of `against` over latency of `implementation`, at least; `latency_ratio`: its inverse, at most;
+    `roofline_fraction`: at least; `append_us`, `plan_us`: microseconds, at most.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    where: Axes = Field(default_factory=dict, description="axis filter; a list means any of its values")
+    implementation: ImplementationId = "chunk_attn"
+    metric: Metric
+    against: str | None = Field(None, description="an implementation, or roofline")
+    bar: Positive
+    aim: Positive | None = None
+
+    @field_validator("against")
+    @classmethod
+    def _against_suits_metric(cls, against: str | None, info: ValidationInfo) -> str | None:
+        metric = info.data.get("metric")
+        if metric in COMPARING and against in (None, "roofline"):
+            raise ValueError(f"{metric} compares with an implementation; name it")
+        if metric == "roofline_fraction" and against not in (None, "roofline"):
+            raise ValueError("roofline_fraction compares with the roofline; leave against out")
+        if metric in ("append_us", "plan_us") and against is not None:
+            raise ValueError(f"{metric} is compared with the bar alone; leave against out")
+        return against
+
+    @field_validator("aim")
+    @classmethod
+    def _aim_is_beyond_bar(cls, aim: float | None, info: ValidationInfo) -> float | None:
+        bar, metric = info.data.get("bar"), info.data.get("metric")
+        if aim is not None and bar is not None and (aim > bar if metric in AT_MOST else aim < bar):
+            raise ValueError(f"{aim:g} is easier to reach than bar = {bar:g}; an aim goes beyond the bar")
+        return aim
+
+    @model_validator(mode="after")
+    def _compares_with_something(self) -> Expectation:
+        if self.metric in COMPARING and self.against is None:
+            raise Findings(Finding((), f"against is missing: {self.metric} compares with an implementation"))
+        return self
+
+    def applies_to(self, point: Point) -> bool:
+        """Whether `where` selects the point."""
+        return matches(self.where, dict(point))
+
+
+class TimedExperiment(Experiment):
+    """An experiment that times the calls of implementations, round by round."""
+
+    timed: ClassVar[bool] = True
+
+    baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="ratios refer to it")
+    protocols: Protocols = ("strict",)
+    caches: Caches | None = Field(None, description="default: the protocol's own, strict cold and paper warm")
+    modes: Modes | None = Field(None, description="default: eager on a CPU, and all three on CUDA")
+    confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
+    precision: Fraction01 = Field(0.02, description="stop when the interval's half-width is this share of the latency")
+    min_rounds: Count = Field(
+        3, ge=3, description="of the strict protocol; with fewer there is no telling noise from a result"
+    )
+    max_rounds: Count = Field(50, ge=3, validate_default=True)
+    tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
+        default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"
+    )
+    expect: tuple[Expectation, ...] = ()
+
+    @field_validator("baseline")
+    @classmethod
+    def _baseline_is_measured(cls, baseline: str, info: ValidationInfo) -> str:
+        measured = info.data.get("implementations", (baseline,))
+        if baseline not in measured:
+            raise ValueError(f"{baseline} is not among implementations; add it there, or set baseline to one of them")
+        return baseline
+
+    @field_validator("modes")
+    @classmethod
+    def _modes_suit_device(cls, modes: tuple[Mode, ...] | None, info: ValidationInfo) -> tuple[Mode, ...] | None:
+        if info.data.get("device") == "cpu" and modes not in (None, ("eager",)):
+            raise ValueError("a CPU has only the mode eager")
+        return modes
+
+    @field_validator("max_rounds")
+    @classmethod
+    def _rounds_in_order(cls, max_rounds: int, info: ValidationInfo) -> int:
+        if max_rounds < info.data.get("min_rounds", 1):
+            raise ValueError(f"{max_rounds} is smaller than min_rounds = {info.data['min_rounds']}")
+        return max_rounds
+
+    @field_validator("expect")
+    @classmethod
+    def _expectations_are_measured(
+        cls, expect: tuple[Expectation, ...], info: ValidationInfo
+    ) -> tuple[Expectation, ...]:
+        measured = info.data.get("implementations")
+        if measured is None:
+            return expect
+        findings = [
+            Finding(
+                (index, field), f"{show(name)} is not among implementations{did_you_mean(str(name)[:60], measured)}"
+            )
+            for index, expectation in enumerate(expect)
+            for field, name in (("implementation", expectation.implementation), ("against", expectation.against))
+            if name not in (None, "roofline", *measured)
+        ]
+        if findings:
+            raise Findings(*findings)
+        return expect
+
+    def in_full(self) -> TimedExperiment:
+        """The same with every step of the fewest rounds timed, whatever it takes."""
+        day = 86400.0
+        return self.model_copy(update={"budget_s": day, "case_limit_s": day, "max_rounds": self.min_rounds})
+
+    def cases(self, point: Point) -> tuple[Case, ...]:
+        """All cases of a point: protocols x caches x modes x implementations, the last varying fastest."""
+        modes = self.modes or DEVICE_MODES[point.device]
+        if point.device == "cpu" or not self.timed:
+            modes = ("eager",)
+        return tuple(
+            Case(point, implementation, protocol, cache, mode)
+            for protocol in self.protocols
+            for cache in self.caches or (PROTOCOL_CACHE[protocol],)
+            for mode in modes
+            for implementation in self.implementations
+        )

@@ -1,0 +1,243 @@
+"""Values of axes: how each is read from a file, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from chunkbench.experiment.errors import did_you_mean
+from chunkbench.experiment.llama import ShapeError, shape_of
+from chunkbench.experiment.terms import Dtype, TreeNode
+from chunkbench.experiment.units import parse_share
+from chunkbench.experiment.yaml_tree import Misread
+
+MAX_TOKENS = 1 << 20
+"""Most tokens of one prompt or completion."""
+MAX_SEQUENCES = 1 << 16
+DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
+
+Path = tuple[str | int, ...]
+
+
+class LengthRange(NamedTuple):
+    """Ragged prompts: lengths from low to high, both included."""
+
+    low: int
+    high: int
+
+
+Forest = tuple[TreeNode, ...]
+AxisValue = int | str | LengthRange | Forest
+"""A count; a share of n_p, a dtype or a model as text; a range of n_p; or a forest of prompts."""
+
+
+class Finding(NamedTuple):
+    """Something wrong at a path below the value that is being read; `key` asks for the place of the key instead."""
+
+    path: Path
+    message: str
+    key: bool = False
+
+
+class Findings(ValueError):
+    """One or more findings in one value."""
+
+    def __init__(self, *findings: Finding) -> None:
+        self.findings = findings
+        super().__init__("; ".join(finding.message for finding in findings))
+
+
+def unknown(what: str, name: object, known: Sequence[str]) -> str:
+    """Message for a name that is not known; the caller names it."""
+    if isinstance(name, str) and ":" in name:
+        return f"unknown {what}; put a space after the colon"
+    return f"unknown {what}{did_you_mean(str(name)[:60], known)}"
+
+
+def show(value: object) -> str:
+    """A value as a message quotes it: short, and telling text from numbers."""
+    if isinstance(value, Misread):
+        return repr(value)
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def count_reader(low: int, high: int, multiple: int = 1) -> Callable[[object], int]:
+    """A reader of whole numbers from low to high. Readers return the value, or raise `Findings`."""
+
+    def read(raw: object) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int):
+            if isinstance(raw, float) and raw.is_integer():
+                raise Findings(Finding((), f"{raw} is not written as a whole number; write {int(raw)}"))
+            if isinstance(raw, str) and raw.isdecimal():
+                raise Findings(Finding((), f"{raw!r} is text; write {int(raw[:18])} without quotes"))
+            raise Findings(Finding((), f"must be a whole number, not {show(raw)}"))
+        if not low <= raw <= high:
+            raise Findings(Finding((), f"{raw} is outside {low} to {high}"))
+        if raw % multiple:
+            raise Findings(Finding((), f"{raw} is not a multiple of {multiple}"))
+        return raw
+
+    return read
+
+
+_read_tokens = count_reader(0, MAX_TOKENS)
+_read_some_tokens = count_reader(1, MAX_TOKENS)
+_read_sequences = count_reader(1, MAX_SEQUENCES)
+
+
+def read_prompt_length(raw: object) -> int | LengthRange:
+    """Tokens of a prompt, or a range `{low: A, high: B}` of them."""
+    if isinstance(raw, LengthRange):
+        raw = raw._asdict()
+    if not isinstance(raw, Mapping):
+        return _read_some_tokens(raw)
+    findings = [
+        Finding((key,), unknown("key", key, ("low", "high")), True) for key in raw if key not in ("low", "high")
+    ]
+    for key in ("low", "high"):
+        if key not in raw:
+            findings.append(Finding((), f"a range needs {key}, as in {{low: 512, high: 1024}}"))
+            continue
+        try:
+            _read_some_tokens(raw[key])
+        except Findings as error:
+            findings += [Finding((key,), finding.message) for finding in error.findings]
+    if findings:
+        raise Findings(*findings)
+    if raw["low"] > raw["high"]:
+        raise Findings(Finding(("low",), f"{raw['low']} is larger than high = {raw['high']}"))
+    return raw["low"] if raw["low"] == raw["high"] else LengthRange(raw["low"], raw["high"])
+
+
+def read_shared_length(raw: object) -> int | str:
+    """Tokens that are shared, or a share of n_p such as `0.5 n_p`, which stays text until n_p is known."""
+    if not isinstance(raw, str) or raw.isdecimal():
+        return _read_tokens(raw)
+    try:
+        parse_share(raw)
+    except ValueError as error:
+        raise Findings(Finding((), str(error))) from None
+    return raw
+
+
+def read_dtype(raw: object) -> str:
+    """One of `DTYPES`."""
+    if isinstance(raw, str) and raw in DTYPES:
+        return raw
+    short = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+    text = raw if isinstance(raw, str) else show(raw)
+    hint = f"; did you mean {short[text]}?" if text in short else did_you_mean(text[:60], DTYPES)
+    raise Findings(Finding((), f"{show(raw)} is not a dtype{hint}"))
+
+
+def read_model(raw: object) -> str:
+    """The name of a known model, or the path of a `config.json`."""
+    if not isinstance(raw, str):
+        raise Findings(Finding((), f"must be the name of a model or the path of a config.json, not {show(raw)}"))
+    try:
+        shape_of(raw)
+    except ShapeError as error:
+        raise Findings(Finding((), str(error))) from None
+    return raw
+
+
+def read_forest(raw: object) -> Forest:
+    """A forest of prompts: nodes `[tokens, children]`."""
+    form = "a tree is a list of [tokens, children], children a number of sequences or again such a list"
+    if not isinstance(raw, list | tuple) or not raw:
+        raise Findings(Finding((), f"must be a list, not {show(raw)}; {form}"))
+    nodes: list[TreeNode] = []
+    findings: list[Finding] = []
+    for index, node in enumerate(raw):
+        if not isinstance(node, list | tuple) or len(node) != 2:
+            findings.append(Finding((index,), f"must be a pair [tokens, children]; {form}"))
+            continue
+        parsed: list[Any] = []
+        readers = (_read_tokens, read_forest if isinstance(node[1], list | tuple) else _read_sequences)
+        for place, read in enumerate(readers):
+            try:
+                parsed.append(read(node[place]))
+            except Findings as error:
+                findings += [Finding((index, place, *finding.path), finding.message) for finding in error.findings]
+        if len(parsed) == 2:
+            nodes.append((parsed[0], parsed[1]))
+    if findings:
+        raise Findings(*findings)
+    return tuple(nodes)
+
+
+def sequences_in(forest: Forest) -> int:
+    """How many sequences a forest holds."""
+    return sum(children if isinstance(children, int) else sequences_in(children) for _, children in forest)
+
+
+def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Path of every node's token count, and the tokens from the root to the end of that node."""
+    for index, (tokens, children) in enumerate(forest):
+        yield (*path, index, 0), above + tokens
+        if not isinstance(children, int):
+            yield from tree_paths(children, above + tokens, (*path, index, 1))
+
+
+def show_value(value: Any) -> str:
+    """One value of an axis as tables show it: `-` for none, `96-256` for a range, `64x(64x2 0x1)` for a tree."""
+    if value is None:
+        return "-"
+    if isinstance(value, tuple) and all(isinstance(part, int) for part in value):
+        return "-".join(map(str, value))
+    if isinstance(value, tuple):
+        return " ".join(_show_node(node) for node in value)
+    return str(value)
+
+
+def _show_node(node: tuple[int, Any]) -> str:
+    tokens, children = node
+    below = str(children) if isinstance(children, int) else f"({' '.join(_show_node(child) for child in children)})"
+    return f"{tokens}x{below}"
+
+
+# JSON schemas of values
+
+
+def integer_schema(low: int, high: int) -> dict[str, Any]:
+    """JSON schema of a whole number."""
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+_LENGTH_SCHEMA = integer_schema(1, MAX_TOKENS)
+_RANGE_SCHEMA = {
+    "type": "object",
+    "properties": {"low": _LENGTH_SCHEMA, "high": _LENGTH_SCHEMA},
+    "required": ["low", "high"],
+    "additionalProperties": False,
+}
+_SHARE_SCHEMA = {
+    "type": "string",
+    "pattern": r"^(\d+(\.\d+)?(/\d+)?)? ?n_p$",
+    "examples": ["n_p", "0.5 n_p", "3/4 n_p"],
+}
+PROMPT_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [_LENGTH_SCHEMA, _RANGE_SCHEMA]}
+SHARED_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [integer_schema(0, MAX_TOKENS), _SHARE_SCHEMA]}
+TREE_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "array",
+        "minItems": 2,
+        "maxItems": 2,
+        "prefixItems": [
+            integer_schema(0, MAX_TOKENS),
+            {"anyOf": [integer_schema(1, MAX_SEQUENCES), {"$ref": "#/$defs/tree"}]},
+        ],
+    },
+}
+"""Of a forest: refers to itself as `#/$defs/tree`."""

@@ -1,0 +1,31 @@
+"""A run as a pandas table: `chunkbench.load`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chunkbench import workloads
+from chunkbench.analysis.derive import Derived
+from chunkbench.paper.beside import rows
+from chunkbench.store import open_run
+from chunkbench.store.facts import CaseFacts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def load(run: Path | str) -> pd.DataFrame:
+    """A run's cases as a table: one line per case, one column per fact and derived figure, lists kept as lists.
+
+    `run` is a run directory or its `cases.jsonl`. Raises `RunError` when there is nothing to read.
+    """
+    import pandas as pd
+
+    workloads.register()
+    opened = open_run(run)
+    experiment = opened.manifest.experiment
+    columns = [*CaseFacts.model_fields, *(field.name for field in fields(Derived))]
+    table = [row.as_dict() for row in rows(opened.cases, experiment.baseline, experiment.confidence)]
+    return pd.DataFrame(table, columns=columns)

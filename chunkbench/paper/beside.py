@@ -1,0 +1,23 @@
+"""Rows of a run with what the paper printed for the same points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from chunkbench.analysis.derive import Row, derive
+from chunkbench.paper.printed import paper_ratio, paper_us
+
+if TYPE_CHECKING:
+    from chunkbench.store.facts import CaseFacts
+
+
+def rows(cases: Sequence[CaseFacts], baseline: str, confidence: float) -> list[Row]:
+    """One row per case, in the order given: what follows from its facts, and the paper's latency and ratio."""
+    return [_beside(row, baseline) for row in derive(cases, baseline, confidence)]
+
+
+def _beside(row: Row, baseline: str) -> Row:
+    printed, ratio = paper_us(row.facts), paper_ratio(row.facts, baseline)
+    return replace(row, derived=replace(row.derived, paper_us=printed, paper_ratio=ratio))

@@ -1,0 +1,82 @@
+"""Every quantitative claim of the source texts, held against what was measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from chunkbench.analysis.derive import Row
+from chunkbench.paper.claims import analytic, decode, kv_memory, prefill
+from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.judgement import Judgement, Verdict
+from chunkbench.paper.printed import paper_rows
+
+__all__ = ["Claim", "Verdict", "claims"]
+
+_SERVER = Judgement("needs a GPU", "Open-Llama2 7B served in 16-bit numbers; this version drives no server")
+_TRACE = Judgement("not measured", "it depends on traces of requests that this suite does not have")
+
+_JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
+    "T1-arith": lambda _: analytic.table1(),
+    "S1-gpt3-kv": lambda _: analytic.gpt3_token(),
+    "S1-capacity": lambda _: analytic.gpt3_capacity(),
+    "S3-waste": kv_memory.waste,
+    "S3-sharing": kv_memory.sharing,
+    "S3-contiguity": lambda _: kv_memory.contiguity(),
+    "T3-star": decode.star,
+    "T3-naive": decode.naive,
+    "T3-hwcache": decode.hardware_cache,
+    "T3-noregress": decode.no_regression,
+    "T3-agnostic": decode.agnostic,
+    "ABS-speedup": decode.abstract,
+    "F3-512": partial(decode.figure3, n_c=512, over_paged=3.6, over_star=2.0),
+    "F3-2048": partial(decode.figure3, n_c=2048, over_paged=2.3, over_star=1.5),
+    "F3-decay": decode.decay,
+    "F4-peak": decode.figure4_peak,
+    "F4-growth": decode.figure4_growth,
+    "F5-1024": lambda _: _SERVER,
+    "F5-2048": lambda _: _SERVER,
+    "T4-kv": lambda _: _SERVER,
+    "T4-batch": lambda _: _SERVER,
+    "T4-noregress": lambda _: _SERVER,
+    "PA-kv13b": lambda _: analytic.opt13b_token(),
+    "PA-waste": lambda _: _TRACE,
+    "PA-parallel": lambda _: _TRACE,
+    "RA-bound": lambda _: prefill.bound(),
+    "RA-hit": lambda _: prefill.hit_rate(),
+    "X-figure4": lambda _: analytic.figure4_disagrees(),
+    "X-unit": lambda _: analytic.unit_of_table3(),
+}
+
+_EXPERIMENT = {"T3": "table3", "ABS": "table3", "F3": "figure3", "F4": "figure4"}
+"""By the first part of a claim's id: the experiment that measures what it is about. Others may share points with it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a source text, and what became of it here."""
+
+    id: str
+    source: str
+    statement: str
+    verdict: Verdict
+    measured: float | None
+    low: float | None
+    high: float | None
+    paper: str
+    reason: str
+    rows: tuple[str, ...]
+    """Keys of the cases that it was judged by."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "rows": list(self.rows)}
+
+
+def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
+    """The ledger: every claim of `results/paper/claims.csv`, in its order, judged by the rows of these runs."""
+    evidence = Evidence(runs)
+    stated: Sequence[dict[str, Any]] = paper_rows("claims")
+    own = {name: evidence.led_by(experiment) for name, experiment in _EXPERIMENT.items()}
+    return [Claim(**row, **vars(_JUDGES[row["id"]](own.get(row["id"].split("-")[0], evidence)))) for row in stated]

@@ -1,0 +1,71 @@
+"""Claims that follow from shapes, or from the paper's own numbers: no machine is needed."""
+
+from __future__ import annotations
+
+from chunkbench.analysis.layer_costs import MODULES
+from chunkbench.experiment.llama import SHAPES
+from chunkbench.paper.claims.judgement import Judgement
+from chunkbench.paper.printed import stated_token_rates, table3
+from chunkbench.paper.table1 import FIGURES, printed_figures
+
+_MIB, _KIB = 2**20, 2**10
+
+
+def table1() -> Judgement:
+    shape = SHAPES["llama2-7b"]
+    wrong, count = [], 0
+    for printed in printed_figures():
+        ours = f"{FIGURES[printed.metric](MODULES[printed.module](shape, printed.batch_size, 2048)):.2f}"
+        count += 1
+        if ours != printed.text:
+            wrong.append(
+                f"{printed.metric} of {printed.module} at b = {printed.batch_size}: {ours}, not {printed.text}"
+            )
+    reason = f"{count - len(wrong)} of {count} printed figures follow from the shapes" + "".join(
+        f"; {w}" for w in wrong
+    )
+    return Judgement("does not hold" if wrong else "holds", reason, float(count - len(wrong)))
+
+
+def gpt3_token() -> Judgement:
+    """96 layers, hidden size 12288."""
+    size = 2 * 96 * 12288 * 2 / _MIB
+    return Judgement("holds", "2 * 96 layers * 12288 * 2 bytes = 4.5 MiB", size)
+
+
+def gpt3_capacity() -> Judgement:
+    """What 175e9 weights of 2 bytes leave of eight times 80 GB."""
+    token = 2 * 96 * 12288 * 2
+    binary, decimal = ((8 * 80 * unit - 175e9 * 2) / token for unit in (2**30, 1e9))
+    reason = (
+        f"(8 * 80 GB - 350 GB of weights) / 4.5 MiB: {binary:,.0f} tokens where a GB is 2^30 bytes, which is how such "
+        f"cards are sold, {decimal:,.0f} where it is 10^9"
+    )
+    return Judgement("holds", reason, binary, decimal, binary)
+
+
+def opt13b_token() -> Judgement:
+    """40 layers, hidden size 5120."""
+    token = 2 * 40 * 5120 * 2
+    reason = f"2 * 40 layers * 5120 * 2 bytes = 800 KiB; * 2048 = {token * 2048 / 2**30:.2f} GiB"
+    return Judgement("holds", reason, token / _KIB)
+
+
+def figure4_disagrees() -> Judgement:
+    rate = 32e6 / table3()[2048, 2048, "chunk_attn"]
+    highest = max(stated.tokens_per_s for stated in stated_token_rates("figure4"))
+    reason = (
+        f"32 sequences / {table3()[2048, 2048, 'chunk_attn']} µs = {rate:,.0f} token/s; Figure 4 ends at {highest:,.0f}"
+    )
+    return Judgement("holds" if rate > highest else "does not hold", reason, rate)
+
+
+def unit_of_table3() -> Judgement:
+    stated = 687.74 * (2048 + 32) / 2048
+    printed = table3()[2048, 0, "paged_attn"]
+    reason = (
+        f"Table 1's 687.74 µs, taken to the mean of 64 decode steps, is {stated:.1f}; Table 3 prints {printed}: equal "
+        "within 1% as microseconds per decode step, and a thousandfold off as milliseconds"
+    )
+    near = abs(printed / stated - 1) < 0.01
+    return Judgement("holds" if near else "does not hold", reason, printed / stated)

@@ -1,0 +1,227 @@
+"""Comparison -> Document: what there is to say about HEAD against BASE, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from chunkbench.analysis import points
+from chunkbench.analysis.points import describe
+from chunkbench.experiment.values import show_value
+from chunkbench.regression.verdicts import CaseVerdict, Comparison, Metric, Side, Summary, Verdict
+from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
+from chunkbench.report.numbers import NOTHING, count, significant, times
+
+_EMPHASIS: Mapping[Verdict, Emphasis] = {
+    "incorrect": "failed",
+    "slower": "failed",
+    "missing": "failed",
+    "inconclusive": "noisy",
+    "faster": "best",
+    "new": "plain",
+    "same": "quiet",
+}
+_UNITS: Mapping[Metric, str] = {
+    "latency": "us",
+    "append": "us",
+    "plan": "us",
+    "token_rate": "tokens/s",
+    "kv_bytes": "bytes",
+    "work_items": "items",
+}
+_ACROSS = (
+    "machine's own: what fixed work beside the rounds took on HEAD's machine over BASE's (yardsticks, read bandwidth, "
+    "matrix rate), least and most; HEAD / BASE is raw, the verdict is on what the machine's own ratio leaves of it"
+)
+_WORST = 3
+"""Cases that the headline names."""
+
+
+class ComparisonDocument(Document):
+    """A comparison as text or Markdown."""
+
+    HEADINGS: ClassVar[tuple[str, str, str]] = ("What to know of single cases", "Columns", "How it was compared")
+
+
+def document(comparison: Comparison, most_rows: int | None = None, most_said: int | None = None) -> ComparisonDocument:
+    """Everything about a comparison, or no more than so many of its cases, and words on so many of them: the worst."""
+    shown = comparison.cases if most_rows is None else comparison.cases[:most_rows]
+    left_out = len(comparison.cases) - len(shown)
+    summaries = [_summary_table(comparison.summaries)] if comparison.summaries else []
+    axes = varying(comparison.cases)
+    said = [_said(case, axes) for case in shown if case.verdict != "same" or case.reason]
+    unsaid = len(said) - len(said[:most_said])
+    more = (
+        [f"{count(unsaid, 'more case')} to say something about: in comparison.md and comparison.json"] if unsaid else []
+    )
+    more += [f"{count(left_out, 'more case')}, none worse than these, in comparison.json"] if left_out else []
+    return ComparisonDocument(
+        title=f"{comparison.head.experiment or 'HEAD'}: {_what(comparison.head)} against {_what(comparison.base)}",
+        warnings=comparison.warnings,
+        losses=verdict_line(comparison),
+        headline=_worst(comparison),
+        tables=(_case_table(shown, comparison.settings.metric), *summaries),
+        statuses=(*said[:most_said], *more),
+        legend=_legend(comparison),
+        footer=tuple(_footer(comparison)),
+    )
+
+
+def verdict_line(comparison: Comparison) -> str:
+    """The counts of verdicts and the exit code, in one line."""
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
+    neither = f"; {count(comparison.unmeasured, 'case')} measured by neither" if comparison.unmeasured else ""
+    meaning = {0: "passes", 1: "fails", 3: "fails", 4: "cannot be told"}[comparison.exit_code]
+    return f"{counts}{neither}: {meaning} (exit code {comparison.exit_code})."
+
+
+def place(case: CaseVerdict, varying: Sequence[str]) -> str:
+    """A case in a few words: implementation and what tells it from its neighbours."""
+    axes = describe(case.axes, varying)
+    metric = "" if case.metric == "latency" else f", {case.metric}"
+    return f"{case.implementation}{f' at {axes}' if axes else ''}{metric}"
+
+
+def varying(cases: Sequence[CaseVerdict]) -> list[str]:
+    """Axes with more than one value among the cases."""
+    return points.varying([(case.axes, []) for case in cases])
+
+
+def change(case: CaseVerdict) -> str:
+    """Ratio and interval: `1.12x (1.08x to 1.15x)`."""
+    if case.ratio is None:
+        return NOTHING
+    if case.low is None or case.high is None:
+        return times(case.ratio)
+    if case.low == case.high:
+        return f"{case.ratio:.3f}x"
+    return f"{case.ratio:.3f}x ({case.low:.3f}x to {case.high:.3f}x)"
+
+
+def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
+    axes = varying(cases)
+    several = len({case.metric for case in cases}) > 1
+    across = any(case.machine_low is not None for case in cases)
+    heads = ["verdict", "implementation", *axes, *(["metric"] if several else [])]
+    unit = "" if several else f" ({_UNITS[metric]})"
+    columns = [Column(head, (head,), "left") for head in heads]
+    columns += [
+        Column(f"BASE{unit}", ("BASE", _UNITS[metric] if not several else "")),
+        Column(f"HEAD{unit}", ("HEAD", _UNITS[metric] if not several else "")),
+        Column("HEAD / BASE", ("HEAD /", "BASE")),
+        Column("interval", ("interval",)),
+        *([Column("machine's own ratio", ("machine's", "own"))] if across else []),
+        Column("compared", ("com-", "pared")),
+    ]
+    rows = []
+    for case in cases:
+        words = [case.verdict, case.implementation, *(show_value(case.axes.get(axis)) for axis in axes)]
+        words += [case.metric] if several else []
+        interval = NOTHING if case.low is None or case.high is None else f"{case.low:.3f}..{case.high:.3f}"
+        words += [
+            _value(case.base),
+            _value(case.head),
+            NOTHING if case.ratio is None else f"{case.ratio:.3f}x",
+            interval,
+            *([_own_ratio(case)] if across else []),
+        ]
+        words += [f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING]
+        rows.append((Cell(words[0], _EMPHASIS[case.verdict]), *(Cell(word) for word in words[1:])))
+    return Table("Cases, worst first", tuple(columns), tuple(rows), keys=len(heads))
+
+
+def _own_ratio(case: CaseVerdict) -> str:
+    """By how much the machines differ themselves: least and most."""
+    if case.machine_low is None or case.machine_high is None:
+        return NOTHING
+    return f"{case.machine_low:.2f}..{case.machine_high:.2f}"
+
+
+def _summary_table(summaries: Sequence[Summary]) -> Table:
+    columns = (
+        Column("implementation", ("implementation",), "left"),
+        Column("cases", ("cases",)),
+        Column("HEAD / BASE, geometric mean", ("HEAD /", "BASE")),
+        Column("interval", ("interval",)),
+    )
+    rows = tuple(
+        (
+            Cell(one.implementation),
+            Cell(str(one.cases)),
+            Cell(f"{one.ratio:.3f}x"),
+            Cell(NOTHING if one.low is None or one.high is None else f"{one.low:.3f}..{one.high:.3f}"),
+        )
+        for one in summaries
+    )
+    return Table("By implementation, geometric means", columns, rows, keys=1)
+
+
+def _said(case: CaseVerdict, axes: Sequence[str]) -> str:
+    text = f"{place(case, axes)} is {case.verdict}"
+    if case.reason:
+        text += f": {case.reason}"
+    if case.rounds_needed:
+        text += f"; about {case.rounds_needed:,} rounds would settle it ({case.head_rounds:,} were measured)"
+    if case.remeasured:
+        text += f"; measured again {count(case.remeasured, 'time')}"
+    if case.command and case.verdict in ("slower", "faster", "inconclusive", "incorrect"):
+        text += f". {'To settle it' if case.verdict == 'inconclusive' else 'To repeat it'}: {case.command}"
+    return text
+
+
+def _worst(comparison: Comparison) -> str:
+    axes = varying(comparison.cases)
+    worst = [case for case in comparison.cases if case.verdict in ("incorrect", "slower", "missing")][:_WORST]
+    told = [f"{place(case, axes)} {change(case) if case.ratio is not None else case.reason}" for case in worst]
+    return f"Worst: {'; '.join(told)}." if told else ""
+
+
+def _legend(comparison: Comparison) -> tuple[str, ...]:
+    settings = comparison.settings
+    across = any(case.machine_low is not None for case in comparison.cases)
+    what = "token rate" if settings.metric == "token_rate" else "time"
+    return (
+        f"BASE, HEAD: the median {what} over all rounds of either; HEAD / BASE: the ratio over those that may be "
+        f"compared, with an interval of {settings.case_confidence:.4%} confidence",
+        "compared: processes, or rounds where one process measured a side, of BASE:HEAD that may be compared",
+        *((_ACROSS,) if across else ()),
+        f"slower, faster: the whole interval lies beyond {settings.threshold:.1%}, and a re-measurement (or each half "
+        f"of the rounds) agrees; same: the whole interval lies within {settings.threshold:.1%}; inconclusive: neither",
+    )
+
+
+def _footer(comparison: Comparison) -> list[tuple[str, str]]:
+    settings = comparison.settings
+    cases = count(settings.timed_cases, "timed case")
+    lines = [
+        ("BASE", _side(comparison.base)),
+        ("HEAD", _side(comparison.head)),
+        (
+            "certainty",
+            f"{settings.confidence:.1%} for all {cases} together (Bonferroni: {settings.case_confidence:.4%} each); "
+            + (
+                "HEAD and BASE measured in turns, pairs of rounds compared (Wilcoxon's signed-rank interval)"
+                if settings.in_turns
+                else "rounds compared beside which the machine ran alike (Mann-Whitney interval)"
+            ),
+        ),
+    ]
+    apart = [f"{one.what}: {one.base} / {one.head}" for one in comparison.differences]
+    lines.append(("differs", "; ".join(apart) if apart else "nothing in hardware, settings or versions"))
+    if comparison.command:
+        lines.append(("to repeat", comparison.command))
+    return lines
+
+
+def _side(side: Side) -> str:
+    when = f", {side.started_at}" if side.started_at else ""
+    processes = f"{side.processes} processes" if side.processes > 1 else "1 process"
+    return f"{side.path} ({_what(side)}{when}; {count(side.cases, 'case')}, {processes}, {count(side.rounds, 'round')})"
+
+
+def _what(side: Side) -> str:
+    return side.commit or f"version {side.version}"
+
+
+def _value(value: float | None) -> str:
+    return NOTHING if value is None else significant(value)

@@ -1,0 +1,50 @@
+"""The formats that a comparison can be printed in, by the name that the command line gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chunkbench.regression.report import github, junit
+from chunkbench.regression.report.document import document
+from chunkbench.regression.verdicts import Comparison
+from chunkbench.report import markdown, text_table
+
+FORMATS = ("table", "markdown", "json", "junit", "github")
+PULL_REQUEST_BYTES = 60_000
+"""A comment may hold 65,536 characters; some are left for what is put around it."""
+STEP_SUMMARY_BYTES = 1_000_000
+"""GitHub takes 1 MiB."""
+_TERMINAL_ROWS, _TERMINAL_WORDS = 40, 5
+"""Cases in the terminal's table, and those of them that are explained: what matters has to be on one screen."""
+
+
+def render(comparison: Comparison, form: str, colour: bool = False) -> str:
+    """The comparison in one of `FORMATS`; only the table knows colour. Raises `KeyError` for any other name."""
+    renderers: dict[str, Callable[[], str]] = {
+        "markdown": lambda: pull_request(comparison),
+        "json": lambda: comparison.model_dump_json(indent=2) + "\n",
+        "junit": lambda: junit.render(comparison),
+        "github": lambda: github.workflow_commands(comparison),
+        "table": lambda: text_table.render(document(comparison, _TERMINAL_ROWS, _TERMINAL_WORDS), colour),
+    }
+    return renderers[form]()
+
+
+def pull_request(comparison: Comparison) -> str:
+    """Markdown for a comment on a pull request."""
+    return _within(comparison, PULL_REQUEST_BYTES)
+
+
+def step_summary(comparison: Comparison) -> str:
+    """Markdown for the summary of a step."""
+    return _within(comparison, STEP_SUMMARY_BYTES)
+
+
+def _within(comparison: Comparison, limit: int) -> str:
+    """As many cases as fit, the worst first."""
+    rows = len(comparison.cases)
+    while True:
+        text = markdown.render(document(comparison, rows))
+        if len(text.encode()) <= limit or rows == 0:
+            return text
+        rows = rows * 2 // 3

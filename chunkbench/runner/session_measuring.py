@@ -1,0 +1,205 @@
+"""Measures points whose implementations are sessions in a worker; replaces the worker when one takes it down."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from chunkbench.environment import NoiseMeter, available_memory
+from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.point import Case, Point
+from chunkbench.runner import memory_guard
+from chunkbench.runner.attempt import Attempt
+from chunkbench.runner.case_facts import Context, facts, now
+from chunkbench.runner.client import LOST, WorkerClient
+from chunkbench.runner.dry_run import describe_plan
+from chunkbench.runner.measuring import PointMeasurer
+from chunkbench.runner.options import RunOptions
+from chunkbench.runner.point_driver import Culprit
+from chunkbench.runner.session_work import SessionWork
+from chunkbench.runner.survey import Traits, survey
+from chunkbench.runner.target import Target
+from chunkbench.store import RunError, RunWriter
+from chunkbench.store.facts import CaseFacts, Noise
+
+_RESERVE_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class SessionMeasuring:
+    """The runner's part of kinds whose implementations are sessions."""
+
+    sessions: SessionWork
+    """What differs between these kinds."""
+    attempt: type[Attempt]
+    """Measures one point in one worker."""
+
+    def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
+        """Points that are measured together, the one with the most steps last."""
+        return self.sessions.passes(points)
+
+    def weight(self, point: Point, seed: int) -> int:
+        """Relative cost of a point: bytes of K/V that all sequences hold, and a constant."""
+        tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
+        return tokens * point.token_bytes + (1 << 24)
+
+    def start(
+        self,
+        experiment: TimedExperiment,
+        target: Target,
+        points: Sequence[Point],
+        writer: RunWriter,
+        options: RunOptions,
+    ) -> PointMeasurer:
+        """Start a worker and ask every implementation of itself. Raises `RunError`."""
+
+        def start_worker() -> WorkerClient:
+            try:
+                return options.start_worker(writer.worker_log, experiment.kind)
+            except LOST as error:
+                message = f"{writer.path}: a worker process does not start: {error}"
+                raise RunError(message, remedy="resume") from None
+
+        worker, traits = survey(experiment.implementations, target.device, start_worker)
+        looks = {name: known.look for name, known in traits.items() if known.look}
+        writer.update_manifest(looks={**writer.manifest.model_dump(mode="json")["looks"], **looks})
+        return SessionMeasurer(experiment, self, target, points, traits, worker, start_worker, options.brief)
+
+    def describe(self, experiment: TimedExperiment, target: Target) -> str:
+        """What a run would do, as text."""
+        return describe_plan(experiment, self.sessions, target)
+
+
+class SessionMeasurer:
+    """Holds the worker between points. `close` ends it."""
+
+    def __init__(
+        self,
+        experiment: TimedExperiment,
+        how: SessionMeasuring,
+        target: Target,
+        points: Sequence[Point],
+        traits: Mapping[str, Traits],
+        worker: WorkerClient,
+        start_worker: Callable[[], WorkerClient],
+        brief: bool,
+    ) -> None:
+        self._experiment, self._work, self._machine = experiment, how.sessions, target.machine
+        self._attempt = how.attempt
+        self._points, self._traits = points, traits
+        self._worker, self._start_worker, self._probing = worker, start_worker, how.sessions.timed and not brief
+        self._reserved: WorkerClient | None = None
+
+    def measure(
+        self,
+        points: Sequence[Point],
+        cases_of: Mapping[Point, Sequence[Case]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> dict[Point, list[CaseFacts]]:
+        """All cases of the points of a pass, the longest last: one pass over its steps serves them all.
+
+        After a crash or a timeout they are measured again without the culprit.
+        """
+        started_at = now()
+        point = points[-1]
+        cases = cases_of[point]
+        culprits: list[Culprit] = []
+        lost = False
+        while True:
+            self._reserve(announce)
+            attempt = self._attempt(
+                self._experiment,
+                self._work,
+                self._traits,
+                self._worker,
+                point,
+                cases,
+                [shorter.n_c for shorter in points],
+                announce,
+                advance,
+                self._probing,
+            )
+            for known in culprits:
+                assert known.implementation is not None
+                attempt.fail(known.implementation, known.status, known.reason, known.mode)
+            meter = NoiseMeter([self._worker.pid])
+            meter.start()
+            try:
+                attempt.run(monotonic() + budget_s)
+            except Culprit as culprit:
+                self._worker.kill()
+                self._worker = self._start_worker()
+                if culprit.implementation is not None:
+                    culprits.append(culprit)
+                    continue
+                if culprit.status == "crashed" and not lost:
+                    lost = True  # nobody in particular, perhaps something outside: no reason yet to give the point up
+                    continue
+                for state in attempt.states.values():
+                    state.fail(culprit.status, culprit.reason)
+            noise = Noise.model_validate(meter.stop())
+            break
+        return {each: self._facts(each, cases_of[each], cases, attempt, noise, started_at) for each in points}
+
+    def _facts(
+        self,
+        point: Point,
+        cases: Sequence[Case],
+        measured: Sequence[Case],
+        attempt: Attempt,
+        noise: Noise,
+        started_at: str,
+    ) -> list[CaseFacts]:
+        """Facts of a point; `measured` are the cases of the longest one, in the same order."""
+        context = Context(
+            experiment=self._experiment.name,
+            machine=self._machine,
+            work=self._work,
+            point=point,
+            seed=self._experiment.seed,
+            steps=attempt.steps_of[point.n_c],
+            threads=attempt.threads,
+            tolerance=self._experiment.tolerance[point.dtype],
+            confidence=self._experiment.confidence,
+            noise=noise,
+            started_at=started_at,
+            longest_n_c=attempt.point.n_c if attempt.point.n_c > point.n_c else None,
+        )
+        return [
+            facts(
+                context,
+                case,
+                self._traits[case.implementation],
+                attempt.states[case.implementation],
+                attempt.rounds_of[timed.key].of(attempt.steps, context.steps),
+            )
+            for case, timed in zip(cases, measured, strict=True)
+        ]
+
+    def _reserve(self, announce: Callable[[str], None]) -> None:
+        """Have a new worker take the memory that the largest group of any point needs."""
+        if not self._probing or self._worker is self._reserved or self._points[0].device != "cpu":
+            return
+        self._reserved = self._worker
+        free = memory_guard.room_of(available_memory() + self._worker.resident_bytes)
+        probe = memory_guard.probe_bytes(free)
+        shares = {name: traits.shares_storage for name, traits in self._traits.items() if traits.ok}
+        largest = 0
+        for point in self._points:
+            needs = {
+                name: self._work.needs(point, self._experiment.seed, name, shared) for name, shared in shares.items()
+            }
+            groups = memory_guard.group(needs, list(needs), self._experiment.baseline, free - probe).groups
+            largest = max(largest, *(sum(needs[name] for name in names) for names in groups), 0)
+        announce(f"reserving {memory_guard.gigabytes(largest + probe)} of memory")
+        # Only time is lost without it; if the worker is, the next request says so.
+        with contextlib.suppress(*LOST):
+            self._worker.ask("reserve", _RESERVE_LIMIT_S, size=largest + probe)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.kill()

@@ -1,0 +1,41 @@
+"""The device and the data type that an experiment is measured with on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chunkbench.environment import Environment, machine_id, read_environment
+from chunkbench.experiment import Experiment
+from chunkbench.experiment.terms import Device, Dtype
+from chunkbench.store import RunError
+
+_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""CPU flags of instructions that multiply bfloat16."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """This machine, and the device and dtype that `auto` came to."""
+
+    device: Device
+    dtype: Dtype
+    environment: Environment
+    machine: str
+    """Id of the machine."""
+
+
+def resolve(experiment: Experiment, describing: bool = False) -> Target:
+    """Resolve `device: auto` and `dtype: auto` on this machine.
+
+    float16 on CUDA; on a CPU bfloat16 where it has instructions for it, else float32. Raises `RunError` where the
+    device is not there, unless the run is only to be described.
+    """
+    environment = read_environment()
+    detected: Device = "cuda" if environment.gpus else "cpu"
+    device = detected if experiment.device == "auto" else experiment.device
+    if device == "cuda" and not environment.gpus and not describing:
+        raise RunError("device: cuda, but PyTorch sees no NVIDIA GPU here; `chunkbench doctor` says more")
+    native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
+    suited: Dtype = "float16" if device == "cuda" else native
+    dtype = suited if experiment.dtype == "auto" else experiment.dtype
+    return Target(device, dtype, environment, machine_id(environment.model_dump(mode="json")).id)

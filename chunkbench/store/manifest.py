@@ -1,0 +1,140 @@
+"""The manifest of a run: what was asked for, on which machines it was measured, how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
+
+from chunkbench import kinds
+from chunkbench.environment.machine import hardware_id
+from chunkbench.experiment.look import Look
+
+
+def _nothing_if_none(raw: object) -> object:
+    return {} if raw is None else raw
+
+
+class _Part(BaseModel):
+    """Part of a manifest. What other versions wrote beside these fields is kept; what is missing has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+
+class CpuFacts(_Part):
+    """The processor."""
+
+    model: str = ""
+    cores: int | None = None
+
+
+class TorchFacts(_Part):
+    """The PyTorch build."""
+
+    version: str = ""
+    note: str = ""
+
+
+class GpuFacts(_Part):
+    """One GPU."""
+
+    name: str
+    compute_capability: str | None = None
+
+
+class MachineFacts(_Part):
+    """One machine: hardware and software, as `chunkbench.environment` read them."""
+
+    cpu: CpuFacts = CpuFacts()
+    memory_bytes: NonNegativeFloat | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    python: str = ""
+    torch: TorchFacts = TorchFacts()
+    packages: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The GPU, where there is one, and the processor, in a few words; empty where nothing was recorded."""
+        return ", ".join(part for part in (*(gpu.name for gpu in self.gpus), self.cpu.model) if part)
+
+
+class ExpectationFacts(_Part):
+    """What the experiment expects of some points."""
+
+    where: dict[str, Any] = {}
+    implementation: str
+    metric: str
+    against: str | None = None
+    bar: float | None = None
+    aim: float | None = None
+
+
+class ExperimentFacts(_Part):
+    """The experiment that was run, with its defaults filled in."""
+
+    name: str = ""
+    title: str = ""
+    kind: str = Field(default_factory=lambda: kinds.names()[0])
+    implementations: tuple[str, ...] = ()
+    baseline: str = "chunk_attn"
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    figure: str = "speedup"
+    paper: str | None = None
+    budget_s: NonNegativeFloat = 0.0
+    expect: tuple[ExpectationFacts, ...] = ()
+    source: str = ""
+
+
+class GitFacts(_Part):
+    """The revision that was measured."""
+
+    commit: str | None = None
+    dirty: bool = False
+
+    def named(self, digits: int) -> str:
+        """The commit in so many digits, marked where files differ from it; empty where it is not known."""
+        return f"{self.commit[:digits]}{' (modified)' if self.dirty else ''}" if self.commit else ""
+
+
+class Manifest(_Part):
+    """`manifest.json`. Schema versions before 5 have one `environment` where later ones have `machines`."""
+
+    schema_version: int
+    chunkbench_version: str = "?"
+    experiment: Annotated[ExperimentFacts, BeforeValidator(_nothing_if_none)] = Field(default_factory=ExperimentFacts)
+    device: str | None = None
+    dtype: str | None = None
+    seed: int | None = None
+    machines: dict[str, MachineFacts] = {}
+    """Machine id -> what it is."""
+    git: Annotated[GitFacts, BeforeValidator(_nothing_if_none)] = GitFacts()
+    looks: dict[str, Look] = {}
+    """How the implementations are shown, by id."""
+    points: NonNegativeInt | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    interrupted: bool | None = None
+    command: tuple[str, ...] = ()
+    identity: dict[str, str] = {}
+    in_turns_with: str | None = None
+    """The same for the runs of two revisions that took turns."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_machine_of_old(cls, raw: object) -> object:
+        if not isinstance(raw, Mapping) or "machines" in raw or not isinstance(raw.get("environment"), Mapping):
+            return raw
+        # Validated first: an id is made of values that have to be of the right types.
+        machine = MachineFacts.model_validate(raw["environment"])
+        return {**raw, "machines": {hardware_id(machine.model_dump(mode="json")): raw["environment"]}}
+
+    @property
+    def only_machine(self) -> str:
+        """The id of the machine, where there is one; empty where there are several, or none is recorded."""
+        return next(iter(self.machines)) if len(self.machines) == 1 else ""
+
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        """Every machine in a few words, each once."""
+        return tuple(dict.fromkeys(machine.name or "machine not recorded" for machine in self.machines.values()))

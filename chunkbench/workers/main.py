@@ -1,0 +1,90 @@
+"""A worker's loop: read a request, have the worker answer it, write the reply; fork where that is asked."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any, TextIO
+
+import torch
+
+from chunkbench import kinds
+from chunkbench.measure.gpu_loop import CaptureError
+from chunkbench.workers.gpu import lost
+from chunkbench.workers.heap import shift
+from chunkbench.workers.lifetime import end_with_parent
+from chunkbench.workers.worker import Worker
+
+
+def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        result = getattr(worker, request["op"])(**request.get("arguments", {}))
+        return {"id": request["id"], "ok": result or {}}
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return {"id": request["id"], "error": {"kind": "oom", "message": str(error)}}
+    except CaptureError as error:
+        traceback.print_exc()
+        return {"id": request["id"], "error": {"kind": _gravest("unsupported"), "message": str(error)[:400]}}
+    except Exception as error:  # every failure of an implementation is a row, with its traceback in the log
+        traceback.print_exc()
+        # PyTorch's CPU allocator reports exhaustion as a plain RuntimeError.
+        kind = "oom" if "can't allocate memory" in str(error) else "error"
+        return {"id": request["id"], "error": {"kind": _gravest(kind), "message": _one_line(error)}}
+
+
+def _gravest(kind: str) -> str:
+    """`lost` where the error took the GPU's context with it, so that only the implementation at fault pays for it."""
+    return "lost" if lost() else kind
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def main() -> None:
+    """Serve requests until standard input closes. The first argument names the kind of work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's business
+    # Libraries print; replies go to a private copy of standard output and prints to standard error.
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    torch.set_grad_enabled(False)
+    _serve(replies, sys.argv[1] if len(sys.argv) > 1 else kinds.names()[0])
+
+
+def _serve(replies: TextIO, kind: str) -> None:
+    worker = Worker(kinds.get(kind))
+    gc.freeze()  # what the libraries made is here to stay: collections before rounds need not look at it
+    # Line by line: a forked worker goes on reading where this one stopped.
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        if request.get("child") not in (None, os.getpid()):
+            # Its child died before reading this. Were it done here, a computation would make later forks unsafe.
+            answer: dict[str, Any] = {
+                "id": request["id"],
+                "error": {"kind": "error", "message": "the process has ended"},
+            }
+        elif request["op"] == "fork":
+            answer = _fork(request["id"], replies, kind)
+        else:
+            answer = _reply(worker, request)
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
+
+
+def _fork(request_id: int, replies: TextIO, kind: str) -> dict[str, Any]:
+    """Let a child answer until it ends; then say how it ended."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        end_with_parent(parent)
+        shift()
+        replies.write(json.dumps({"id": request_id, "ok": {"pid": os.getpid()}}) + "\n")
+        _serve(replies, kind)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return {"ended": os.waitstatus_to_exitcode(status)}

@@ -1,0 +1,249 @@
+"""What a worker does: it holds the inputs and the sessions of one point. Each public method answers one request."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from chunkbench.baselines.contract import Implementation, Session
+from chunkbench.baselines.registry import Registry
+from chunkbench.experiment.point import Point
+from chunkbench.experiment.terms import Mode
+from chunkbench.kinds import Kind
+from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
+from chunkbench.measure.loop import run_round
+from chunkbench.measure.peaks import PeakProbe
+from chunkbench.measure.yardstick import YardstickMeter
+from chunkbench.version import __version__
+from chunkbench.workers.checks import Check
+from chunkbench.workers.gpu import GpuRounds, cuda_rounds
+from chunkbench.workers.heap import make_room, reserve
+from chunkbench.workers.inputs import PooledInputs, prime
+from chunkbench.workers.protocol import PROTOCOL, WORKER_BYTES
+from chunkbench.workers.storages import visible_bytes
+from chunkbench.workers.working import Working
+
+
+class Worker:
+    """State between requests: the open point, its sessions, its checks."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._registry: Registry = kind.implementations()
+        self._working: Working = kind.working()
+        self._threads = torch.get_num_threads()
+        self._loaded: dict[str, Implementation] = {}
+        self._sessions: dict[str, Session] = {}
+        self._copies: dict[str, list[Session]] = {}
+        self._gpu: GpuRounds | None = None
+        self._checks: dict[tuple[int, str], Check] = {}
+        self._inputs: PooledInputs | None = None
+        self._outs: dict[tuple[int, ...], torch.Tensor] = {}
+        self._sweeper: CacheSweeper | None = None
+        self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
+        self._yardstick: YardstickMeter | None = None
+
+    def hello(self) -> dict[str, Any]:
+        package = str(Path(__file__).parents[1])
+        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
+
+    def preload(self, implementations: list[str]) -> dict[str, Any]:
+        """Import adapters, so that forked workers need not; one that fails does so again where it is asked for."""
+        for name in implementations:
+            with contextlib.suppress(Exception):
+                self._registry.load(name)
+        return {}
+
+    def warm(self, seed: int, dtype: str, device: str) -> dict[str, Any]:
+        """Make what forked workers only read: the pool of inputs and the buffer that makes caches cold.
+
+        On one thread, for the threads of a computation do not survive a fork, and for a CPU alone, for the state of a
+        GPU does not either.
+        """
+        if device == "cpu":
+            torch.set_num_threads(1)
+            prime(seed, getattr(torch, dtype), device)
+            self._sweep_of(device)
+            torch.set_num_threads(self._threads)
+        return {}
+
+    def survey(self, implementations: list[str], device: str) -> dict[str, Any]:
+        """Label, availability and traits of each implementation."""
+        found = {}
+        for name in implementations:
+            label, answer = self._registry.availability(name, device)
+            entry: dict[str, Any] = {
+                "label": label,
+                "ok": answer.ok,
+                "reason": answer.reason,
+                "remedy": answer.remedy,
+                "look": self._registry.look(name).model_dump(mode="json", exclude_defaults=True),
+            }
+            if answer.ok:
+                loaded = self._load(name)
+                entry |= {
+                    "shares_storage": loaded.shares_storage,
+                    "reads_shared_once": loaded.reads_shared_once,
+                    "isa": loaded.isa(),
+                    "package_version": loaded.package_version(),
+                    "note": loaded.note,
+                }
+            found[name] = entry
+        return found
+
+    def reserve(self, size: int) -> dict[str, Any]:
+        """Take the memory that sessions will need."""
+        reserve(size, self._threads)
+        return {}
+
+    def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
+        """Make the inputs of a point, dropping those of the last one."""
+        self.close()
+        opened = Point.model_validate(point)
+        threads = opened.threads or self._threads
+        torch.set_num_threads(threads)
+        self._inputs = self._working.inputs(opened, seed)
+        self._outs.clear()
+        self._yardstick = YardstickMeter(threads) if opened.device == "cpu" else None
+        identity = (opened.device, opened.dtype, threads)
+        if probe_bytes and (self._probe is None or self._probe[0] != identity):
+            self._probe = None  # free the old buffer before the new one is allocated
+            self._probe = (identity, PeakProbe(*identity, buffer_bytes=probe_bytes))
+        return {"threads": threads}
+
+    def room(self) -> dict[str, Any]:
+        """Drop everything of the last point and say what the GPU has."""
+        self.close()
+        self._outs.clear()
+        self._probe = None
+        return self._gpu_rounds().room()
+
+    def close(self) -> None:
+        self._sessions.clear()
+        self._copies.clear()
+        self._checks.clear()
+        self._inputs = None
+
+    def supports(self, implementation: str) -> dict[str, Any]:
+        answer = self._load(implementation).supports(self._opened().point)
+        return {"ok": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
+
+    def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
+        """Build a session, with `needs` bytes made available to it first; on a GPU as many as take turns."""
+        inputs, loaded = self._opened(), self._load(implementation)
+        if inputs.point.device == "cpu":
+            make_room(needs, WORKER_BYTES)
+        self._sessions[implementation] = loaded.prepare(inputs)
+        more = [loaded.prepare(inputs) for _ in range(copies - 1)]
+        self._copies[implementation] = [self._sessions[implementation], *more]
+        if inputs.point.device == "cuda":
+            self._gpu_rounds().settle()
+        return {}
+
+    def release(self, implementation: str) -> dict[str, Any]:
+        self._sessions.pop(implementation, None)
+        self._copies.pop(implementation, None)
+        return {}
+
+    def check(
+        self, implementation: str, steps: int, nonce: int, sample: bool = False, mode: Mode = "eager"
+    ) -> dict[str, Any]:
+        """Bring the session to `steps` completion tokens, decode once with fresh queries, compare with float64."""
+        inputs, session = self._opened(), self._sessions[implementation]
+        check, out = self._check(implementation, steps, nonce, sample), self._out(implementation)
+        if inputs.point.device == "cuda":
+            return self._gpu_rounds().check(self._copies[implementation], inputs, check, out, steps, mode)
+        session.rewind()
+        started = perf_counter()
+        for step in range(1, steps + 1):
+            session.append(*inputs.completion(step))
+            session.plan()
+        appended = perf_counter()
+        out.fill_(float("nan"))
+        called = perf_counter()
+        session.decode(check.q, out)
+        return {
+            "decode_s": perf_counter() - called,
+            "append_s": (appended - started) / steps,
+            "max_error": check.max_error(out),
+            "kv_bytes": session.kv_bytes(),
+            "visible_bytes": visible_bytes(session),
+            "work_items": session.work_items(),
+        }
+
+    def round(self, implementation: str, timed: list[int], nonce: int, cold: bool, warm_up: bool) -> dict[str, Any]:
+        inputs, session, out = self._opened(), self._sessions[implementation], self._out(implementation)
+        point = inputs.point
+        yardstick = self._yardstick
+        sweep = self._sweep_of(point.device) if cold else None
+        if sweep is not None and yardstick is not None:
+            sweep = yardstick.timed(sweep)
+        if warm_up:
+            session.rewind()
+            session.append(*inputs.completion(1))
+            session.plan()
+            session.decode(inputs.queries(nonce, 0), out)
+        if yardstick is not None:
+            yardstick.arithmetic()
+        done = run_round(session, inputs, out, point.n_c, frozenset(timed), nonce, sweep)
+        if yardstick is not None:
+            yardstick.arithmetic()
+        return {
+            "yardsticks": None if yardstick is None else yardstick.take().model_dump(),
+            "samples_us": done.decode_us,
+            "append_us": done.append_us,
+            "plan_us": done.plan_us,
+            "work_items": session.work_items(),
+        }
+
+    def gpu_round(
+        self, implementation: str, timed: list[int], nonce: int, mode: Mode, copies: int, sweep: bool
+    ) -> dict[str, Any]:
+        """A round on a GPU: `copies` of the sessions take turns, or the cache is swept, or neither and it is warm."""
+        inputs, sessions = self._opened(), self._copies[implementation][:copies]
+        return self._gpu_rounds().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweep)
+
+    def peaks(self) -> dict[str, Any]:
+        if self._probe is None:
+            raise RuntimeError("no point is open")
+        return self._probe[1].probe().model_dump()
+
+    def _load(self, name: str) -> Implementation:
+        if name not in self._loaded:
+            self._loaded[name] = self._registry.load(name)
+        return self._loaded[name]
+
+    def _check(self, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+        key = (nonce, "" if self._working.same_result else implementation)
+        if key not in self._checks:
+            self._checks.clear()  # one at a time: they hold float64 copies
+            self._checks[key] = self._working.check(self._opened(), implementation, steps, nonce, sample)
+        return self._checks[key]
+
+    def _out(self, implementation: str) -> torch.Tensor:
+        """What is written into by every implementation whose output has this shape."""
+        point = self._opened().point
+        shape = self._load(implementation).out_shape(point)
+        if shape not in self._outs:
+            self._outs[shape] = torch.empty(shape, dtype=getattr(torch, point.dtype), device=point.device)
+        return self._outs[shape]
+
+    def _opened(self) -> PooledInputs:
+        if self._inputs is None:
+            raise RuntimeError("no point is open")
+        return self._inputs
+
+    def _sweep_of(self, device: str) -> Callable[[], None]:
+        if self._sweeper is None:
+            self._sweeper = CacheSweeper(device, last_level_cache_bytes(device))
+        return self._sweeper.sweep
+
+    def _gpu_rounds(self) -> GpuRounds:
+        if self._gpu is None:
+            self._gpu = cuda_rounds()
+        return self._gpu

@@ -1,0 +1,135 @@
+"""Which curves the figure shows: speed-up of the baseline over every other implementation, here and in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chunkbench.analysis.points import describe
+from chunkbench.paper.printed import STANDS_FOR
+from chunkbench.report.figures.style import axis_label
+from chunkbench.report.model import Group
+from chunkbench.report.report import Report
+
+SHARE = "n_s / n_p"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One point of a curve; `low` and `high` are None for the paper, which gives no intervals."""
+
+    x: float
+    speedup: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Speed-ups over one implementation in rising order of x."""
+
+    implementation: str
+    label: str
+    here: tuple[Spot, ...]
+    paper: tuple[Spot, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves for one combination of the axes that are not on the x-axis."""
+
+    title: str
+    curves: tuple[Curve, ...]
+
+
+def x_axis(report: Report) -> str:
+    """The axis of numbers with the most values: of as many, `n_s / n_p` within an n_p, then the last of the table's."""
+    shares: dict[object, set[object]] = {}
+    for group in report.groups:
+        if _x(group, SHARE) is not None:
+            shares.setdefault(group.axes["n_p"], set()).add(group.axes["n_s"])
+    counts = {SHARE: max(map(len, shares.values()), default=0)}
+    for axis in reversed(report.varying):
+        values = {_x(group, axis) for group in report.groups} - {None}
+        counts[axis] = 0 if axis == "n_s" else len(values)
+    best = max(counts, key=lambda axis: counts[axis])
+    return best if counts[best] > 1 else SHARE
+
+
+def x_label(report: Report) -> str:
+    """The x-axis in words."""
+    axis = x_axis(report)
+    return "shared part of the prompt, n_s / n_p" if axis == SHARE else axis_label(axis)
+
+
+def undrawn(report: Report) -> int:
+    """Groups that have no place on the x-axis, such as trees beside numbers of prompts."""
+    axis = x_axis(report)
+    return sum(_x(group, axis) is None for group in report.groups)
+
+
+def panels(report: Report) -> list[Panel]:
+    """One panel for each combination of the other axes that has anything to show."""
+    axis = x_axis(report)
+    apart = [a for a in report.varying if a != axis and not (axis == SHARE and a == "n_s")]
+    found: dict[str, list[Group]] = {}
+    for group in report.groups:
+        if _x(group, axis) is not None:
+            title = describe(group.axes, [a for a in apart if group.axes.get(a) is not None])
+            found.setdefault(title, []).append(group)
+    drawn = [Panel(title, tuple(_curves(groups, report, axis))) for title, groups in found.items()]
+    return [panel for panel in drawn if panel.curves]
+
+
+def _curves(groups: Sequence[Group], report: Report, axis: str) -> list[Curve]:
+    others = [name for name in report.columns.ids if name != report.baseline]
+    owners = _owners(report, others)
+    curves = []
+    for implementation in others:
+        here: list[Spot] = []
+        paper: list[Spot] = []
+        for group in groups:
+            x, row = _x(group, axis), group.rows.get(implementation)
+            if x is None or row is None:
+                continue
+            found = row.derived
+            if found.ratio_to_baseline is not None:
+                here.append(Spot(x, found.ratio_to_baseline, found.ratio_low, found.ratio_high))
+            if (
+                found.paper_ratio is not None
+                and owners[STANDS_FOR.get(implementation, implementation)] == implementation
+            ):
+                paper.append(Spot(x, found.paper_ratio))
+        if here or paper:
+            curves.append(Curve(implementation, report.columns.name(implementation), _by_x(here), _by_x(paper)))
+    return curves
+
+
+def _owners(report: Report, implementations: Sequence[str]) -> Mapping[str, str]:
+    """Which implementation the paper's curve is drawn with, where several stand beside the same column: one that was
+    measured here if there is one, the paper's own before a stand-in."""
+
+    def rank(implementation: str) -> tuple[bool, bool]:
+        ran = any(
+            implementation in group.rows and group.rows[implementation].derived.ratio_to_baseline is not None
+            for group in report.groups
+        )
+        return (not ran, implementation in STANDS_FOR)
+
+    owners: dict[str, str] = {}
+    for implementation in sorted(implementations, key=rank):
+        owners.setdefault(STANDS_FOR.get(implementation, implementation), implementation)
+    return owners
+
+
+def _by_x(spots: Sequence[Spot]) -> tuple[Spot, ...]:
+    return tuple(sorted(spots, key=lambda spot: spot.x))
+
+
+def _x(group: Group, axis: str) -> float | None:
+    if axis != SHARE:
+        # What a tree holds is no number of prompts.
+        value = None if axis == "prompts" and group.axes.get("tree") is not None else group.axes.get(axis)
+        return float(value) if isinstance(value, int) else None
+    n_p, n_s = group.axes.get("n_p"), group.axes.get("n_s")
+    return n_s / n_p if isinstance(n_p, int) and isinstance(n_s, int) else None

@@ -1,0 +1,33 @@
+"""Experiments of decode attention: their keys and axes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.reading import Reading
+from chunkbench.experiment.sweep import N_P, N_S, SweepRules, wrong_prompts
+
+RULES = SweepRules(
+    wrong=wrong_prompts,
+    required=(N_P, N_S),
+    foreign={"model": "goes with `kind: modules` alone; write heads, kv_heads and head_dim"},
+)
+
+
+class DecodeExperiment(TimedExperiment):
+    """Implementations of decode attention, timed side by side."""
+
+    figure: Literal["speedup", "token_rate", "advantage"] = Field(
+        "speedup",
+        description="of kind decode: speed-ups, token rates, or a map of the advantage over n_s and b",
+    )
+
+
+READING = Reading(
+    experiment=DecodeExperiment,
+    summary="decode attention, timed",
+    rules=RULES,
+)

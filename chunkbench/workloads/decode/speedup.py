@@ -1,0 +1,148 @@
+"""The figure: speed-up of ChunkAttn over each implementation against the shared part of the prompt, and the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from chunkbench.report.columns import Columns
+from chunkbench.report.figures.style import (
+    DASHES,
+    MOST_PANELS,
+    caption,
+    conditions,
+    handle,
+    left_out,
+    panel_title,
+    round_values,
+    sheet,
+    ticks_at,
+)
+from chunkbench.report.numbers import count
+from chunkbench.report.report import Report
+from chunkbench.store import Manifest
+from chunkbench.workloads.decode.curves import Curve, Panel, panels, undrawn, x_label
+
+_BAR_ROOM = 2.0
+_DOUBLED = 8
+
+
+def draw(report: Report, manifest: Manifest) -> Figure | None:
+    """One panel for each combination of the other axes; None when nothing was measured beside the baseline."""
+    found = panels(report)
+    if not any(curve.here for panel in found for curve in panel.curves):
+        return None
+    shown = found[:MOST_PANELS]
+    page = sheet(report.title, _caption(report, manifest, len(found)), _handles(report, shown), len(shown))
+    limits = _limits(shown)
+    for plot, panel in zip(page.panels, shown, strict=True):
+        _panel(plot, panel, report.columns)
+        _scale(plot, limits)
+    page.label(x_label(report), f"speed-up of {report.columns.name(report.baseline)}")
+    return page.figure
+
+
+def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
+    plot.axhline(1, color="#000000", linewidth=0.9, zorder=1)
+    plot.axhspan(1e-9, 1, color="#F2F2F2", linewidth=0, zorder=0)
+    for curve in panel.curves:
+        colour, marker = columns.style(curve.implementation)
+        _paper_line(plot, curve, colour, marker)
+        if not curve.here:
+            continue
+        values = [spot.speedup for spot in curve.here]
+        errors = [
+            [spot.speedup - (spot.low or spot.speedup) for spot in curve.here],
+            [(spot.high or spot.speedup) - spot.speedup for spot in curve.here],
+        ]
+        plot.errorbar(
+            [spot.x for spot in curve.here],
+            values,
+            yerr=errors,
+            color=colour,
+            marker=marker,
+            markersize=6,
+            linewidth=1.6,
+            elinewidth=1,
+            capsize=2,
+            label=curve.label,
+            zorder=3,
+        )
+    xs = sorted({spot.x for curve in panel.curves for spot in (*curve.here, *curve.paper)})
+    if 0 < _DOUBLED * xs[0] <= xs[-1]:  # batch sizes, chunk sizes, heads: each twice the last
+        plot.set_xscale("log", base=2)
+    ticks_at(plot.xaxis, xs)
+    plot.margins(x=0.08)
+    panel_title(plot, panel.title)
+
+
+def _paper_line(plot: Axes, curve: Curve, colour: str, marker: str) -> None:
+    if curve.paper:
+        plot.plot(
+            [spot.x for spot in curve.paper],
+            [spot.speedup for spot in curve.paper],
+            color=colour,
+            marker=marker,
+            markersize=5,
+            markerfacecolor="white",
+            linestyle=DASHES,
+            linewidth=0.9,
+            alpha=0.8,
+            label=f"{curve.label}, paper",
+            zorder=2,
+        )
+
+
+def _limits(shown: Sequence[Panel]) -> tuple[float, float]:
+    """A little more than what is drawn, 1 always inside."""
+    spots = [spot for panel in shown for curve in panel.curves for spot in (*curve.here, *curve.paper)]
+    low, high = min(0.9, *(spot.speedup for spot in spots)), max(1.2, *(spot.speedup for spot in spots))
+    # Bars of a very noisy run may leave the picture, so that they do not squeeze the curves into a line.
+    lowest = max(low / _BAR_ROOM, min(low, *(spot.low or low for spot in spots)))
+    highest = min(high * _BAR_ROOM, max(high, *(spot.high or high for spot in spots)))
+    return lowest / 1.15, highest * 1.15
+
+
+def _scale(plot: Axes, limits: tuple[float, float]) -> None:
+    """Ratios on a logarithmic axis, so that half as fast and twice as fast are equally far from 1."""
+    plot.set_yscale("log")
+    plot.set_ylim(*limits)
+    ticks_at(plot.yaxis, round_values(*limits), "x")
+
+
+def _handles(report: Report, shown: Sequence[Panel]) -> list[Line2D]:
+    curves = [curve for panel in shown for curve in panel.curves]
+    here = {curve.implementation for curve in curves if curve.here}
+    labels = {curve.implementation: curve.label for curve in curves}
+    handles = []
+    for implementation, label in labels.items():
+        colour, marker = report.columns.style(implementation)
+        drawn = implementation in here
+        handles.append(handle(colour, marker, label if drawn else f"{label} (paper only)", drawn))
+    if any(curve.paper for curve in curves):
+        handles += [handle("#000000", "o", "solid: here"), handle("#000000", "o", "dashed: paper", here=False)]
+    return handles
+
+
+def _caption(report: Report, manifest: Manifest, total: int) -> str:
+    baseline = report.columns.name(report.baseline)
+    parts = [
+        f"Latency of each implementation over {baseline}'s; {baseline} is slower in the grey band",
+        conditions(report, manifest),
+        f"Bars: {_bars(report)}",
+    ]
+    if any(row.derived.paper_ratio is not None for row in report.rows):
+        parts.append("Paper: Table 3, A100 80 GB, float16")
+    missing = undrawn(report)
+    if missing:
+        parts.append(f"{count(missing, 'point')} without a place on this axis: in the table alone")
+    return caption([*parts, *left_out(total)], report)
+
+
+def _bars(report: Report) -> str:
+    kinds = {row.derived.ratio_kind for row in report.rows if row.derived.ratio_kind}
+    said = {"range": "smallest and largest ratio of a round", "confidence": "confidence interval over rounds"}
+    return " or ".join(said[kind] for kind in ("range", "confidence") if kind in kinds)

@@ -1,0 +1,200 @@
+"""Token rate against completion tokens (the paper's Figure 3) or batch size (Figure 4), and the points it states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chunkbench.analysis.derive import Row
+from chunkbench.analysis.points import describe
+from chunkbench.paper.printed import SETUP, stated_token_rates
+from chunkbench.report.columns import Columns
+from chunkbench.report.figures.style import (
+    MOST_PANELS,
+    axis_label,
+    caption,
+    conditions,
+    handle,
+    left_out,
+    panel_title,
+    round_values,
+    sheet,
+    ticks_at,
+)
+from chunkbench.report.model import Group
+from chunkbench.report.report import Report
+from chunkbench.store import Manifest
+
+
+class Spot(NamedTuple):
+    """Thousands of tokens per second, with their interval."""
+
+    x: int
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """One implementation's rates in rising order of x."""
+
+    implementation: str
+    label: str
+    spots: tuple[Spot, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines for one combination of the other axes; `stated` by the paper's text: (implementation, x, rate)."""
+
+    title: str
+    lines: tuple[Line, ...]
+    stated: tuple[tuple[str, int, float], ...]
+
+
+def x_axis(report: Report) -> str:
+    """n_c where it varies, else the batch size."""
+    return "n_c" if "n_c" in report.varying else "batch_size"
+
+
+def panels(report: Report, paper: str | None) -> list[Panel]:
+    """One panel for each combination of the axes that are not on the x-axis."""
+    axis = x_axis(report)
+    apart = [a for a in report.varying if a != axis]
+    found: dict[str, list[Group]] = {}
+    for group in report.groups:
+        found.setdefault(describe(group.axes, apart), []).append(group)
+    drawn = [
+        Panel(title, tuple(_lines(groups, axis, report.columns)), _stated(groups, axis, paper))
+        for title, groups in found.items()
+    ]
+    return [panel for panel in drawn if panel.lines]
+
+
+def _lines(groups: Sequence[Group], axis: str, columns: Columns) -> list[Line]:
+    lines = []
+    for implementation in columns.ids:
+        rows = [(group.axes[axis], group.rows[implementation]) for group in groups if implementation in group.rows]
+        spots = sorted(spot for x, row in rows if (spot := _spot(x, row)) is not None)
+        if spots:
+            lines.append(Line(implementation, columns.name(implementation), tuple(spots)))
+    return lines
+
+
+def _spot(x: int, row: Row) -> Spot | None:
+    found, tokens = row.derived, row.facts.batch_size * 1e3  # over microseconds: thousands per second
+    if found.latency_us is None or found.low_us is None or found.high_us is None:
+        return None
+    return Spot(x, tokens / found.latency_us, tokens / found.high_us, tokens / found.low_us)
+
+
+def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> tuple[tuple[str, int, float], ...]:
+    """The paper's points that belong to these groups; its shapes are those of all its experiments."""
+    if paper is None:
+        return ()
+    some = groups[0].axes
+    if any(some.get(key) != value for key, value in SETUP.items() if key not in ("n_c", "batch_size", "chunk_size")):
+        return ()
+    other = "batch_size" if axis == "n_c" else "n_c"
+    return tuple(
+        (one.implementation, getattr(one, axis), one.tokens_per_s / 1e3)
+        for one in stated_token_rates(paper)
+        if (one.n_p, one.n_s, getattr(one, other)) == (some.get("n_p"), some.get("n_s"), some.get(other))
+    )
+
+
+def draw(report: Report, manifest: Manifest) -> Figure | None:
+    """None when no token rate is known."""
+    found = panels(report, manifest.experiment.paper)
+    if not found:
+        return None
+    shown = found[:MOST_PANELS]
+    labels = {line.implementation: line.label for panel in shown for line in panel.lines}
+    handles = [handle(*report.columns.style(implementation), label) for implementation, label in labels.items()]
+    stated = any(panel.stated for panel in shown)
+    if stated:
+        handles.append(handle("#000000", "o", "hollow: stated in the paper", here=False))
+        handles[-1].set_linestyle("none")
+    page = sheet(report.title, _caption(report, manifest, len(found), stated), handles, len(shown), right_axis=stated)
+    for plot, panel in zip(page.panels, shown, strict=True):
+        _panel(plot, panel, report.columns)
+    page.label(axis_label(x_axis(report)), "1000 tokens per second")
+    factor = _factor(shown)
+    low, high = _limits(shown, factor)
+    for plot, panel in zip(page.panels, shown, strict=True):
+        plot.set_ylim(low, high)
+        if panel.stated:
+            _paper_axis(plot, panel, report.columns, (low * factor, high * factor))
+    page.log_ticks()
+    return page.figure
+
+
+def _factor(shown: Sequence[Panel]) -> float:
+    """By how much the paper's rates lie above those here: the geometric mean where both are known."""
+    here = {
+        (number, line.implementation, spot.x): spot.rate
+        for number, panel in enumerate(shown)
+        for line in panel.lines
+        for spot in line.spots
+    }
+    stated = [(number, *one) for number, panel in enumerate(shown) for one in panel.stated]
+    logs = [math.log(rate / here[number, name, x]) for number, name, x, rate in stated if (number, name, x) in here]
+    if not logs and stated:  # no point in common: middle above middle
+        logs = [fmean(math.log(rate) for *_, rate in stated) - fmean(map(math.log, here.values()))]
+    return math.exp(fmean(logs)) if logs else 1.0
+
+
+def _limits(shown: Sequence[Panel], factor: float) -> tuple[float, float]:
+    """A little more than everything that is drawn on either axis."""
+    spots = [spot for panel in shown for line in panel.lines for spot in line.spots]
+    paper = [rate / factor for panel in shown for *_, rate in panel.stated]
+    return min(*(spot.low for spot in spots), *paper, math.inf) / 1.2, max(*(s.high for s in spots), *paper, 0.0) * 1.2
+
+
+def _paper_axis(plot: Axes, panel: Panel, columns: Columns, limits: tuple[float, float]) -> None:
+    """The paper's rates on an axis of their own: an A100 is some ten times faster than any CPU."""
+    right = plot.twinx()
+    right.set_yscale("log")
+    for implementation, x, rate in panel.stated:
+        colour, marker = columns.style(implementation)
+        right.plot([x], [rate], color=colour, marker=marker, markersize=6, markerfacecolor="white", linestyle="none")
+    right.set_ylim(*limits)
+    ticks_at(right.yaxis, round_values(*limits))
+    right.grid(False)
+    right.spines["right"].set_visible(True)
+    right.set_ylabel("paper, A100")
+
+
+def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
+    plot.set_xscale("log", base=2)
+    plot.set_yscale("log")
+    for line in panel.lines:
+        colour, marker = columns.style(line.implementation)
+        xs, rates, lows, highs = zip(*line.spots, strict=True)
+        plot.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        plot.plot(xs, rates, color=colour, marker=marker, markersize=5, linewidth=1.6, label=line.label)
+    ticks_at(plot.xaxis, [*(spot.x for line in panel.lines for spot in line.spots), *(x for _, x, _ in panel.stated)])
+    panel_title(plot, panel.title)
+
+
+def _caption(report: Report, manifest: Manifest, total: int, stated: bool) -> str:
+    parts = [
+        "Tokens per second of decode attention alone: batch size over the mean time of a call",
+        conditions(report, manifest),
+        "Bands: intervals over rounds, as in the table",
+    ]
+    if x_axis(report) == "n_c":
+        parts.append("One pass to the longest n_c; each point is the mean over its first n_c steps")
+    if stated:
+        parts.append(
+            "Hollow, on the right axis: what the paper's text states, of an A100 80 GB in float16; that axis is "
+            "shifted to where both machines' rates lie alike, so compare shapes, not heights"
+        )
+    return caption([*parts, *left_out(total)], report)

@@ -1,0 +1,24 @@
+"""What a worker has to know of decode attention."""
+
+from __future__ import annotations
+
+from chunkbench.experiment.point import Point
+from chunkbench.workers.checks import Check, make_check
+from chunkbench.workers.inputs import PooledInputs
+
+
+class DecodeWorking:
+    """All implementations of a point compute the same attention."""
+
+    same_result = True
+
+    def inputs(self, point: Point, seed: int) -> PooledInputs:
+        """Token ids, K, V and queries."""
+        return PooledInputs(point, seed)
+
+    def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+        """Attention in float64."""
+        return make_check(inputs, steps, nonce, sample)
+
+
+WORKING = DecodeWorking()

@@ -1,0 +1,27 @@
+"""Experiments on the modules of a decoder layer: `model` says whose, and takes the place of heads and head sizes."""
+
+from __future__ import annotations
+
+from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.reading import Reading
+from chunkbench.experiment.sweep import N_P, Required, SweepRules, wrong_prompts
+from chunkbench.workloads.layer.registry import MODULES
+
+_FROM_MODEL = "follows from model; leave it out"
+_SHARING = "does not go with `kind: modules`, whose modules share nothing; leave it out"
+_MODEL = Required(frozenset({"model"}), "model is missing, here and under defaults: whose layer is it?")
+
+READING = Reading(
+    experiment=TimedExperiment,
+    summary="the modules of a decoder layer",
+    rules=SweepRules(
+        wrong=wrong_prompts,
+        required=(_MODEL, N_P),
+        foreign={
+            **dict.fromkeys(("heads", "kv_heads", "head_dim"), _FROM_MODEL),
+            **dict.fromkeys(("n_s", "prompts", "tree", "chunk_size", "block_size"), _SHARING),
+        },
+        implied={"n_s": 0},
+    ),
+    defaults={"implementations": tuple(MODULES.names()), "baseline": "self_attention"},
+)

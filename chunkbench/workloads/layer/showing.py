@@ -1,0 +1,31 @@
+"""How runs of this kind are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chunkbench.report.build import build_timed
+from chunkbench.report.report import Report
+from chunkbench.store import Manifest, Run
+from chunkbench.workloads.layer.body import body
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class LayerShowing:
+    """Tables by `body`, and a figure."""
+
+    def build(self, run: Run) -> Report:
+        """Everything that can be said about a run."""
+        return build_timed(run, body)
+
+    def draw(self, report: Report, manifest: Manifest) -> Figure | None:
+        """The run's figure."""
+        # matplotlib takes a while to load; nobody who only wants a table should wait for it.
+        from chunkbench.workloads.layer import figure
+
+        return figure.draw(report, manifest)
+
+
+SHOWING = LayerShowing()

@@ -1,0 +1,120 @@
+"""Bytes of K/V against what varies; what sharing saves against r; what whole chunks leave empty."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chunkbench.analysis.kv_memory import PAKV
+from chunkbench.analysis.points import describe
+from chunkbench.report.columns import Columns
+from chunkbench.report.figures.style import (
+    DASHES,
+    axis_label,
+    caption,
+    conditions,
+    handle,
+    panel_title,
+    round_values,
+    sheet,
+    ticks_at,
+)
+from chunkbench.report.model import Group
+from chunkbench.report.report import Report
+from chunkbench.store import Manifest
+from chunkbench.workloads.memory.body import saving_of
+
+_AXES = ("n_s", "batch_size", "n_p")
+_GREY = "#777777"
+
+
+def draw(report: Report, manifest: Manifest) -> Figure | None:
+    """One panel for each of n_s, b and n_p that varies, then savings and losses; None when no bytes are known."""
+    known = [group for group in report.groups if any(row.facts.kv_bytes for row in group.rows.values())]
+    swept = [(axis, groups) for axis in _AXES if len(groups := _along(known, axis, report.varying)) > 1]
+    savings = [(group, one) for group in known if (one := saving_of(group)) is not None and one.empty is not None]
+    if not known or not (swept or savings):
+        return None
+    columns = report.columns
+    handles = [handle(*columns.style(name), columns.name(name)) for name in _names(known, columns)]
+    if savings:
+        handles.append(handle(_GREY, "", "dashed: 1 / (1 - r), (c - 1) / n", here=False))
+    count = len(swept) + (2 if savings else 0)
+    page = sheet(report.title, _caption(report, manifest), handles, count, across=2, share_y=False)
+    for plot, (axis, groups) in zip(page.panels, swept, strict=False):
+        _bytes(plot, axis, groups, columns)
+        rest = [a for a in report.varying if a != axis]
+        panel_title(plot, describe(groups[0].axes, rest))
+    if savings:
+        style = columns.style(PAKV)
+        _saved(page.panels[-2], [(one.ratio, one.measured, one.limit) for _, one in savings], style)
+        _empty(page.panels[-1], [(_tokens(group), one.empty, one.bound) for group, one in savings], style)
+    return page.figure
+
+
+def _along(groups: Sequence[Group], axis: str, varying: Sequence[str]) -> list[Group]:
+    """Groups that differ in the axis alone: of the combination of other axes that most of them have."""
+    if axis not in varying or any(not isinstance(group.axes.get(axis), int) for group in groups):
+        return []
+    rest = [other for other in varying if other != axis]
+    chosen = Counter(repr([group.axes.get(other) for other in rest]) for group in groups).most_common(1)[0][0]
+    return [group for group in groups if repr([group.axes.get(other) for other in rest]) == chosen]
+
+
+def _names(groups: Sequence[Group], columns: Columns) -> list[str]:
+    """Implementations whose bytes are known, in the order of columns."""
+    known = {name for group in groups for name, row in group.rows.items() if row.facts.kv_bytes}
+    return [name for name in columns.ids if name in known]
+
+
+def _bytes(plot: Axes, axis: str, groups: Sequence[Group], columns: Columns) -> None:
+    for implementation in _names(groups, columns):
+        held = [(group.axes[axis], group.rows[implementation].facts.kv_bytes) for group in groups]
+        spots = sorted((x, size / 1e6) for x, size in held if size)
+        colour, marker = columns.style(implementation)
+        plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markersize=5, linewidth=1.6)
+    plot.set_xlabel(axis_label(axis))
+    plot.set_ylabel("K/V, MB")
+    plot.set_ylim(bottom=0)
+
+
+def _saved(plot: Axes, spots: Sequence[tuple[float, float | None, float]], style: tuple[str, str]) -> None:
+    measured = sorted((ratio, value) for ratio, value, _ in spots if value is not None)
+    plot.plot(*zip(*measured, strict=True), color=style[0], marker=style[1], markersize=5, linestyle="none")
+    highest = max(value for _, value in measured) * 1.6 if measured else 4.0
+    line = [(step / 200, 1 / (1 - step / 200)) for step in range(200) if 1 / (1 - step / 200) <= highest]
+    plot.plot(*zip(*line, strict=True), color=_GREY, linestyle=DASHES, linewidth=1.2)
+    plot.set_xlabel("r = n_s / (n_p + n_c)")
+    plot.set_ylabel("contiguous over ChunkAttn")
+    panel_title(plot, "saved by sharing")
+
+
+def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: tuple[str, str]) -> None:
+    points = sorted({(n, 100 * value) for n, value, _ in spots if value is not None})
+    bounds = sorted({(n, 100 * bound) for n, _, bound in spots})
+    plot.plot(*zip(*points, strict=True), color=style[0], marker=style[1], markersize=5, linestyle="none")
+    plot.plot(*zip(*bounds, strict=True), color=_GREY, linestyle=DASHES, linewidth=1.2, marker="_")
+    if len(bounds) > 1:
+        plot.set_xscale("log")
+        ticks_at(plot.xaxis, round_values(bounds[0][0] / 2, bounds[-1][0]))
+    plot.set_xlabel("tokens of a sequence, n")
+    plot.set_ylabel("empty slots, % of tokens")
+    plot.set_ylim(bottom=0)
+    panel_title(plot, "lost to whole chunks")
+
+
+def _tokens(group: Group) -> int:
+    n_p, n_c = group.axes["n_p"], group.axes["n_c"]
+    return int(n_p) + int(n_c)
+
+
+def _caption(report: Report, manifest: Manifest) -> str:
+    parts = [
+        "Bytes of K and V held after n_c completion tokens, as each implementation states and the harness checks them",
+        "Sharing saves 1 / (1 - r) for ever more sequences, less for few; a sequence leaves at most c - 1 slots empty",
+        conditions(report, manifest, timed=False),
+    ]
+    return caption(parts, report)

@@ -1,0 +1,490 @@
+"""ChunkAttention against the float64 oracle, over contexts that the tests keep for themselves."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkbench import ChunkAttention
+from chunkbench.kernels.reference import attention
+from chunkbench.kvcache import (
+    EmptySequence,
+    KVCacheError,
+    PoolExhausted,
+    SharedChunk,
+    UnknownSequence,
+    WrongTokens,
+)
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+PARTITIONS = ("two-phase", "sequence-first")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny tensors on a busy machine: threads that wait for each other would be all that is measured."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Contexts:
+    """Drives a ChunkAttention and keeps every sequence's tokens, K and V beside it, contiguous and unshared."""
+
+    def __init__(self, heads=4, head_dim=16, kv_heads=None, seed=0, scale=1.0, **options):
+        self.attention = ChunkAttention(heads, head_dim, kv_heads, **options)
+        self.kv_heads = kv_heads or heads
+        self.random = torch.Generator().manual_seed(seed)
+        self.scale = scale
+        self.held: dict[int, tuple[list[int], torch.Tensor, torch.Tensor]] = {}
+        self.known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def randn(self, *shape):
+        return (self.scale * torch.randn(*shape, generator=self.random)).to(self.attention.dtype)
+
+    def token(self, prefix):
+        """K and V of the last token of a prefix: the same for equal prefixes, as in a model."""
+        if prefix not in self.known:
+            shape = (self.kv_heads, self.attention.head_dim)
+            self.known[prefix] = self.randn(*shape), self.randn(*shape)
+        return self.known[prefix]
+
+    def rows(self, tokens, start=0):
+        pairs = [self.token(tuple(tokens[: n + 1])) for n in range(start, len(tokens))]
+        shape = (0, self.kv_heads, self.attention.head_dim)
+        empty = torch.empty(shape, dtype=self.attention.dtype)
+        return tuple(torch.stack([pair[i] for pair in pairs]) if pairs else empty for i in (0, 1))
+
+    def add(self, tokens, whole=True):
+        tokens = list(tokens)
+        k, v = self.rows(tokens)
+        cached = 0 if whole else self.attention.cached_tokens(tokens)
+        sequence = self.attention.add_sequence(tokens, k[cached:], v[cached:])
+        self.held[sequence] = tokens, k, v
+        return sequence
+
+    def append(self, tokens):
+        rows = [[*held[0], token] for held, token in zip(self.held.values(), tokens, strict=True)]
+        pairs = [self.token(tuple(row)) for row in rows]
+        k, v = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
+        self.attention.append(tokens, k, v)
+        for sequence, row in zip(self.held, rows, strict=True):
+            self.held[sequence] = (row, *self.rows(row))
+
+    def append_to(self, counts):
+        """Tokens 0, 1, 0, ... for some sequences: id -> how many."""
+        rows = {
+            sequence: [*self.held[sequence][0], *(n % 2 for n in range(count))] for sequence, count in counts.items()
+        }
+        added = [self.rows(row, len(self.held[sequence][0])) for sequence, row in rows.items()]
+        k, v = (torch.cat([pair[i] for pair in added]) for i in (0, 1))
+        tokens = [token for sequence, row in rows.items() for token in row[len(self.held[sequence][0]) :]]
+        self.attention.append(tokens, k, v, list(counts), list(counts.values()))
+        for sequence, row in rows.items():
+            self.held[sequence] = (row, *self.rows(row))
+
+    def fork(self, sequence):
+        forked = self.attention.fork(sequence)
+        self.held[forked] = self.held[sequence]
+        return forked
+
+    def truncate(self, sequence, length):
+        self.attention.truncate(sequence, length)
+        tokens, k, v = self.held[sequence]
+        self.held[sequence] = tokens[:length], k[:length], v[:length]
+
+    def remove(self, sequence):
+        self.attention.remove_sequence(sequence)
+        del self.held[sequence]
+
+    def check(self):
+        assert self.attention.sequences == list(self.held)
+        q = self.randn(len(self.held), self.attention.heads, self.attention.head_dim)
+        out = torch.full_like(q, torch.nan)
+        assert self.attention.decode(q, out) is out
+        expected = torch.stack([attention(q[row], k, v) for row, (_, k, v) in enumerate(self.held.values())])
+        error = (out.double() - expected).abs().max() / expected.abs().max()
+        assert error <= TOLERANCE[self.attention.dtype], f"relative error {error}"
+
+
+tokens = st.integers(0, 1)
+actions = st.one_of(
+    st.tuples(st.just("add"), st.lists(tokens, min_size=1, max_size=20), st.booleans()),
+    st.tuples(st.just("add like"), st.integers(0, 9), st.lists(tokens, min_size=1, max_size=9)),
+    st.tuples(st.just("append"), st.integers(1, 5), st.booleans()),
+    st.tuples(st.just("append to"), st.dictionaries(st.integers(0, 9), st.integers(1, 12), min_size=1, max_size=3)),
+    st.tuples(st.just("fork"), st.integers(0, 9)),
+    st.tuples(st.just("truncate"), st.integers(0, 9), st.floats(0, 1)),
+    st.tuples(st.just("remove"), st.integers(0, 9)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(actions, max_size=14),
+    st.integers(1, 5),
+    st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    st.sampled_from(PARTITIONS),
+)
+def test_random_forests(history, chunk_size, heads, partition):
+    contexts = Contexts(heads[0], 16, heads[1], chunk_size=chunk_size, partition=partition)
+    contexts.add([0, 1, 0, 1, 0])
+    for name, *arguments in history:
+        ids = list(contexts.held)
+        match name, arguments:
+            case "add", (prompt, whole):
+                contexts.add(prompt, whole)
+            case "add like", (which, rest) if ids:
+                contexts.add(contexts.held[ids[which % len(ids)]][0] + rest, whole=False)
+            case "append", (steps, same) if ids:
+                for step in range(steps):
+                    contexts.append([step % 2 if same else row % 2 for row in range(len(ids))])
+            case "append to", (counts,) if ids:
+                contexts.append_to({ids[which % len(ids)]: count for which, count in counts.items()})
+            case "fork", (which,) if ids:
+                contexts.fork(ids[which % len(ids)])
+            case "truncate", (which, part) if ids:
+                sequence = ids[which % len(ids)]
+                length = max(1, round(part * len(contexts.held[sequence][0])))
+                with contextlib.suppress(SharedChunk):
+                    contexts.truncate(sequence, length)
+            case "remove", (which,) if ids:
+                contexts.remove(ids[which % len(ids)])
+        contexts.check() if contexts.held else None
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shared", [0, 7, 16, 24])
+def test_a_batch_with_a_system_prompt(shared, dtype, partition):
+    contexts = Contexts(8, 32, 2, chunk_size=8, dtype=dtype, partition=partition)
+    for row in range(5):
+        contexts.add([*range(shared), *([1000 + row] * (24 - shared))])
+    contexts.check()
+    for step in range(18):  # across two chunk borders
+        contexts.append([step] * 5)
+        contexts.check()
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_head_dimensions(head_dim, dtype):
+    contexts = Contexts(2, head_dim, chunk_size=16, dtype=dtype)
+    for row in range(3):
+        contexts.add([*range(32), *range(100, 105 + row)])
+    contexts.append([1, 2, 3])
+    contexts.check()
+
+
+@pytest.mark.parametrize("length", [1, 5, 8, 9, 30])
+def test_one_sequence(length):
+    contexts = Contexts(chunk_size=8)
+    contexts.add(range(length))
+    contexts.check()
+    contexts.append([1])
+    contexts.check()
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_a_sequence_that_is_a_prefix_of_another(partition):
+    contexts = Contexts(chunk_size=4, partition=partition)
+    for length in (16, 8, 12, 10, 8):
+        contexts.add(range(length))
+    contexts.check()
+    contexts.append([50, 51, 52, 53, 54])
+    contexts.check()
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_interleaved_prefixes_need_no_permutation_by_the_caller(partition):
+    contexts = Contexts(chunk_size=4, partition=partition)
+    for row in range(9):
+        contexts.add([row % 3] * 8 + [row] * (1 + row))
+    contexts.check()
+    contexts.append(list(range(9)))
+    contexts.check()
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_very_large_scores_do_not_overflow(partition):
+    contexts = Contexts(head_dim=64, chunk_size=8, scale=100.0, partition=partition)  # scores around 1e4 * 8
+    for row in range(4):
+        contexts.add([*range(16), *range(100 * row, 100 * row + 13)])
+    contexts.append([1, 2, 3, 4])
+    contexts.check()
+
+
+def test_a_chunk_whose_scores_are_all_minus_infinity_weighs_nothing():
+    instance = ChunkAttention(1, 16, chunk_size=2)
+    for own in (5, 6):
+        k, v = torch.randn(6, 1, 16), torch.randn(6, 1, 16)
+        k[:2, 0, 0] = -torch.inf
+        if own == 5:
+            first = k, v
+        k[:2], v[:2] = first[0][:2], first[1][:2]
+        instance.add_sequence([1, 2, own, own, own, own], k, v)
+        last = k, v
+    q = torch.rand(2, 1, 16) + 0.1
+    expected = torch.stack([attention(q[0], *first), attention(q[1], *last)])
+    torch.testing.assert_close(instance.decode(q).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_fork_then_diverge():
+    contexts = Contexts(chunk_size=4)
+    first = contexts.add(range(6))
+    contexts.fork(first)
+    contexts.check()
+    for step in range(5):
+        contexts.append([step, 100 + step])
+        contexts.check()
+
+
+def test_remove_then_append():
+    contexts = Contexts(chunk_size=4)
+    ids = [contexts.add([*range(8), row]) for row in range(4)]
+    contexts.check()
+    contexts.remove(ids[1])
+    contexts.append([7, 8, 9])
+    contexts.check()
+    contexts.remove(ids[0])
+    contexts.add([*range(8), 3, 3])
+    contexts.check()
+
+
+def test_a_join_that_matches_generated_chunks():
+    contexts = Contexts(chunk_size=4)
+    contexts.add(range(4))
+    for token in range(4, 10):
+        contexts.append([token])
+    assert contexts.attention.cached_tokens(range(12)) == 8
+    contexts.add(range(12), whole=False)
+    contexts.check()
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_rewinding_gives_back_what_was(partition):
+    contexts = Contexts(chunk_size=4, partition=partition)
+    ids = [contexts.add([*range(8), row, row]) for row in range(3)]
+    for _ in range(2):
+        for step in range(7):
+            contexts.append([step] * 3)
+            contexts.check()
+        used = contexts.attention.kv_bytes
+        for sequence in ids:
+            contexts.truncate(sequence, 10)
+        contexts.check()
+        assert contexts.attention.kv_bytes < used
+
+
+def test_what_a_sequence_leaves_behind_reaches_nobody():
+    contexts = Contexts(chunk_size=4)
+    kept = contexts.add(range(6))
+    bad = torch.full((7, 4, 16), torch.nan)
+    gone = contexts.attention.add_sequence([9] * 7, bad, bad)
+    contexts.attention.remove_sequence(gone)
+    contexts.add([8] * 5)  # reuses a full chunk and a partial one
+    contexts.check()
+    for step in range(5):
+        contexts.append([step, step])
+        contexts.check()
+    contexts.attention.append([1, 1], bad[:2], bad[:2])
+    for sequence in list(contexts.held):
+        contexts.attention.truncate(sequence, len(contexts.held[sequence][0]))
+    contexts.check()
+    assert contexts.attention.length(kept) == 11
+
+
+def test_scattered_chunks_are_read_as_well():
+    contexts = Contexts(chunk_size=2)
+    ids = [contexts.add([row, row + 1, row + 2, row + 3]) for row in range(0, 60, 10)]
+    for sequence in ids[::2]:
+        contexts.remove(sequence)
+    contexts.add(range(200, 209))
+    contexts.add(range(300, 304))
+    for step in range(5):
+        contexts.append([step] * 5)
+        contexts.check()
+
+
+def test_room_that_grows_in_slabs_and_room_that_was_reserved():
+    grown, reserved = Contexts(chunk_size=2), Contexts(chunk_size=2)
+    reserved.attention.reserve(200)
+    for contexts in (grown, reserved):
+        for row in range(7):
+            contexts.add([1, 1, *[row] * (row + 1)])
+        for step in range(6):
+            contexts.append([step] * 7)
+        contexts.check()
+    assert grown.attention.kv_bytes == reserved.attention.kv_bytes
+
+
+def test_bytes_count_whole_chunks_once():
+    instance = ChunkAttention(4, 16, 2, chunk_size=8, dtype=torch.bfloat16)
+    chunk = 2 * 8 * 2 * 16 * 2
+    k = torch.zeros(17, 2, 16, dtype=torch.bfloat16)
+    instance.add_sequence(range(17), k, k)
+    assert instance.kv_bytes == 3 * chunk
+    instance.add_sequence(range(17), k, k)
+    assert instance.kv_bytes == 4 * chunk
+
+
+def test_the_plan_is_rebuilt_only_when_the_structure_changes():
+    contexts = Contexts(chunk_size=8)
+    for row in range(3):
+        contexts.add([*range(8), row])
+    for step in range(7):
+        contexts.append([step] * 3)
+        contexts.attention.plan()
+        contexts.check()
+    assert contexts.attention.plan_rebuilds == 1
+    assert contexts.attention.work_items >= 2
+    contexts.append([9] * 3)
+    contexts.check()
+    assert contexts.attention.plan_rebuilds == 2
+
+
+def test_tensors_that_require_gradients_leave_no_graph():
+    instance = ChunkAttention(1, 16, chunk_size=2)
+    k = torch.randn(3, 1, 16, requires_grad=True)
+    instance.add_sequence([1, 2, 3], k, k)
+    q = torch.randn(1, 1, 16, requires_grad=True)
+    assert not instance.decode(q).requires_grad
+
+
+def test_the_thread_count_is_left_alone():
+    torch.set_num_threads(2)
+    contexts = Contexts()
+    contexts.add(range(3))
+    contexts.check()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 3, "kv_heads": 2},
+        {"heads": 0},
+        {"head_dim": 24},
+        {"head_dim": 0},
+        {"dtype": torch.float64},
+        {"dtype": torch.int8},
+        {"chunk_size": 0},
+        {"max_tokens": 0},
+        {"partition": "chunk-first"},
+    ],
+)
+def test_options_that_make_no_sense(options):
+    with pytest.raises(ValueError):  # noqa: PT011 - nine messages, one type
+        ChunkAttention(**{"heads": 4, "head_dim": 16, **options})
+
+
+def seen(instance, q):
+    return instance.sequences, instance.kv_bytes, instance.decode(q), instance.cached_tokens([0, 1, 2, 3, 4, 5])
+
+
+K = torch.zeros
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda a: a.add_sequence([], K(0, 2, 16), K(0, 2, 16)), EmptySequence, "at least one token"),
+        (lambda a: a.add_sequence([1.5], K(1, 2, 16), K(1, 2, 16)), WrongTokens, "integers"),
+        (lambda a: a.add_sequence([7, 8], K(3, 2, 16), K(3, 2, 16)), KVCacheError, "3 rows for 2 tokens: it takes 2"),
+        (
+            lambda a: a.add_sequence([0, 1, 2, 3, 9], K(2, 2, 16), K(2, 2, 16)),
+            KVCacheError,
+            "it takes 5 rows, or the 1 that are not cached",
+        ),
+        (lambda a: a.add_sequence([7], K(1, 4, 16), K(1, 4, 16)), KVCacheError, r"k has shape \(1, 4, 16\)"),
+        (lambda a: a.add_sequence([7], K(1, 2, 16), K(2, 2, 16)), KVCacheError, r"v has shape \(2, 2, 16\)"),
+        (lambda a: a.add_sequence([7], K(1, 32), K(1, 32)), KVCacheError, "k has shape"),
+        (lambda a: a.add_sequence([7], K(1, 2, 16).half(), K(1, 2, 16)), KVCacheError, "k is torch.float16"),
+        (lambda a: a.add_sequence([7], K(1, 2, 16), K(1, 2, 16, device="meta")), KVCacheError, "v is on meta"),
+        (lambda a: a.add_sequence(range(50, 80), K(30, 2, 16), K(30, 2, 16)), PoolExhausted, "at most 4"),
+        (lambda a: a.append([1], K(1, 2, 16), K(1, 2, 16)), WrongTokens, "1 tokens for 2 live sequences"),
+        (lambda a: a.append([1, 2], K(1, 2, 16), K(2, 2, 16)), KVCacheError, "k has shape"),
+        (lambda a: a.append([1, 2], K(2, 2, 16), K(2, 2, 16).double()), KVCacheError, "v is torch.float64"),
+        (lambda a: a.remove_sequence(9), UnknownSequence, "no sequence 9"),
+        (lambda a: a.remove_sequence(0), UnknownSequence, "0 has left"),
+        (lambda a: a.fork(0), UnknownSequence, "0 has left"),
+        (lambda a: a.truncate(1, 3), SharedChunk, "2 sequences cover"),
+        (lambda a: a.truncate(1, 0), EmptySequence, "one is the least"),
+        (lambda a: a.truncate(1, 99), WrongTokens, "fewer than 99"),
+        (lambda a: a.length(0), UnknownSequence, "0 has left"),
+        (lambda a: a.reserve(17), PoolExhausted, "may hold 4"),
+        (lambda a: a.decode(K(3, 2, 16)), KVCacheError, r"q has shape \(3, 2, 16\), not \(2, 2, 16\)"),
+        (lambda a: a.decode(K(2, 2, 16).half()), KVCacheError, "q is torch.float16"),
+        (lambda a: a.decode(K(2, 2, 16), K(2, 2, 8)), KVCacheError, "out has shape"),
+        (lambda a: a.decode(K(2, 2, 16), K(2, 2, 16).half()), KVCacheError, "out is torch.float16"),
+        (lambda a: a.decode(K(2, 2, 16), K(1, 2, 16).expand(2, 2, 16)), KVCacheError, "expanded"),
+        (lambda a: a.decode(K(2, 2, 16), K(2, 2, 16, requires_grad=True)), KVCacheError, "gradients"),
+    ],
+)
+def test_misuse_is_refused_before_anything_changes(call, error, message):
+    torch.manual_seed(0)
+    instance = ChunkAttention(2, 16, chunk_size=4, max_tokens=16)
+    k = torch.randn(6, 2, 16)
+    gone = instance.add_sequence([9, 9], k[:2], k[:2])
+    instance.remove_sequence(gone)
+    instance.add_sequence([0, 1, 2, 3, 4, 5], k, k)
+    instance.add_sequence([0, 1, 2, 3, 6, 7], k, k)
+    q = torch.randn(2, 2, 16)
+    before = seen(instance, q)
+    with pytest.raises(error, match=message):
+        call(instance)
+    after = seen(instance, q)
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    assert before[3] == after[3]
+
+
+def test_out_may_have_any_strides_and_may_be_q():
+    contexts = Contexts(chunk_size=4)
+    contexts.add(range(6))
+    contexts.add(range(3))
+    q = contexts.randn(2, 4, 16)
+    expected = contexts.attention.decode(q)
+    strided = torch.empty(16, 4, 2).permute(2, 1, 0)
+    contexts.attention.decode(q.transpose(0, 1).contiguous().transpose(0, 1), strided)
+    assert torch.equal(strided, expected)
+    contexts.attention.decode(q, q)
+    assert torch.equal(q, expected)
+
+
+def test_no_sequences_give_no_rows():
+    assert ChunkAttention(2, 16).decode(torch.empty(0, 2, 16)).shape == (0, 2, 16)
+
+
+def test_running_out_of_memory_leaves_the_cache_as_it_was(monkeypatch):
+    contexts = Contexts(chunk_size=4)
+    contexts.add(range(6))
+    before = contexts.attention.kv_bytes
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", lambda *_, **__: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError):
+            contexts.attention.add_sequence(range(90, 130), torch.zeros(40, 4, 16), torch.zeros(40, 4, 16))
+    assert contexts.attention.kv_bytes == before
+    assert contexts.attention.cached_tokens(range(90, 130)) == 0
+    contexts.append([1])
+    contexts.check()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_on_a_gpu(dtype):
+    torch.manual_seed(0)
+    instance = ChunkAttention(8, 64, 2, chunk_size=16, dtype=dtype, device="cuda")
+    k, v = (torch.randn(4, 50, 2, 64, device="cuda").to(dtype) for _ in range(2))
+    k[:, :32], v[:, :32] = k[0, :32], v[0, :32]
+    for row in range(4):
+        instance.add_sequence([*range(32), *[row] * 18], k[row], v[row])
+    instance.append([1] * 4, k[:, 49], v[:, 49])
+    q = torch.randn(4, 8, 64, device="cuda").to(dtype)
+    k, v = torch.cat([k, k[:, 49:]], 1), torch.cat([v, v[:, 49:]], 1)
+    expected = torch.stack([attention(q[row], k[row], v[row]) for row in range(4)])
+    error = (instance.decode(q).double() - expected).abs().max() / expected.abs().max()
+    assert error <= TOLERANCE[dtype]

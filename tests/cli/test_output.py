@@ -1,0 +1,31 @@
+"""What the commands have in common: exit codes, and messages with the options that mend something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chunkbench.cli.output import explain, run_exit_code
+from chunkbench.store import RunError
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ([], 0),
+        (["ok", "noisy", "unavailable", "unsupported", "oom"], 0),
+        (["ok", "incorrect"], 3),
+        (["error"], 3),
+        (["crashed", "ok"], 3),
+        (["timeout"], 3),
+    ],
+)
+def test_failed_cases_make_the_exit_code_3(statuses: list[Any], code: int) -> None:
+    assert run_exit_code(statuses) == code
+
+
+def test_messages_name_the_options_that_mend_something() -> None:
+    assert explain("plain") == "plain"
+    assert explain(RunError("x: taken", remedy="elsewhere")) == "x: taken (--out DIR chooses)"
+    assert explain(RunError("x: damaged")) == "x: damaged"

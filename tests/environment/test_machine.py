@@ -1,0 +1,48 @@
+"""The id of a machine: what a user says, what the host keeps, else its hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chunkbench.environment.doctor import check_machine
+from chunkbench.environment.machine import hardware_id, id_file, machine_id
+
+HERE = {"cpu": {"model": "Invented", "cores": 2}, "memory_bytes": 2**34, "gpus": []}
+
+
+@pytest.fixture(autouse=True)
+def no_id_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CHUNKBENCH_MACHINE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def test_a_fresh_container_on_the_same_hardware_is_the_same_machine() -> None:
+    assert machine_id(HERE).id == hardware_id(dict(HERE)) == machine_id({**HERE, "python": "another", "torch": {}}).id
+    assert machine_id(HERE).id != machine_id({**HERE, "gpus": [{"name": "G", "compute_capability": "9.0"}]}).id
+
+
+def test_a_host_can_keep_an_id_and_the_variable_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    id_file().parent.mkdir()
+    id_file().write_text("lab-3\n")
+    assert machine_id(HERE).id == "lab-3"
+    monkeypatch.setenv("CHUNKBENCH_MACHINE", "lab-7")
+    assert machine_id(HERE).id == "lab-7"
+    monkeypatch.setenv("CHUNKBENCH_MACHINE", " ")
+    assert machine_id(HERE).id == "lab-3"
+
+
+def test_an_id_that_cannot_be_read_is_none() -> None:
+    id_file().parent.mkdir()
+    id_file().write_bytes(b"\xff\xfe")
+    assert machine_id(HERE).id == hardware_id(HERE)
+
+
+def test_doctor_says_which_id_and_how_to_choose_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHUNKBENCH_MACHINE", "lab-7")
+    finding = check_machine()
+    assert finding.detail.startswith("lab-7 (CHUNKBENCH_MACHINE)")
+    monkeypatch.delenv("CHUNKBENCH_MACHINE")
+    assert "from the hardware" in check_machine().detail
+    assert "set CHUNKBENCH_MACHINE or write it to" in check_machine().detail

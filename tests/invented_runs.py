@@ -1,0 +1,153 @@
+"""Invented runs: nothing in them was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from chunkbench.store import CaseFacts, Manifest, Peaks, Run
+
+LABELS = {
+    "naive": "Naive",
+    "xformers": "xformers",
+    "flash_attn": "FlashAttn",
+    "paged_attn": "PagedAttn",
+    "paged_attn_star": "PagedAttn*",
+    "vllm_paged_attn": "vLLM (community CPU build 0.32.0)",
+    "vllm_paged_attn_star": "vLLM* (community CPU build 0.32.0)",
+    "shared_prefix_matmul": "Shared matmul",
+    "chunk_attn_no_tpp": "ChunkAttn, no TPP",
+    "chunk_attn": "ChunkAttn",
+}
+ABSENT = {
+    "xformers": ("unavailable", "xformers has no CPU operator"),
+    "paged_attn": ("unavailable", "needs the native kernels, which come with the next version"),
+    "paged_attn_star": ("unavailable", "needs the native kernels, which come with the next version"),
+}
+POINTS = [(n_p, quarters * n_p // 4) for n_p in (1024, 2048, 4096) for quarters in (0, 2, 3, 4)]
+
+
+def invented_us(implementation: str, n_p: int, n_s: int) -> float:
+    """A plausible latency: microseconds per private and per shared token."""
+    private, shared = {
+        "naive": (24.5, 24.5),
+        "flash_attn": (101.0, 101.0),
+        "vllm_paged_attn": (24.9, 24.9),
+        "vllm_paged_attn_star": (24.9, 5.1),
+        "shared_prefix_matmul": (27.0, 3.4),
+        "chunk_attn_no_tpp": (26.2, 6.0),
+        "chunk_attn": (26.0, 2.1),
+    }[implementation]
+    return private * (n_p - n_s + 32) + shared * n_s
+
+
+def case(implementation: str, **changes: Any) -> CaseFacts:
+    """Facts of one case; `us` gives the round means directly."""
+    n_p, n_s = changes.get("n_p", 1024), changes.get("n_s", 512)
+    status, reason = ABSENT.get(implementation, ("ok", ""))
+    status, reason = changes.pop("status", status), changes.pop("reason", reason)
+    values: dict[str, Any] = {
+        "experiment": "table3",
+        "implementation": implementation,
+        "label": LABELS.get(implementation, implementation),
+        "n_p": n_p,
+        "n_s": n_s,
+        "n_c": 64,
+        "batch_size": 32,
+        "heads": 32,
+        "kv_heads": 32,
+        "head_dim": 128,
+        "chunk_size": 64,
+        "block_size": 32,
+        "prompts": 1,
+        "tree": None,
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "protocol": "strict",
+        "cache": "cold",
+        "mode": "eager",
+        "status": status,
+        "reason": reason,
+        "threads": None,
+    }
+    us: Sequence[float] | None = changes.pop("us", None)
+    if us is None and status in ("ok", "noisy", "incorrect"):
+        base = invented_us(implementation, n_p if isinstance(n_p, int) else n_p[1], n_s or 0)
+        us = [base, base * 1.03, base * 0.99]
+    if us:
+        tokens = 32 * (n_p - n_s) + n_s if isinstance(n_p, int) and n_s is not None else 1000
+        unique = tokens * 16384 + 524288
+        whole = 32 * (n_p if isinstance(n_p, int) else n_p[1]) * 16384 + 524288
+        values |= {
+            "samples_us": tuple((mean * 0.98, mean * 1.02) for mean in us),
+            "steps": (1, 64),
+            "append_samples_us": ((210.0,) * 64,) * len(us),
+            "plan_samples_us": ((40.0,) * 64,) * len(us),
+            "groups": (0,) * len(us),
+            "peaks": (Peaks(read_bytes_per_s=4e10, matrix_flops_per_s=8.87e11, matrix_torch_flops_per_s=8.87e11),)
+            * len(us),
+            "kv_bytes": unique,
+            "unique_bytes": (unique, unique),
+            "read_bytes": (unique, unique) if implementation == "chunk_attn" else (whole, whole),
+            "flops": (2**29, 2**29),
+            "max_error": 3e-3,
+            "tolerance": 2e-2,
+            "threads": 2,
+        }
+    values |= changes
+    values["key"] = f"{implementation} {sorted(changes.items(), key=repr)}"
+    return CaseFacts(**values)
+
+
+class MakeRun(Protocol):
+    def __call__(self, cases: Iterable[CaseFacts], **experiment: Any) -> Run: ...
+
+
+@pytest.fixture
+def make_case():
+    return case
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    def make(cases: Iterable[CaseFacts], **experiment: Any) -> Run:
+        found = list(cases)
+        manifest = {
+            "schema_version": 1,
+            "chunkbench_version": "0.1.0",
+            "experiment": {
+                "name": "table3",
+                "title": "Table 3: attention latency with shared prompts",
+                "baseline": "chunk_attn",
+                "confidence": 0.95,
+                "implementations": list(LABELS),
+                "expect": [],
+            }
+            | experiment,
+            "environment": {
+                "cpu": {"model": "Invented CPU 9000", "cores": 2},
+                "memory_bytes": 24 * 2**30,
+                "torch": {"version": "2.13.0", "note": "MKL takes its generic path for float32 on this CPU"},
+                "python": "CPython 3.11.2",
+                "gpus": [],
+            },
+            "git": {"commit": "0123456789abcdef", "dirty": False},
+            "command": ["chunkbench", "run", "table3"],
+            "seed": 0,
+            "started_at": "2025-01-01T00:00:00Z",
+            "finished_at": "2025-01-01T00:05:00Z",
+            "interrupted": False,
+            "points": len({(repr(c.n_p), c.n_s, c.batch_size, repr(c.tree)) for c in found}),
+        }
+        return Run(tmp_path, Manifest.model_validate(manifest), found)
+
+    return make
+
+
+@pytest.fixture
+def table3(make_run: MakeRun) -> Run:
+    """All 12 points of the paper's Table 3 for the ten implementations of the bundled experiment."""
+    return make_run(case(name, n_p=n_p, n_s=n_s) for n_p, n_s in POINTS for name in LABELS)

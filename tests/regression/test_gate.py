@@ -1,0 +1,228 @@
+"""The gate for real, on a point of a millisecond: with nothing changed, and with a worker that is faulty on purpose."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chunkbench.cli.progress import RepeatProgress
+from chunkbench.experiment import Experiment, load_experiment
+from chunkbench.regression.compare import Options, compare
+from chunkbench.regression.gate import gate
+from chunkbench.regression.recording import BUILD, next_number, record, repeater
+from chunkbench.regression.remeasure import Gated
+from chunkbench.runner.target import resolve
+from chunkbench.store import RunError, open_runs
+
+ROOT = Path(__file__).parents[2]
+FAULTY = str(ROOT / "benchmarks" / "slowed_worker.py")
+
+
+@pytest.fixture
+def experiment(spec: Path) -> Experiment:
+    return load_experiment(spec)
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once: it takes some seconds."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "tiny.yaml").write_text(tiny)
+    experiment = load_experiment(folder / "tiny.yaml")
+    target = resolve(experiment)
+    path = folder / "recording"
+    with RepeatProgress(quiet=True) as progress, repeater(experiment, target, path, [], progress) as measuring:
+        runs, interrupted = record(experiment, measuring, path, 3, 1)
+    assert len(runs) == 3
+    assert not interrupted
+    return path
+
+
+@pytest.fixture
+def recording(recorded: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged at will."""
+    return shutil.copytree(recorded, tmp_path / "recording")
+
+
+def gated(
+    experiment: Experiment, recording: Path, out: Path, *fault: str, again: int = 1, as_recorded: bool = False
+) -> Gated:
+    target = resolve(experiment)
+    worker = [sys.executable, FAULTY, *fault] if fault else None
+    recorded = open_runs(recording)
+    with RepeatProgress(quiet=True) as progress:
+        return gate(
+            experiment, target, recording, recorded, Options(), 3, again, out, progress, as_recorded, worker=worker
+        )
+
+
+def test_a_recording_is_several_runs_and_can_be_added_to(recording: Path, experiment: Experiment) -> None:
+    runs = open_runs(recording)
+    assert [run.path.name for run in runs] == ["1", "2", "3"]
+    for run in runs:
+        assert {case.implementation for case in run.cases} == {"paged_attn", "chunk_attn"}
+        assert all(len(case.yardsticks) == len(case.samples_us) >= 3 for case in run.cases)
+        assert all(not case.peaks for case in run.cases)
+    target = resolve(experiment)
+    assert next_number(recording, experiment, target) == 4
+    assert next_number(recording.parent / "new", experiment, target) == 1
+    with pytest.raises(RunError, match="is a run, not a recording"):
+        next_number(recording / "1", experiment, target)
+    other = experiment.model_copy(update={"seed": 1})
+    with pytest.raises(RunError, match="cannot be added to"):
+        next_number(recording, other, target)
+
+
+@pytest.mark.parametrize("as_recorded", [False, True])
+def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool) -> None:
+    out = tmp_path / "out"
+    found = gated(experiment, recording, out, "chunk_attn", "wrong", as_recorded=as_recorded).comparison
+    assert found is not None
+    assert found.settings.in_turns is not as_recorded
+    assert found.exit_code == 3
+    assert {case.implementation: case.verdict for case in found.cases if case.failed} == {"chunk_attn": "incorrect"}
+
+
+def test_a_crash_is_found_and_costs_nobody_else(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
+    found = gated(experiment, recording, tmp_path / "out", "chunk_attn", "crash").comparison
+    assert found is not None
+    assert found.exit_code == 3
+    crashed = next(case for case in found.cases if case.implementation == "chunk_attn")
+    assert (crashed.verdict, crashed.failed) == ("missing", True)
+    assert "SIGABRT" in crashed.reason
+    assert next(case for case in found.cases if case.implementation == "paged_attn").head_rounds > 0
+
+
+@pytest.mark.parametrize("as_recorded", [False, True])
+def test_twice_as_slow_is_measured_again(
+    recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
+) -> None:
+    out = tmp_path / "out"
+    found = gated(experiment, recording, out, "chunk_attn", "1.0", again=2, as_recorded=as_recorded).comparison
+    assert found is not None
+    slowed = next(case for case in found.cases if case.implementation == "chunk_attn" and case.metric == "latency")
+    # How sure three processes can be depends on the machine; that it was looked at again does not.
+    assert slowed.ratio is None or slowed.ratio > 1.3
+    assert slowed.verdict in ("slower", "inconclusive")
+    assert slowed.verdict == "inconclusive" or slowed.remeasured
+    assert (out / "head" / "3" / "cases.jsonl").exists()
+    assert (out / "again-1").exists() or slowed.ratio is None
+
+
+def rewrite(archive: Path, name: str, change: Callable[[str], str]) -> None:
+    with zipfile.ZipFile(archive) as old:
+        kept = {one: old.read(one) for one in old.namelist()}
+    kept[name] = change(kept[name].decode()).encode()
+    with zipfile.ZipFile(archive, "w") as new:
+        for one, content in kept.items():
+            new.writestr(one, content)
+
+
+def test_what_was_recorded_decides_what_is_new_and_what_is_missing(
+    recording: Path, experiment: Experiment, tmp_path: Path
+) -> None:
+    other = experiment.model_copy(update={"implementations": ("naive", "chunk_attn"), "baseline": "naive"})
+    found = gated(other, recording, tmp_path / "out", again=0).comparison
+    assert found is not None
+    verdicts = {case.implementation: case.verdict for case in found.cases}
+    assert (verdicts["naive"], verdicts["paged_attn"]) == ("new", "missing")
+    assert verdicts["chunk_attn"] not in ("new", "missing")
+
+
+def test_the_recorded_build_runs_and_not_this_one(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
+    rewrite(recording / BUILD, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
+    found = gated(experiment, recording, tmp_path / "out", again=0).comparison
+    assert found is not None
+    assert {case.implementation: case.verdict for case in found.cases}["chunk_attn"] == "new"
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda archive: archive.unlink(), "it keeps no build"),
+        (lambda archive: archive.write_bytes(b"PK\x03\x04 torn"), "its build cannot be read"),
+        (lambda archive: retagged(archive, python="cpython-27"), "its build is for python cpython-27, not"),
+    ],
+)
+def test_without_a_build_that_runs_the_recorded_times_serve(
+    recording: Path, experiment: Experiment, tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    damage(recording / BUILD)
+    found = gated(experiment, recording, tmp_path / "out", again=0).comparison
+    assert found is not None
+    assert not found.settings.in_turns
+    assert any(told in warning for warning in found.warnings)
+
+
+def retagged(archive: Path, **tag: str) -> None:
+    with zipfile.ZipFile(archive, "w") as kept:
+        kept.writestr("build.json", json.dumps(tag))
+
+
+def test_a_build_of_another_protocol_is_refused(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
+    older = functools.partial(re.sub, r"(?m)^PROTOCOL = \d+$", "PROTOCOL = 1")
+    rewrite(recording / BUILD, "chunkbench/workers/protocol.py", older)
+    with pytest.raises(RunError, match="the worker speaks protocol 1, this runner speaks"):
+        gated(experiment, recording, tmp_path / "out")
+
+
+def run_cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "chunkbench", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+@pytest.mark.usefixtures("spec")
+def test_the_command_records_and_gates(tmp_path: Path) -> None:
+    few = ("--processes", "2", "--budget", "1s")
+    done = run_cli("gate", "tiny.yaml", "--record", "rec", *few, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "recorded 6 processes in rec" in done.stderr
+    assert (tmp_path / "rec" / "build.zip").stat().st_size < 2 << 20
+    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", *few, "--format", "json", cwd=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    assert json.loads(done.stdout)["exit_code"] == done.returncode
+    assert (tmp_path / "out" / "comparison.xml").exists()
+    again = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "is not empty" in again.stderr
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["settings"]["in_turns"]
+    compared = compare(open_runs(tmp_path / "rec"), open_runs(tmp_path / "out" / "head"), Options())
+    assert compared.settings.timed_cases == 2
+    few = (*few, "--as-recorded", "--again", "0")
+    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "old", *few, "--format", "json", cwd=tmp_path)
+    assert not json.loads(done.stdout)["settings"]["in_turns"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gate", "tiny.yaml"], "either --against RECORDED or --record RECORDED"),
+        (["gate", "tiny.yaml", "--against", "nowhere"], "no such run directory"),
+        (["gate", "tiny.yaml", "--against", ".", "--fail-on", "slow"], "'slow' is none of slower, incorrect"),
+        (["gate", "tiny.yaml", "--against", ".", "--threshold", "five"], "write a share such as 5%"),
+        (["gate", "missing.yaml", "--against", "."], "no such file"),
+    ],
+)
+@pytest.mark.usefixtures("spec")
+def test_wrong_usage_says_what_to_mend(tmp_path: Path, words: list[str], message: str) -> None:
+    done = run_cli(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

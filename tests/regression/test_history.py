@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkbench.regression.history import history
+from chunkbench.regression.report.history import document
+from chunkbench.report.formats import render_document
+from chunkbench.store import Manifest, Noise, Peaks, Run
+from tests.invented_facts import MakeFacts
+
+
+def recording(facts: MakeFacts, number: int, us: float, model: str = "A", **changes: Any) -> list[Run]:
+    manifest = {
+        "schema_version": 4,
+        "started_at": f"2026-01-{number:02}T00:00:00+00:00",
+        "git": {"commit": f"{number:040x}", "dirty": False},
+        "environment": {"cpu": {"model": model}},
+    }
+    found = Manifest.model_validate(manifest)
+    cases = [facts(key="k", samples_us=((us, us),) * 3, **({"machine": found.only_machine} | changes))]
+    return [Run(Path("run"), found, cases)]
+
+
+def test_a_change_is_found_with_its_commit(facts: MakeFacts) -> None:
+    dice = np.random.default_rng(0)
+    levels = [100.0] * 8 + [120.0] * 8
+    runs = [recording(facts, 1 + i, us * dice.lognormal(0, 0.02)) for i, us in enumerate(levels)]
+    (series,) = history(list(reversed(runs)), 0.05, 0.99)  # in whatever order they were found
+    assert [change.index for change in series.changes] == [8]
+    assert series.changes[0].commit == f"{9:040x}"[:12]
+    assert 1.15 < series.changes[0].ratio < 1.25
+    assert [m.started_at for m in series.measurements] == sorted(m.started_at for m in series.measurements)
+
+
+def test_machines_make_series_of_their_own(facts: MakeFacts) -> None:
+    runs = [recording(facts, 1 + i, 100.0 if i < 6 else 300.0, "A" if i < 6 else "B") for i in range(12)]
+    found = history(runs, 0.05, 0.99)
+    assert [(one.machine, len(one.measurements), one.changes) for one in found] == [(1, 6, ()), (2, 6, ())]
+
+
+def peaks(factor: float) -> tuple[Peaks, ...]:
+    rate = 1e9 / factor
+    return (Peaks(read_bytes_per_s=rate, matrix_flops_per_s=rate, matrix_torch_flops_per_s=rate),) * 3
+
+
+def test_another_machines_level_stands_beside_the_first_ones(facts: MakeFacts) -> None:
+    """Fixed work takes three times as long there, the case four times."""
+    runs = [recording(facts, 1, 100.0, "A", peaks=peaks(1.0)), recording(facts, 2, 400.0, "B", peaks=peaks(3.0))]
+    first, second = history(runs, 0.05, 0.99)
+    assert first.across is None
+    assert second.across is not None
+    assert second.across.machine == 1
+    assert second.across.ratio == pytest.approx(4.0)
+    assert (second.across.machine_low, second.across.machine_high) == (pytest.approx(3.0), pytest.approx(3.0))
+    assert second.across.verdict == "slower"
+    text = render_document(document([first, second], 0.05, 0.99), "table")
+    assert "4.000x" in text
+    assert "3.00..3.00" in text
+
+
+def test_without_fixed_work_machines_are_not_judged_against_each_other(facts: MakeFacts) -> None:
+    runs = [recording(facts, 1, 100.0, "A", peaks=()), recording(facts, 2, 400.0, "B", peaks=())]
+    _, second = history(runs, 0.05, 0.99)
+    assert second.across is not None
+    assert (second.across.ratio, second.across.verdict) == (pytest.approx(4.0), "inconclusive")
+    assert second.across.machine_low is None
+
+
+def test_ids_tell_machines_of_one_kind_apart(facts: MakeFacts) -> None:
+    runs = [recording(facts, 1 + i, 100.0, machine=f"host-{i % 2}") for i in range(4)]
+    assert [(one.machine, len(one.measurements)) for one in history(runs, 0.05, 0.99)] == [(1, 2), (2, 2)]
+
+
+def test_calm_processes_count_where_there_are_any(facts: MakeFacts) -> None:
+    runs = recording(facts, 1, 100.0) + recording(facts, 1, 900.0, noise=Noise(foreign_cpus=1.0))
+    (series,) = history([runs], 0.05, 0.99)
+    assert series.measurements[0].latency_us == pytest.approx(100.0)
+    assert series.measurements[0].calm

@@ -1,0 +1,134 @@
+"""The intervals: exact against scipy's tests, and on simulated streams as often right as they claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom, mannwhitneyu, wilcoxon
+
+from chunkbench.regression.rank_intervals import between, between_strata, centre, fewest_apart, fewest_in_pairs
+
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+
+NOISES: dict[str, Noise] = {
+    "skewed": lambda dice, n: dice.lognormal(0.0, 0.8, n) * 0.05,
+    "two peaks": lambda dice, n: dice.normal(0.0, 0.01, n) + 0.2 * (dice.random(n) < 0.4),
+    "heavy tail": lambda dice, n: dice.standard_t(1.5, n) * 0.02,
+    "normal": lambda dice, n: dice.normal(0.0, 0.03, n),
+}
+TRIALS = 250
+
+
+@given(
+    noise=st.sampled_from(sorted(NOISES)),
+    seed=st.integers(0, 2**32 - 1),
+    base=st.integers(6, 40),
+    head=st.integers(6, 25),
+    shift=st.floats(-0.5, 0.5),
+    confidence=st.sampled_from([0.9, 0.95, 0.99]),
+)
+@settings(max_examples=30, deadline=None)
+def test_holds_the_true_shift_as_often_as_it_claims(
+    noise: str, seed: int, base: int, head: int, shift: float, confidence: float
+) -> None:
+    dice = np.random.default_rng(seed)
+    hits = 0
+    for _ in range(TRIALS):
+        found = between(NOISES[noise](dice, base), NOISES[noise](dice, head) + shift, confidence)
+        hits += found.low <= shift <= found.high
+    # Where the claim holds, chance alone has fewer hits once in a million.
+    assert hits >= binom.ppf(1e-6, TRIALS, confidence)
+
+
+@given(
+    noise=st.sampled_from(sorted(NOISES)),
+    seed=st.integers(0, 2**32 - 1),
+    pairs=st.integers(8, 40),
+    shift=st.floats(-0.5, 0.5),
+    confidence=st.sampled_from([0.9, 0.95, 0.99]),
+)
+@settings(max_examples=30, deadline=None)
+def test_pairs_hold_the_true_shift_as_often_as_they_claim(
+    noise: str, seed: int, pairs: int, shift: float, confidence: float
+) -> None:
+    dice = np.random.default_rng(seed)
+    hits = 0
+    for _ in range(TRIALS):
+        both = NOISES[noise](dice, 2 * pairs)
+        found = centre(both[:pairs] + shift - both[pairs:], confidence)
+        hits += found.low <= shift <= found.high
+    assert hits >= binom.ppf(1e-6, TRIALS, confidence)
+
+
+def test_three_rounds_are_not_enough_where_a_bootstrap_would_claim_95_percent() -> None:
+    found = between([1.0, 1.1, 0.9], [1.0, 1.2, 1.1], 0.95)
+    assert not found.enough
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert found.value == pytest.approx(0.1)
+    assert not centre([0.1, 0.2, 0.1], 0.95).enough
+
+
+@pytest.mark.parametrize(("base", "head"), [(7, 5), (12, 12), (30, 10)])
+def test_ends_are_where_the_exact_test_stops_rejecting(base: int, head: int) -> None:
+    dice = np.random.default_rng(base)
+    x, y = dice.normal(size=base), dice.normal(size=head) + 0.3
+    found = between(x, y, 0.95)
+    assert found.enough
+
+    def chance(shift: float) -> float:
+        return float(mannwhitneyu(y - shift, x, method="exact").pvalue)
+
+    assert chance(found.low - 1e-9) <= 0.05 < chance(found.low + 1e-9)
+    assert chance(found.high + 1e-9) <= 0.05 < chance(found.high - 1e-9)
+
+
+def test_ends_of_pairs_are_where_the_exact_test_stops_rejecting() -> None:
+    differences = np.random.default_rng(3).normal(0.1, 1.0, 14)
+    found = centre(differences, 0.95)
+
+    def chance(shift: float) -> float:
+        return float(wilcoxon(differences - shift, method="exact").pvalue)
+
+    assert chance(found.low - 1e-9) <= 0.05 < chance(found.low + 1e-9)
+    assert chance(found.high + 1e-9) <= 0.05 < chance(found.high - 1e-9)
+
+
+def test_many_values_go_over_to_the_normal_approximation_without_a_jump() -> None:
+    dice = np.random.default_rng(1)
+    x, y = dice.normal(size=60), dice.normal(size=60)
+    exact = between(x[:24], y[:24], 0.95)
+    large = between(x, y, 0.95)
+    assert large.high - large.low < exact.high - exact.low
+    expected = 2 * 1.96 * math.sqrt(2 / 60)
+    assert large.high - large.low == pytest.approx(expected, rel=0.35)
+
+
+def test_strata_are_compared_within_themselves_only() -> None:
+    dice = np.random.default_rng(5)
+    # HEAD was measured mostly while the machine was slow, BASE mostly while it was fast: nothing changed.
+    fast, slow = dice.normal(0.0, 0.01, (2, 40)), dice.normal(0.3, 0.01, (2, 40))
+    strata = [(fast[0], fast[1][:5]), (slow[0][:5], slow[1])]
+    found = between_strata(strata, 0.99)
+    assert found.low < 0 < found.high
+    assert found.high - found.low < 0.05
+    pooled = between(np.concatenate([fast[0], slow[0][:5]]), np.concatenate([fast[1][:5], slow[1]]), 0.99)
+    assert pooled.low > 0.2
+
+
+def test_what_correcting_for_many_comparisons_costs() -> None:
+    each = 1 - 0.01 / 84  # the cases of Table 3
+    assert (fewest_in_pairs(0.99), fewest_in_pairs(each)) == (8, 15)
+    assert (fewest_apart(0.99), fewest_apart(each)) == (5, 9)
+    assert (fewest_apart(0.99, 30), fewest_apart(each, 30)) == (2, 4)
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    with pytest.raises(ValueError, match="both sides"):
+        between([], [1.0], 0.95)
+    with pytest.raises(ValueError, match="at least one"):
+        centre([], 0.95)

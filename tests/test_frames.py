@@ -1,0 +1,26 @@
+"""`chunkbench.load`: a run as a table."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import chunkbench
+from chunkbench.store import RunWriter
+
+
+def test_a_table_has_every_fact_and_figure(facts, tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path / "run", {"experiment": {"baseline": "chunk_attn"}})
+    writer.append([facts(), facts("xformers", status="unavailable", samples_us=(), steps=())])
+    writer.close()
+    table = chunkbench.load(tmp_path / "run")
+    assert list(table["implementation"]) == ["chunk_attn", "xformers"]
+    assert {"samples_us", "kv_bytes", "peaks", "latency_us", "roofline_fraction", "ratio_to_baseline"} <= set(table)
+    assert table["latency_us"][0] == 15.0
+    assert table["paper_us"][0] == 198.87
+    assert math.isnan(table["latency_us"][1])
+
+
+def test_a_table_of_nothing_has_its_columns(tmp_path: Path) -> None:
+    RunWriter.create(tmp_path / "run", {}).close()
+    assert {"key", "latency_us"} <= set(chunkbench.load(tmp_path / "run").columns)

@@ -1,0 +1,64 @@
+"""Experiments of a millisecond, failing implementations, workers that end with their test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chunkbench.baselines import registry
+from chunkbench.runner.client import WorkerProcess
+
+FAKES = Path(__file__).parent / "fakes"
+TINY = """\
+name: tiny
+dtype: float32
+implementations: [paged_attn, chunk_attn]
+budget: 500ms
+case_limit: 5s
+defaults: {n_c: 2, batch_size: 4, heads: 2, head_dim: 64, chunk_size: 16, threads: 1}
+sweep:
+  - {n_p: 256, n_s: n_p}
+"""
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Registers the failing implementations here and in the workers that the test starts."""
+    inherited = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), *([inherited] if inherited else [])]))
+    monkeypatch.syspath_prepend(FAKES)
+    registry.REGISTRY.__dict__.pop("_entry_points", None)
+    yield
+    registry.REGISTRY.__dict__.pop("_entry_points", None)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> str:
+    """An experiment on a point of a millisecond."""
+    return TINY
+
+
+@pytest.fixture
+def spec(tiny: str, tmp_path: Path) -> Path:
+    """The tiny experiment as a file."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tiny)
+    return path
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Starts workers that have imported what they are given; they end with the test."""
+    workers: list[WorkerProcess] = []
+
+    def start(*implementations: str, command: list[str] | None = None) -> WorkerProcess:
+        workers.append(WorkerProcess(tmp_path / f"worker-{len(workers)}.log", "decode", command))
+        workers[-1].ask("preload", 120, implementations=list(implementations))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.kill()

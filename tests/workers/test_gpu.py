@@ -1,0 +1,220 @@
+"""A point on a GPU from the plan to its facts, with a pretended device under the worker: the tensors are a CPU's."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chunkbench import kinds
+from chunkbench.experiment import TimedExperiment, load_experiment
+from chunkbench.experiment.point import Point
+from chunkbench.measure.clocks import ClockGuard
+from chunkbench.runner import memory_guard
+from chunkbench.runner.client import WorkerClient, WorkerError
+from chunkbench.runner.measuring import measuring
+from chunkbench.runner.session_measuring import SessionMeasurer, SessionMeasuring
+from chunkbench.runner.survey import Traits
+from chunkbench.runner.target import resolve
+from chunkbench.store.facts import CaseFacts
+from chunkbench.workers import gpu, main, worker
+from chunkbench.workers.gpu import GpuRounds
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
+from fake_gpu import FakeDevice
+
+TEXT = """\
+name: gpu
+device: cuda
+dtype: float32
+implementations: [naive, paged_attn]
+baseline: naive
+caches: [cold, warm]
+budget: 1s
+max_rounds: 3
+defaults: {n_c: 2, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16, block_size: 16}
+sweep:
+  - {n_p: 32, n_s: 16}
+"""
+L2 = 40_000
+"""Five times this is 5 to 6 copies of the point's 34 KB."""
+
+
+class OnCpu:
+    """Inputs that say they are on a GPU."""
+
+    def __init__(self, inputs: Any, point: Point) -> None:
+        self._inputs, self.point = inputs, point
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inputs, name)
+
+
+class PretendedWorker(worker.Worker):
+    def __init__(self, device: FakeDevice, free: int) -> None:
+        super().__init__(kinds.get("decode"))
+        self._gpu = GpuRounds(device, ClockGuard(None), L2, lambda: free)
+
+    def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
+        reply = super().open(point | {"device": "cpu"}, seed, probe_bytes)
+        self._inputs = OnCpu(self._inputs, Point.model_validate(point))  # type: ignore[assignment]
+        return reply
+
+    def supports(self, implementation: str) -> dict[str, Any]:
+        return {"ok": True, "reason": "", "remedy": ""}  # as on the CPU, where it is really computed
+
+    def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
+        inputs = self._opened()
+        self._inputs = inputs._inputs  # type: ignore[attr-defined]  # adapters ask where the point is
+        reply = super().prepare(implementation, needs, copies)
+        self._inputs = inputs
+        return reply
+
+    def _out(self, implementation: str) -> torch.Tensor:
+        point = self._opened().point
+        return torch.empty(self._load(implementation).out_shape(point))
+
+
+class InProcess(WorkerClient):
+    pid = 1 << 30
+
+    def __init__(self, serving: worker.Worker) -> None:
+        self.serving = serving
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        self.asked.append((op, arguments))
+        reply = main._reply(self.serving, {"id": 1, "op": op, "arguments": arguments})
+        if "error" in reply:
+            raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
+        found: dict[str, Any] = reply["ok"]
+        return found
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> TimedExperiment:
+    (tmp_path / "gpu.yaml").write_text(TEXT)
+    loaded = load_experiment(tmp_path / "gpu.yaml")
+    assert isinstance(loaded, TimedExperiment)
+    return loaded
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_in_a_worker() -> Iterator[None]:
+    """It keeps what its libraries made out of the collections before rounds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def not_our_number() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def measure(experiment: TimedExperiment, device: FakeDevice, free: int = 8 << 30) -> tuple[list[CaseFacts], InProcess]:
+    clients: list[InProcess] = []
+
+    def start() -> InProcess:
+        clients.append(InProcess(PretendedWorker(device, free)))
+        return clients[-1]
+
+    traits = {name: Traits(name, ok=True) for name in experiment.implementations}
+    (point,) = experiment.points("cuda", "float32")
+    how = measuring(experiment)
+    assert isinstance(how, SessionMeasuring)
+    target = resolve(experiment, describing=True)
+    runner = SessionMeasurer(experiment, how, target, [point], traits, start(), start, brief=True)
+    cases = {point: experiment.cases(point)}
+    return runner.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point], clients[-1]
+
+
+def test_a_point_has_three_cases_for_each_cache_and_implementation(experiment: TimedExperiment) -> None:
+    found, client = measure(experiment, FakeDevice())
+    assert [(case.cache, case.mode, case.implementation) for case in found] == [
+        (cache, mode, name)
+        for cache in ("cold", "warm")
+        for mode in ("events", "graph", "eager")
+        for name in ("naive", "paged_attn")
+    ]
+    for case in found:
+        assert case.status in ("ok", "noisy"), case.reason
+        assert len(case.samples_us) == 3
+        assert case.max_error is not None
+        assert case.sampling is not None
+        assert (case.sampling.copies > 1) == (case.cache == "cold")
+        assert not case.sampling.swept
+        assert (case.sampling.calls == 1) == (case.mode == "eager")
+    touched = 2 * 33 * 2 * 2 * 32 * 4
+    cold = next(case.sampling for case in found if case.cache == "cold")
+    assert cold is not None
+    assert (cold.copies - 1) * touched <= 5 * L2 < cold.copies * touched
+    assert [arguments["copies"] for op, arguments in client.asked if op == "prepare"] == [cold.copies] * 2
+    again = CaseFacts.model_validate_json(found[0].model_dump_json())
+    assert again == found[0]
+
+
+def test_a_decode_that_no_graph_captures_costs_its_graph_cases_alone(experiment: TimedExperiment) -> None:
+    found, _ = measure(experiment, FakeDevice(refuses=lambda: True))
+    for case in found:
+        if case.mode == "graph":
+            assert (case.status, case.samples_us) == ("unsupported", ())
+            assert case.reason == "its decode cannot be captured in a CUDA graph: it reads a length"
+        else:
+            assert case.status in ("ok", "noisy")
+
+
+def test_a_replay_that_computes_nothing_is_incorrect(experiment: TimedExperiment) -> None:
+    found, _ = measure(experiment, FakeDevice(stale=True))
+    assert {case.status for case in found if case.mode == "graph"} == {"incorrect"}
+    assert {case.reason.partition(":")[0] for case in found if case.mode == "graph"} == {"replayed from a graph"}
+    assert {case.status for case in found if case.mode != "graph"} <= {"ok", "noisy"}
+
+
+def test_where_copies_do_not_fit_the_cache_is_swept(
+    experiment: TimedExperiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[int] = []
+    monkeypatch.setattr(GpuRounds, "_sweep", lambda self, device: lambda: swept.append(1))
+    found, _ = measure(experiment, FakeDevice(), free=0)
+    assert {case.status for case in found} == {"oom"}, "a device without room is a row that says so"
+    monkeypatch.setattr(memory_guard, "room_of", lambda free: free)
+    found, _ = measure(experiment.model_copy(update={"caches": ("cold",)}), FakeDevice(), free=150_000)
+    assert {case.status for case in found} <= {"ok", "noisy"}, found[0].reason
+    assert {(case.sampling.copies, case.sampling.swept) for case in found if case.sampling} == {(1, True)}
+    assert swept
+
+
+def test_an_error_that_takes_the_device_ends_the_process_and_is_the_implementations_own(
+    experiment: TimedExperiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing: list[str] = []
+
+    def prepare(self: PretendedWorker, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
+        if implementation == "paged_attn":
+            failing.append(implementation)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return original(self, implementation, needs, copies)
+
+    original = PretendedWorker.prepare
+    monkeypatch.setattr(PretendedWorker, "prepare", prepare)
+    monkeypatch.setattr(main, "lost", lambda: bool(failing))
+    found, _ = measure(experiment, FakeDevice())
+    assert {case.status for case in found if case.implementation == "paged_attn"} == {"crashed"}
+    assert "illegal memory access" in next(case.reason for case in found if case.implementation == "paged_attn")
+    assert {case.status for case in found if case.implementation == "naive"} <= {"ok", "noisy"}
+    assert failing == ["paged_attn"], "it is not asked again"
+
+
+def test_a_worker_that_has_not_touched_a_device_has_lost_none() -> None:
+    assert torch.cuda.is_initialized() or not gpu.lost()
