@@ -1,4 +1,4 @@
-# One sentence after ## is what `make help` prints.
+# `make help` prints the sentence after ##.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
@@ -11,28 +11,28 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_VLLM := $(VENV)/.ready-vllm
 READY_TRITON := $(VENV)/.ready-triton
-# What the installed environment was made from: Python and YAML files are read in place and need no new set-up.
+# A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate readers smoke reproduce reproduce-table3 gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=python3.12 VENV=folder ARGS=\"arguments for chunkbench run or pytest\""
 
-setup: $(READY) $(READY_VLLM) ## Make the environment .venv, or bring it up to date; costs nothing when it is
+setup: $(READY) $(READY_VLLM) ## Make or update the environment .venv; does nothing if it is up to date
 
 test: $(READY) $(READY_VLLM) $(READY_TRITON) ## Run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
-lint: $(READY) ## Check style, types, and who imports whom
+lint: $(READY) ## Check style, types, and the imports between folders
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror kernels/cpu/src/*
 
-format: $(READY) ## Put the Python and C++ files into the common style
+format: $(READY) ## Format the Python and C++ files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i kernels/cpu/src/*
@@ -43,28 +43,31 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-readers: ## Install Chromium and LaTeX, with which tests read the reports (Debian's; needs root)
+nightly: $(READY) ## Read a thousand damaged run directories and experiments; make test tries forty
+	CHUNKBENCH_DAMAGED=1000 $(BIN)/python -m pytest -q tests/test_damaged.py $(ARGS)
+
+readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium texlive-latex-recommended; }
 
-smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes, in seconds
+smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes; takes seconds
 	$(BIN)/chunkbench run experiments/smoke.yaml $(ARGS)
 
-reproduce-table3: $(READY) $(READY_VLLM) ## Measure the paper's Table 3 on this machine, set-up included
+reproduce-table3: $(READY) $(READY_VLLM) ## Set up if needed, then measure the paper's Table 3 on this machine
 	$(BIN)/chunkbench run experiments/table3.yaml $(ARGS)
 
-reproduce: $(READY) $(READY_VLLM) ## Measure all that this machine can of the paper and write one report, set-up included
+reproduce: $(READY) $(READY_VLLM) ## Set up if needed, then measure all experiments of the paper that run here; write one report
 	$(BIN)/chunkbench reproduce $(ARGS)
 
-gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU's baselines and have all kernels compiled ahead
+gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU baselines and compile all kernels
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras gpu
 	$(BIN)/chunkbench run experiments/gpu-kernels.yaml --budget 1s $(ARGS)
 	@touch $(VENV)/.gpu-prepared
 
-gpu-check: ## On a GPU host, without a network: check all kernels, then measure Table 3 and the bars, in 8 minutes
+gpu-check: ## On a GPU host, also without a network: check all kernels, then measure Table 3 and the bars; 8 minutes
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) scripts/gpu_check.py $(ARGS)
 
-ci-regression: $(RECORDED)/1/cases.jsonl ## Gate the smoke experiment against a recording made here; speed is reported only
+ci-regression: $(RECORDED)/1/cases.jsonl ## Gate the smoke experiment against a recording of this machine; speed never fails it
 	$(BIN)/chunkbench gate experiments/smoke.yaml --against $(RECORDED) --processes 2 --again 0 \
 		--fail-on incorrect,missing $(ARGS)
 
@@ -72,7 +75,7 @@ $(RECORDED)/1/cases.jsonl: experiments/smoke.yaml | $(READY) $(READY_VLLM)
 	rm -rf $(RECORDED)
 	$(BIN)/chunkbench gate experiments/smoke.yaml --record $(RECORDED) --processes 2
 
-clean: ## Remove the environment, build results and caches; measurements stay
+clean: ## Remove the environment, build results and caches; keep measurements
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -81,10 +84,10 @@ $(READY): $(MADE_FROM)
 		{ echo "chunkbench needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) scripts/set_up.py $(VENV) --stamp $@
 
-# Without the stamp (a failed download) the next set-up tries again; nothing but vLLM's rows waits for it.
+# After a failed download there is no stamp, so the next set-up tries again. Only vLLM's rows need this package.
 $(READY_VLLM): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras vllm --stamp $@
 
-# 180 MB that measurements on a CPU have no use for.
+# Apart from `setup`, because it is 180 MB and measurements on a CPU do not need it.
 $(READY_TRITON): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras triton --stamp $@

@@ -1,6 +1,7 @@
 """Implementations of decode attention: one file each, a thin adapter to a kernel or a library.
 
-`contract.py` says what an adapter owes; `registry.py` finds adapters by the entry point group `chunkbench.baselines`.
+`contract.py` says what an adapter must provide; `registry.py` finds adapters by the entry point group
+`chunkbench.baselines`.
 """
 
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session

@@ -56,12 +56,12 @@ class ChunkAttnSession(Session):
 
 
 def _chunks(inputs: Inputs) -> int:
-    """Chunks that the prompts and all completion tokens take, so that the store allocates them once and exactly."""
+    """Number of chunks that the prompts and all completion tokens need, so that the store allocates only once."""
     point = inputs.point
-    forest = PrefixTree(point.chunk_size)
+    tree = PrefixTree(point.chunk_size)
     for prompt in inputs.prompts:
-        forest.join(prompt)
-    return forest.pool.in_use + point.batch_size * -(-point.n_c // point.chunk_size)
+        tree.join(prompt)
+    return tree.pool.in_use + point.batch_size * -(-point.n_c // point.chunk_size)
 
 
 class ChunkAttn(Implementation):
@@ -81,7 +81,7 @@ class ChunkAttn(Implementation):
     def availability(self, device: str) -> Answer:
         self._device = device
         if self.kernel == "auto" and device == "cuda":
-            self.note = ""  # what keeps the native module from being built is of no account here
+            self.note = ""  # the GPU kernel does not need the native module
             missing = triton.why_unavailable(torch.device(device))
             if missing:
                 return Answer(False, f"its GPU kernel cannot run: {missing}", "chunk_attn_torch runs without it")
@@ -120,7 +120,7 @@ class ChunkAttnTorch(ChunkAttn):
 
 
 class ChunkAttnNoTpp(ChunkAttn):
-    """The same cache and kernel, but every sequence reads its shared chunks for itself (sequence first only)."""
+    """The same cache and kernel without the chunk-first phase: every sequence reads its shared chunks by itself."""
 
     id = "chunk_attn_no_tpp"
     label = "ChunkAttn, no TPP"

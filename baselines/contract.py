@@ -1,8 +1,8 @@
-"""The contract of an implementation: what an adapter file has to provide.
+"""The contract of an implementation: what an adapter file must provide.
 
 An adapter is one file with one or more subclasses of `Implementation`, registered under the entry point group
 `chunkbench.baselines` (`name = "package.module:Class"`). All implementations of a point get the same token ids and
-the same K/V values and lay them out as they need; nobody is told how many tokens are shared.
+the same K/V values. Each one chooses its own layout. No implementation is told how many tokens are shared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["YES", "Answer", "Implementation", "Inputs", "Look", "Session"]
 
 @dataclass(frozen=True)
 class Answer:
-    """Yes, or no with the reason and, where there is one, the remedy (a command to type, or what to change)."""
+    """Yes; or no, with the reason and, if there is one, a remedy (a command to type, or what to change)."""
 
     ok: bool
     reason: str = ""
@@ -35,23 +35,23 @@ YES = Answer(True)
 
 
 class Inputs(Protocol):
-    """What every implementation of a point is given."""
+    """The inputs that every implementation of a point gets."""
 
     @property
     def point(self) -> Point: ...
 
     @property
     def prompts(self) -> Sequence[Sequence[int]]:
-        """Token ids of each sequence's prompt, in the order of addition."""
+        """Token ids of each sequence's prompt, in the order in which sequences are added."""
         ...
 
     @property
     def capacity(self) -> int:
-        """Most tokens that any sequence will hold: its prompt and n_c completion tokens."""
+        """Number of tokens in the longest sequence at the end: its prompt and n_c completion tokens."""
         ...
 
     def weights(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        """A weight `[rows, columns]` of a layer, normal with variance 1 / columns; equal names give equal values."""
+        """A weight `[rows, columns]` of a layer, normal with variance 1 / columns; the same name, the same values."""
         ...
 
     def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,29 +64,29 @@ class Session(ABC):
 
     @abstractmethod
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Take one token per sequence in; k, v `[b, kv_heads, head_dim]`. Timed apart; packing happens here."""
+        """Append one token to each sequence; k, v `[b, kv_heads, head_dim]`. Pack here. Timed separately."""
 
     def plan(self) -> None:
-        """Bring the work descriptors up to date. Timed apart."""
+        """Update the work descriptors. Timed separately."""
         return
 
     @abstractmethod
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        """The timed call: attention of q `[b, heads, head_dim]` over all tokens held into out; scale 1/sqrt(head_dim).
+        """The timed call: write to out the attention of q `[b, heads, head_dim]` over all tokens held.
 
-        No host synchronisation and no allocation that the library does not force.
+        Scale 1/sqrt(head_dim). Must not synchronise with the host or allocate, unless the library forces it.
         """
 
     @abstractmethod
     def rewind(self) -> None:
-        """Back to the prompts alone. Untimed."""
+        """Remove all completion tokens and keep the prompts. Untimed."""
 
     @abstractmethod
     def kv_bytes(self) -> int:
-        """Physical bytes of K and V now in use, whole blocks or chunks."""
+        """Physical bytes of K and V in use now. Partly filled blocks or chunks count in full."""
 
     def work_items(self) -> int | None:
-        """Independent pieces of work of the current plan, where the implementation has such."""
+        """Number of independent work items in the current plan; None if the implementation has no such number."""
         return None
 
 
@@ -98,36 +98,36 @@ class Implementation(ABC):
     label: str
     """Name in tables and figures."""
     look: Look = Look()
-    """Heading, place, colour and marker; what is left out follows from the label and from what is free."""
+    """Heading, place, colour and marker. Omitted fields get a default from the label or an unused colour and marker."""
     note: str = ""
-    """A footnote for tables: what a reader has to know before comparing."""
+    """A footnote for tables: what a reader must know before comparing numbers."""
     shares_storage: bool = False
-    """Whether a shared prefix is held once (used to predict memory)."""
+    """Whether the implementation stores a shared prefix once (used to predict memory)."""
     reads_shared_once: bool = False
     """Whether decode reads a shared prefix once for all of its sequences (used for `bandwidth_fraction`)."""
     compiles: bool = False
-    """Whether it is compiled at its first use, which takes minutes."""
+    """Whether the first use compiles kernels, which takes minutes."""
 
     @abstractmethod
     def availability(self, device: str) -> Answer:
-        """Whether it can run on `cpu` or `cuda` here; else the reason and the remedy."""
+        """Whether it can run here on `device` (`cpu` or `cuda`); if not, the reason and the remedy."""
 
     def supports(self, point: Point) -> Answer:
-        """Whether it can compute this point; else the reason (head size, dtype, grouped heads, ragged prompts)."""
+        """Whether it can compute this point; if not, the reason (head size, dtype, grouped heads, ragged prompts)."""
         return YES
 
     def out_shape(self, point: Point) -> tuple[int, ...]:
-        """Shape of what a call gives."""
+        """Shape of the output of one decode call."""
         return point.batch_size, point.heads, point.head_dim
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> Session:
-        """Lay the prompts' K/V out. Untimed."""
+        """Store the prompts' K/V in the implementation's own layout. Untimed."""
 
     def package_version(self) -> str | None:
         """Name and version of the library that does the work, e.g. `torch 2.13.0`."""
         return None
 
     def isa(self) -> str | None:
-        """Instruction set that the kernel uses, where it is known."""
+        """Instruction set that the kernel uses; None if unknown."""
         return None

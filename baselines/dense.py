@@ -1,4 +1,4 @@
-"""Contiguous K/V `[b, kv_heads, capacity, d]`, one slice per sequence: for libraries that know no blocks."""
+"""Contiguous K/V `[b, kv_heads, capacity, d]`, one slice per sequence, for libraries without block tables."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from chunkbench.baselines.contract import Inputs, Session
 
 WORTH_A_MASK = 4
-"""So many times the tokens held may be multiplied with before a copy of those held costs less."""
+"""Up to this ratio of capacity to held tokens, a masked product over the whole buffer is faster than a copy."""
 
 
 def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
-    """How many tokens of K or V `[.., capacity, d]`, of which `held` are held, a product should read.
+    """How many tokens a matrix product should read of K or V `[.., capacity, d]`, of which `held` are filled.
 
-    On a CPU PyTorch's products of bfloat16 or float16 copy a slice of a longer buffer first, and that takes several
-    times as long as the product (8x was measured). Where the buffer is not much longer, a user reads all of it and
-    masks what is not held, which has to be finite.
+    On a CPU, PyTorch's bfloat16 and float16 products first copy a slice of a longer buffer. That copy takes several
+    times as long as the product (8x was measured). So if the buffer is not much longer, read all of it and mask the
+    scores of the unfilled tokens. The unfilled tokens must hold finite values.
     """
     capacity = buffer.shape[-2]
     copies = buffer.device.type == "cpu" and buffer.dtype != torch.float32
@@ -26,16 +26,16 @@ def tokens_to_read(buffer: torch.Tensor, held: int) -> int:
 
 
 def mask_beyond(scores: torch.Tensor, held: int) -> None:
-    """Take tokens beyond those held out of scores `[.., tokens]`, in place."""
+    """Set the scores `[.., tokens]` of all tokens from `held` on to -inf, in place."""
     if scores.shape[-1] > held:
         scores[..., held:] = -torch.inf
 
 
 class DenseCache:
-    """K and V of every sequence, held privately, with room for all completion tokens.
+    """A private copy of every sequence's K and V, with room for all completion tokens.
 
-    Lengths may differ between sequences; then `mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf
-    elsewhere, otherwise it is None.
+    If sequences differ in length, `mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere; if all
+    lengths are equal, it is None.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -48,7 +48,7 @@ class DenseCache:
             k, v = inputs.keys_values(row, 0, len(prompt))
             self.k[row, :, : len(prompt)] = k.transpose(0, 1)
             self.v[row, :, : len(prompt)] = v.transpose(0, 1)
-            # Room that a sequence has not filled is read under the mask: garbage there could be NaN.
+            # Zeros, because decode reads the unfilled tokens under the mask, and uninitialised memory can be NaN.
             self.k[row, :, len(prompt) :] = 0
             self.v[row, :, len(prompt) :] = 0
         self._prompt_lengths = [len(prompt) for prompt in inputs.prompts]
@@ -71,7 +71,7 @@ class DenseCache:
         self.longest += 1
 
     def plan(self) -> None:
-        """Bring the mask up to date; nothing to do when all lengths are equal."""
+        """Update the mask; does nothing if all lengths are equal."""
         if self._ragged:
             positions = torch.arange(self.longest, device=self.k.device)
             beyond = positions[None, :] >= self._lengths[:, None]
@@ -79,27 +79,27 @@ class DenseCache:
             self.mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
 
     def rewind(self) -> None:
-        """Back to the prompts alone."""
+        """Remove all completion tokens and keep the prompts."""
         self._lengths = torch.tensor(self._prompt_lengths, device=self.k.device)
         self.longest = max(self._prompt_lengths)
         self.plan()
 
     def nbytes(self) -> int:
-        """Bytes of K and V, the room for completion tokens included: contiguous caches reserve it."""
+        """Bytes of K and V, including the room that contiguous caches reserve for completion tokens."""
         return self.k.nbytes + self.v.nbytes
 
 
 class TokenMajorCache:
     """Contiguous K/V `[b, capacity, kv_heads, d]`, one slice per sequence: the layout of FlashAttention and xformers.
 
-    `lengths` `[b]` int32 are the tokens of every sequence, changed in place, so that they are at one address for good.
+    `lengths` `[b]` int32 holds the number of tokens of every sequence. It changes in place and keeps its address.
     """
 
     def __init__(self, inputs: Inputs) -> None:
         point = inputs.point
         first_k, first_v = inputs.keys_values(0, 0, 1)
         shape = (point.batch_size, inputs.capacity, point.kv_heads, point.head_dim)
-        # Zeros: garbage in room that a sequence has not filled could be NaN, times a weight of zero.
+        # Zeros, because a kernel may multiply unfilled tokens by a weight of zero, and 0 * NaN is NaN.
         self.k, self.v = first_k.new_zeros(shape), first_v.new_zeros(shape)
         for row, prompt in enumerate(inputs.prompts):
             k, v = inputs.keys_values(row, 0, len(prompt))
@@ -113,23 +113,23 @@ class TokenMajorCache:
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write one token per sequence; k, v `[b, kv_heads, d]`."""
         if self.ragged:
-            places = self.lengths.long()
-            self.k[self._rows, places], self.v[self._rows, places] = k, v
+            positions = self.lengths.long()
+            self.k[self._rows, positions], self.v[self._rows, positions] = k, v
         else:
             self.k[:, self.longest], self.v[:, self.longest] = k, v
         self.lengths += 1
         self.longest += 1
 
     def plan(self) -> None:
-        """Nothing to do: lengths are current at all times."""
+        """Does nothing: `append` and `rewind` update the lengths."""
 
     def rewind(self) -> None:
-        """Back to the prompts alone."""
+        """Remove all completion tokens and keep the prompts."""
         self.lengths.copy_(self._prompts)
         self.longest = int(self._prompts.max())
 
     def nbytes(self) -> int:
-        """Bytes of K and V, the room for completion tokens included."""
+        """Bytes of K and V, including the room for completion tokens."""
         return self.k.nbytes + self.v.nbytes
 
 
@@ -137,7 +137,7 @@ Cache = TypeVar("Cache", DenseCache, TokenMajorCache)
 
 
 class DenseSession(Session, Generic[Cache]):
-    """A session over one of these caches: all but the decode."""
+    """A session over one of these caches. Subclasses add `decode`."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache: Cache = cache

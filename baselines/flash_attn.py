@@ -15,8 +15,8 @@ class FlashAttn(Implementation):
     label = "FlashAttn"
     look = Look(heading=("Flash", "Attn"), place=120, colour="#D55E00", marker="^")
     note = (
-        "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is shaped for prefill: with "
-        "one query per sequence it uses a fraction of what it was built for"
+        "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is designed for prefill and "
+        "uses only a fraction of its capacity with one query per sequence"
     )
 
     def availability(self, device: str) -> Answer:
@@ -26,7 +26,7 @@ class FlashAttn(Implementation):
         if point.device == "cuda" and point.dtype == "float32":
             return Answer(False, "PyTorch's FlashAttention takes float16 or bfloat16 on CUDA", "set dtype: float16")
         if point.device == "cuda" and not isinstance(point.n_p, int):
-            return Answer(False, "PyTorch's FlashAttention takes no mask on CUDA, which ragged prompts need")
+            return Answer(False, "ragged prompts need a mask, and PyTorch's FlashAttention takes none on CUDA")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:

@@ -1,4 +1,4 @@
-"""FlashAttention-3 from the package fa3-fwd, a build of its forward kernels: bfloat16 alone, no paged K/V."""
+"""FlashAttention-3 from the package fa3-fwd, a build of its forward kernels: only bfloat16, no paged K/V."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chunkbench.experiment.point import Point
 
 
 def library() -> Any:
-    """The package, imported when it is first needed."""
+    """Import the package at its first use."""
     import fa3_fwd_interface
 
     return fa3_fwd_interface
@@ -38,7 +38,7 @@ class FlashAttn3(Implementation):
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        # Given lengths, the library starts a kernel of its own that plans with them.
+        # If it gets lengths, the library launches an extra kernel that plans with them.
         return ContiguousSession(inputs, library().flash_attn_with_kvcache, equal_lengths=False)
 
     def package_version(self) -> str:

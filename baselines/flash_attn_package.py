@@ -1,6 +1,6 @@
 """The package flash-attn (FlashAttention-2): `flash_attn_with_kvcache`, its call for decoding, dense and paged.
 
-The paged form names a common prefix's blocks once for all sequences; each sequence still reads them for itself.
+The paged form stores the blocks of a common prefix once for all sequences; each sequence still reads them separately.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PAGE = 256  # the library's pages hold a multiple of this many tokens
 
 
 def library() -> Any:
-    """The package, imported when it is first needed."""
+    """Import the package at its first use."""
     import flash_attn
 
     return flash_attn
 
 
 class ContiguousSession(DenseSession[TokenMajorCache]):
-    """Contiguous caches for a `flash_attn_with_kvcache`, FlashAttention-2's or -3's.
+    """Contiguous caches for `flash_attn_with_kvcache` of FlashAttention-2 or -3.
 
-    `equal_lengths`: whether lengths are passed also where all are equal and follow from the cache's shape.
+    `equal_lengths`: whether to pass lengths even if all are equal, so that the cache's shape already gives them.
     """
 
     def __init__(self, inputs: Inputs, attention: Callable[..., torch.Tensor], equal_lengths: bool) -> None:
@@ -39,7 +39,7 @@ class ContiguousSession(DenseSession[TokenMajorCache]):
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         cache = self._cache
-        # Cut to the longest sequence: into how many parts the context is split follows from the cache's size.
+        # Cut to the longest sequence, because the library derives the number of context splits from the cache's size.
         k, v = cache.k[:, : cache.longest], cache.v[:, : cache.longest]
         lengths = cache.lengths if self._pass_lengths else None
         out.copy_(self._attention(q[:, None], k, v, cache_seqlens=lengths)[:, 0])
@@ -55,17 +55,17 @@ class PagedSession(Session):
         self._blocks.append(token_ids, k, v)
 
     def plan(self) -> None:
-        """Block table and lengths to tensors on the device."""
+        """Copy block table and lengths to tensors on the device."""
         lengths, device = self._blocks.tables.lengths, self._blocks.pool.k.device
         used = -(-int(lengths.max()) // self._blocks.block_size)
-        # Copies: the table changes in place at the next step, also where the device is the host.
+        # Copy the table: it changes in place at the next step, and on a CPU the tensor would share its memory.
         self._table = torch.from_numpy(self._blocks.tables.table[:, :used].copy()).to(device)
         self._lengths = torch.from_numpy(lengths).to(device)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         pool = self._blocks.pool
-        found = self._attention(q[:, None], pool.k, pool.v, cache_seqlens=self._lengths, block_table=self._table)
-        out.copy_(found[:, 0])
+        result = self._attention(q[:, None], pool.k, pool.v, cache_seqlens=self._lengths, block_table=self._table)
+        out.copy_(result[:, 0])
 
     def rewind(self) -> None:
         self._blocks.rewind()

@@ -1,13 +1,13 @@
 """FlashInfer: paged decode, cascade and flat segments. The library has the file's name without the `_`.
 
-All read one pool of pages that holds a common prefix once. They differ in who reads it how often:
+All read one pool of pages that stores a common prefix once. They differ in how often that prefix is read:
 
 - `flashinfer_paged` (BatchDecodeWithPagedKVCacheWrapper): every sequence reads all its pages through its own table.
-- `flashinfer_cascade`: one batch-prefill call per level of the prefix tree, merged pairwise, which is what
-  the library's MultiLevelCascadeAttentionWrapper does. That class takes no backend and would choose fa3 on Hopper
-  GPUs, so the same calls are made here with the backend named (fa2; fa3 in `flashinfer_cascade_fa3`).
+- `flashinfer_cascade`: one batch-prefill call per level of the prefix tree, then pairwise merges, like the library's
+  MultiLevelCascadeAttentionWrapper. That class has no parameter for the backend and would choose fa3 on Hopper GPUs.
+  So this adapter makes the same calls itself and names the backend (fa2; fa3 in `flashinfer_cascade_fa3`).
 - `flashinfer_flat`: all segments of the tree are requests of one batch-prefill call, so that deep and uneven trees
-  still fill the GPU with one launch; partial results are gathered and merged by `merge_states`.
+  still fill the GPU with one launch; `merge_states` merges the gathered partial results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from chunkbench.kvcache import Plan
 
 _WORKSPACE = 128 << 20  # bytes, as the library recommends
 _HEAD_DIMS = (64, 128, 256)
-_EMPTY = -1e30  # log-sum-exp of nothing; finite, because merging two of -inf gives NaN
+_EMPTY = -1e30  # log-sum-exp over no tokens; finite, because merging two states of -inf gives NaN
 
 
 def library() -> Any:
-    """The library, imported when it is first needed: it takes seconds."""
+    """Import the library at its first use, because the import takes seconds."""
     import flashinfer
 
     return flashinfer
@@ -44,17 +44,17 @@ def library() -> Any:
 
 @lru_cache(maxsize=1)
 def _workspace(device: str) -> torch.Tensor:
-    """Room for partial results during a call: calls follow each other, so that all sessions can have the same."""
+    """Memory for partial results during a call. Calls never overlap, so all sessions share one workspace."""
     return torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def _host(values: Indices) -> torch.Tensor:
-    # A copy: the library copies to the GPU asynchronously, and the tables change in place at the next step.
+    # Copy, because the library copies to the GPU asynchronously while the tables change in place at the next step.
     return torch.from_numpy(values.copy())
 
 
 class _Shape:
-    """What every plan call is told."""
+    """Sizes and dtypes that every plan call gets."""
 
     def __init__(self, point: Point) -> None:
         self.sizes = (point.heads, point.kv_heads, point.head_dim, point.block_size)
@@ -68,7 +68,7 @@ class PagedSession(Session):
         self._blocks = SharedBlocks(inputs)
         self._shape = _Shape(point)
         group = point.heads // point.kv_heads
-        # The kernel without tensor cores knows few sizes of groups, and with larger groups it is the slower one.
+        # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
         self._wrapper = library().BatchDecodeWithPagedKVCacheWrapper(
             _workspace(point.device), "NHD", use_tensor_cores=group not in (1, 2, 3), backend="fa2"
         )
@@ -96,7 +96,7 @@ class PagedSession(Session):
 
 
 class _TreeSession(Session):
-    """Sessions whose requests are the segments of the prefix tree."""
+    """A session in which every request is a segment of the prefix tree."""
 
     def __init__(self, inputs: Inputs, backend: str) -> None:
         point = inputs.point
@@ -121,7 +121,7 @@ class _TreeSession(Session):
 
     @abstractmethod
     def _set(self, plan: Plan, changed: bool) -> None:
-        """Plan the library's calls; `changed`: other segments than at the last call, not only longer ones."""
+        """Plan the library's calls; `changed`: the segments are others than at the last call, not only longer."""
 
     def rewind(self) -> None:
         self._shared.rewind()
@@ -144,7 +144,7 @@ class _TreeSession(Session):
         )
 
     def _states(self, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for partial results `[*shape, heads, d]` and their log-sum-exps `[*shape, heads]`."""
+        """Tensors for partial results `[*shape, heads, d]` and their log-sum-exps `[*shape, heads]`."""
         heads, d = self._like.shape[1:]
         lse = torch.full((*shape, heads), _EMPTY, dtype=torch.float32, device=self._like.device)
         return self._like.new_zeros((*shape, heads, d)), lse
@@ -154,7 +154,7 @@ class _TreeSession(Session):
 
 
 class CascadeSession(_TreeSession):
-    """One call per level, all over the rows in depth-first order; each further level is merged into the result."""
+    """One call per level over all rows in depth-first order; each further level is merged into the result."""
 
     def __init__(self, inputs: Inputs, backend: str) -> None:
         super().__init__(inputs, backend)
@@ -164,7 +164,7 @@ class CascadeSession(_TreeSession):
         self._wrappers: list[Any] = []
         self._levels: list[Requests] = []
         self._order: torch.Tensor | None = None
-        self._deep = 0
+        self._depth = 0
         gpu.compile_now(self, inputs)
 
     def _set(self, plan: Plan, changed: bool) -> None:
@@ -172,13 +172,13 @@ class CascadeSession(_TreeSession):
             self._levels = levels(plan)
             in_order = bool((plan.order == np.arange(len(plan.order))).all())
             self._order = None if in_order else self._on_device(plan.order)
-            self._deep = len(self._levels)
-            while len(self._wrappers) < self._deep:
+            self._depth = len(self._levels)
+            while len(self._wrappers) < self._depth:
                 self._wrappers.append(self._new_wrapper())
             for wrapper, level in zip(self._wrappers, self._levels[:-1], strict=False):
                 self._plan_wrapper(wrapper, level)
-        # Shared segments are full blocks: as long as the segments are the same, only the last level has grown.
-        self._plan_wrapper(self._wrappers[self._deep - 1], self._levels[-1].grown(plan))
+        # Shared segments consist of full blocks, so while the segments stay the same only the last level grows.
+        self._plan_wrapper(self._wrappers[self._depth - 1], self._levels[-1].grown(plan))
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         result, lse = self._result
@@ -186,8 +186,8 @@ class CascadeSession(_TreeSession):
             result = out
         else:
             q = torch.index_select(q, 0, self._order, out=self._q)
-        self._run(self._deep - 1, q, result, lse)
-        for level in range(self._deep - 1):
+        self._run(self._depth - 1, q, result, lse)
+        for level in range(self._depth - 1):
             self._run(level, q, *self._partial)
             self._library.merge_state_in_place(result, lse, *self._partial)
         if self._order is not None:
@@ -207,30 +207,30 @@ class FlatSession(_TreeSession):
 
     def _set(self, plan: Plan, changed: bool) -> None:
         if changed:
-            form = flat(plan)
-            self._requests = form.requests
-            self._arrange(form)
+            layout = flat(plan)
+            self._requests = layout.requests
+            self._allocate(layout)
         self._plan_wrapper(self._wrapper, self._requests.grown(plan))
 
-    def _arrange(self, form: Flat) -> None:
-        """Room for what the call takes and gives, and the tensors that say where its rows come from and go to."""
-        self._rows, self._deep = self._on_device(form.rows), form.states.shape[1]
-        self._places = self._on_device(form.states.ravel())
-        self._q, _ = self._states(len(form.rows))
-        self._partial, self._lse = self._states(len(form.rows) + 1)  # the last one stays empty
-        self._gathered, self._gathered_lse = self._states(form.states.size)
+    def _allocate(self, layout: Flat) -> None:
+        """Allocate the call's input and output, and the indices that gather its query rows and its partial results."""
+        self._rows, self._depth = self._on_device(layout.rows), layout.states.shape[1]
+        self._state_indices = self._on_device(layout.states.ravel())
+        self._q, _ = self._states(len(layout.rows))
+        self._partial, self._lse = self._states(len(layout.rows) + 1)  # the last state stays empty
+        self._gathered, self._gathered_lse = self._states(layout.states.size)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         rows = len(self._rows)
         torch.index_select(q, 0, self._rows, out=self._q)
         self._wrapper.run(self._q, self._kv, out=self._partial[:rows], lse=self._lse[:rows], return_lse=True)
-        if self._deep == 1:
-            torch.index_select(self._partial, 0, self._places, out=out)
+        if self._depth == 1:
+            torch.index_select(self._partial, 0, self._state_indices, out=out)
             return
-        torch.index_select(self._partial, 0, self._places, out=self._gathered)
-        torch.index_select(self._lse, 0, self._places, out=self._gathered_lse)
+        torch.index_select(self._partial, 0, self._state_indices, out=self._gathered)
+        torch.index_select(self._lse, 0, self._state_indices, out=self._gathered_lse)
         merged, _ = self._library.merge_states(
-            self._gathered.unflatten(0, (-1, self._deep)), self._gathered_lse.unflatten(0, (-1, self._deep))
+            self._gathered.unflatten(0, (-1, self._depth)), self._gathered_lse.unflatten(0, (-1, self._depth))
         )
         out.copy_(merged)
 
@@ -243,9 +243,9 @@ class _FlashInfer(Implementation):
     def availability(self, device: str) -> Answer:
         answer = gpu.gpu_library(device, "flashinfer-python", "flashinfer", library)
         if answer.ok and not _can_compile():
-            return Answer(False, "FlashInfer compiles its kernels with nvcc, which is not here", "set CUDA_HOME")
+            return Answer(False, "FlashInfer compiles its kernels with nvcc, and nvcc was not found", "set CUDA_HOME")
         if answer.ok and self.backend == "fa3" and torch.cuda.get_device_capability() != (9, 0):
-            return Answer(False, "FlashInfer's fa3 backend is written for Hopper GPUs", "use flashinfer_cascade")
+            return Answer(False, "FlashInfer's fa3 backend runs only on Hopper GPUs", "use flashinfer_cascade")
         return answer
 
     def supports(self, point: Point) -> Answer:
@@ -258,7 +258,7 @@ class _FlashInfer(Implementation):
 
 
 def _can_compile() -> bool:
-    """Whether kernels come prebuilt, or a compiler is where the library looks for one."""
+    """Whether the kernels are prebuilt, or nvcc is at a place where the library looks for it."""
     if gpu.installed("flashinfer-jit-cache") is not None or shutil.which("nvcc") is not None:
         return True
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"

@@ -1,9 +1,9 @@
-"""FlexAttention: PyTorch's attention with a mask of one's own, compiled; every shared prefix is there once.
+"""FlexAttention: PyTorch's compiled attention with a user-defined mask; every shared prefix is stored once.
 
-The K/V of all distinct chunks lie end to end as one sequence of slots, the queries of all sequences are one sequence of
-rows, and the mask says which row sees which slot. One kernel then reads every slot once for up to 128 rows. The price
-is arithmetic: scores of rows and slots that have nothing to do with each other are computed and masked, except where a
-whole block of slots is seen by no row of a block.
+The K/V of all distinct chunks form one sequence of slots, and the queries of all sequences form one sequence of rows.
+The mask says which row sees which slot. One kernel then reads every slot once for up to 128 rows. The cost is extra
+arithmetic: the kernel also computes scores that the mask hides. It skips a block of slots only if no row of the block
+of rows sees any of them.
 """
 
 from __future__ import annotations
@@ -24,56 +24,59 @@ from chunkbench.experiment.point import Point
 from chunkbench.kvcache import Plan
 from chunkbench.kvcache.integers import Ints
 
-BLOCK = 128  # rows and slots of a block of the mask, the library's own choice
+BLOCK = 128  # rows, and slots, of one block of the mask: PyTorch's default
 
 Matrix = npt.NDArray[np.bool_]
 
 
 def blocks_of(plan: Plan, slots: int) -> tuple[Matrix, Matrix]:
-    """Which blocks of slots the blocks of rows see at all, and which wholly: `[row blocks, slot blocks]` each.
+    """Two matrices `[row blocks, slot blocks]`: blocks that the mask shows in part, and blocks that it shows in full.
 
-    Room in a chunk that its tokens have not yet filled counts as seen, so that the first stays true while they do.
+    Slots of a chunk that no token fills yet count as visible, so that a partial block stays valid while tokens fill it.
     """
     rows = len(plan.order)
     row_blocks, slot_blocks = -(-rows // BLOCK), -(-slots // BLOCK)
     sizes = np.minimum(BLOCK, rows - BLOCK * np.arange(row_blocks))
     seen = np.zeros((row_blocks, slot_blocks), np.bool_)
-    filled = np.zeros((row_blocks, slot_blocks), np.int64)  # slots of the block that every row of the other sees
+    filled = np.zeros((row_blocks, slot_blocks), np.int64)  # slots of the slot block that every row of the block sees
     for segment in plan.segments:
-        inside = np.bincount(plan.order[segment.begin : segment.end] // BLOCK, minlength=row_blocks)
-        reach = _slots(segment.chunks, plan.chunk_size) // BLOCK
-        seen[np.ix_(inside > 0, np.unique(reach))] = True
-        held = np.bincount(reach[: plan.tokens(segment)], minlength=slot_blocks)
-        filled[inside == sizes] += held
+        rows_inside = np.bincount(plan.order[segment.begin : segment.end] // BLOCK, minlength=row_blocks)
+        block_of_slot = _slots(segment.chunks, plan.chunk_size) // BLOCK
+        seen[np.ix_(rows_inside > 0, np.unique(block_of_slot))] = True
+        held = np.bincount(block_of_slot[: plan.tokens(segment)], minlength=slot_blocks)
+        filled[rows_inside == sizes] += held
     full = filled == BLOCK
     return seen & ~full, full
 
 
 def _slots(chunks: Ints, chunk_size: int) -> Ints:
-    """Slots of chunks, one chunk's after the other's."""
+    """The slots of `chunks`, chunk after chunk."""
     return (chunks[:, None] * chunk_size + np.arange(chunk_size)).ravel()
 
 
 def _listed(blocks: Matrix, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers `[1, 1, n]` and indices `[1, 1, n, m]` of the blocks in each row of a matrix, as `BlockMask` has them."""
-    first = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    """Counts `[1, 1, n]` and indices `[1, 1, n, m]` of the true entries in each row of a matrix, as `BlockMask` wants.
+
+    The indices of the true entries come first.
+    """
+    indices = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(1, dtype=np.int32)
-    return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(first)[None, None].to(device)
+    return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(indices)[None, None].to(device)
 
 
 @lru_cache(maxsize=1)
 def _compiled(point: Point) -> Any:
-    """The compiled function, one for all sessions of a point.
+    """The compiled function; all sessions of a point share it.
 
-    PyTorch compiles a function for so many shapes and no more, and a worker measures many points: the last one's code
-    is dropped. `fullgraph` makes it an error where PyTorch would go on without compiled code.
+    PyTorch limits how often it compiles one function for new shapes, and a worker measures many points. So each point
+    drops the code of the point before it. With `fullgraph`, PyTorch raises an error instead of running uncompiled code.
     """
     torch.compiler.reset()
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 class FlexSession(Session):
-    """`compiled` is what is measured; without, PyTorch computes the same in plain operations (for tests)."""
+    """Measured with `compiled`; without it, PyTorch computes the same with plain operations (for tests)."""
 
     def __init__(self, inputs: Inputs, compiled: bool) -> None:
         point = inputs.point
@@ -82,7 +85,7 @@ class FlexSession(Session):
         self._shared = SharedTree(inputs, point.chunk_size, head_major=True)
         self._k, self._v = self._shared.pool.k[None], self._shared.pool.v[None]  # [1, kv_heads, slots, d]
         self._planned: Plan | None = None
-        # By slot, the range of positions (rows in depth-first order) that see it; by row, its position.
+        # For each slot, the range of positions (rows in depth-first order) that see it; for each row, its position.
         device = self._k.device
         self._begin = torch.zeros(self._k.shape[2], dtype=torch.int32, device=device)
         self._end = torch.zeros_like(self._begin)
@@ -93,7 +96,7 @@ class FlexSession(Session):
         def sees(batch: torch.Tensor, head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
             return (begin[slot] <= position[row]) & (position[row] < end[slot])
 
-        # One function for good: another one would be compiled anew.
+        # Keep one function object: PyTorch would compile again for another one.
         self._sees = sees
         self.plan()
         if compiled:
@@ -116,7 +119,7 @@ class FlexSession(Session):
             begins[slots], ends[slots] = segment.begin, segment.end
         positions = np.empty(len(plan.order), np.int32)
         positions[plan.order] = np.arange(len(plan.order))
-        # In place: the compiled kernel knows these tensors.
+        # Update in place, because the compiled kernel refers to these tensors.
         self._begin.copy_(torch.from_numpy(begins))
         self._end.copy_(torch.from_numpy(ends))
         self._position.copy_(torch.from_numpy(positions))
@@ -131,12 +134,12 @@ class FlexSession(Session):
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         rows = q.transpose(0, 1)[None]  # [1, heads, b, d]
-        found = self._attention(rows, self._k, self._v, block_mask=self._mask, enable_gqa=self._grouped)
-        out.copy_(found[0].transpose(0, 1))
+        result = self._attention(rows, self._k, self._v, block_mask=self._mask, enable_gqa=self._grouped)
+        out.copy_(result[0].transpose(0, 1))
 
     def rewind(self) -> None:
         self._shared.rewind()
-        # Slots are free again that blocks of the mask count as filled, which the tree's plan need not show.
+        # The mask's full blocks may hold slots that are free again now, even if the tree's plan is the same object.
         self._planned = None
         self.plan()
 
@@ -159,11 +162,11 @@ class FlexAttention(Implementation):
     reads_shared_once = True
 
     def availability(self, device: str) -> Answer:
-        return gpu.gpu_alone(device, "FlexAttention is measured as PyTorch compiles it for GPUs")
+        return gpu.gpu_alone(device, "FlexAttention is measured only as PyTorch compiles it for GPUs")
 
     def supports(self, point: Point) -> Answer:
         if point.head_dim < 16:
-            return Answer(False, f"FlexAttention takes head sizes from 16 on, not {point.head_dim}")
+            return Answer(False, f"FlexAttention takes head sizes of 16 or more, not {point.head_dim}")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:

@@ -1,4 +1,4 @@
-"""What the adapters of GPU libraries have in common: when they are available, and compiling before the clock runs."""
+"""Helpers of the adapters of GPU libraries: availability, and compilation before the timed calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_GPU = Answer(False, "PyTorch sees no NVIDIA GPU here", GPU_REMEDY)
 
 
 def installed(distribution: str) -> str | None:
-    """Version of an installed distribution, None where there is none."""
+    """Version of an installed distribution; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -23,12 +23,12 @@ def installed(distribution: str) -> str | None:
 
 
 def named(distribution: str) -> str:
-    """`name version`, as rows name the library that did the work."""
+    """`name version`, the form in which rows name the library that did the work."""
     return f"{distribution} {installed(distribution)}"
 
 
 def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], object]) -> Answer:
-    """Whether a library that has GPU kernels alone is installed and loads; `load` imports it."""
+    """Whether a library with only GPU kernels is installed and loads; `load` imports it."""
     if device != "cuda":
         return Answer(False, f"{distribution} has no CPU kernel", GPU_REMEDY)
     if installed(distribution) is None:
@@ -37,33 +37,33 @@ def gpu_library(device: str, distribution: str, extra: str, load: Callable[[], o
 
 
 def gpu_alone(device: str, reason: str) -> Answer:
-    """Whether this is the GPU, and there is one, for what is measured on GPUs alone; `reason` says why not on a CPU."""
+    """For implementations measured only on GPUs: yes for a GPU that exists; `reason` explains the no on a CPU."""
     if device != "cuda":
         return Answer(False, reason, GPU_REMEDY)
     return YES if torch.cuda.is_available() else NO_GPU
 
 
 def loads(distribution: str, load: Callable[[], object]) -> Answer:
-    """Whether an installed library loads where there is a GPU; `load` imports it."""
+    """Whether there is a GPU and the installed library loads; `load` imports it."""
     if not torch.cuda.is_available():
         return NO_GPU
     try:
         load()
-    except (ImportError, OSError, RuntimeError) as error:  # what extensions raise that were built for another PyTorch
+    except (ImportError, OSError, RuntimeError) as error:  # extensions built for another PyTorch raise one of these
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Answer(False, f"{named(distribution)} does not load: {lines[0]}", "install a build for this PyTorch")
     return YES
 
 
 def half_precision(point: Point, library: str) -> Answer:
-    """No where the dtype is float32, which the library does not take."""
+    """No if the dtype is float32, which the library does not accept."""
     if point.dtype == "float32":
         return Answer(False, f"{library} takes float16 or bfloat16", "set dtype: float16")
     return YES
 
 
 def compile_now(session: Session, inputs: Inputs) -> None:
-    """One plan and one decode, so that kernels that are compiled at their first use are compiled in `prepare`."""
+    """Plan and decode once, so that `prepare` compiles the kernels and no timed call does."""
     point = inputs.point
     shape = (point.batch_size, point.heads, point.head_dim)
     q = torch.zeros(shape, dtype=getattr(torch, point.dtype), device=point.device)

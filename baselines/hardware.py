@@ -1,4 +1,4 @@
-"""What our own kernels run on."""
+"""The instruction set that this project's own kernels use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chunkbench.kernels.triton import capability
 
 
 def instruction_set(device: str) -> str | None:
-    """The CPU's instruction set in use, None without a native module; `sm_90` and the like of a GPU."""
+    """On a CPU, the instruction set in use, or None without a native module; on a GPU `sm_90` or similar."""
     if device == "cuda":
         return f"sm_{capability()}"
     return chosen_isa() if cpu.native() is not None else None

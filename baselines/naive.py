@@ -16,7 +16,7 @@ class NaiveSession(DenseSession[DenseCache]):
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         cache = self._cache
         b, h_kv, _, d = cache.k.shape
-        # Heads that share a KV head are rows of one matrix, so grouped heads need no copies of K and V.
+        # Query heads that share a KV head become rows of one matrix, so grouped heads need no copies of K and V.
         rows = q.view(b * h_kv, -1, d)
         held = cache.longest
         tokens = tokens_to_read(cache.k, held)

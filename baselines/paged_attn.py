@@ -1,8 +1,8 @@
 """PagedAttn and PagedAttn*: paged decode attention (PagedAttention) on this project's own kernels, CPU and GPU.
 
-They run the same inner loops over the same layout as `chunk_attn`, block by block through a block table per
-sequence, so that the difference between the two is the algorithm alone. PagedAttn* is the same kernel with block tables
-that share the blocks of a common prefix (section 4.1 of the paper).
+They run the same inner loops over the same layout as `chunk_attn`, block by block through a block table per sequence.
+So PagedAttn and ChunkAttn differ only in the algorithm. PagedAttn* is the same kernel with block tables that share the
+blocks of a common prefix (section 4.1 of the paper).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PagedSession(Session):
         self._store, self._kernel = _kernel(point)
         self._tables = BlockTables(self._size, share, max_tokens=inputs.capacity)
         joined = [self._tables.join(prompt) for prompt in inputs.prompts]
-        # Ids are handed out lowest first, so that a store of this size has room for all that will be appended.
+        # The tables give out the lowest free id first, so a store of this size holds all completion tokens too.
         self._store.grow(self._tables.pool.in_use + point.batch_size * -(-point.n_c // self._size))
         for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
             k, v = inputs.keys_values(row, join.cached, len(prompt))
@@ -42,8 +42,8 @@ class PagedSession(Session):
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
         slots = self._tables.append(token_ids)
-        chunks, places = slots // self._size, slots % self._size
-        self._store.append(Append(chunks, places, chunks[places == 0], every_row=True), k, v)
+        blocks, offsets = slots // self._size, slots % self._size
+        self._store.append(Append(blocks, offsets, blocks[offsets == 0], every_row=True), k, v)
 
     def plan(self) -> None:
         self._kernel.plan(self._tables.table, self._tables.lengths)
@@ -54,10 +54,10 @@ class PagedSession(Session):
     def rewind(self) -> None:
         lengths = self._tables.lengths.tolist()
         for row, (sequence, length) in enumerate(self._prompts):
-            before = (length - 1) // self._size
-            kept, held = length - before * self._size, min(self._size, lengths[row] - before * self._size)
+            last = (length - 1) // self._size  # the prompt's last block
+            kept, held = length - last * self._size, min(self._size, lengths[row] - last * self._size)
             if kept < held:
-                self._store.cut(int(self._tables.table[row, before]), kept, held)
+                self._store.cut(int(self._tables.table[row, last]), kept, held)
             self._tables.truncate(sequence, length)
 
     def kv_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Implementations found by entry point, ours and third parties' alike."""
+"""Finds implementations by entry point: those of this project and those of third parties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class UnknownImplementation(LookupError):
 
 
 class Surveyed(NamedTuple):
-    """An implementation and its state on this machine."""
+    """An implementation and its availability on this machine."""
 
     id: str
     label: str
@@ -26,7 +26,7 @@ class Surveyed(NamedTuple):
 
 
 class Registry:
-    """What a kind of work can measure, by id. Nothing is imported before it is loaded."""
+    """The implementations of one kind of work, by id. An adapter is imported only when it is needed."""
 
     def __init__(self, find: Callable[[], Mapping[str, EntryPoint]]) -> None:
         self._find = find
@@ -42,19 +42,19 @@ class Registry:
     def load(self, implementation: str) -> Implementation:
         """The implementation with this id.
 
-        Raises `UnknownImplementation`; an adapter whose import fails raises what the import raised.
+        Raises `UnknownImplementation`, or the error of the import if the adapter does not import.
         """
         try:
-            found = self._entry_points[implementation]
+            entry_point = self._entry_points[implementation]
         except KeyError:
             close = difflib.get_close_matches(implementation, self.names(), n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(self.names())}"
             raise UnknownImplementation(f"no implementation {implementation!r} is registered{hint}") from None
-        instance: Implementation = found.load()()
+        instance: Implementation = entry_point.load()()
         return instance
 
     def look(self, implementation: str) -> Look:
-        """How an implementation is shown; a plain look where it is not registered here, or does not load."""
+        """How reports show an implementation; the default look if it is not registered here or does not load."""
         try:
             look: Look = self._entry_points[implementation].load().look
         except Exception:
@@ -62,7 +62,7 @@ class Registry:
         return look
 
     def availability(self, implementation: str, device: str) -> tuple[str, Answer]:
-        """Label and state of one implementation; an adapter that fails to import is a "no", not an error."""
+        """Label and availability of one implementation; an adapter that fails to import gives a "no", not an error."""
         try:
             loaded = self.load(implementation)
             return loaded.label, loaded.availability(device)
@@ -72,17 +72,17 @@ class Registry:
             return implementation, Answer(False, f"its adapter does not load: {type(error).__name__}: {error}")
 
     def survey(self, device: str) -> list[Surveyed]:
-        """Every implementation with its state on this machine."""
+        """Every implementation with its availability on this machine."""
         return [Surveyed(name, *self.availability(name, device)) for name in self.names()]
 
     def compiling(self) -> list[str]:
-        """Implementations that are compiled at their first use, which takes minutes."""
+        """Implementations whose first use compiles kernels, which takes minutes."""
         return [name for name in self.names() if self._compiles(name)]
 
     def _compiles(self, implementation: str) -> bool:
         try:
             compiles: bool = self._entry_points[implementation].load().compiles
-        except Exception:  # why it does not load is said elsewhere
+        except Exception:  # `availability` reports why it does not load
             return False
         return compiles
 
@@ -92,4 +92,4 @@ def _registered() -> dict[str, EntryPoint]:
 
 
 REGISTRY = Registry(_registered)
-"""Ways to compute decode attention, registered under the entry point group `chunkbench.baselines`."""
+"""Implementations of decode attention, registered under the entry point group `chunkbench.baselines`."""

@@ -1,5 +1,7 @@
-"""Backends of PyTorch's scaled_dot_product_attention: memory-efficient attention and cuDNN's. (FlashAttention is the
-paper's and stands in `flash_attn.py`.)"""
+"""Backends of PyTorch's scaled_dot_product_attention: memory-efficient attention and cuDNN attention.
+
+Its FlashAttention backend, one of the paper's baselines, is in `flash_attn.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from chunkbench.experiment.point import Point
 
 
 class SdpaSession(DenseSession[DenseCache]):
-    """One backend, named so that PyTorch cannot choose another."""
+    """A session with one fixed backend; PyTorch cannot choose another."""
 
     def __init__(self, inputs: Inputs, backend: SDPBackend) -> None:
         super().__init__(DenseCache(inputs))
@@ -25,7 +27,7 @@ class SdpaSession(DenseSession[DenseCache]):
         cache = self._cache
         b, h_kv, _, d = cache.k.shape
         with sdpa_kernel(self._backend):
-            # Heads that share a KV head are query positions of one head: the same sums, and K and V are read once.
+            # Query heads that share a KV head become query positions of one head: same result, K and V are read once.
             attention = scaled_dot_product_attention(
                 q.view(b, h_kv, -1, d),
                 cache.k[:, :, : cache.longest],
@@ -39,7 +41,7 @@ class _Sdpa(Implementation):
     backend: SDPBackend
 
     def availability(self, device: str) -> Answer:
-        return gpu.gpu_alone(device, f"PyTorch has {self.label} on GPUs alone")
+        return gpu.gpu_alone(device, f"PyTorch has {self.label} only on GPUs")
 
     def prepare(self, inputs: Inputs) -> Session:
         return SdpaSession(inputs, self.backend)
@@ -48,12 +50,12 @@ class _Sdpa(Implementation):
         return f"torch {torch.__version__}"
 
 
-def _there_is_a_gpu_for(point: Point) -> bool:
+def _runs_on_gpu(point: Point) -> bool:
     return point.device == "cuda" and torch.cuda.is_available()
 
 
 def _small_call(point: Point) -> SDPAParams:
-    """A small call of the point's kind, for PyTorch to say whether a backend takes it."""
+    """A small call with the point's dtype and head shape, to ask PyTorch whether a backend accepts it."""
     dtype = getattr(torch, point.dtype)
     q = torch.empty((1, point.kv_heads, point.heads // point.kv_heads, point.head_dim), dtype=dtype, device="cuda")
     k = torch.empty((1, point.kv_heads, 32, point.head_dim), dtype=dtype, device="cuda")
@@ -67,7 +69,7 @@ class SdpaEfficient(_Sdpa):
     backend = SDPBackend.EFFICIENT_ATTENTION
 
     def supports(self, point: Point) -> Answer:
-        if _there_is_a_gpu_for(point) and not can_use_efficient_attention(_small_call(point)):
+        if _runs_on_gpu(point) and not can_use_efficient_attention(_small_call(point)):
             reason = f"PyTorch's memory-efficient attention refuses {point.dtype} heads of {point.head_dim} here"
             return Answer(False, reason)
         return YES
@@ -81,8 +83,8 @@ class Cudnn(_Sdpa):
 
     def supports(self, point: Point) -> Answer:
         if not isinstance(point.n_p, int):
-            return Answer(False, "ragged prompts need a mask, which is not handed to cuDNN here")
-        if _there_is_a_gpu_for(point) and not can_use_cudnn_attention(_small_call(point)):
+            return Answer(False, "ragged prompts need a mask, and this adapter passes none to cuDNN")
+        if _runs_on_gpu(point) and not can_use_cudnn_attention(_small_call(point)):
             return Answer(False, f"PyTorch's cuDNN attention refuses {point.dtype} heads of {point.head_dim} here")
         return gpu.half_precision(point, "cuDNN")
 

@@ -1,7 +1,8 @@
 """Shared-prefix matmul: what a user could write in ten lines of PyTorch, and a hard baseline to beat.
 
-One matrix product over the tokens that the whole batch has in common, a batched product over the private rest, merged
-by log-sum-exp. It finds the common prefix from the token ids and knows one prefix, not a forest.
+One matrix product over the tokens that the whole batch shares, and a batched product over each sequence's private
+tokens; log-sum-exp merges the two results. It finds the common prefix from the token ids. It handles one prefix for the
+whole batch, not a tree of prefixes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class SharedPrefixMatmulSession(Session):
         self._shared_k = k.transpose(0, 1).contiguous()  # [kv_heads, shared, d]
         self._shared_v = v.transpose(0, 1).contiguous()
         shape = (point.batch_size, point.kv_heads, inputs.capacity - shared, point.head_dim)
-        self._k, self._v = k.new_zeros(shape), v.new_zeros(shape)  # room is read under a mask: garbage could be NaN
+        # Zeros, because decode reads unfilled tokens under a mask, and uninitialised memory can be NaN.
+        self._k, self._v = k.new_zeros(shape), v.new_zeros(shape)
         for row, prompt in enumerate(inputs.prompts):
             k, v = inputs.keys_values(row, shared, len(prompt))
             self._k[row, :, : self._prompt] = k.transpose(0, 1)
@@ -43,18 +45,18 @@ class SharedPrefixMatmulSession(Session):
         tokens = tokens_to_read(self._k, self._private)
         k = self._k.view(b * h_kv, capacity, d)[:, :tokens]
         v = self._v.view(b * h_kv, capacity, d)[:, :tokens]
-        own, own_lse = _attend(rows, k, v, self._private, self._scale)
+        private, private_lse = _attend(rows, k, v, self._private, self._scale)
         if self._shared_k.shape[1] == 0:
-            out.view(own.shape).copy_(own)
+            out.view(private.shape).copy_(private)
             return
         by_head = q.view(b, h_kv, -1, d).transpose(0, 1).reshape(h_kv, -1, d)
-        common, common_lse = _attend(by_head, self._shared_k, self._shared_v, self._shared_k.shape[1], self._scale)
-        common = common.view(h_kv, b, -1, d).transpose(0, 1)
-        weight = torch.sigmoid(common_lse.view(h_kv, b, -1).transpose(0, 1) - own_lse.view(b, h_kv, -1))
-        # In float32: a weight near one, rounded to bfloat16, is off by more than all that it leaves to the other side.
+        shared, shared_lse = _attend(by_head, self._shared_k, self._shared_v, self._shared_k.shape[1], self._scale)
+        shared = shared.view(h_kv, b, -1, d).transpose(0, 1)
+        weight = torch.sigmoid(shared_lse.view(h_kv, b, -1).transpose(0, 1) - private_lse.view(b, h_kv, -1))
+        # Merge in float32: for a weight near 1, bfloat16 rounding can be larger than 1 - weight.
         target = out.view(b, h_kv, -1, d)
         merged = target if out.dtype == torch.float32 else None
-        merged = torch.lerp(own.view(b, h_kv, -1, d).float(), common.float(), weight[..., None], out=merged)
+        merged = torch.lerp(private.view(b, h_kv, -1, d).float(), shared.float(), weight[..., None], out=merged)
         if merged is not target:
             target.copy_(merged)
 
@@ -70,7 +72,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q `[batch, rows, d]` over the first `held` tokens of k, v `[batch, n, d]`.
 
-    Also the log-sum-exp of the scores `[batch, rows]`.
+    Also returns the log-sum-exp of the scores `[batch, rows]`.
     """
     scores = torch.bmm(q, k.transpose(1, 2)).float().mul_(scale)
     mask_beyond(scores, held)
@@ -94,7 +96,7 @@ class SharedPrefixMatmul(Implementation):
 
     def supports(self, point: Point) -> Answer:
         if not isinstance(point.n_p, int):
-            return Answer(False, "ragged prompts are beyond the ten lines")
+            return Answer(False, "its ten lines of PyTorch take no ragged prompts")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:

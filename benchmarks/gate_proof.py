@@ -1,12 +1,13 @@
-"""Can the gate be believed? Runs it again and again on code that did not change, or that was slowed down on purpose.
+"""How reliable is the gate? Runs it many times on unchanged code, or on code that is slowed down on purpose.
 
     python benchmarks/gate_proof.py --runs 200 --load           unchanged, while a load comes and goes
     python benchmarks/gate_proof.py --runs 60 --slow 10%,20%    chunk_attn 10% slower in one point, 20% in the other
     python benchmarks/gate_proof.py --runs 60 --slow 10%,20% --other 3%,5%    and paged_attn_star by 3% and 5%
     python benchmarks/gate_proof.py --summary                   the tables of docs/regression.md
 
-Which point has which slow-down changes from run to run. Every run is one line of results/gate-proof/runs.jsonl: an
-interrupted proof goes on where it was. What all are compared with is in results/gate-proof/recording, made first.
+The two points swap their slow-downs at every other run. Every run is one line of results/gate-proof/runs.jsonl, so an
+interrupted proof continues. The first call makes the recording in results/gate-proof/recording; all runs are compared
+with it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import Experiment, load_experiment
 from chunkbench.regression.compare import Options
 from chunkbench.regression.gate import gate
-from chunkbench.regression.recording import record, repeater
+from chunkbench.regression.job import Job, Repeats
+from chunkbench.regression.recording import Recording, record, repeater
 from chunkbench.runner.target import Target, resolve
 from chunkbench.store import open_runs
 
@@ -43,7 +45,7 @@ LOAD = """
 import random, sys, time
 import numpy as np
 rng, memory = random.Random(int(sys.argv[1])), np.zeros(1 << 24)
-while True:  # half of the time idle, else one CPU busy with arithmetic or with reading memory
+while True:  # half of the time idle; otherwise one CPU computes or reads memory
     end, read = time.monotonic() + rng.uniform(0.5, 8), rng.random() < 0.5
     while time.monotonic() < end:
         memory.sum() if read else sum(range(100_000))
@@ -55,37 +57,37 @@ def recording(experiment: Experiment, target: Target) -> Path:
     path = FOLDER / "recording"
     if not path.exists():
         print("recording", flush=True)
-        with RunProgress(quiet=True) as progress, repeater(experiment, target, path, [], progress) as measuring:
-            record(experiment, measuring, path, PROCESSES, 1)
+        with RunProgress(quiet=True) as progress, repeater(Job(experiment, target, path, progress)) as measuring:
+            record(measuring, PROCESSES, 1)
     return path
 
 
 def one_run(experiment: Experiment, target: Target, path: Path, slow: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """`slow` is by how much each implementation is slowed in the first and in the second point."""
-    words = [word for name, several in slow.items() for word in (name, ",".join(map(str, several)))]
-    worker = [sys.executable, str(SLOWED_WORKER), *words] if any(map(any, slow.values())) else None
+    """One run of the gate. `slow`: for each implementation, its slow-down in the first and in the second point."""
+    arguments = [part for name, shares in slow.items() for part in (name, ",".join(map(str, shares)))]
+    worker = [sys.executable, str(SLOWED_WORKER), *arguments] if any(map(any, slow.values())) else None
     out = Path(tempfile.mkdtemp(prefix="gate-proof-"))
     started = time.monotonic()
     try:
         with RunProgress(quiet=True) as progress:
-            options = Options(looks=1 + AGAIN)  # as the command has it
-            recorded = open_runs(path)
-            gated = gate(experiment, target, path, recorded, options, PROCESSES, AGAIN, out, progress, worker=worker)
+            options = Options(looks=1 + AGAIN)  # like the command
+            job, repeats = Job(experiment, target, out, progress), Repeats(PROCESSES, AGAIN)
+            gated = gate(job, Recording(path, open_runs(path)), options, repeats, worker=worker)
     finally:
         shutil.rmtree(out, ignore_errors=True)
-    if gated.interrupted:  # half a run tells nothing
+    if gated.interrupted:  # an incomplete run must not be counted
         raise KeyboardInterrupt
-    found = gated.comparison
-    assert found is not None
-    assert found.settings.in_turns
-    places = [point.n_s for point in experiment.points(target.device, target.dtype)]
+    comparison = gated.comparison
+    assert comparison is not None
+    assert comparison.settings.in_turns
+    shared_tokens = [point.n_s for point in experiment.points(target.device, target.dtype)]
     cases = [
         {"implementation": c.implementation, "n_s": c.axes["n_s"], "verdict": c.verdict, "ratio": c.ratio}
-        | {"slow": slow[c.implementation][places.index(c.axes["n_s"])]}
+        | {"slow": slow[c.implementation][shared_tokens.index(c.axes["n_s"])]}
         | {"low": c.low, "high": c.high, "pairs": c.head_units, "remeasured": c.remeasured, "reason": c.reason}
-        for c in found.cases
+        for c in comparison.cases
     ]
-    return {"seconds": round(time.monotonic() - started, 1), "exit_code": found.exit_code, "cases": cases}
+    return {"seconds": round(time.monotonic() - started, 1), "exit_code": comparison.exit_code, "cases": cases}
 
 
 def lines() -> list[dict[str, Any]]:
@@ -102,19 +104,19 @@ def is_wrong(case: dict[str, Any]) -> bool:
     return bool(case["verdict"] == "faster" or (case["verdict"] == "slower" and not case["slow"]))
 
 
-def rate(found: int, of: int) -> str:
-    """With the exact 95% interval of Clopper and Pearson."""
-    low, high = binomtest(found, of).proportion_ci(0.95)
-    return f"{found} of {of} ({low:.1%} to {high:.1%})"
+def rate(count: int, total: int) -> str:
+    """A count with the exact 95% interval of Clopper and Pearson for its rate."""
+    low, high = binomtest(count, total).proportion_ci(0.95)
+    return f"{count} of {total} ({low:.1%} to {high:.1%})"
 
 
 def slowed(line: dict[str, Any]) -> dict[str, tuple[float, ...]]:
-    """By how much which implementation was slowed in a run, whatever the order of the points."""
-    found = {
+    """The slow-downs of each slowed implementation in a run, sorted, so that the order of the points has no effect."""
+    slow = {
         name: tuple(sorted(case["slow"] for case in line["cases"] if case["implementation"] == name))
         for name in (SLOWED, OTHER)
     }
-    return {name: several for name, several in found.items() if any(several)}
+    return {name: shares for name, shares in slow.items() if any(shares)}
 
 
 def in_words(slow: dict[str, tuple[float, ...]]) -> str:
@@ -132,21 +134,23 @@ def summary() -> None:
         print(f"  runs with a wrong verdict: {rate(sum(any(map(is_wrong, g['cases'])) for g in group), len(group))}")
         cases = [(case, line["seconds"]) for line in group for case in line["cases"]]
         for slow in sorted({case["slow"] for case, _ in cases}):
-            several = [(case, seconds) for case, seconds in cases if case["slow"] == slow]
-            found = [seconds for case, seconds in several if case["verdict"] == "slower"]
-            ratios = sorted(case["ratio"] for case, _ in several if case["ratio"])
-            verdicts = dict(Counter(case["verdict"] for case, _ in several))
-            print(f"  slowed by {slow:.0%}: called slower {rate(len(found), len(several))}; {verdicts};", end=" ")
-            print(f"ratio {median(ratios):.3f}", f"in {median(found):.0f} s" if found else "")
+            slowed_cases = [(case, seconds) for case, seconds in cases if case["slow"] == slow]
+            detected = [seconds for case, seconds in slowed_cases if case["verdict"] == "slower"]
+            ratios = sorted(case["ratio"] for case, _ in slowed_cases if case["ratio"])
+            verdicts = dict(Counter(case["verdict"] for case, _ in slowed_cases))
+            print(
+                f"  slowed by {slow:.0%}: called slower {rate(len(detected), len(slowed_cases))}; {verdicts};", end=" "
+            )
+            print(f"ratio {median(ratios):.3f}", f"in {median(detected):.0f} s" if detected else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200, help="how many there shall be in the end")
-    parser.add_argument("--slow", default="0%,0%", help="by how much in the first and the second point, e.g. 10%%,20%%")
-    parser.add_argument("--other", default="0%,0%", help="by how much the other implementation, likewise")
+    parser.add_argument("--runs", type=int, default=200, help="total number of runs, with those already made")
+    parser.add_argument("--slow", default="0%,0%", help="slow-down in the first and the second point, e.g. 10%%,20%%")
+    parser.add_argument("--other", default="0%,0%", help="slow-down of the other implementation, likewise")
     parser.add_argument("--load", action="store_true", help="with a background load that comes and goes")
-    parser.add_argument("--summary", action="store_true", help="print what was found so far")
+    parser.add_argument("--summary", action="store_true", help="print the results so far")
     arguments = parser.parse_args()
     if arguments.summary:
         summary()
@@ -156,21 +160,21 @@ def main() -> None:
     target = resolve(experiment)
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = recording(experiment, target)
-    asked = {name: tuple(sorted(several)) for name, several in ((SLOWED, slow), (OTHER, other)) if any(several)}
-    done = sum(slowed(line) == asked and line["load"] == arguments.load for line in lines())
+    setting = {name: tuple(sorted(shares)) for name, shares in ((SLOWED, slow), (OTHER, other)) if any(shares)}
+    done = sum(slowed(line) == setting and line["load"] == arguments.load for line in lines())
     load = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if arguments.load else None
     try:
         for number in range(done + 1, arguments.runs + 1):
-            turn = 1 if number % 2 else -1  # every point takes its turn with each
-            these = {SLOWED: slow[::turn], OTHER: other[::turn]}
-            result = {"load": arguments.load} | one_run(experiment, target, path, these)
+            order = 1 if number % 2 else -1  # the two points swap their slow-downs
+            slow_downs = {SLOWED: slow[::order], OTHER: other[::order]}
+            result = {"load": arguments.load} | one_run(experiment, target, path, slow_downs)
             with (FOLDER / "runs.jsonl").open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            words = ", ".join(
+            verdicts = ", ".join(
                 f"{c['implementation']}/{c['n_s']} {c['slow']:.0%} {c['verdict']} {c['ratio'] or 0:.3f}"
                 for c in result["cases"]
             )
-            print(f"{number}/{arguments.runs} {result['seconds']} s: {words}", flush=True)
+            print(f"{number}/{arguments.runs} {result['seconds']} s: {verdicts}", flush=True)
     finally:
         if load is not None:
             load.kill()

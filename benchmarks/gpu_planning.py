@@ -1,11 +1,11 @@
-"""How long the host plans for the GPU kernels: 256 sequences under a tree of three levels, as they decode.
+"""The host's time to plan for the GPU kernels, while 256 sequences under a tree of three levels decode.
 
     python benchmarks/gpu_planning.py
 
-Prints CPU time. Runs on any machine with Triton: nothing is launched, and the copy to the device is one in memory where
-there is no GPU. Every sequence is at another place of its chunk, so that at each step four of them begin one: the
-structure changes at every step, which is the worst that steady decoding does. Beside it, what a step costs on average
-where all sequences begin their chunks together, as in Table 3: one plan in 64 steps.
+Prints CPU time. Runs on any machine with Triton: it launches no kernel, and without a GPU the copy to the device is a
+copy in memory. In the first case, sequences have different numbers of tokens in their last chunks, so at each step four
+of them begin a chunk. The structure changes at every step, which is the worst case of steady decoding. In the second
+case, all sequences begin their chunks together, as in Table 3: one new plan in 64 steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = 3 * CHUNK
 
 
 def planning(spread: bool) -> tuple[list[float], list[float]]:
-    """Microseconds of CPU time of each step's plan, and of those among them that had a new structure to follow."""
+    """Microseconds of CPU time of each step's plan; and, as second list, only those of steps with a new structure."""
     tree = PrefixTree(CHUNK)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     store = TritonStore(CHUNK, KV_HEADS, 128, torch.float16, device)
@@ -42,15 +42,15 @@ def planning(spread: bool) -> tuple[list[float], list[float]]:
         parts = (range(LEVELS[0]), range(LEVELS[1]), range(private))
         starts = (0, (group + 1) << 20, (row + 1) << 30)
         tree.join([start + token for start, part in zip(starts, parts, strict=True) for token in part])
-    # Room for the ids alone: nothing is read, so that one chunk's memory can stand for all.
+    # No kernel reads K and V, so the memory of one chunk can stand for all chunks.
     store.grow(1)
     store.locate = lambda chunks: (np.zeros_like(chunks), chunks)  # type: ignore[method-assign]
     every, new = [], []
     for step in range(STEPS):
         before = tree.plan_rebuilds
         appended = tree.append([step] * ROWS)
-        store.follow(appended.chunks, appended.slots + 1)  # which the append of K and V does, and is timed as
-        started = thread_time()  # what else the machine does is no part of it
+        store.follow(appended.chunks, appended.slots + 1)  # untimed: it belongs to the append of K and V
+        started = thread_time()  # CPU time, so that other load on the machine does not count
         kernel.plan(tree.plan())
         every.append((thread_time() - started) * 1e6)
         if tree.plan_rebuilds > before:
@@ -59,7 +59,7 @@ def planning(spread: bool) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # a copy in memory would be spread over threads; one to a GPU is not
+    torch.set_num_threads(1)  # a copy in memory would use several threads, unlike a copy to a GPU
     for name, spread in (("chunks begin at every step", True), ("chunks begin together", False)):
         every, new = planning(spread)
         low, middle, high = np.percentile(new, [5, 50, 95])

@@ -1,7 +1,7 @@
 """The harness's own overhead per timed call: `run_round` around a session that does nothing.
 
-What it prints is in every sample besides the call's work: two clock readings, one method call, the bytecode between.
-Run it with `python benchmarks/harness_overhead.py`; the bar is 2 us on the CPU path.
+Every sample contains this time besides the call's work: two clock readings, one method call, the bytecode between them.
+Run it with `python benchmarks/harness_overhead.py`; the limit is 2 us on the CPU path.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from chunkbench.workers.inputs import PooledInputs
 STEPS, ROUNDS = 512, 9
 
 
-class Nothing(Session):
-    """Takes everything in and computes nothing."""
+class EmptySession(Session):
+    """Accepts all calls and computes nothing."""
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
         pass
@@ -47,9 +47,9 @@ def main() -> None:
         medians = []
         worst = 0.0
         for number in range(ROUNDS):
-            done = run_round(Nothing(), inputs, out, STEPS, range(1, STEPS + 1), number, sweep)
-            medians.append(statistics.median(done.decode_us))
-            worst = max(worst, statistics.quantiles(done.decode_us, n=100)[-1])
+            result = run_round(EmptySession(), inputs, out, STEPS, range(1, STEPS + 1), number, sweep)
+            medians.append(statistics.median(result.decode_us))
+            worst = max(worst, statistics.quantiles(result.decode_us, n=100)[-1])
         low, middle, high = min(medians), statistics.median(medians), max(medians)
         print(
             f"{cache}: {middle:.2f} us per timed call (medians of {ROUNDS} rounds of {STEPS} calls: {low:.2f} to "

@@ -1,11 +1,11 @@
-"""A worker in which an implementation is slower, or wrong, on purpose: what `gate_proof.py` has the gate find.
+"""A worker in which an implementation is slower or wrong on purpose. `gate_proof.py` tests whether the gate detects it.
 
-    python benchmarks/slowed_worker.py chunk_attn 0.10          in every point
-    python benchmarks/slowed_worker.py chunk_attn 0.10,0.20     10% where nothing is shared, else 20%
+    python benchmarks/slowed_worker.py chunk_attn 0.10          10% slower in every point
+    python benchmarks/slowed_worker.py chunk_attn 0.10,0.20     10% in points without shared tokens, 20% in others
     python benchmarks/slowed_worker.py chunk_attn 0.10 naive 0  several implementations, each with its fault
 
-After every call it multiplies matrices until the call has taken that much longer: real work, so that whatever slows the
-machine down slows it down too. `wrong` instead of a number adds 1 to the output; `crash` ends the process.
+After every call it multiplies matrices until the call has taken that much longer. This is real work, so load on the
+machine slows it down as well. `wrong` instead of a number adds 1 to the output; `crash` ends the process.
 """
 
 from __future__ import annotations

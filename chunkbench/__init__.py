@@ -14,7 +14,7 @@ __all__ = ["ChunkAttention", "LayeredChunkAttention", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch and pandas load only for those who use them: `chunkbench --help` stays quick.
+    # Import torch and pandas only when they are needed, so that `chunkbench --help` stays fast.
     if name in ("ChunkAttention", "LayeredChunkAttention"):
         from chunkbench import attention
 

@@ -1,4 +1,4 @@
-"""`python -m chunkbench` is the command `chunkbench`."""
+"""`python -m chunkbench` runs the command `chunkbench`."""
 
 from chunkbench.cli.main import main
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def load(run: Path | str) -> pd.DataFrame:
-    """A run's cases as a table: one line per case, one column per fact and derived figure, lists kept as lists.
+    """A run's cases as a table: one row per case, one column per fact and derived figure; lists stay lists.
 
-    `run` is a run directory or its `cases.jsonl`. Raises `RunError` when there is nothing to read.
+    `run` is a run directory or its `cases.jsonl`. Raises `RunError` if there is no run to read.
     """
     import pandas as pd
 

@@ -1,8 +1,8 @@
-"""The kinds of work that experiments ask for, by the names that files give them.
+"""The registry of kinds of work, by the names that experiment files use.
 
-A kind has a part for every room that has to know it. A room names no kind and imports none: it asks here for its part,
-whose type it defines itself. `chunkbench.workloads.register` adds the kinds; the command line, the worker and
-`chunkbench.load` call it.
+A kind has one part for each room that needs it. The room defines the type of its part and asks this module for it; it
+never names or imports a kind. `chunkbench.workloads.register` adds the kinds. The command line, the worker and
+`chunkbench.load` call that function.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of work. Each part is made when it is first asked for, so that nobody imports what they do not use."""
+    """One kind of work. Each part is a function that makes it, so that a room imports only the part that it uses."""
 
     name: str
     reading: Callable[[], Any]
     """How an experiment is read: `chunkbench.experiment.reading.Reading`."""
     implementations: Callable[[], Any]
-    """What can be measured: `chunkbench.baselines.registry.Registry`."""
+    """Which implementations can be measured: `chunkbench.baselines.registry.Registry`."""
     facts: Callable[[], Any]
     """The model of a line of `cases.jsonl`: `chunkbench.store.facts.CaseFacts` or another."""
     measuring: Callable[[], Any]
     """How points are measured: `chunkbench.runner.measuring.Measuring`."""
     working: Callable[[], Any]
-    """What a worker has to know: `chunkbench.workers.working.Working`."""
+    """How a worker makes inputs and checks: `chunkbench.workers.working.Working`."""
     showing: Callable[[], Any]
-    """How a run is shown: `chunkbench.report.showing.Showing`."""
+    """How reports show a run: `chunkbench.report.showing.Showing`."""
 
 
 _kinds: dict[str, Kind] = {}
 
 
 def add(kind: Kind) -> None:
-    """Make a kind known under its name. Adding it again changes nothing."""
+    """Register a kind under its name. Does nothing if the name is registered already."""
     _kinds.setdefault(kind.name, kind)
 
 
 def names() -> tuple[str, ...]:
-    """The names of all kinds; the first is that of an experiment that names none."""
+    """The names of all kinds. The first one is the default of an experiment that names no kind."""
     return tuple(_kinds)
 
 
 def get(name: str) -> Kind:
-    """The kind of this name. Raises `LookupError`, which says what there is."""
+    """The kind with this name. Raises `LookupError`, whose message lists the known kinds."""
     try:
         return _kinds[name]
     except KeyError:

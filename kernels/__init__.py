@@ -1,4 +1,4 @@
 """Mathematics on tensors: the float64 reference, the chunk store and the attention kernels.
 
-Installed as `chunkbench.kernels`; knows nothing of the benchmark suite.
+Installed as `chunkbench.kernels`; it does not depend on the benchmark suite.
 """

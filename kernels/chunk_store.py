@@ -1,4 +1,4 @@
-"""The chunk store: K and V of chunks, in slabs that are added and never moved."""
+"""The chunk store: K and V of chunks, in slabs that never move. A store grows by adding slabs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chunkbench.kvcache.integers import Ints
 
 
 class Slab(NamedTuple):
-    """K and V of the chunks `first ..`, each `[layers, chunks, h_kv, c, d]`."""
+    """K and V of the chunks with ids from `first` on, each `[layers, chunks, h_kv, c, d]`."""
 
     first: int
     keys: torch.Tensor
@@ -21,9 +21,9 @@ class Slab(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Chunks with consecutive ids in one slab: places `start .. start + chunks` of slab number `slab`.
+    """Chunks with consecutive ids in one slab: the places `start` to `start + chunks - 1` of slab number `slab`.
 
-    `begin` is where they begin in the list of ids that was split.
+    `begin` is the position of the first of them in the list of ids that `ChunkStore.runs` split.
     """
 
     slab: int
@@ -33,13 +33,13 @@ class Run(NamedTuple):
 
 
 class ChunkStore:
-    """K and V in chunks of `chunk_size` tokens on one device; chunk ids are given by others (`kvcache`).
+    """K and V in chunks of `chunk_size` tokens on one device; `kvcache` assigns the chunk ids.
 
-    A chunk holds its tokens' K and V of all layers, so that one tree and one plan serve a whole model. In memory the
-    chunks of a layer lie together.
+    A chunk holds its tokens' K and V of all layers, so one tree and one plan serve a whole model. In a slab all chunks
+    of a layer are contiguous.
 
-    Invariant that the kernels rely on: in a chunk that is not full, V is zero beyond the tokens that it holds, so that
-    a weight of zero times what lies there is zero and never NaN. K may be anything there: its scores are masked.
+    The kernels rely on an invariant: in a partial chunk, V is zero in the free token slots. So a weight of zero times
+    such a V is zero and never NaN. K may hold any values there, because the kernels mask these scores.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ChunkStore:
         self.layers = layers
         self.slabs: list[Slab] = []
         self.capacity = 0
-        """Chunks that there is room for."""
+        """Number of chunks for which there is room."""
         self._firsts: Ints = np.empty(0, np.int64)
 
     @property
@@ -68,9 +68,9 @@ class ChunkStore:
         return 2 * self.layers * self.chunk_size * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def grow(self, capacity: int) -> None:
-        """Make room for `capacity` chunks by one slab of exactly the difference; a smaller capacity changes nothing.
+        """Make room for `capacity` chunks: add one slab for the missing ones. A smaller capacity changes nothing.
 
-        Raises what the allocator raises, and then nothing has changed.
+        Raises the allocator's error; the store is then unchanged.
         """
         missing = capacity - self.capacity
         if missing <= 0:
@@ -81,14 +81,14 @@ class ChunkStore:
         self.capacity = capacity
 
     def locate(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Slab number and place in the slab of every chunk id. Raises IndexError for ids without room."""
+        """Slab number and place in the slab of every chunk id. Raises IndexError for an id beyond the capacity."""
         if len(chunks) and not (chunks.min() >= 0 and chunks.max() < self.capacity):
             raise IndexError(f"the store has room for chunks 0 to {self.capacity - 1}")
         slab = np.searchsorted(self._firsts, chunks, side="right") - 1
         return slab, chunks - self._firsts[slab]
 
     def runs(self, chunks: Ints) -> Iterator[Run]:
-        """Split a list of chunk ids into maximal runs that are consecutive in memory."""
+        """Split a list of chunk ids into maximal runs of chunks that are consecutive in memory."""
         if len(chunks) == 0:
             return
         slab, place = self.locate(chunks)
@@ -99,39 +99,39 @@ class ChunkStore:
             yield Run(int(slab[begin]), int(place[begin]), count, begin)
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last may stay partial."""
+        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last chunk may stay partial."""
         c = self.chunk_size
-        whole, rest = divmod(k.shape[0], c)
-        for run in self.runs(chunks[:whole]):
+        full, tail = divmod(k.shape[0], c)
+        for run in self.runs(chunks[:full]):
             tokens = slice(run.begin * c, (run.begin + run.chunks) * c)
             places = slice(run.start, run.start + run.chunks)
             slab = self.slabs[run.slab]
             slab.keys[layer, places].copy_(k[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
             slab.values[layer, places].copy_(v[tokens].unflatten(0, (run.chunks, c)).transpose(1, 2))
-        if rest:
-            keys, values = (held[layer] for held in self._chunk(int(chunks[whole])))
-            keys[:, :rest].copy_(k[whole * c :].transpose(0, 1))
-            values[:, :rest].copy_(v[whole * c :].transpose(0, 1))
-            values[:, rest:].zero_()
+        if tail:
+            keys, values = (tensor[layer] for tensor in self._chunk(int(chunks[full])))
+            keys[:, :tail].copy_(k[full * c :].transpose(0, 1))
+            values[:, :tail].copy_(v[full * c :].transpose(0, 1))
+            values[:, tail:].zero_()
 
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k, v `[n, h_kv, d]` of a layer where the tokens that were appended go."""
+        """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens."""
         chunks, slots = appended.chunks, appended.slots
         for slab, (place,) in self._by_slab(appended.new):
             self.slabs[slab].values[layer].index_fill_(0, self._index(place), 0)
         for slab, (place, slot, row) in self._by_slab(chunks, slots, np.arange(len(chunks))):
-            every = len(row) == len(chunks)
+            all_rows = len(row) == len(chunks)
             target: tuple[slice | torch.Tensor | int, ...]
             if (np.diff(place) == 1).all() and (slot == slot[0]).all():
-                # A batch that advances in step: a strided copy takes half the time of an indexed one.
+                # All sequences are at the same slot: a strided copy takes half the time of an indexed copy.
                 target = (slice(int(place[0]), int(place[-1]) + 1), slice(None), int(slot[0]))
             else:
                 target = (self._index(place), slice(None), self._index(slot))
-            self.slabs[slab].keys[layer][target] = k if every else k[self._index(row)]
-            self.slabs[slab].values[layer][target] = v if every else v[self._index(row)]
+            self.slabs[slab].keys[layer][target] = k if all_rows else k[self._index(row)]
+            self.slabs[slab].values[layer][target] = v if all_rows else v[self._index(row)]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` slots of a chunk, all layers, to a chunk that is new."""
+        """Copy the first `tokens` token slots of a chunk, in all layers, to a new chunk."""
         keys, values = self._chunk(target)
         from_keys, from_values = self._chunk(source)
         keys[:, :, :tokens].copy_(from_keys[:, :, :tokens])
@@ -139,22 +139,22 @@ class ChunkStore:
         values[:, :, tokens:].zero_()
 
     def cut(self, chunk: int, tokens: int, held: int) -> None:
-        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`, in all layers."""
+        """Keep the first `tokens` of the `held` tokens in a chunk, in all layers; the other slots become free."""
         self._chunk(chunk)[1][:, :, tokens:held].zero_()
 
     def _allocate(self, chunks: int) -> torch.Tensor:
-        """Memory `[layers, chunks, h_kv, c, d]` with anything in it."""
+        """Uninitialized memory `[layers, chunks, h_kv, c, d]`."""
         shape = (self.layers, chunks, self.kv_heads, self.chunk_size, self.head_dim)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _chunk(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one chunk `[layers, h_kv, c, d]`."""
         slab, place = self.locate(np.array([chunk]))
-        found = self.slabs[int(slab[0])]
-        return found.keys[:, int(place[0])], found.values[:, int(place[0])]
+        home = self.slabs[int(slab[0])]
+        return home.keys[:, int(place[0])], home.values[:, int(place[0])]
 
     def _by_slab(self, chunks: Ints, *others: Ints) -> Iterator[tuple[int, tuple[Ints, ...]]]:
-        """Slab numbers that occur, each with the places of its chunks and the matching entries of the other arrays."""
+        """For each slab that occurs: its number, and the places of its chunks and their entries of the other arrays."""
         if len(chunks) == 0:
             return
         slabs, places = self.locate(chunks)
@@ -162,17 +162,17 @@ class ChunkStore:
             yield int(slabs[0]), (places, *others)
             return
         for slab in np.unique(slabs).tolist():
-            here = slabs == slab
-            yield slab, (places[here], *(other[here] for other in others))
+            mask = slabs == slab
+            yield slab, (places[mask], *(other[mask] for other in others))
 
     def _index(self, values: Ints) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
 
 
 class AddressedStore(ChunkStore):
-    """A chunk store for kernels that reach chunks by address. In memory the layers of a chunk lie together.
+    """A chunk store for kernels that access chunks by address. In memory the layers of a chunk are contiguous.
 
-    So a chunk's address in one layer follows from that in another by the same shift for all chunks, old and new.
+    So the byte offset from a chunk in one layer to the same chunk in another layer is the same for all chunks.
     """
 
     def __init__(
@@ -185,11 +185,11 @@ class AddressedStore(ChunkStore):
         layers: int = 1,
     ) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers)
-        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of the slabs' K and V, which never move
+        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of each slab's K and V; slabs never move
 
     @property
     def layer_bytes(self) -> int:
-        """From the K of a chunk in one layer to its K in the next; the same for V."""
+        """Bytes from a chunk's K in one layer to its K in the next layer; the same for V."""
         return self.chunk_bytes // (2 * self.layers)
 
     def grow(self, capacity: int) -> None:
@@ -200,7 +200,7 @@ class AddressedStore(ChunkStore):
             self._bases = np.append(self._bases, np.transpose(added), axis=1)
 
     def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Addresses of the K and V of chunks in layer 0. Raises IndexError for ids without room."""
+        """Addresses of the K and V of chunks in layer 0. Raises IndexError for an id beyond the capacity."""
         slab, place = self.locate(chunks)
         step = place * (self.chunk_bytes // 2)
         return self._bases[0, slab] + step, self._bases[1, slab] + step

@@ -1,4 +1,4 @@
-"""Items: runs of chunks and the rows that cover them, before they are cut to the size of a machine. Integers only."""
+"""Items: runs of chunks and the rows that cover them, before a planner cuts them for a machine. Integers only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from chunkbench.kvcache.plan import Plan
 
 
 class Items(NamedTuple):
-    """Runs of chunks and the rows that cover them: item i covers `chunk_count[i]` of `chunks` from `first_chunk[i]` on,
-    for `row_count[i]` of `rows` from `first_row[i]` on."""
+    """Runs of chunks and the rows that cover them. Item i has `chunk_count[i]` of `chunks`, starting at index
+    `first_chunk[i]`, and `row_count[i]` of `rows`, starting at index `first_row[i]`."""
 
     chunks: Ints
     """Chunk ids."""
@@ -23,23 +23,23 @@ class Items(NamedTuple):
     first_row: Ints
     row_count: Ints
     tail_row: Ints
-    """The row whose length an item's last chunk follows, or -1 where all its chunks are full."""
+    """The row whose length sets the number of tokens in the item's last chunk, or -1 if all chunks are full."""
 
     def take(self, index: Ints) -> Items:
-        """Some of the items, in this order."""
+        """The items with these indices, in this order."""
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
 
 def items_of_forest(plan: Plan, chunk_first: bool) -> Items:
-    """One item for each segment of a forest; without `chunk_first`, one for each row and all of its chunks."""
+    """One item for each segment of a forest. Without `chunk_first`, one item for each row with all of its chunks."""
     lengths = np.diff(plan.starts)
     widths = plan.ends - plan.begins
     if chunk_first:
-        own = plan.order[plan.begins]
-        ends_there = (widths == 1) & (plan.last_chunks[own] == plan.chunks[plan.starts[1:] - 1])
-        tails = np.where(ends_there, own, -1)
+        first_row = plan.order[plan.begins]
+        ends_inside = (widths == 1) & (plan.last_chunks[first_row] == plan.chunks[plan.starts[1:] - 1])
+        tails = np.where(ends_inside, first_row, -1)
         return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, tails)
-    # Segments come in depth-first order, so those of one position come in the order of its path.
+    # Segments are in depth-first order, so a stable sort keeps each position's segments in path order.
     positions = ranges(plan.begins, widths)
     path = np.repeat(np.arange(len(widths)), widths)[np.argsort(positions, kind="stable")]
     counts = np.bincount(positions, np.repeat(lengths, widths), len(plan.order)).astype(np.int64)
@@ -47,14 +47,14 @@ def items_of_forest(plan: Plan, chunk_first: bool) -> Items:
 
 
 def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:
-    """One item for each of `rows` `[b]`, which covers `counts` `[b]` of `chunks`, one row's after the other's."""
+    """One item for each of `rows` `[b]`. `chunks` lists the chunks row by row, `counts[i]` of them for `rows[i]`."""
     return Items(chunks, rows, np.cumsum(counts) - counts, counts, np.arange(len(rows)), np.ones_like(counts), rows)
 
 
 def split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, npt.NDArray[np.bool_], Ints, Ints]:
-    """Cut ranges into `parts` pieces that differ by one at most.
+    """Cut range i into `parts[i]` pieces whose lengths differ by at most one.
 
-    For each piece: the range that it comes from, whether it is that range's last, where it begins, how long it is.
+    Returns for each piece: the index of its range, whether it is the last piece of that range, its begin, its length.
     """
     index = np.repeat(np.arange(len(parts)), parts)
     piece = ranges(np.zeros_like(parts), parts)

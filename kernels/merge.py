@@ -1,19 +1,19 @@
-"""Merging partial results of attention over parts of a context (section 3.2 of the paper, the fold of O, m, n)."""
+"""Merging of partial attention results over parts of a context (section 3.2 of the paper, the fold of O, m, n)."""
 
 from __future__ import annotations
 
 import torch
 
-LEAST = torch.finfo(torch.float32).min
-"""Where the maximum of a part is -inf this stands for it, so that exp(score - maximum) is 0 and not NaN."""
+FLOAT32_MIN = torch.finfo(torch.float32).min
+"""Replaces a maximum of -inf, so that exp(score - maximum) is 0 and not NaN."""
 
 
 class Partials:
-    """Results over parts of contexts, one entry per part and sequence, and the rows that they belong to.
+    """Partial results: one entry for each part of a context and each sequence that covers the part.
 
-    Of each entry: `peaks` `[P, h]` the largest score m, `sums` `[P, h]` n = sum of exp(score - m), and `outputs`
-    `[P, h, d]` O = the sum of exp(score - m) v; all float32. `rows` `[P]` says which sequence an entry is part of.
-    The memory is kept from one `reset` to the next: fresh pages cost more than the merge.
+    Each entry has, all in float32: `peaks` `[P, h]` the largest score m, `sums` `[P, h]` n = sum of exp(score - m), and
+    `outputs` `[P, h, d]` O = sum of exp(score - m) v. `rows` `[P]` is the row (sequence) of each entry. The memory is
+    kept from one `reset` to the next, because fresh pages cost more than the merge.
     """
 
     def __init__(self, heads: int, head_dim: int, device: torch.device) -> None:
@@ -24,12 +24,12 @@ class Partials:
         self.reset(self.rows, 0)
 
     def reset(self, rows: torch.Tensor, batch: int) -> None:
-        """Make room for entries that belong to `rows` `[P]`, each 0..batch-1; every row needs one at least."""
+        """Make room for one entry for each of `rows` `[P]`, values 0..batch-1. Every row needs at least one entry."""
         count, heads, dim = len(rows), self.heads, self.head_dim
         needed = (count + batch) * heads * (dim + 2)
         if len(self._entries) < needed:
             self._entries = torch.empty(needed + needed // 8, device=rows.device)
-        sizes = [n * heads * per for n in (count, batch) for per in (dim, 1, 1)]
+        sizes = [n * heads * width for n in (count, batch) for width in (dim, 1, 1)]
         outputs, peaks, sums, output, peak, total = self._entries[:needed].split(sizes)
         self.rows = rows
         self.outputs = outputs.view(count, heads, dim)
@@ -41,8 +41,8 @@ class Partials:
         self._sum = total.view(batch, heads)
 
     def merge(self, out: torch.Tensor) -> None:
-        """Fold all entries of every row at once and write O / n to out `[b, h, d]`. Uses the entries up."""
-        peak = self._peak.fill_(LEAST).scatter_reduce_(0, self._row_of_peak, self.peaks, "amax")
+        """Fold all entries of each row together and write O / n to out `[b, h, d]`. Overwrites the entries."""
+        peak = self._peak.fill_(FLOAT32_MIN).scatter_reduce_(0, self._row_of_peak, self.peaks, "amax")
         weights = self.peaks.sub_(peak.index_select(0, self.rows)).exp_()
         total = self._sum.zero_().index_add_(0, self.rows, self.sums.mul_(weights))
         output = self._output.zero_().index_add_(0, self.rows, self.outputs.mul_(weights.unsqueeze(-1)))

@@ -1,4 +1,4 @@
-"""The two matrix products of attention, in the arithmetic that suits the dtype and the processor."""
+"""The two matrix products of attention, in a precision that the processor computes fast."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import torch
 
 
 class Scratch:
-    """Named pieces of memory that are kept and only ever grow: no allocation once the largest size was seen."""
+    """Named buffers that are kept and only grow. So no allocation happens after the largest size was used."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._held: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Contiguous memory with anything in it; valid until the same name is taken again."""
+        """Contiguous uninitialized memory, valid until the next `take` of the same name."""
         size = math.prod(shape)
-        held = self._held.get((name, dtype))
-        if held is None or len(held) < size:
-            held = self._held[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
-        return held[:size].view(shape)
+        buffer = self._buffers.get((name, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
+        return buffer[:size].view(shape)
 
 
 class Products(Protocol):
     """Batched products `[B, ...]` with float32 scores, probabilities and outputs."""
 
     dtype: torch.dtype
-    """What queries have to be converted to."""
+    """The dtype to which queries must be converted."""
     loads: bool
-    """Whether `load` copies, so that pieces had better fit the cache."""
+    """Whether `load` copies. If so, pieces should fit into the cache."""
 
     def load(self, source: torch.Tensor) -> torch.Tensor:
-        """K or V of some chunks, ready for the products; valid until the next load."""
+        """K or V of some chunks in the dtype of the products; valid until the next `load`."""
         ...
 
     def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ class Products(Protocol):
         ...
 
     def outputs(self, out: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, add: bool = False) -> None:
-        """out `[B, r, d]` = weights `[B, r, n]` times v `[B, n, d]`, added to what is there if `add`."""
+        """out `[B, r, d]` = weights `[B, r, n]` times v `[B, n, d]`; with `add`, added to out."""
         ...
 
 
@@ -66,10 +66,10 @@ class Float32Products:
 
 
 class HalfProducts:
-    """Products in float16 or bfloat16, for processors with matrix instructions for them.
+    """Products in float16 or bfloat16, for processors with matrix instructions for these types.
 
-    The scale is applied inside the product, before it is rounded, so that float16 overflows only where the scaled
-    score itself does (beyond 65504).
+    The scale is applied inside the product, before rounding. So a float16 score overflows only if the scaled score
+    itself is too large (beyond 65504).
     """
 
     loads = False
@@ -97,10 +97,10 @@ class HalfProducts:
 
 
 def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether matrix products of this dtype run in hardware; PyTorch emulates the others, about 100 times slower."""
+    """Whether the hardware has matrix products of this dtype. PyTorch's emulation is about 100 times slower."""
     if dtype == torch.float32 or device.type != "cpu":
         return True
-    # These queries are newer than the oldest PyTorch that is supported; without them take the safe way.
+    # The oldest supported PyTorch lacks these functions; a missing function counts as no hardware support.
     names = {
         torch.bfloat16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
         torch.float16: ("_is_amx_fp16_supported",),
@@ -109,7 +109,7 @@ def has_native_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def products_for(dtype: torch.dtype, device: torch.device, scale: float, scratch: Scratch) -> Products:
-    """The arithmetic for chunks of this dtype on this device."""
+    """The products for chunks of this dtype on this device."""
     if dtype != torch.float32 and has_native_products(dtype, device):
         return HalfProducts(scale, scratch, dtype)
     return Float32Products(scale, scratch, loads=dtype != torch.float32)

@@ -1,4 +1,4 @@
-"""The oracle: decode attention of one sequence in float64, written for plainness."""
+"""The reference: decode attention of one sequence in float64, written to be easy to read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def attention(
     """softmax(q k^T * scale) v in float64.
 
     q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0,
-    and query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given. `heads` picks query heads, so
-    that a few heads of a large case can be checked; the result is then `[len(heads), d]` or `[b, len(heads), d]`.
+    and query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given. `heads` selects query
+    heads, to check a few heads of a large case; the result is then `[len(heads), d]` or `[b, len(heads), d]`.
 
-    Scores of any finite size are exact to float64. A score of -inf is a weight of zero; scores of +inf share the whole
-    weight evenly, the limit of equal scores that grow without bound. Where every score is -inf the softmax is
-    undefined and the result NaN. Raises ValueError where the shapes do not fit.
+    Finite scores of any size are exact to float64. A score of -inf gets weight zero. Scores of +inf share the whole
+    weight evenly (the limit of equal scores that grow without bound). If every score is -inf, the softmax is undefined
+    and the result is NaN. Raises ValueError if the shapes do not fit together.
     """
     if q.dim() not in (2, 3) or k.dim() != 3 or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit together")
@@ -30,9 +30,9 @@ def attention(
     n, h_kv, _ = k.shape
     if n == 0 or h_kv == 0 or h % h_kv != 0:
         raise ValueError(f"attention of {h} heads over {n} tokens with {h_kv} KV heads is undefined")
-    chosen = torch.arange(h, device=q.device) if heads is None else torch.as_tensor(heads, device=q.device)
-    queries = q.index_select(-2, chosen).double()
-    kv_heads = chosen // (h // h_kv)
+    query_heads = torch.arange(h, device=q.device) if heads is None else torch.as_tensor(heads, device=q.device)
+    queries = q.index_select(-2, query_heads).double()
+    kv_heads = query_heads // (h // h_kv)
     keys = k.index_select(1, kv_heads).double()
     values = v.index_select(1, kv_heads).double()
     scores = torch.einsum("...hd,nhd->...hn", queries, keys) * (d**-0.5 if scale is None else scale)

@@ -5,29 +5,29 @@ from __future__ import annotations
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kernels.merge import LEAST, Partials
+from chunkbench.kernels.merge import FLOAT32_MIN, Partials
 from chunkbench.kernels.products import Scratch, products_for
 from chunkbench.kernels.work import Limits, PrivatePiece, SharedPiece, Work, make_work
 from chunkbench.kvcache.plan import Plan
 
-# What a piece writes and soon reads again, in bytes: small enough for a CPU's cache, large enough that the few
-# microseconds of each PyTorch call do not show. A GPU wants few, large launches instead.
+# Bytes that a piece writes and soon reads again. On a CPU they must fit the cache, but be enough to hide the few
+# microseconds that each PyTorch call costs. A GPU needs few, large launches instead.
 _CPU_BYTES = 8 << 20
 _GPU_BYTES = 256 << 20
-# Converted K or V of a piece, where products need a conversion first.
+# Bytes of K or V of a piece after conversion, if the products need one.
 _LOAD_BYTES = 8 << 20
 
 
 class TppTorch:
     """Decode attention over the chunks of a store.
 
-    Chunk first: for chunks that several sequences cover, their queries form a matrix, and K and V are read once for
-    all of them. Sequence first: all other chunks, those of all sequences in one batch, as views of the slabs. Both
-    leave partial results (O, m, n) in float32, which are merged at the end. `chunk_first=False` leaves the first phase
-    out: every sequence reads all of its chunks for itself.
+    Chunk-first phase: for chunks that several sequences cover, the queries of these sequences form a matrix, so K and V
+    are read once for all of them. Sequence-first phase: all other chunks of all sequences, in one batch, as views of
+    the slabs. Both phases write partial results (O, m, n) in float32, and a merge at the end combines them.
+    `chunk_first=False` skips the first phase: every sequence reads all of its chunks by itself.
 
-    `plan` makes all descriptors; `decode` neither waits for the device nor allocates once its memory has its size.
-    Where a score is +inf the result is NaN.
+    `plan` makes all work descriptors. `decode` does not wait for the device, and does not allocate once its buffers
+    have their final size. If a score is +inf, the result is NaN.
     """
 
     def __init__(self, store: ChunkStore, heads: int, chunk_first: bool = True) -> None:
@@ -43,11 +43,11 @@ class TppTorch:
 
     @property
     def work_items(self) -> int:
-        """Pieces of the current plan: batches of matrix products that are independent of each other."""
+        """Number of pieces (independent batches of matrix products) of the current plan."""
         return 0 if self._work is None else len(self._work.shared) + len(self._work.private)
 
     def plan(self, plan: Plan) -> None:
-        """Make the work descriptors of a plan; of the plan of last time, only bring the lengths up to date."""
+        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths."""
         if plan is self._plan and self._work is not None:
             self._work.refresh(plan.last_tokens)
             return
@@ -60,12 +60,12 @@ class TppTorch:
         assert self._work is not None
         q = q.to(self._products.dtype)
         for shared in self._work.shared:
-            self._shared(shared, q, layer)
+            self._run_shared(shared, q, layer)
         for private in self._work.private:
-            self._private(private, q, layer)
+            self._run_private(private, q, layer)
         self._partials.merge(out)
 
-    def _shared(self, piece: SharedPiece, q: torch.Tensor, layer: int) -> None:
+    def _run_shared(self, piece: SharedPiece, q: torch.Tensor, layer: int) -> None:
         store, group = self.store, self._group
         kv_heads, dim = store.kv_heads, store.head_dim
         rows = len(piece.rows)
@@ -75,19 +75,19 @@ class TppTorch:
         parts = scores.unbind(0)
         for part, keys in zip(parts, piece.keys[layer], strict=True):
             self._products.scores(part, queries, self._products.load(keys))
-        peaks = scores.amax((0, 3)).clamp_(min=LEAST)
+        peaks = scores.amax((0, 3)).clamp_(min=FLOAT32_MIN)
         sums = scores.sub_(peaks.unsqueeze(-1)).exp_().sum((0, 3))
         outputs = self._scratch.take("outputs", (kv_heads, rows * group, dim))
         for index, (part, values) in enumerate(zip(parts, piece.values[layer], strict=True)):
             self._products.outputs(outputs, part, self._products.load(values), add=index > 0)
-        of_rows = (rows, kv_heads, group)
-        of_heads = (kv_heads, rows, group)
-        self._partials.peaks[piece.entries].view(of_rows).copy_(peaks.view(of_heads).transpose(0, 1))
-        self._partials.sums[piece.entries].view(of_rows).copy_(sums.view(of_heads).transpose(0, 1))
-        target = self._partials.outputs[piece.entries].view(*of_rows, dim)
-        target.copy_(outputs.view(*of_heads, dim).transpose(0, 1))
+        by_row = (rows, kv_heads, group)
+        by_kv_head = (kv_heads, rows, group)
+        self._partials.peaks[piece.entries].view(by_row).copy_(peaks.view(by_kv_head).transpose(0, 1))
+        self._partials.sums[piece.entries].view(by_row).copy_(sums.view(by_kv_head).transpose(0, 1))
+        target = self._partials.outputs[piece.entries].view(*by_row, dim)
+        target.copy_(outputs.view(*by_kv_head, dim).transpose(0, 1))
 
-    def _private(self, piece: PrivatePiece, q: torch.Tensor, layer: int) -> None:
+    def _run_private(self, piece: PrivatePiece, q: torch.Tensor, layer: int) -> None:
         store, group = self.store, self._group
         batch, dim = piece.count * store.kv_heads, store.head_dim
         queries = self._scratch.take("queries", (piece.count, self.heads, dim), q.dtype)
@@ -101,7 +101,7 @@ class TppTorch:
             by_chunk.index_copy_(0, piece.masked, partial)
         peaks = self._partials.peaks[piece.entries].view(batch, group)
         torch.amax(scores, -1, out=peaks)
-        weights = scores.sub_(peaks.clamp_(min=LEAST).unsqueeze(-1)).exp_()
+        weights = scores.sub_(peaks.clamp_(min=FLOAT32_MIN).unsqueeze(-1)).exp_()
         torch.sum(weights, -1, out=self._partials.sums[piece.entries].view(batch, group))
         values = self._products.load(piece.gather(piece.values[layer]))
         outputs = self._partials.outputs[piece.entries].view(batch, group, dim)

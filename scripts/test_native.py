@@ -1,8 +1,8 @@
-"""Run the native module's tests on a second build of it, which takes the installed one's place for that long.
+"""Run the native module's tests on a second build of the module, which replaces the installed one during the tests.
 
 `sanitize` is built with AddressSanitizer and UndefinedBehaviorSanitizer; it needs GCC with its sanitizer libraries.
-`emulate` has the AVX-512 loops computed by SIMDe's portable intrinsics, so that they run on any CPU; it needs SIMDe's
-headers (on Debian and Ubuntu the package libsimde-dev). `make sanitize` and `make emulate` call this.
+`emulate` computes the AVX-512 loops with SIMDe's portable intrinsics, so that they run on any CPU; it needs SIMDe's
+headers (on Debian and Ubuntu the package libsimde-dev). `make sanitize` and `make emulate` call this script.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULE = "chunkbench.kernels.cpu._native"
-ATTENTION = ("tests/kernels/test_native_attention.py", "tests/kernels/test_native_misuse.py", "tests/test_attention.py")
+ATTENTION = ("tests/kernels/test_native_attention.py", "tests/kernels/test_native_misuse.py", "tests/attention")
 PROBES = ("tests/kernels/test_native_probes.py",)
 
 
 @dataclass(frozen=True)
 class Build:
-    """How one of the builds differs from the installed one."""
+    """How a test build differs from the installed module."""
 
     flags: str
     tests: tuple[str, ...]
@@ -37,9 +37,9 @@ BUILDS = {
         flags="-O1 -g1 -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined "
         "-fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS -Wno-maybe-uninitialized -Wno-uninitialized",
         tests=ATTENTION + PROBES,
-        # The C++ runtime beside the sanitizer's, which otherwise does not find the function that throws exceptions.
+        # Also the C++ runtime: without it the sanitizer does not find the function that throws exceptions.
         preload=("libasan.so", "libstdc++.so.6"),
-        # In torch's process, leaks are torch's and the interpreter's.
+        # No leak detection: it would report leaks of torch and of the interpreter.
         environment={"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"},
     ),
     "emulate": Build(flags="-O2 -Wno-psabi", tests=ATTENTION, settings={"CHUNKBENCH_EMULATE_AVX512": "ON"}),
@@ -47,30 +47,30 @@ BUILDS = {
 
 
 def library(name: str) -> str:
-    """Path of a library of the compiler's. Raises SystemExit where it has none."""
+    """Path of one of the compiler's libraries. Raises SystemExit if the compiler does not have it."""
     compiler = os.environ.get("CXX", "g++")
     try:
         path = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"{compiler} does not run: {error}") from None
     if not Path(path.strip()).is_absolute():
-        raise SystemExit(f"{compiler} has no {name}; GCC with its sanitizer libraries is needed")
+        raise SystemExit(f"{compiler} has no {name}; install GCC with its sanitizer libraries")
     return path.strip()
 
 
 def build(name: str) -> Path:
     """Build the module and return its path. Raises CalledProcessError."""
-    chosen, folder = BUILDS[name], ROOT / "build" / name
+    variant, folder = BUILDS[name], ROOT / "build" / name
     nanobind = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     settings = {
         "CMAKE_BUILD_TYPE": "None",
         "CMAKE_CXX_COMPILER": os.environ.get("CXX", "g++"),
-        "CMAKE_CXX_FLAGS": chosen.flags,
+        "CMAKE_CXX_FLAGS": variant.flags,
         "Python_EXECUTABLE": sys.executable,
         "nanobind_DIR": subprocess.run(nanobind, capture_output=True, text=True, check=True).stdout.strip(),
-        **chosen.settings,
+        **variant.settings,
     }
-    scripts = Path(sys.executable).parent  # set-up puts cmake and ninja there where the machine has none
+    scripts = Path(sys.executable).parent  # set-up installs cmake and ninja there if the machine has none
     environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"}
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), *(f"-D{key}={value}" for key, value in settings.items())]
     subprocess.run(configure, check=True, env=environment, stdout=subprocess.DEVNULL)
@@ -80,7 +80,7 @@ def build(name: str) -> Path:
 
 
 def test(module: Path, arguments: Sequence[str]) -> int:
-    """Run the tests in this process, with `module` under the name of the installed one."""
+    """Run the tests in this process, with `module` in the place of the installed module."""
     import pytest
 
     spec = importlib.util.spec_from_file_location(MODULE, module)
@@ -91,7 +91,7 @@ def test(module: Path, arguments: Sequence[str]) -> int:
     from chunkbench.kernels import cpu
 
     assert cpu.native() is loaded
-    # Several times as slow as the installed module: no time limit, and no cache to leave behind.
+    # No time limit, because the build is several times slower than the installed module; and no cache files.
     return int(pytest.main(["-q", "-p", "no:cacheprovider", "--timeout=0", *arguments]))
 
 
@@ -101,10 +101,10 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in BUILDS:
         raise SystemExit(f"usage: {sys.argv[0]} {'|'.join(BUILDS)} [arguments for pytest]")
-    chosen = BUILDS[name]
-    preload = {"LD_PRELOAD": " ".join(map(library, chosen.preload))} if chosen.preload else {}
+    variant = BUILDS[name]
+    preload = {"LD_PRELOAD": " ".join(map(library, variant.preload))} if variant.preload else {}
     try:
-        environment = {**os.environ, **chosen.environment, **preload, "CHUNKBENCH_NATIVE_BUILD": str(build(name))}
+        environment = {**os.environ, **variant.environment, **preload, "CHUNKBENCH_NATIVE_BUILD": str(build(name))}
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"{name}: the build failed, see above ({error.cmd[0]} returned {error.returncode})") from None
     command = [sys.executable, __file__, *sys.argv[1:]]

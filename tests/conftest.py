@@ -1,4 +1,4 @@
-"""Settings that hold for all tests."""
+"""Settings for all tests."""
 
 import os
 
@@ -7,12 +7,12 @@ from hypothesis import settings
 
 from chunkbench import workloads
 
-# Two slow cores shared with other work: a time limit per example would fail at random.
+# Tests run on two slow cores that other work shares, so a time limit per example would fail at random.
 settings.register_profile("chunkbench", deadline=None)
 settings.load_profile("chunkbench")
 
 if not torch.cuda.is_available():
-    # Triton's interpreter has to be chosen before anything imports Triton, as torch.compile does.
+    # Choose Triton's interpreter before the first import of Triton; torch.compile imports it.
     os.environ["TRITON_INTERPRET"] = "1"
 
 workloads.register()

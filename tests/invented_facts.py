@@ -1,4 +1,4 @@
-"""Invented facts, small enough to work out by hand."""
+"""Invented facts with small numbers, so that results can be computed by hand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class MakeFacts(Protocol):
 @pytest.fixture
 def facts() -> MakeFacts:
     def make(implementation: str = "chunk_attn", **changes: Any) -> CaseFacts:
-        """Two timed steps per round; pass `samples_us` to get as many rounds, one group and one pair of peaks each."""
+        """Facts with two timed steps per round; every entry of `samples_us` is a round with a group and peaks."""
         samples = changes.get("samples_us", ((10.0, 20.0),) * 3)
-        rounds = len(samples)
+        rounds, steps = len(samples), len(changes.get("steps", (1, 64)))
         values: dict[str, Any] = {
             "key": f"{implementation} {sorted(changes.items(), key=repr)}",
             "experiment": "invented",
@@ -47,9 +47,9 @@ def facts() -> MakeFacts:
             "plan_samples_us": ((0.5, 0.5),) * rounds,
             "groups": (0,) * rounds,
             "peaks": (Peaks(read_bytes_per_s=1e9, matrix_flops_per_s=1e12, matrix_torch_flops_per_s=1e12),) * rounds,
-            "unique_bytes": (6000, 9000),
-            "read_bytes": (9000, 12000),
-            "flops": (1000, 1000),
+            "unique_bytes": (6000, 9000)[:steps],
+            "read_bytes": (9000, 12000)[:steps],
+            "flops": (1000, 1000)[:steps],
         }
         return CaseFacts(**(values | changes))
 

@@ -1,4 +1,4 @@
-"""Invented runs: nothing in them was measured."""
+"""Invented runs, which contain no measurements."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def make_case():
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     def make(cases: Iterable[CaseFacts], **experiment: Any) -> Run:
-        found = list(cases)
+        facts = list(cases)
         manifest = {
             "schema_version": 1,
             "chunkbench_version": "0.1.0",
@@ -140,9 +140,9 @@ def make_run(tmp_path: Path) -> MakeRun:
             "started_at": "2025-01-01T00:00:00Z",
             "finished_at": "2025-01-01T00:05:00Z",
             "interrupted": False,
-            "points": len({(repr(c.n_p), c.n_s, c.batch_size, repr(c.tree)) for c in found}),
+            "points": len({(repr(c.n_p), c.n_s, c.batch_size, repr(c.tree)) for c in facts}),
         }
-        return Run(tmp_path, Manifest.model_validate(manifest), found)
+        return Run(tmp_path, Manifest.model_validate(manifest), facts)
 
     return make
 

@@ -1,4 +1,4 @@
-"""What the documentation shows exists and works."""
+"""Links, examples and commands in the documentation exist and work."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_have_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 def test_the_documented_experiment_is_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "experiments.md").read_text()
-    found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    (tmp_path / "documented.yaml").write_text(found.group(1))
+    example = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    (tmp_path / "documented.yaml").write_text(example.group(1))
     experiment = load_experiment(tmp_path / "documented.yaml")
     assert len(experiment.points("cpu", "float32")) == 9
 
@@ -51,7 +51,6 @@ def test_the_example_of_the_readme_runs() -> None:
     assert names["attention"].cached_tokens(names["prompt"]) == 64
 
 
-LINE = r"^\s*(?:- |run: )?(?:\.venv/bin/)?(chunkbench [a-z].*)$"
 COMMANDS = sorted(
     {
         (page.name, line)
@@ -64,8 +63,8 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
-def test_every_documented_command_is_understood(page: str, line: str) -> None:
-    """Names of commands and options, and their values as far as they can be told without running anything."""
+def test_every_documented_command_is_valid(page: str, line: str) -> None:
+    """Checks the names of commands and options, and their values as far as possible without running the command."""
     words = shlex.split(line.partition("  #")[0].replace("$BASE", "main"))[1:]
     command = cli.get_command(click.Context(cli), words[0])
     assert command is not None, f"{page}: {line}"

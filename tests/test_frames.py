@@ -1,4 +1,4 @@
-"""`chunkbench.load`: a run as a table."""
+"""`chunkbench.load` gives a run as a table."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_a_table_has_every_fact_and_figure(facts, tmp_path: Path) -> None:
     assert math.isnan(table["latency_us"][1])
 
 
-def test_a_table_of_nothing_has_its_columns(tmp_path: Path) -> None:
+def test_the_table_of_an_empty_run_has_all_columns(tmp_path: Path) -> None:
     RunWriter.create(tmp_path / "run", {}).close()
     assert {"key", "latency_us"} <= set(chunkbench.load(tmp_path / "run").columns)

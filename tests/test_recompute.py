@@ -1,4 +1,4 @@
-"""Every number of the table can be recomputed from the raw facts by the snippet that the documentation prints."""
+"""The snippet in the documentation recomputes every number of the table from the raw facts."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ FIGURES = (
 
 def snippet() -> str:
     text = (Path(__file__).parents[1] / "docs" / "measuring.md").read_text()
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    return found.group(1)
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    return example.group(1)
 
 
 def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path) -> None:
@@ -68,4 +68,4 @@ def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path)
 
 def test_the_snippet_is_python_that_a_reader_can_paste() -> None:
     compile(snippet(), "docs/measuring.md", "exec")
-    assert "chunkbench" not in snippet(), "it must not lean on the code that it checks"
+    assert "chunkbench" not in snippet(), "the snippet must not use the code that it checks"

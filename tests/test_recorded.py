@@ -1,4 +1,4 @@
-"""The runs that the README quotes: they can be read, are whole, and say what it says."""
+"""The recorded runs can be read and are complete, and the README quotes them correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = Path(__file__).with_name("recorded_numbers.json")
 
 
 def numbers(path: Path) -> dict[str, str]:
-    """Digests of what a recorded run comes to: the cells of every table, and every derived figure of every case."""
+    """Digests of a recorded run's results: the cells of every table, and every derived figure of every case."""
     report = build(open_run(path))
     tables = {table.title: [[cell.text for cell in row] for row in table.rows] for table in report.tables}
     figures = {
@@ -43,10 +43,10 @@ def digest(value: Any) -> str:
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_recorded_run_gives_the_numbers_that_it_gave(path: Path) -> None:
-    """Where a table is meant to change, write its new digest down; a version before the change shows what it was."""
-    known = json.loads(NUMBERS.read_text())
-    assert numbers(path) == known[f"{path.parent.name}/{path.name}"]
+def test_a_recorded_run_still_gives_the_same_numbers(path: Path) -> None:
+    """After an intended change of a table, store its new digest. An older version still prints the old table."""
+    expected = json.loads(NUMBERS.read_text())
+    assert numbers(path) == expected[f"{path.parent.name}/{path.name}"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def book() -> Book:
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_recorded_run_is_whole(path: Path) -> None:
+def test_a_recorded_run_is_complete(path: Path) -> None:
     run = open_run(path)
     assert run.manifest.interrupted is False
     assert run.manifest.git.dirty is False
@@ -64,18 +64,18 @@ def test_a_recorded_run_is_whole(path: Path) -> None:
     assert path.name == "memory" or all(case.samples_us for case in run.cases if case.status in ("ok", "noisy"))
 
 
-def test_the_readme_says_what_they_say(book: Book) -> None:
+def test_the_readme_quotes_the_recorded_runs(book: Book) -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     summary, *runs, _ = book.documents()
     assert summary.headline in text
     for document in runs:
         assert f"**{document.title}**: {document.losses} {document.headline}".replace(":  ", ": ") in text
-    for one in book.claims:
-        assert f"| {one.id} |" not in text or f"| {one.id} | {one.verdict} |" in text
+    for claim in book.claims:
+        assert f"| {claim.id} |" not in text or f"| {claim.id} | {claim.verdict} |" in text
 
 
-def test_the_readme_says_what_table_3_on_avx512_bf16_says() -> None:
+def test_the_readme_quotes_table_3_on_avx512_bf16() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     book = build_book([open_run(RECORDED / "epyc-zen5-2-cores" / "table3")], ROOT)
-    (document,) = [one for one in book.documents() if one.title.startswith("Table 3")]
+    (document,) = [document for document in book.documents() if document.title.startswith("Table 3")]
     assert f"{document.losses} {document.headline}" in text

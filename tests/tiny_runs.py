@@ -1,4 +1,4 @@
-"""Experiments of a millisecond, failing implementations, workers that end with their test."""
+"""Fixtures: an experiment with a point of a millisecond, failing implementations, workers that end with their test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spec(tiny: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_worker(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
-    """Starts workers that have imported what they are given; they end with the test."""
+    """Starts workers that have imported the given implementations; they end with the test."""
     workers: list[WorkerProcess] = []
 
     def start(*implementations: str, command: list[str] | None = None) -> WorkerProcess:

@@ -1,4 +1,4 @@
-"""Facts in, derived figures out: statistics, roofline, ratios, comparison with the paper. Pure, without torch.
+"""Computes derived figures from facts: statistics, roofline, ratios, expectations. Pure functions, without torch.
 
-Nothing is imported here: the runner's stopping rule needs `statistics` alone and should not pay for the rest.
+This module imports nothing: the runner's stopping rule needs only `statistics` and must not load the rest.
 """

@@ -1,4 +1,4 @@
-"""Facts -> derived rows: every figure that reports show and `chunkbench.load` returns."""
+"""Facts -> derived rows: every figure that reports show and that `chunkbench.load` returns."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Derived:
     ratio_high: float | None = None
     ratio_kind: IntervalKind | None = None
     paper_us: float | None = None
-    """What the paper printed for this point; `chunkbench.paper.beside` fills both in."""
+    """The paper's latency at this point; `chunkbench.paper.beside` fills in this field and the next one."""
     paper_ratio: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """A case: its facts and what follows from them."""
+    """One case: its facts and the figures derived from them."""
 
     facts: CaseFacts
     derived: Derived
@@ -71,7 +71,7 @@ def _derive(case: CaseFacts, base: CaseFacts | None, confidence: float) -> Deriv
     low, high, kind = interval(round_means(case.samples_us), confidence)
     append = latency_us(case.append_samples_us) if case.append_samples_us else None
     plan = latency_us(case.plan_samples_us) if case.plan_samples_us else None
-    against = ratio(case, base, confidence) if base is not None else None
+    to_base = ratio(case, base, confidence) if base is not None else None
     return Derived(
         rounds=len(case.samples_us),
         latency_us=latency,
@@ -86,8 +86,8 @@ def _derive(case: CaseFacts, base: CaseFacts | None, confidence: float) -> Deriv
         roofline_fraction=roofline_fraction(case),
         bandwidth_fraction=bandwidth_fraction(case),
         probe_error=probe_error(case),
-        ratio_to_baseline=against.value if against else None,
-        ratio_low=against.low if against else None,
-        ratio_high=against.high if against else None,
-        ratio_kind=against.kind if against else None,
+        ratio_to_baseline=to_base.value if to_base else None,
+        ratio_low=to_base.low if to_base else None,
+        ratio_high=to_base.high if to_base else None,
+        ratio_kind=to_base.kind if to_base else None,
     )

@@ -1,4 +1,4 @@
-"""What an experiment says that a point must reach, held against what was measured."""
+"""An experiment's expectations of its points (bars and aims), checked against the measured figures."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 BarVerdict = Literal["reaches aim", "meets bar", "misses", "not measured"]
 
 AT_MOST: frozenset[str] = frozenset({"latency_ratio", "append_us", "plan_us"})
-"""Metrics that have to stay below their bar; the others have to reach it."""
+"""Metrics that must not exceed their bar; every other metric must reach its bar."""
 
 _SHARE_OF_PROMPT = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?(?:/\d+)?)\s*\*?\s*)?n_p")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One expectation at one point."""
+    """The verdict on one expectation at one point."""
 
     key: str
-    """Key of the case that was judged; empty where the implementation has no case at the point."""
+    """Key of the judged case; empty where the implementation has no case at the point."""
     axes: Mapping[str, Any]
     implementation: str
     metric: str
@@ -42,25 +42,26 @@ class Outcome:
 
 
 def outcomes(rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence: float = 0.95) -> list[Outcome]:
-    """Every expectation at every point that its `where` selects, in the order of the expectations.
+    """One outcome for every expectation at every point that its `where` selects, in the order of the expectations.
 
-    `where` has values as an experiment writes them: `n_s` also as a share such as `0.5 n_p`, a range of `n_p` as `low`
-    and `high`, one `tree`. A metric that is not known here is not judged.
+    `where` holds values as an experiment writes them: `n_s` may be a share such as `0.5 n_p`, a range of `n_p` has
+    `low` and `high`, `tree` is one value and not a list. An unknown metric gets the verdict "not measured".
     """
     row_of = {id(row.facts): row for row in rows}
-    found = []
-    for wanted in expect:
+    judged = []
+    for expectation in expect:
         for axes, cases in group([row.facts for row in rows]):
-            if _selects(wanted.where, axes):
-                found.append(
-                    _judge(wanted, axes, {case.implementation: row_of[id(case)] for case in cases}, confidence)
-                )
-    return found
+            if _selects(expectation.where, axes):
+                members = {case.implementation: row_of[id(case)] for case in cases}
+                judged.append(_judge(expectation, axes, members, confidence))
+    return judged
 
 
-def _judge(wanted: ExpectationFacts, axes: Mapping[str, Any], rows: Mapping[str, Row], confidence: float) -> Outcome:
-    implementation, metric, against = wanted.implementation, wanted.metric, wanted.against
-    bar, aim = wanted.bar, wanted.aim
+def _judge(
+    expectation: ExpectationFacts, axes: Mapping[str, Any], rows: Mapping[str, Row], confidence: float
+) -> Outcome:
+    implementation, metric, against = expectation.implementation, expectation.metric, expectation.against
+    bar, aim = expectation.bar, expectation.aim
     row = rows.get(implementation)
     value, reason = _value(metric, row, rows.get(against or ""), against, confidence)
     verdict: BarVerdict = "not measured" if value is None or reason else _verdict(metric, value, bar, aim)
@@ -80,17 +81,17 @@ def _verdict(metric: str, value: float, bar: float | None, aim: float | None) ->
 def _value(
     metric: str, row: Row | None, other: Row | None, against: str | None, confidence: float
 ) -> tuple[float | None, str]:
-    """The metric, or None and why; a value together with a reason is one that cannot be trusted."""
+    """(value, reason). The value is None where nothing was measured; a value with a reason cannot be trusted."""
     if row is None:
         return None, "not in this run"
     if metric in ("speedup", "latency_ratio"):
         if other is None:
             return None, f"{against} is not in this run"
-        found = ratio(row.facts, other.facts, confidence)
-        if found is None:
-            culprit = next((r.facts for r in (row, other) if r.derived.latency_us is None), None)
-            return None, f"{culprit.implementation}: {culprit.status}" if culprit else "never ran side by side"
-        return (1 / found.value if metric == "speedup" else found.value), ""
+        latency_ratio = ratio(row.facts, other.facts, confidence)
+        if latency_ratio is None:
+            failed = next((r.facts for r in (row, other) if r.derived.latency_us is None), None)
+            return None, f"{failed.implementation}: {failed.status}" if failed else "never ran side by side"
+        return (1 / latency_ratio.value if metric == "speedup" else latency_ratio.value), ""
     if metric == "roofline_fraction":
         value, doubt = row.derived.roofline_fraction, row.derived.probe_error or ""
     elif metric == "append_us":
@@ -108,12 +109,12 @@ def _selects(where: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
 
 def _matches(name: str, wanted: Any, axes: Mapping[str, Any]) -> bool:
     if name not in axes:
-        return True  # `threads`, which is an axis only where it was swept
+        return True  # `threads` is an axis only where it was swept
     actual = axes[name]
     if name == "tree":
-        return bool(_plain(wanted) == _plain(actual))
+        return bool(_as_tuples(wanted) == _as_tuples(actual))
     if isinstance(wanted, list | tuple):
-        return any(_matches(name, one, axes) for one in wanted)
+        return any(_matches(name, value, axes) for value in wanted)
     if isinstance(wanted, Mapping):  # a range of n_p
         return bool(actual == (wanted.get("low"), wanted.get("high")))
     if isinstance(wanted, str) and isinstance(axes.get("n_p"), int) and isinstance(actual, int):
@@ -123,10 +124,10 @@ def _matches(name: str, wanted: Any, axes: Mapping[str, Any]) -> bool:
 
 
 def _factor(text: str | None) -> Fraction:
-    whole, _, part = (text or "1").partition("/")
-    return Fraction(whole) / Fraction(part or "1")
+    numerator, _, denominator = (text or "1").partition("/")
+    return Fraction(numerator) / Fraction(denominator or "1")
 
 
-def _plain(value: Any) -> Any:
-    """Lists as tuples: a manifest's JSON has the one, facts have the other."""
-    return tuple(_plain(part) for part in value) if isinstance(value, list | tuple) else value
+def _as_tuples(value: Any) -> Any:
+    """Lists as tuples: a manifest's JSON has lists, facts have tuples."""
+    return tuple(_as_tuples(part) for part in value) if isinstance(value, list | tuple) else value

@@ -1,9 +1,9 @@
 """FLOPs and bytes of the modules of a decoder layer while it decodes one token (the paper's Table 1), from the shapes.
 
-Counted: a multiply-add as two FLOPs; every matrix, read once; every product's input and output, written and read by
-nobody else; of attention K and V, queries, output, and the scores of the context, written and read. Left out: what is
-done element by element (softmax, activation, rotary positions), the new token's own score, biases, norms and the output
-projection. So counted, every printed digit of the table comes out.
+Counting rules: a multiply-add is two FLOPs. Every matrix is read once. Input and output of every product count once.
+Attention moves K and V, queries, output, and the scores of the context, which are written and read. Left out:
+element-wise work (softmax, activation, rotary positions), the new token's own score, biases, norms and the output
+projection. These rules reproduce every printed digit of the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call computes and moves."""
+    """FLOPs of one call, and the bytes that it moves."""
 
     flops: int
     bytes: int
@@ -30,7 +30,7 @@ class Cost:
 
 
 def qkv_projection(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
-    """One product with the matrices of Q, K and V side by side; it does not depend on the context."""
+    """One product with the matrices of Q, K and V side by side; the cost does not depend on the context."""
     del context
     columns = shape.qkv_size
     weights = shape.hidden_size * columns
@@ -38,7 +38,7 @@ def qkv_projection(shape: LlamaShape, batch_size: int, context: int, element_byt
 
 
 def self_attention(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
-    """Attention of one new token for every sequence over `context` earlier ones and itself, nothing shared."""
+    """Attention of one new token per sequence over itself and `context` earlier tokens; no K/V is shared."""
     tokens, width = context + 1, shape.num_attention_heads * shape.head_dim
     keys_and_values = 2 * tokens * shape.num_key_value_heads * shape.head_dim
     scores = 2 * context * shape.num_attention_heads
@@ -47,7 +47,7 @@ def self_attention(shape: LlamaShape, batch_size: int, context: int, element_byt
 
 
 def mlp(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
-    """Gate, up and down projection; the context does not matter."""
+    """Gate, up and down projection; the cost does not depend on the context."""
     del context
     weights = 3 * shape.hidden_size * shape.intermediate_size
     activations = 3 * (shape.hidden_size + shape.intermediate_size)

@@ -1,4 +1,4 @@
-"""Which cases belong together: same machine, point, protocol, cache and mode, only the implementation differs."""
+"""Groups of comparable cases: same machine, point, protocol, cache and mode; only the implementation differs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chunkbench.experiment.values import show_value
 from chunkbench.store.facts import MEASURED, CaseFacts
 
 AXES = (*(name for name in SWEPT if name != "threads"), "device", "threads", "protocol", "cache", "mode")
-"""What tells one group of cases from another, in the order in which it leads a table."""
+"""The axes that separate groups of cases, in the order of a table's leading columns."""
 
 _MACHINE = "machine"
 Group = tuple[Mapping[str, Any], "list[CaseFacts]"]
@@ -28,10 +28,10 @@ def counted(case: CaseFacts) -> bool:
 
 
 def group(cases: Sequence[CaseFacts]) -> list[Group]:
-    """Cases that may be compared with each other, with the values of their axes, in rising order of those.
+    """Groups of comparable cases, each with the values of its axes, sorted by these values.
 
-    `threads` tells groups apart only where it was swept: a case that never ran does not know its threads, and still
-    belongs beside those of its point that did.
+    `threads` separates groups only where it was swept: a case that never ran does not know its number of threads, and
+    still belongs to the group of its point.
     """
     grouping = (*AXES, _MACHINE)
     fixed = [name for name in grouping if name != "threads"]
@@ -45,12 +45,12 @@ def group(cases: Sequence[CaseFacts]) -> list[Group]:
 
 
 def varying(groups: Sequence[Group]) -> list[str]:
-    """What has more than one value among the groups: axes, and the machine last."""
+    """Names of the axes with more than one value among the groups; the machine comes last."""
     return [name for name in (*AXES, _MACHINE) if len({repr(axes.get(name)) for axes, _ in groups}) > 1]
 
 
 def describe(axes: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Axes in words: `n_p=1024 n_s=512`."""
+    """Axes as text: `n_p=1024 n_s=512`."""
     return " ".join(f"{name}={show_value(axes.get(name))}" for name in names)
 
 
@@ -59,7 +59,7 @@ def _values(case: CaseFacts, names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """Sort key for values of mixed types: nothing, then numbers (a range by its low end), then the rest as text."""
+    """Sort key for values of mixed types: None, then numbers (a range by its low end), then other values as text."""
     if value is None:
         return (0, ())
     if isinstance(value, int):

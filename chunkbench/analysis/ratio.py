@@ -1,4 +1,4 @@
-"""How much slower one case is than another, formed only between rounds that ran side by side."""
+"""The latency ratio of two cases, formed only from rounds that ran side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Ratio(NamedTuple):
-    """Latency over latency, with an interval from the ratios of single rounds."""
+    """A ratio of two latencies, with an interval from the ratios of single rounds."""
 
     value: float
     low: float
@@ -22,34 +22,34 @@ class Ratio(NamedTuple):
 
 
 def ratio(case: CaseFacts, base: CaseFacts, confidence: float) -> Ratio | None:
-    """Latency of `case` over latency of `base`, over the rounds of the memory groups that both ran in.
+    """Latency of `case` over latency of `base`, from the rounds of the memory groups that both ran in.
 
-    The r-th round of a group is paired with the other's r-th round of that group: what disturbs the machine for a
-    while hits both, so the ratio of a pair is steadier than either. None when one was not measured or they share no
-    group.
+    The r-th round of `case` in a group is paired with the r-th round of `base` in that group. A disturbance of the
+    machine slows both rounds, so their ratio varies less than each latency. None when one of the cases was not measured
+    or they share no group.
     """
     if not (measured(case) and measured(base)):
         return None
-    ours, theirs = _by_group(case), _by_group(base)
-    shared = sorted(ours.keys() & theirs.keys())
+    rounds, base_rounds = _by_group(case), _by_group(base)
+    shared = sorted(rounds.keys() & base_rounds.keys())
     if not shared:
         return None
-    value = median(_flat(ours, shared)) / median(_flat(theirs, shared))
-    # Two lists of different length: the later rounds of one were cut off by the budget.
-    pairs = [x / y for g in shared for x, y in zip(ours[g], theirs[g], strict=False)]
-    low, high, kind = interval(pairs, confidence)
-    # The median of ratios and the ratio of medians can differ; an interval that leaves the value out helps nobody.
+    value = median(_flat(rounds, shared)) / median(_flat(base_rounds, shared))
+    # The lists differ in length where the budget ended before the last rounds of one case.
+    ratios = [x / y for g in shared for x, y in zip(rounds[g], base_rounds[g], strict=False)]
+    low, high, kind = interval(ratios, confidence)
+    # The ratio of medians can lie outside the interval for the median of ratios: the interval is widened to hold it.
     return Ratio(value, min(low, value), max(high, value), kind)
 
 
 def _by_group(case: CaseFacts) -> dict[int, list[float]]:
     means = round_means(case.samples_us)
     groups = case.groups or (0,) * len(means)
-    found: dict[int, list[float]] = {}
-    for number, mean in zip(groups, means, strict=True):
-        found.setdefault(number, []).append(mean)
-    return found
+    rounds: dict[int, list[float]] = {}
+    for group, mean in zip(groups, means, strict=True):
+        rounds.setdefault(group, []).append(mean)
+    return rounds
 
 
-def _flat(rounds: dict[int, list[float]], numbers: list[int]) -> list[float]:
-    return [mean for number in numbers for mean in rounds[number]]
+def _flat(rounds: dict[int, list[float]], groups: list[int]) -> list[float]:
+    return [mean for group in groups for mean in rounds[group]]

@@ -1,4 +1,4 @@
-"""What the machine allows for one decode step, and how much of it a case reached.
+"""The shortest time that the machine allows for one decode step, and how close a case comes to it.
 
 Source: the definitions of `unique_bytes`, `roofline_us`, `roofline_fraction` and `bandwidth_fraction` in
 `docs/design.md`; the FLOPs agree with the self-attention row of the paper's Table 1 (4 * 2049 * 4096 per sequence).
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from chunkbench.store.facts import CaseFacts, Peaks
 
 PROBE_ERROR_ABOVE = 1.02
-"""No kernel beats the machine: a higher fraction says that the probe missed the peak."""
+"""No kernel exceeds the machine's peak: a higher fraction means that the probe missed the peak."""
 
 
 def query_bytes(b: int, h: int, d: int, element_bytes: int) -> int:
@@ -43,8 +43,9 @@ def read_bytes(
 ) -> int:
     """Bytes that an implementation itself moves in a step.
 
-    One that reads a shared prefix once moves the `unique_tokens`, any other every sequence's whole context
-    (`total_tokens`, the sum of the context lengths), however little of it is held in memory.
+    An implementation that reads a shared prefix once moves K and V of the `unique_tokens`. Any other implementation
+    reads every sequence's whole context (`total_tokens`, the sum of the context lengths), even where memory holds a
+    shared prefix only once.
     """
     return unique_bytes(unique_tokens if reads_shared_once else total_tokens, token_bytes, b, h, d, element_bytes)
 
@@ -55,7 +56,7 @@ def flops(total_tokens: int, h: int, d: int) -> int:
 
 
 def roofline_us(unique_bytes: int, flops: int, peaks: Peaks) -> float:
-    """Microseconds that a step takes at least: the longer of moving the bytes and doing the arithmetic."""
+    """Lower bound of a step in microseconds: the longer of the time to move the bytes and the time for the FLOPs."""
     return 1e6 * max(unique_bytes / peaks.read_bytes_per_s, flops / peaks.matrix_flops_per_s)
 
 
@@ -68,18 +69,18 @@ def mean_roofline_us(case: CaseFacts) -> float | None:
 def roofline_fraction(case: CaseFacts) -> float | None:
     """Sum of `roofline_us` over sum of latency, over the timed steps of a round; then the median over rounds.
 
-    Every round is judged by the peaks that were probed inside it. None without samples or peaks.
+    Each round uses the peaks that were probed inside it. None without samples or peaks.
     """
     return _fraction(case, case.unique_bytes, case.flops)
 
 
 def bandwidth_fraction(case: CaseFacts) -> float | None:
-    """Share of the read bandwidth that the case drew: bytes it has to move itself, over peak and latency."""
+    """Share of the read bandwidth that the case used: the bytes that it must move itself, over latency and peak."""
     return _fraction(case, case.read_bytes, (0,) * len(case.steps))
 
 
 def probe_error(case: CaseFacts) -> str | None:
-    """Why the roofline fraction cannot be right, when it is above 1.02; else None."""
+    """Why the roofline fraction cannot be right, if it is above 1.02; else None."""
     fraction = roofline_fraction(case)
     if fraction is None or fraction <= PROBE_ERROR_ABOVE:
         return None
@@ -99,7 +100,7 @@ def _fraction(case: CaseFacts, moved: Sequence[int], work: Sequence[int]) -> flo
 
 
 def _round_bounds(case: CaseFacts, moved: Sequence[int], work: Sequence[int]) -> list[list[float]]:
-    """[round][timed step] lower bounds in microseconds; empty when the case does not have what they need."""
+    """[round][timed step] lower bounds in microseconds; empty when samples, peaks or counts are missing."""
     steps = len(case.steps)
     complete = len(moved) == len(work) == steps > 0 and all(len(samples) == steps for samples in case.samples_us)
     if not complete or len(case.peaks) != len(case.samples_us):

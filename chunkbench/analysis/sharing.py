@@ -1,4 +1,4 @@
-"""What a set of prompts shares: the figures of the paper's Table 2, and the K/V memory that sharing saves."""
+"""How much a set of prompts shares: the figures of the paper's Table 2, and the K/V memory that sharing saves."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sharing:
-    """One group of prompts, all held at once, each followed by its completion."""
+    """Figures of one group of prompts that memory holds at the same time, each followed by its completion."""
 
     group: str
     prompts: int
     tokens_mean: float
-    """Tokens of a prompt."""
+    """Mean number of tokens of a prompt."""
     shared_mean: float
     shared_max: int
-    """Leading tokens that a prompt has in common with some other prompt of the group."""
+    """`shared_mean`, `shared_max`: leading tokens that a prompt has in common with some other prompt of the group."""
     common: int
-    """Leading tokens that all of them have in common."""
+    """Leading tokens that all prompts of the group have in common."""
     ratio: float
     """Mean of r = shared tokens / (prompt and completion tokens) (section 3.1)."""
     tokens: int
-    """K/V tokens held where nothing is shared, completions included."""
+    """K/V tokens in memory without sharing, completions included."""
     held: int
-    """K/V tokens held where whole chunks are shared."""
+    """K/V tokens in memory when whole chunks are shared."""
 
     @property
     def saved(self) -> float:
-        """Share of the K/V memory that is saved."""
+        """Share of the K/V memory that sharing saves."""
         return 1 - self.held / self.tokens
 
 
@@ -42,33 +42,33 @@ def sharing(groups: Mapping[str, Sequence[Tokens]], chunk_size: int, n_c: int) -
 
 
 def _sharing(group: str, prompts: Sequence[Tokens], chunk_size: int, n_c: int) -> Sharing:
-    # In lexicographic order, the prompt that shares most with another one stands beside it.
+    # In lexicographic order, a neighbour of a prompt is the prompt that shares most with it.
     ordered = sorted(prompts)
-    beside = [shared_prefix(one, other) for one, other in itertools.pairwise(ordered)]
-    shared = [max(left, right) for left, right in zip([0, *beside], [*beside, 0], strict=True)]
+    prefixes = [shared_prefix(prompt, following) for prompt, following in itertools.pairwise(ordered)]
+    shared = [max(left, right) for left, right in zip([0, *prefixes], [*prefixes, 0], strict=True)]
     lengths = [len(prompt) for prompt in ordered]
     tokens = sum(lengths) + n_c * len(prompts)
-    # A chunk is shared where all of it is the same; what two neighbours share is stored once less.
-    held = tokens - sum(length - length % chunk_size for length in beside)
+    # Only whole chunks are shared. Each chunk that two neighbours share is stored one time less.
+    held = tokens - sum(prefix - prefix % chunk_size for prefix in prefixes)
     return Sharing(
         group=group,
         prompts=len(prompts),
         tokens_mean=fmean(lengths),
         shared_mean=fmean(shared),
         shared_max=max(shared),
-        common=min(beside) if beside else 0,
-        ratio=fmean(one / (length + n_c) for one, length in zip(shared, lengths, strict=True)),
+        common=min(prefixes) if prefixes else 0,
+        ratio=fmean(prefix / (length + n_c) for prefix, length in zip(shared, lengths, strict=True)),
         tokens=tokens,
         held=held,
     )
 
 
-def shared_prefix(one: Tokens, other: Tokens) -> int:
-    """Number of leading tokens that are the same."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+def shared_prefix(a: Tokens, b: Tokens) -> int:
+    """Number of leading tokens that are equal in both."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
         return high
-    while high - low > 1:  # one[:low] is the same, one[:high] is not; slices are compared by C code
+    while high - low > 1:  # a[:low] equals b[:low], a[:high] differs from b[:high]; slice comparison runs in C
         middle = (low + high) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle)
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle)
     return low

@@ -1,4 +1,4 @@
-"""Statistics of samples and rounds, as `docs/design.md` defines them. Light: the runner imports this."""
+"""Statistics of samples and rounds, as `docs/design.md` defines them. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple
 IntervalKind = Literal["confidence", "range"]
 
 MIN_ROUNDS_FOR_CONFIDENCE = 6
-"""With fewer rounds an interval is the range: five cannot hold the median with 95% confidence (1 - 2/2^5 = 0.9375)."""
+"""With fewer rounds the interval is the range: five rounds give at most 93.75% confidence (1 - 2/2^5), not 95%."""
 
 MIN_TIMED_STEPS = 8
 
 
 class Interval(NamedTuple):
-    """An interval for a median, in the unit of what it was computed from, and what it stands for."""
+    """An interval for a median, in the unit of its input, and its kind."""
 
     low: float
     high: float
@@ -36,12 +36,12 @@ def latency_us(samples_us: Sequence[Sequence[float]]) -> float:
 
 
 def interval(means: Sequence[float], confidence: float) -> Interval:
-    """Interval for the median of what the round means were drawn from, without assuming a distribution.
+    """Distribution-free interval for the median of the distribution that the round means come from.
 
-    With n sorted means, the median lies between the j-th smallest and the j-th largest with probability
-    1 - 2 P(Binomial(n, 1/2) < j). The largest j that keeps `confidence` is taken. Where no j does, or with fewer
-    than 6 means, it is the smallest and the largest, labelled `range`. Raises `ValueError` when `means` is empty or
-    `confidence` is not inside (0, 1).
+    With n sorted means, this median lies between the j-th smallest and the j-th largest with probability
+    1 - 2 P(Binomial(n, 1/2) < j). The function takes the largest j that keeps `confidence`. If no j keeps it, or with
+    fewer than 6 means, the interval goes from the smallest to the largest mean, labelled `range`. Raises `ValueError`
+    when `means` is empty or `confidence` is not inside (0, 1).
     """
     if not means:
         raise ValueError("no rounds: an interval needs at least one")
@@ -55,7 +55,7 @@ def interval(means: Sequence[float], confidence: float) -> Interval:
 
 
 def relative_half_width(means: Sequence[float], confidence: float) -> float:
-    """Half the width of the interval over the median of the means: 0.02 reads as "give or take 2%"."""
+    """Half the width of the interval over the median of the means: 0.02 means plus or minus 2%."""
     low, high, _ = interval(means, confidence)
     return (high - low) / (2 * median(means))
 
@@ -68,8 +68,8 @@ def spread(values: Sequence[float]) -> float:
 def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float, confidence: float) -> bool:
     """The stopping rule of a point: whether every case has enough rounds and a narrow enough interval.
 
-    `rounds` holds one sequence of round means for each case that is still being measured. It says nothing about
-    time: a caller has to stop at its budget whatever the answer, since a noisy machine may never reach `precision`.
+    `rounds` holds one sequence of round means for each case that is still being measured. The rule does not know the
+    time: a caller must also stop at its budget, because a noisy machine may never reach `precision`.
     """
     return all(
         len(means) >= max(min_rounds, 1) and relative_half_width(means, confidence) <= precision for means in rounds
@@ -77,7 +77,7 @@ def enough(rounds: Iterable[Sequence[float]], min_rounds: int, precision: float,
 
 
 def timed_steps(n_c: int, count: int) -> tuple[int, ...]:
-    """`count` of the steps 1..n_c, spread evenly, first and last among them; at least 8, or all when n_c is smaller."""
+    """`count` of the steps 1..n_c, evenly spread, with first and last; at least 8 steps, or all if n_c is smaller."""
     if n_c < 1:
         raise ValueError(f"n_c is {n_c}: there is no step to time")
     count = min(n_c, max(count, MIN_TIMED_STEPS))
@@ -88,13 +88,13 @@ def timed_steps(n_c: int, count: int) -> tuple[int, ...]:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """Largest j whose order statistics keep the confidence, 0 when there is none."""
+    """Largest j whose order statistics keep the confidence; 0 if no j does."""
     if n < MIN_ROUNDS_FOR_CONFIDENCE:
         return 0
     rank, tail = 0, 0
     for j in range(1, n // 2 + 1):
         tail += math.comb(n, j - 1)
-        # Integers stay exact for thousands of rounds where 0.5**n underflows.
+        # Integers stay exact for thousands of rounds; 0.5**n would underflow.
         if 1 - 2 * (tail / (1 << n)) < confidence:
             break
         rank = j

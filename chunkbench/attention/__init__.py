@@ -1,4 +1,4 @@
-"""ChunkAttention for those who want the algorithm and not the suite: tree, chunk store and kernel put together."""
+"""ChunkAttention without the benchmark suite: it combines the prefix tree, a chunk store and a kernel."""
 
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition

@@ -1,4 +1,4 @@
-"""Decode attention of all layers of a model over one prefix tree and one plan."""
+"""Decode attention for all layers of a model, with one prefix tree and one plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from chunkbench.attention.parts import Kernel, Partition, Shape, assemble, choose
-from chunkbench.attention.tensors import Wanted, WrongTensor
+from chunkbench.attention.tensors import TensorSpec, WrongTensor
 from chunkbench.kvcache import Append, ChunkPool, Join, PrefixTree
 from chunkbench.kvcache.tokens import Tokens
 
@@ -16,22 +16,22 @@ class LayeredChunkAttention:
     """Decode attention with a prefix-aware KV cache and a two-phase partition kernel, for every layer of a model.
 
     A step has two parts. First the structure changes, for all layers at once: `join`, `extend`, `fork`, `truncate`,
-    `remove_sequence`. Then, layer by layer, `write` takes the K and V of the tokens that came, and `attend` computes
-    attention. All layers have the same heads. What a sequence does costs what that sequence costs, whatever the others
-    do; a layer costs its tensors alone, since tree and plan belong to all of them.
+    `remove_sequence`. Then, layer by layer, `write` takes the K and V of the new tokens, and `attend` computes
+    attention. All layers have the same heads. The cost of a change depends only on the sequence that changes. A layer
+    adds only the cost of its tensors, because all layers share the tree and the plan.
 
-    Sequences whose leading token ids agree share the K and V of the chunks that agree as a whole, found from the ids
-    alone. Rows of q and out follow `sequences`, the order of addition, whatever the shape of the forest. Every error is
-    raised before anything changes: `UnknownSequence` (a KeyError), and `EmptySequence`, `WrongTokens`, `WrongTensor`,
-    `SharedChunk`, `PoolExhausted` (ValueErrors), all of them `KVCacheError`s. Gradients are not recorded; the thread
-    count of the process is left alone.
+    Sequences with a common prefix of token ids share the K and V of the full chunks of that prefix. Token ids alone
+    decide this. Rows of q and out follow `sequences`, the order of addition, for every shape of the forest. An error
+    leaves the cache unchanged: `UnknownSequence` (a KeyError), `EmptySequence`, `WrongTokens`, `WrongTensor`,
+    `SharedChunk` and `PoolExhausted` (ValueErrors); all of them are `KVCacheError`s. The class records no gradients
+    and does not change the thread count of the process.
 
-    `heads % kv_heads == 0`; `head_dim` is a multiple of 16; `max_tokens` limits the chunks to as many as hold that
-    many tokens (None: memory is the limit). `partition="sequence-first"` leaves the chunk-first phase out: the same
-    cache, but every sequence reads its shared chunks for itself. `kernel="auto"` takes the native kernel on a CPU where
-    it was built and takes the shape (chunk_size a multiple of 16, head_dim up to 256), Triton's on an NVIDIA GPU where
-    it does (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch's; `kernel`
-    says which it came to.
+    `heads % kv_heads == 0`; `head_dim` is a multiple of 16; `max_tokens` limits the number of chunks to what holds that
+    many tokens (None: memory is the limit). `partition="sequence-first"` skips the chunk-first phase: the cache is the
+    same, but every sequence reads its shared chunks by itself. `kernel="auto"` chooses the native kernel on a CPU if it
+    was built and supports the shape (chunk_size a multiple of 16, head_dim up to 256), Triton on an NVIDIA GPU if it
+    supports the shape (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch.
+    The attribute `kernel` holds the choice.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class LayeredChunkAttention:
         kernel: Kernel = "auto",
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens is at least 1, not {max_tokens}")
-        # An index, so that "cuda" and the device of tensors made on "cuda" compare equal.
+            raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
+        # With a device index: "cuda" does not equal "cuda:0", the device of tensors made on "cuda".
         device = torch.empty(0, device=device).device
         shape = Shape(heads, heads if kv_heads is None else kv_heads, head_dim, chunk_size, dtype, device, layers)
         shape.check()
@@ -63,12 +63,12 @@ class LayeredChunkAttention:
         self.kernel = choose(shape, kernel)
         self._store, self._kernel = assemble(shape, self.kernel, partition)
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
-        # The store grows before the tree changes: running out of memory leaves everything as it was.
+        # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
         self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow))
-        self._wanted = Wanted(dtype, device)
+        self._spec = TensorSpec(dtype, device)
         self._planned = False
 
-    # What is held
+    # Queries
 
     @property
     def sequences(self) -> list[int]:
@@ -77,17 +77,17 @@ class LayeredChunkAttention:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V of the chunks in use, whole chunks, all layers."""
+        """Bytes of K and V of all chunks in use, in all layers. A partial chunk counts as a full one."""
         return self._tree.pool.in_use * self._store.chunk_bytes
 
     @property
     def work_items(self) -> int:
-        """Independent pieces of work of the current plan."""
+        """Number of independent work items of the current plan."""
         return self._kernel.work_items
 
     @property
     def plan_rebuilds(self) -> int:
-        """How often the plan was built anew because the structure of the forest had changed."""
+        """How often the structure of the forest had changed so that a new plan was needed."""
         return self._tree.plan_rebuilds
 
     def length(self, sequence: int) -> int:
@@ -95,13 +95,14 @@ class LayeredChunkAttention:
         return self._tree.length(sequence)
 
     def cached_tokens(self, tokens: Tokens) -> int:
-        """How many leading tokens the cache holds already: their K and V need not be computed."""
+        """Number of leading tokens that the cache already holds. The caller need not compute their K and V."""
         return self._tree.match(tokens)
 
     def reserve(self, tokens: int) -> None:
-        """Make room for chunks that hold `tokens` tokens in all, and no more; a prompt's partial chunk counts whole.
+        """Make room for exactly the chunks that hold `tokens` tokens. Count a prompt's partial chunk as a full one.
 
-        Without it room grows by halves. Raises PoolExhausted beyond `max_tokens`, or the allocator's error.
+        Without `reserve` the room grows by a half each time. Raises PoolExhausted beyond `max_tokens`, or the
+        allocator's error.
         """
         self._tree.pool.reserve(-(-tokens // self.chunk_size))
 
@@ -110,24 +111,24 @@ class LayeredChunkAttention:
     def join(self, tokens: Tokens) -> Join:
         """Add a sequence with its first tokens.
 
-        The result says which sequence it is, how many of the tokens are cached, and is what `write` takes: in each
-        layer, K and V of the others have to be written before attention is computed there.
+        The result holds the new sequence's id and the number of cached tokens. Pass it to `write` in each layer, with
+        the K and V of the tokens that are not cached, before `attend` runs in that layer.
         """
         joined = self._tree.join(tokens)
         self._planned = False
         return joined
 
     def extend(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
-        """Add tokens to some sequences: `counts[i]` of them, one by default, to `sequences[i]`, by default to all.
+        """Add `counts[i]` tokens to `sequences[i]`. By default one token each, to all live sequences by row.
 
-        `tokens` are those of the first sequence, then those of the next. The result is what `write` takes.
+        `tokens` lists the tokens of the first sequence, then those of the next, and so on. Pass the result to `write`.
         """
         appended = self._tree.append(tokens, sequences, counts)
         self._planned = False
         return appended
 
     def remove_sequence(self, sequence: int) -> None:
-        """Remove a sequence; memory that no other sequence uses is free for new ones."""
+        """Remove a sequence. New sequences can use the memory of the chunks that no other sequence covers."""
         self._tree.leave(sequence)
         self._planned = False
 
@@ -144,18 +145,18 @@ class LayeredChunkAttention:
     def truncate(self, sequence: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence, at least 1.
 
-        Raises SharedChunk where the end would lie inside a chunk that other sequences cover.
+        Raises SharedChunk if the new end lies inside a chunk that other sequences cover, too.
         """
         before = self.length(sequence)
         cut = self._tree.truncate(sequence, length)
         if cut is not None:
-            held = before - (length - cut.tokens)
-            self._store.cut(cut.chunk, cut.tokens, min(held, self.chunk_size))
+            chunk_tokens = before - (length - cut.tokens)
+            self._store.cut(cut.chunk, cut.tokens, min(chunk_tokens, self.chunk_size))
         self._planned = False
 
     @torch.no_grad()
     def plan(self) -> None:
-        """Bring the work descriptors up to date with all changes; `attend` does it when it was not done."""
+        """Update the work descriptors after all changes. `attend` does this itself if the caller did not."""
         if not self._planned:
             self._kernel.plan(self._tree.plan())
             self._planned = True
@@ -164,14 +165,14 @@ class LayeredChunkAttention:
 
     @torch.no_grad()
     def write(self, layer: int, tokens: Join | Append, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write K and V of the tokens that `join` or `extend` took in, in one layer.
+        """Write K and V of the new tokens of `join` or `extend` in one layer.
 
-        k, v `[n, kv_heads, head_dim]`, n = tokens that are not cached, or tokens that were appended.
+        k, v `[n, kv_heads, head_dim]`, n = number of tokens that are not cached, or of tokens that were appended.
         """
         self._check_layer(layer)
         rows = tokens.tokens if isinstance(tokens, Join) else len(tokens.chunks)
-        self._wanted.check("k", k, (rows, self.kv_heads, self.head_dim))
-        self._wanted.check("v", v, (rows, self.kv_heads, self.head_dim))
+        self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
+        self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
         if isinstance(tokens, Join):
             self._store.fill(tokens.chunks, k, v, layer)
         else:
@@ -181,15 +182,15 @@ class LayeredChunkAttention:
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Attention of one query token per sequence in a layer, scaled by 1/sqrt(head_dim).
 
-        q and out `[b, heads, head_dim]`, b = number of live sequences; out is made if it is not given, and returned.
+        q and out `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made; returns out.
         """
         self._check_layer(layer)
         shape = (len(self._tree), self.heads, self.head_dim)
-        self._wanted.check("q", q, shape)
+        self._spec.check("q", q, shape)
         if out is None:
             out = torch.empty(shape, dtype=self.dtype, device=self.device)
         else:
-            self._wanted.check_out(out, shape)
+            self._spec.check_out(out, shape)
         if shape[0] == 0:
             return out
         self.plan()
@@ -197,6 +198,6 @@ class LayeredChunkAttention:
         return out
 
     def _check_layer(self, layer: int) -> None:
-        # A wrong layer would be written over another chunk.
+        # A write to a layer that does not exist would overwrite another chunk.
         if not 0 <= layer < self.layers:
             raise WrongTensor(f"there is no layer {layer}: layers are 0 to {self.layers - 1}")

@@ -1,4 +1,4 @@
-"""The parts of a cache: which kernel takes a shape on a device, and the chunk store that it reads."""
+"""The parts of a cache: the kernel for a shape and a device, and the chunk store that this kernel reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Shape(NamedTuple):
-    """What K, V and q of a cache look like."""
+    """Sizes, dtype and device of K, V and q of a cache."""
 
     heads: int
     kv_heads: int
@@ -31,19 +31,19 @@ class Shape(NamedTuple):
     layers: int
 
     def check(self) -> None:
-        """Raise ValueError for a shape that no kernel takes."""
+        """Raise ValueError for a shape that no kernel supports."""
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads != 0:
-            raise ValueError(f"{self.heads} query heads cannot be spread evenly over {self.kv_heads} KV heads")
+            raise ValueError(f"{self.heads} query heads cannot be divided evenly among {self.kv_heads} KV heads")
         if self.head_dim < 16 or self.head_dim % 16 != 0:
-            raise ValueError(f"head_dim is a multiple of 16, not {self.head_dim}")
+            raise ValueError(f"head_dim must be a multiple of 16, not {self.head_dim}")
         if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype is float32, float16 or bfloat16, not {self.dtype}")
+            raise ValueError(f"dtype must be float32, float16 or bfloat16, not {self.dtype}")
         if self.layers < 1:
-            raise ValueError(f"layers is at least 1, not {self.layers}")
+            raise ValueError(f"layers must be at least 1, not {self.layers}")
 
 
 class Decode(Protocol):
-    """What the kernels have in common."""
+    """The common interface of the kernels."""
 
     @property
     def work_items(self) -> int: ...
@@ -52,44 +52,44 @@ class Decode(Protocol):
 
 
 def choose(shape: Shape, kernel: Kernel) -> Chosen:
-    """The kernel for a shape. Raises ValueError where one is asked for that does not take it, or cannot run here."""
+    """The kernel for a shape. Raises ValueError if `kernel` does not support the shape or cannot run here."""
     if kernel not in ("auto", "native", "triton", "torch"):
-        raise ValueError(f"kernel is 'auto', 'native', 'triton' or 'torch', not {kernel!r}")
-    own: Literal["native", "triton"] = "native" if shape.device.type == "cpu" else "triton"
-    wanted = own if kernel == "auto" else kernel
-    obstacle = "" if wanted == "torch" else _obstacle(shape, wanted)
+        raise ValueError(f"kernel must be 'auto', 'native', 'triton' or 'torch', not {kernel!r}")
+    device_kernel: Literal["native", "triton"] = "native" if shape.device.type == "cpu" else "triton"
+    chosen = device_kernel if kernel == "auto" else kernel
+    obstacle = "" if chosen == "torch" else _obstacle(shape, chosen)
     if kernel != "auto" and obstacle:
         raise ValueError(f"kernel={kernel!r}: {obstacle}")
-    return "torch" if obstacle else wanted
+    return "torch" if obstacle else chosen
 
 
 def assemble(shape: Shape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
-    """An empty store, and the kernel that reads it. Raises ValueError for another partition."""
+    """An empty store, and the kernel that reads it. Raises ValueError for an unknown partition."""
     if partition not in ("two-phase", "sequence-first"):
-        raise ValueError(f"partition is 'two-phase' or 'sequence-first', not {partition!r}")
+        raise ValueError(f"partition must be 'two-phase' or 'sequence-first', not {partition!r}")
     chunk_first = partition == "two-phase"
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
     if kernel == "native":
-        packed = PackedStore(*sizes, shape.layers)
-        return packed, TppNative(packed, shape.heads, chunk_first)
+        packed_store = PackedStore(*sizes, shape.layers)
+        return packed_store, TppNative(packed_store, shape.heads, chunk_first)
     if kernel == "triton":
-        # Importing Triton takes a second, and only a GPU needs it.
+        # Imported here because importing Triton takes a second and only a GPU needs it.
         from chunkbench.kernels.triton.decode import TppTriton
         from chunkbench.kernels.triton.store import TritonStore
 
-        on_gpu = TritonStore(*sizes, shape.device, shape.layers)
-        return on_gpu, TppTriton(on_gpu, shape.heads, chunk_first)
+        triton_store = TritonStore(*sizes, shape.device, shape.layers)
+        return triton_store, TppTriton(triton_store, shape.heads, chunk_first)
     store = ChunkStore(*sizes, shape.device, shape.layers)
     return store, TppTorch(store, shape.heads, chunk_first)
 
 
 def _obstacle(shape: Shape, kernel: Literal["native", "triton"]) -> str:
-    """Why a kernel cannot be used; empty when it can."""
+    """Why a kernel cannot be used; empty if it can."""
     if kernel == "triton":
-        unfit = triton.why_not(shape.dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.chunk_size)
-        return triton.why_unavailable(shape.device) or unfit
+        unsupported = triton.why_not(shape.dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.chunk_size)
+        return triton.why_unavailable(shape.device) or unsupported
     if shape.device.type != "cpu":
         return f"it runs on a CPU, not on {shape.device}"
     if shape.chunk_size % 16 or shape.head_dim > 256:
-        return "it takes chunk sizes that are multiples of 16 and head dimensions up to 256"
+        return "it supports chunk sizes that are multiples of 16 and head dimensions up to 256"
     return cpu.why_missing()

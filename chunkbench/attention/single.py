@@ -1,4 +1,4 @@
-"""ChunkAttention of one layer: a change of the cache and its tensors in one call."""
+"""ChunkAttention for one layer: one call changes the cache and writes the tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ChunkAttention(LayeredChunkAttention):
     def add_sequence(self, tokens: Tokens, k: torch.Tensor, v: torch.Tensor) -> int:
         """Add a sequence with its prompt and return its id.
 
-        k, v `[n, kv_heads, head_dim]` for the n tokens, or only the rows after the first `cached_tokens(tokens)`.
+        k, v `[n, kv_heads, head_dim]` for all n tokens, or only the rows after the first `cached_tokens(tokens)`.
         """
         ids = token_array(tokens)
         if len(ids) == 0:
@@ -45,13 +45,13 @@ class ChunkAttention(LayeredChunkAttention):
         cached = self._tree.match(ids)
         rows = k.shape[0] if k.dim() == 3 else len(ids)
         if rows not in (len(ids), len(ids) - cached):
-            wanted = f"{len(ids)} rows" + (f", or the {len(ids) - cached} that are not cached" if cached else "")
-            raise WrongTensor(f"k has {rows} rows for {len(ids)} tokens: it takes {wanted}")
-        self._wanted.check("k", k, (rows, self.kv_heads, self.head_dim))
-        self._wanted.check("v", v, (rows, self.kv_heads, self.head_dim))
+            expected = f"{len(ids)} rows" + (f", or {len(ids) - cached} for the tokens not cached" if cached else "")
+            raise WrongTensor(f"k has {rows} rows for {len(ids)} tokens: it needs {expected}")
+        self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
+        self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
         joined = self.join(ids)
-        known = rows - joined.tokens
-        self._store.fill(joined.chunks, k[known:], v[known:])
+        cached_rows = rows - joined.tokens
+        self._store.fill(joined.chunks, k[cached_rows:], v[cached_rows:])
         return joined.sequence
 
     @torch.no_grad()
@@ -65,17 +65,17 @@ class ChunkAttention(LayeredChunkAttention):
     ) -> None:
         """Add one token to every sequence, by row: token ids `[b]`, k and v `[b, kv_heads, head_dim]`.
 
-        With `sequences` only to these, in this order; with `counts` so many tokens to each of them, the first one's
-        tokens before the next one's, and k and v have a row for each token.
+        With `sequences`, add tokens only to these, in this order. With `counts`, add `counts[i]` tokens to sequence i.
+        `tokens` lists the tokens of the first sequence, then those of the next; k and v have one row per token.
         """
         ids = token_array(tokens)
-        self._wanted.check("k", k, (len(ids), self.kv_heads, self.head_dim))
-        self._wanted.check("v", v, (len(ids), self.kv_heads, self.head_dim))
+        self._spec.check("k", k, (len(ids), self.kv_heads, self.head_dim))
+        self._spec.check("v", v, (len(ids), self.kv_heads, self.head_dim))
         self._store.append(self.extend(ids, sequences, counts), k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Attention of one query token per sequence, scaled by 1/sqrt(head_dim).
 
-        q and out `[b, heads, head_dim]`, b = number of live sequences; out is made if it is not given, and returned.
+        q and out `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made; returns out.
         """
         return self.attend(0, q, out)

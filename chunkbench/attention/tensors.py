@@ -1,4 +1,4 @@
-"""What tensors have to be like."""
+"""Checks of the tensors that callers pass in."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from chunkbench.kvcache import KVCacheError
 
 
 class WrongTensor(KVCacheError, ValueError):
-    """A tensor's shape, dtype, device or memory layout is not what the call needs."""
+    """A tensor's shape, dtype, device or memory layout does not fit the call."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TensorSpec:
     """The dtype and the device of K, V, q and out."""
 
     dtype: torch.dtype
@@ -32,9 +32,9 @@ class Wanted:
             raise WrongTensor(f"{name} is a sparse tensor; K, V, q and out are dense")
 
     def check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
-        """The same for a tensor that is written to, each element once."""
+        """Check `out` like `check` does; also raise WrongTensor if its elements overlap or it requires gradients."""
         self.check("out", out, shape)
         if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), shape, strict=True)):
-            raise WrongTensor("out has several elements in one place (it was expanded): it cannot be written to")
+            raise WrongTensor("out has several elements at one address (it was expanded), so it cannot be written to")
         if out.requires_grad:
-            raise WrongTensor("out requires gradients: decode attention records none")
+            raise WrongTensor("out requires gradients, but decode attention does not record any")

@@ -1,4 +1,4 @@
-"""The experiment that a command line asks for: a file, with what the options put in place of its values."""
+"""The experiment that a command line selects: a file, whose values the options replace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Choice = TypeVar("Choice")
 
 
-def chosen(
+def choose_experiment(
     experiment: str,
     sets: Sequence[str] = (),
     device: str | None = None,
@@ -23,7 +23,7 @@ def chosen(
     modes: str | None = None,
     caches: str | None = None,
 ) -> Experiment:
-    """Load an experiment and apply options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
+    """Load an experiment and apply the options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
     from chunkbench.experiment import load_experiment
     from chunkbench.experiment.terms import Cache, Mode
 
@@ -34,13 +34,13 @@ def chosen(
     if dtype is not None:
         changes["dtype"] = dtype
     if budget is not None:
-        changes["budget_s"] = seconds_of(budget)
-    for key, listed, choices in (("modes", modes, get_args(Mode)), ("caches", caches, get_args(Cache))):
-        if listed is None:
+        changes["budget_s"] = parse_budget(budget)
+    for key, text, choices in (("modes", modes, get_args(Mode)), ("caches", caches, get_args(Cache))):
+        if text is None:
             continue
         if not loaded.timed:
             raise click.BadParameter("this experiment times nothing", param_hint=f"--{key}")
-        changes[key] = several(key, listed, choices)
+        changes[key] = parse_list(key, text, choices)
     if only:
         missing = [name for name in only if name not in loaded.implementations]
         if missing:
@@ -51,9 +51,9 @@ def chosen(
     return loaded.model_copy(update=changes)
 
 
-def several(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice, ...]:
-    """The values of an option that takes a list, each once. Raises `click.BadParameter`."""
-    choices = {str(one): one for one in known}
+def parse_list(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The values of an option that takes a comma-separated list, each once. Raises `click.BadParameter`."""
+    choices = {str(choice): choice for choice in known}
     values = tuple(dict.fromkeys(value.strip() for value in text.split(",")))
     unknown = [value for value in values if value not in choices]
     if unknown:
@@ -61,8 +61,8 @@ def several(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice, ..
     return tuple(choices[value] for value in values)
 
 
-def seconds_of(budget: str) -> float:
-    """Seconds of `--budget`. Raises `click.BadParameter`."""
+def parse_budget(budget: str) -> float:
+    """The seconds that `--budget` gives. Raises `click.BadParameter`."""
     from chunkbench.experiment import parse_duration
 
     try:

@@ -1,4 +1,4 @@
-"""`chunkbench claims RUN...`: every quantitative claim of the paper, with what this machine says of it."""
+"""`chunkbench claims RUN...`: every quantitative claim of the paper, judged by measurements of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chunkbench.cli.output import RUNS, colour_wanted, fail
 
 @click.command(
     "claims",
-    short_help="Hold the paper's claims against what was measured.",
+    short_help="Judge the paper's claims by what was measured.",
     epilog="""\b
     Examples:
       chunkbench claims
@@ -21,14 +21,19 @@ from chunkbench.cli.output import RUNS, colour_wanted, fail
     """,
 )
 @click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="A list of objects, with the keys of the cases used.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a list of objects, with the keys of the cases that each verdict uses.",
+)
 @click.option("--format", "form", type=click.Choice(["table", "markdown"]), default="table", show_default=True)
 def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 
-    Without any, the newest run of each experiment below results/runs counts. Where two runs measured the same, the one
-    named last does. What follows from shapes, or from the paper's own numbers, needs no run. The exit code is 0
-    whatever the verdicts are.
+    Without RUNs, the newest run of each experiment below results/runs counts. Where two runs measured the same point,
+    the run that is named last counts. Claims that follow from shapes, or from the paper's own numbers, need no run. The
+    exit code is 0 whatever the verdicts are.
     """
     from chunkbench.analysis.derive import derive
     from chunkbench.paper.claims import claims
@@ -40,8 +45,8 @@ def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
         opened = [open_run(run) for run in (runs or newest_runs(RUNS))]
     except RunError as error:
         fail(error)
-    found = claims([derive(run.cases) for run in opened])
+    judged = claims([derive(run.cases) for run in opened])
     if as_json:
-        click.echo(json.dumps([one.as_dict() for one in found], indent=1))
+        click.echo(json.dumps([claim.as_dict() for claim in judged], indent=1))
         return
-    click.echo(render_document(document(found, [run.path.name for run in opened]), form, colour_wanted()), nl=False)
+    click.echo(render_document(document(judged, [run.path.name for run in opened]), form, colour_wanted()), nl=False)

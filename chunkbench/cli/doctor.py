@@ -1,4 +1,4 @@
-"""`chunkbench doctor`: what this machine has, what is missing, what would make the numbers worse."""
+"""`chunkbench doctor`: what this machine has, what is missing, and what disturbs measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(context: click.Context, output: str, quiet: bool) -> None:
 
     Takes about three seconds. Exit code 2 if something makes measuring impossible, else 0, also with warnings.
     """
-    # Imports torch further down: `--help` stays quick.
+    # This import loads torch. Here it does not slow `--help` down.
     from chunkbench.environment import diagnose
 
     findings = diagnose()
@@ -37,7 +37,7 @@ def command(context: click.Context, output: str, quiet: bool) -> None:
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
         for finding in shown:
-            # Brackets in a remedy, as in `chunkbench[xformers]`, are no markup.
+            # A remedy can contain brackets, as in `chunkbench[xformers]`, that are not markup.
             text = finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")
             table.add_row(f"[{STYLES[finding.level]}]{finding.level}[/]", finding.title, escape(text))
         Console().print(table)

@@ -1,4 +1,4 @@
-"""`chunkbench list`: what there is to run, to compare and to vary."""
+"""`chunkbench list`: the experiments, the implementations, and the axes of a sweep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _axes() -> list[Row]:
 
 
 def _implementations() -> list[Row]:
-    # torch takes seconds to import, which the other lists need not wait for.
+    # Importing torch takes seconds. The other lists do not need it.
     import torch
 
     from chunkbench.baselines.registry import REGISTRY
@@ -78,9 +78,9 @@ def command(subject: str, form: str) -> None:
         click.echo(f"no {subject} are registered; install ChunkBench (make setup)", err=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0] if rows else ():
-        # Names are what people copy; they stay in one piece.
+        # Users copy the names: do not wrap them.
         table.add_column(column, no_wrap=column == subject.removesuffix("s"), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    # A pipe has no width of its own; rich would take 80 columns.
+    # A pipe has no width; rich would use 80 columns.
     Console(highlight=False, markup=False, width=None if on_terminal() else 110).print(table)

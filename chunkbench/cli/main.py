@@ -1,4 +1,4 @@
-"""The command `chunkbench`: finds the command's module, turns our errors into messages and exit codes."""
+"""The command `chunkbench`: imports the module of a command, turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from chunkbench.version import __version__
 
-# Name -> module; a module is imported only when its command (or the list of commands) is asked for.
+# Name -> module. A module is imported only for its command, and for the list of commands.
 _COMMANDS = {
     "run": "run",
     "reproduce": "reproduce",
@@ -58,7 +58,7 @@ def main() -> None:
     """Entry point of the script."""
     try:
         _main()
-    except (KeyboardInterrupt, click.Abort):  # also while modules are being imported
+    except (KeyboardInterrupt, click.Abort):  # also during imports
         click.echo("interrupted", err=True)
         sys.exit(130)
 
@@ -69,7 +69,7 @@ def _main() -> None:
     from chunkbench.store import RunError
 
     try:
-        # Outside of click's stand-alone mode, an exit code that a command asked for is what the call returns.
+        # Without click's standalone mode, the call returns the exit code that a command set.
         code = cli(prog_name="chunkbench", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
@@ -78,6 +78,6 @@ def _main() -> None:
     except (ExperimentError, RunError) as error:
         click.echo(f"chunkbench: {explain(error)}", err=True)
         sys.exit(2)
-    except OSError as error:  # a full disk, a folder that was taken away: nothing that a traceback would explain
+    except OSError as error:  # for example a full disk: a traceback would not help
         click.echo(f"chunkbench: {error}", err=True)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""What the commands that print reports have in common."""
+"""What commands share: folders of runs, error messages, exit codes, colour."""
 
 from __future__ import annotations
 
@@ -7,54 +7,84 @@ import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from chunkbench.store.facts import Status
 
 RUNS = Path("results/runs")
-"""Where runs lie unless --out says otherwise, below the current directory."""
-_OPTIONS = {
-    "resume": "--resume goes on",
-    "resume or elsewhere": "--resume goes on; --out DIR chooses",
-    "elsewhere": "--out DIR chooses",
+"""The folder of runs, below the current directory. `--out` replaces it."""
+_REMEDY_OPTIONS = {
+    "resume": "--resume continues the run",
+    "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
+    "elsewhere": "--out DIR names another folder",
     "start anew": "leave --resume out",
 }
-"""Remedy of a `RunError` -> the options of commands."""
-FORMATS = ("table", "markdown", "latex", "csv", "json")
+"""The remedy that a `RunError` names -> the options that apply it."""
+
+
+class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
+    """One of the report's formats. Their names are looked up when they are needed, because reports load slowly."""
+
+    name = "format"
+
+    def __init__(self, books: bool = False) -> None:
+        self._books = books
+        """Whether formats that only print several runs are allowed, too."""
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        from chunkbench.report.formats import BOOK_FORMATS, FORMATS
+
+        return tuple(dict.fromkeys((*FORMATS, *BOOK_FORMATS))) if self._books else FORMATS
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(self._names)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return click.Choice(self._names).convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in self._names if name.startswith(incomplete)]
 
 
 def new_run(name: str) -> Path:
-    """Where a run that begins now is kept."""
+    """The folder of a run that starts now."""
     return RUNS / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
 
 
 def fail(problem: str | Exception) -> NoReturn:
-    """Say what is wrong, in the name of the command that is running, and exit with 2."""
+    """Print what is wrong, with the name of the running command, and exit with code 2."""
     click.echo(f"chunkbench {click.get_current_context().info_name}: {explain(problem)}", err=True)
     raise SystemExit(2)
 
 
 def explain(problem: str | Exception) -> str:
-    """A message, with the options that mend it."""
-    options = _OPTIONS.get(getattr(problem, "remedy", None) or "", "")
+    """The message, with the options that solve the problem."""
+    options = _REMEDY_OPTIONS.get(getattr(problem, "remedy", None) or "", "")
     return f"{problem} ({options})" if options else str(problem)
 
 
+def command_line() -> list[str]:
+    """The words of this process's command line."""
+    return ["chunkbench", *sys.argv[1:]]
+
+
 def run_exit_code(statuses: Iterable[Status]) -> int:
-    """What a measurement means for the process that made it: 3 where a case failed, else 0."""
+    """Exit code of a command that measured cases with these statuses: 3 if a case failed, else 0."""
     from chunkbench.store.facts import FAILED
 
     return 3 if any(status in FAILED for status in statuses) else 0
 
 
 def on_terminal() -> bool:
-    """Whether standard output is a terminal; it may also be closed."""
+    """Whether standard output is a terminal. It can also be closed."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def colour_wanted() -> bool:
-    """Whether standard output is a terminal that should be given colour."""
+    """Whether to print colours: standard output is a terminal and `NO_COLOR` is not set."""
     return on_terminal() and "NO_COLOR" not in os.environ

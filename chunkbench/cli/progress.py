@@ -1,4 +1,4 @@
-"""What a run shows while it is at work: a bar on a terminal, a line per point elsewhere, nothing when quiet."""
+"""Progress of a run: a bar on a terminal, one line per point elsewhere, nothing with `--quiet`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chunkbench.store import MEASURED, CaseFacts
 
 
 class RunProgress:
-    """Listens to a run and writes to standard error, so that standard output holds the result alone."""
+    """Prints the progress of a run to standard error, so that standard output has only the result."""
 
     def __init__(self, quiet: bool) -> None:
         self._console = Console(stderr=True, highlight=False)
@@ -54,45 +54,45 @@ class RunProgress:
             self._bar.stop()
 
     def started(self, path: Path, points: int, finished: int) -> None:
-        """Say where the run goes."""
+        """Print the folder of the run."""
         self._points, self._number = points, finished
         kept = f", {finished} already measured" if finished else ""
-        self._say(f"{count(points, 'point')}{kept} -> {path}")
+        self._print(f"{count(points, 'point')}{kept} -> {path}")
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
-        """Move the bar."""
+        """Update the bar."""
         if self._bar is not None:
             name = f"{self._number + 1}/{self._points} {point.brief}"
             self._bar.update(self._task, completed=done, point=name, text=text, left=_left(left_s))
 
     def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
-        """One line per point."""
+        """Print one line per point."""
         self._number += 1
         now = monotonic()
-        took, self._point_started = now - self._point_started, now
+        seconds, self._point_started = now - self._point_started, now
         statuses = Counter(case.status for case in cases)
         measured = sum(statuses[status] for status in MEASURED)
         others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
         rounds = max((len(case.samples_us) for case in cases), default=0)
-        self._say(
+        self._print(
             f"{self._number:>3}/{self._points} {point.brief:<28} {measured} measured"
-            f"{f', {others}' if others else ''}; {count(rounds, 'round')}, {took:.0f} s; {_left(left_s)}"
+            f"{f', {others}' if others else ''}; {count(rounds, 'round')}, {seconds:.0f} s; {_left(left_s)}"
         )
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
             sys.stderr.flush()
 
 
 class RepeatProgress:
-    """Listens to a measurement made of many short runs: a status on a terminal, one line elsewhere."""
+    """Prints the progress of a measurement of many short runs: a status on a terminal, one line elsewhere."""
 
     def __init__(self, quiet: bool) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
         self._quiet = quiet
-        self._what = ""
+        self._process = ""
         self._started = monotonic()
 
     def __enter__(self) -> RepeatProgress:
@@ -108,19 +108,19 @@ class RepeatProgress:
             self._status.stop()
 
     def started(self, path: Path, points: int, finished: int) -> None:
-        """A process begins; where the measurement as a whole begins, say so."""
+        """A process starts. The first one prints the folder of the measurement."""
         if path.name == "1" and not self._quiet:
             self._console.print(f"{count(points, 'point')} -> {path.parent}", markup=False, soft_wrap=True)
-        self._what = f"{path.parent.name}, process {path.name}"
+        self._process = f"{path.parent.name}, process {path.name}"
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
-        """Move the status."""
+        """Update the status."""
         if self._status is not None:
             seconds = monotonic() - self._started
-            self._status.update(f"{self._what}: {point.brief} {text}  [dim]{seconds:.0f} s so far")
+            self._status.update(f"{self._process}: {point.brief} {text}  [dim]{seconds:.0f} s so far")
 
     def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
-        """Nothing: a process measures a point in a second."""
+        """Print nothing: a process measures a point in a second."""
 
 
 def _left(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`chunkbench prompts`: what a set of prompts shares."""
+"""`chunkbench prompts`: the shared prefixes of a set of prompts."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def command(
             groups.setdefault(prompt.group, []).append(tokens)
     except (PromptsError, ShapeError) as error:
         fail(error)
-    found = sharing(groups, chunk_size, n_c)
+    stats = sharing(groups, chunk_size, n_c)
     if experiment is not None:
         try:
-            experiment.write_text(as_experiment(found, shape, chunk_size, max(1, n_c)), encoding="utf-8")
+            experiment.write_text(as_experiment(stats, shape, chunk_size, max(1, n_c)), encoding="utf-8")
         except OSError as error:
             fail(f"{experiment}: cannot be written: {error.strerror}")
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
     if form == "json":
-        click.echo(json.dumps([dataclasses.asdict(one) | {"saved": one.saved} for one in found], indent=2))
+        click.echo(json.dumps([dataclasses.asdict(group) | {"saved": group.saved} for group in stats], indent=2))
         return
-    told = document(found, shape, chunk_size, n_c)
-    click.echo(render_document(told, form, colour_wanted()), nl=False)
+    table = document(stats, shape, chunk_size, n_c)
+    click.echo(render_document(table, form, colour_wanted()), nl=False)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from pathlib import Path
-
 import click
 
-from chunkbench.cli.comparing import again as again_words
-from chunkbench.cli.comparing import comparing_options, conclude, empty_folder, options_from, to_be_timed
-from chunkbench.cli.output import fail
-from chunkbench.regression.verdicts import Metric
+from chunkbench.cli.comparing import conclude, empty_folder
+from chunkbench.cli.comparison_options import (
+    GateOptions,
+    gathered,
+    judging_options,
+    measuring_options,
+    out_option,
+    quiet_option,
+)
+from chunkbench.cli.output import command_line, fail
 
 _EXAMPLES = """\b
 Examples:
@@ -25,56 +27,32 @@ Examples:
 @click.command("regress", epilog=_EXAMPLES, short_help="Build another revision and measure both in turns.")
 @click.argument("experiment", metavar="[EXPERIMENT]", default="gate")
 @click.option("--base", required=True, metavar="GIT_REF", help="The revision to compare with: a branch, tag or commit.")
-@click.option("--budget", metavar="TIME", help="Of each measurement, e.g. 20s, 2m.  [default: the experiment's]")
-@click.option("--processes", type=click.IntRange(1, 1000), default=12, show_default=True, help="Fewest of a side.")
-@click.option("--again", type=click.IntRange(0, 20), default=3, show_default=True, help="Times to measure again.")
-@click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
-@comparing_options
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for runs and reports [results/runs/regress-...].")
-@click.option("-q", "--quiet", is_flag=True, help="No progress, and nothing printed; the exit code tells.")
+@measuring_options(fewest_processes=1)
+@judging_options
+@out_option("Folder for runs and reports [results/runs/regress-...].")
+@quiet_option("Print nothing; only the exit code tells the result.")
 @click.pass_context
-def command(
-    ctx: click.Context,
-    experiment: str,
-    base: str,
-    budget: str | None,
-    processes: int,
-    again: int,
-    only: tuple[str, ...],
-    threshold: str,
-    confidence: float,
-    metric: Metric,
-    form: str,
-    fail_on: str,
-    cross_machine: bool,
-    out: Path | None,
-    quiet: bool,
-) -> None:
-    """Compare this checkout, as it is installed, with the revision GIT_REF, which is built beside it for the time.
+@gathered(GateOptions)
+def command(ctx: click.Context, experiment: str, base: str, options: GateOptions) -> None:
+    """Compare this checkout, as it is installed, with the revision GIT_REF, which is built in a temporary folder.
 
-    A case's two versions run in turns, round by round, in processes of their own: what disturbs the machine disturbs
-    both. Exit codes are those of `chunkbench gate`; 2 also where GIT_REF is too old for this.
+    Both versions of a case are measured in turns, round by round, in processes of their own. So a disturbance of the
+    machine affects both. The exit codes are those of `chunkbench gate`; 2 also if GIT_REF is too old for this command.
     """
-    from chunkbench.cli.choosing import chosen
     from chunkbench.cli.progress import RepeatProgress
     from chunkbench.regression.compare import NothingToCompare
+    from chunkbench.regression.job import Job
     from chunkbench.regression.regress import regress
     from chunkbench.runner.target import resolve
     from chunkbench.store import RunError
 
-    loaded = to_be_timed(chosen(experiment, budget=budget, only=only))
-    words = ["chunkbench", *sys.argv[1:]]
-
-    def settle(implementation: str, factor: float) -> str:
-        return again_words(words, implementation, loaded.budget_s * factor)
-
+    loaded = options.load(experiment)
     try:
-        options = options_from(
-            threshold, confidence, metric, fail_on, cross_machine, shlex.join(words), settle, 1 + again
-        )
-        folder = empty_folder(out, f"regress-{loaded.name}")
-        with RepeatProgress(quiet) as progress:
-            found = regress(loaded, resolve(loaded), base, options, processes, again, folder, progress)
+        compare_options = options.gate_options(loaded.budget_s)
+        folder = empty_folder(options.out, f"regress-{loaded.name}")
+        with RepeatProgress(options.quiet) as progress:
+            job = Job(loaded, resolve(loaded), folder, progress, command_line())
+            result = regress(job, base, compare_options, options.repeats)
     except (RunError, NothingToCompare) as error:
         fail(error)
-    conclude(ctx, found, form, folder, quiet)
+    conclude(ctx, result, options, folder)

@@ -1,4 +1,4 @@
-"""`chunkbench report RUN`: everything that follows from a run, without measuring again."""
+"""`chunkbench report RUN`: tables and figure of a run, without measuring again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, fail
+from chunkbench.cli.output import RUNS, ReportFormat, colour_wanted, fail
 
 if TYPE_CHECKING:
     from chunkbench.store import Run
@@ -35,42 +35,34 @@ Examples:
   chunkbench report results/runs/table3-20250101T000000Z results/runs/memory-20250101T001000Z --out report.html
 """
 
-_FORMAT_OF = {
-    ".txt": "table",
-    ".md": "markdown",
-    ".html": "html",
-    ".csv": "csv",
-    ".tex": "latex",
-    ".json": "json",
-    ".png": "figure",
-    ".svg": "figure",
-    ".pdf": "figure",
-}
+_FIGURES = (".png", ".svg", ".pdf")
+"""Endings of figures."""
 
 
 @click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option("--format", "form", type=click.Choice((*FORMATS, "html")), help="Print this format.  [default: table]")
+@click.option("--format", "form", type=ReportFormat(books=True), help="Print this format.  [default: table]")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to FILE instead of printing.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the table, nor which files were written.")
 def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bool) -> None:
     from chunkbench.report import build, build_book, render, render_book
-    from chunkbench.report.formats import BOOK_FORMATS
+    from chunkbench.report.formats import BOOK_FORMATS, ENDINGS
     from chunkbench.store import RunError, latest_run, open_run
 
     if form is None and out is not None:
-        form = _FORMAT_OF.get(out.suffix)
+        form = "figure" if out.suffix in _FIGURES else ENDINGS.get(out.suffix)
         if form is None:
-            raise click.BadParameter(f"{out}: no format goes by this ending ({' '.join(_FORMAT_OF)}); name a --format")
+            endings = " ".join((*ENDINGS, *_FIGURES))
+            raise click.BadParameter(f"{out}: no format has this ending ({endings}); choose one with --format")
     if len(runs) > 1 and form not in (None, *BOOK_FORMATS):
-        raise click.BadParameter(f"{form} takes one RUN; several go together as {', '.join(BOOK_FORMATS)}")
+        raise click.BadParameter(f"{form} takes one RUN; for several, choose one of {', '.join(BOOK_FORMATS)}")
     try:
         opened = [open_run(latest_run(RUNS) if run == "latest" else run) for run in runs]
     except RunError as error:
         fail(error)
-    for one in opened:
-        if not one.cases:
-            fail(f"{one.path}: no case has been measured yet; `chunkbench run ... --resume` goes on with it")
+    for opened_run in opened:
+        if not opened_run.cases:
+            fail(f"{opened_run.path}: no case has been measured yet; `chunkbench run ... --resume` continues the run")
     if form == "figure" and out is not None:
         _draw(opened[0], out, quiet)
         return
@@ -92,10 +84,10 @@ def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bo
 def _draw(run: Run, out: Path, quiet: bool) -> None:
     from chunkbench.report import build, figures
 
-    drawn = figures.draw(build(run), run.manifest)
-    if drawn is None:
-        fail(f"{run.path}: nothing to draw: a figure takes two implementations that were measured at the same points")
-    _write(out, lambda path: figures.save(drawn, path), quiet)
+    figure = figures.draw(build(run), run.manifest)
+    if figure is None:
+        fail(f"{run.path}: nothing to draw: a figure needs two implementations that were measured at the same points")
+    _write(out, lambda path: figures.save(figure, path), quiet)
 
 
 def _write(out: Path, write: Callable[[Path], object], quiet: bool) -> None:
@@ -114,7 +106,7 @@ def _write_all(run: Run, quiet: bool) -> None:
     try:
         written = write_all(run, report)
     except OSError as error:
-        fail(f"{run.path}: cannot be written: {error.strerror}; --format prints without writing there")
+        fail(f"{run.path}: cannot be written: {error.strerror}; --format prints without writing")
     if not quiet:
         click.echo(render(report, "table", colour_wanted()), nl=False)
         click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)

@@ -1,14 +1,13 @@
-"""`chunkbench reproduce`: what this machine can measure of the paper, on one page."""
+"""`chunkbench reproduce`: all experiments of the paper that this machine can measure, on one page."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail, run_exit_code
+from chunkbench.cli.output import command_line, fail, run_exit_code
 
 
 @click.command(
@@ -40,7 +39,7 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
     What is finished below --out is not measured again: the same command goes on after Ctrl-C or a crash, and costs
     nothing once all is done. Exit codes are those of `chunkbench run`.
     """
-    from chunkbench.cli.choosing import seconds_of
+    from chunkbench.cli.choosing import parse_budget
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import load_experiment
     from chunkbench.report import build_book, render_book
@@ -51,32 +50,32 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
     unknown = [name for name in only if name not in EXPERIMENTS]
     if unknown:
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(EXPERIMENTS)}", param_hint="--only")
-    wanted = [load_experiment(name) for name in EXPERIMENTS if not only or name in only]
+    experiments = [load_experiment(name) for name in EXPERIMENTS if not only or name in only]
     if budget is not None:
-        wanted = within(wanted, seconds_of(budget))
+        experiments = within(experiments, parse_budget(budget))
 
-    def say(text: str) -> None:
+    def announce(text: str) -> None:
         if not quiet:
             click.echo(text, err=True)
 
     try:
         with RunProgress(quiet) as progress:
-            done = reproduce(wanted, out, progress, say)
-        if done.runs:
-            book = build_book(done.runs, out)
+            outcome = reproduce(experiments, out, progress, announce)
+        if outcome.runs:
+            book = build_book(outcome.runs, out)
             with writing(out):
                 for form, name in (("html", "report.html"), ("markdown", "report.md")):
                     (out / name).write_text(render_book(book, form), encoding="utf-8")
             click.echo(headline(book.claims))
             for chapter in book.chapters:
-                took = f"{chapter.minutes:5.1f} min" if chapter.minutes is not None else "        -"
+                minutes = f"{chapter.minutes:5.1f} min" if chapter.minutes is not None else "        -"
                 click.echo(
-                    f"{took}  {chapter.report.title}: {chapter.report.losses} {chapter.report.headline}".rstrip()
+                    f"{minutes}  {chapter.report.title}: {chapter.report.losses} {chapter.report.headline}".rstrip()
                 )
             click.echo(f"written: {out / 'report.html'} {out / 'report.md'}")
     except RunError as error:
         fail(f"{error}, or choose another folder with --out")
-    if done.interrupted:
-        click.echo(f"interrupted; to go on:\n  {shlex.join(['chunkbench', *sys.argv[1:]])}", err=True)
+    if outcome.interrupted:
+        click.echo(f"interrupted; to continue:\n  {shlex.join(command_line())}", err=True)
         ctx.exit(130)
-    ctx.exit(run_exit_code(case.status for run in done.runs for case in run.cases))
+    ctx.exit(run_exit_code(case.status for run in outcome.runs for case in run.cases))

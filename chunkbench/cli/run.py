@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import get_args
 
 import click
 
-from chunkbench.cli.output import FORMATS, RUNS, colour_wanted, new_run, run_exit_code
+from chunkbench.cli.output import RUNS, ReportFormat, colour_wanted, command_line, new_run, run_exit_code
 
 
 @click.command("run", short_help="Measure an experiment and print its table.")
 @click.argument("experiment", metavar="EXPERIMENT")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Instead of the experiment's device.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Use this device, not the experiment's.")
 @click.option(
-    "--dtype", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Instead of the experiment's dtype."
+    "--dtype",
+    type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
+    help="Use this dtype, not the experiment's.",
 )
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V1,V2", help="Replace an axis in every block. Repeatable.")
-@click.option("--model", metavar="NAME", help="Whose layer `kind: modules` measures: llama3-8b, ... or a config.json.")
+@click.option(
+    "--model", metavar="NAME", help="The model whose layer `kind: modules` measures: llama3-8b, ... or a config.json."
+)
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
 @click.option(
     "--modes", metavar="M1,M2", help="How to time on a GPU: events, graph, eager.  [default: the file's, or all]"
 )
 @click.option("--caches", metavar="C1,C2", help="cold, warm.  [default: the file's, or the protocol's own]")
 @click.option("--budget", metavar="TIME", help="About how long to measure, e.g. 90s, 5m, 1h30m.")
-@click.option("--full", is_flag=True, help="Time every step of the fewest rounds, however long that takes.")
+@click.option(
+    "--full", is_flag=True, help="Time every step in the least number of rounds, even if the budget is exceeded."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/EXPERIMENT-TIME].")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, or with the experiment's latest.")
 @click.option(
-    "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with such a status, but ok."
+    "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with one of these statuses."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(FORMATS),
+    type=ReportFormat(),
     help="What to print at the end.  [default: table, or nothing with -q]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
@@ -62,9 +67,9 @@ def command(
 ) -> None:
     """Measure EXPERIMENT (a YAML file, or the name of a bundled one) and print its table.
 
-    Everything measured lies in the run directory as raw samples; Ctrl-C keeps the finished points and prints the
-    command that goes on. Exit code: 0, also where something is unavailable, unsupported or noisy; 2 wrong usage;
-    3 an implementation was incorrect, raised, crashed or ran out of time; 130 interrupted.
+    The run directory keeps all raw samples. Ctrl-C keeps the finished points and prints the command that resumes the
+    run. Exit code: 0, also if something is unavailable, unsupported or noisy; 2 wrong usage; 3 an implementation was
+    incorrect, raised, crashed or ran out of time; 130 interrupted.
 
     \b
     Examples:
@@ -78,7 +83,7 @@ def command(
       chunkbench run figure3 --full
       chunkbench run table3 --device cuda --modes graph,events --caches cold,warm
     """
-    from chunkbench.cli.choosing import chosen, several
+    from chunkbench.cli.choosing import choose_experiment, parse_list
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import TimedExperiment
     from chunkbench.report import build, render, write_all
@@ -91,46 +96,46 @@ def command(
 
     sets = (*sets, f"model={model}") if model else sets
     if full and budget is not None:
-        raise click.UsageError("--full takes as long as it takes; leave --budget out")
+        raise click.UsageError("--full has no time limit; leave --budget out")
     if retry is not None and not resume:
-        raise click.UsageError("--retry goes with --resume: a new run has no rows yet")
+        raise click.UsageError("--retry needs --resume: a new run has no rows yet")
     statuses = [status for status in get_args(Status) if status != "ok"]
-    options = RunOptions(retry=frozenset(several("retry", retry, statuses) if retry is not None else ()))
-    wanted = chosen(experiment, sets, device, dtype, budget, only, modes, caches)
-    timed = wanted if isinstance(wanted, TimedExperiment) else None
+    options = RunOptions(retry=frozenset(parse_list("retry", retry, statuses) if retry is not None else ()))
+    loaded = choose_experiment(experiment, sets, device, dtype, budget, only, modes, caches)
+    timed = loaded if isinstance(loaded, TimedExperiment) else None
     if full:
         if timed is None:
-            raise click.UsageError(f"--full: experiments of `kind: {wanted.kind}` have no rounds")
-        wanted = timed = timed.in_full()
-    target = resolve(wanted, describing=dry_run)
+            raise click.UsageError(f"--full: experiments of `kind: {loaded.kind}` have no rounds")
+        loaded = timed = timed.in_full()
+    target = resolve(loaded, describing=dry_run)
     if modes is not None and timed is not None and target.device == "cpu" and timed.modes != ("eager",):
         raise click.BadParameter("a CPU has only the mode eager", param_hint="--modes")
     if dry_run:
-        click.echo(measuring(wanted).describe(wanted, target))
+        click.echo(measuring(loaded).describe(loaded, target))
         return
     if out is None:
-        out = latest_run(RUNS, wanted.name) if resume else new_run(wanted.name)
+        out = latest_run(RUNS, loaded.name) if resume else new_run(loaded.name)
     with RunProgress(quiet) as progress:
-        outcome = run_experiment(wanted, target, out, resume, ["chunkbench", *sys.argv[1:]], progress, options)
+        outcome = run_experiment(loaded, target, out, resume, command_line(), progress, options)
     try:
         if outcome.run.cases:
             report = build(outcome.run)
             write_all(outcome.run, report)
             if form is not None or not quiet:
                 click.echo(render(report, form or "table", colour_wanted()), nl=False)
-    finally:  # a second Ctrl-C gives up the report, not the way to go on
+    finally:  # a second Ctrl-C stops the report, but the command to resume is still printed
         if outcome.interrupted:
-            click.echo(f"interrupted; finished points are kept. To go on:\n  {_resume_command(out)}", err=True)
+            click.echo(f"interrupted; finished points are kept. To continue:\n  {_resume_command(out)}", err=True)
     if outcome.interrupted:
         ctx.exit(130)
     ctx.exit(run_exit_code(case.status for case in outcome.run.cases))
 
 
 def _resume_command(out: Path) -> str:
-    """This command line with --out and --resume."""
-    words = list(sys.argv[1:])
+    """The command line that resumes this run."""
+    words = command_line()
     if "--resume" not in words:
         words.append("--resume")
     if not any(word == "--out" or word.startswith("--out=") for word in words):
         words += ["--out", str(out)]
-    return shlex.join(["chunkbench", *words])
+    return shlex.join(words)

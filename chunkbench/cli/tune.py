@@ -1,4 +1,4 @@
-"""`chunkbench tune`: find the GPU kernels' sizes of tiles and launches for this machine's GPU."""
+"""`chunkbench tune`: find the best tile sizes and launch sizes of the Triton kernels for this machine's GPU."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool) -> None:
 
         stopwatch = Stopwatch(head_dim)
         try:
-            found = search(lambda one, d=head_dim: fit(generation, d, one), stopwatch.measure, announce)  # type: ignore[misc]
+            best = search(lambda tuning, d=head_dim: fit(generation, d, tuning), stopwatch.measure, announce)  # type: ignore[misc]
         except RuntimeError as error:
-            fail(f"head_dim {head_dim}: {error}; {out} holds what was found before")
-        table.setdefault(f"sm_{generation}", {})[head_dim] = found
+            fail(f"head_dim {head_dim}: {error}; {out} holds the results for earlier head dimensions")
+        table.setdefault(f"sm_{generation}", {})[head_dim] = best
         write(table, out)
-        click.echo(f"head_dim {head_dim}: {found} -> {out}")
+        click.echo(f"head_dim {head_dim}: {best} -> {out}")
 
 
 def _describe(trial: Trial) -> str:
     sizes = ", ".join(f"{name} {value}" for name, value in trial.tuning._asdict().items())
     if trial.reason:
         return f"{sizes}: {trial.reason}"
-    each = " ".join(f"{time:.1f}" for time in trial.times_us)
-    return f"{sizes}: {geometric_mean(trial.times_us):.1f} us ({each})"
+    times = " ".join(f"{time:.1f}" for time in trial.times_us)
+    return f"{sizes}: {geometric_mean(trial.times_us):.1f} us ({times})"

@@ -1,4 +1,4 @@
-"""`chunkbench validate`: is this experiment file right, and what does it ask for?"""
+"""`chunkbench validate`: is this experiment file valid, and how much does it measure?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chunkbench.experiment.terms import Device
 
 
 def _counts(experiment: Experiment) -> tuple[int, int]:
-    """Points and cases; what auto stands for does not change them, as long as it stands for something."""
+    """Numbers of points and cases. They are the same for every device and dtype that `auto` can mean."""
     device: Device = "cpu" if experiment.device == "auto" else experiment.device
     points = experiment.points(device, "float32")
     return len(points), sum(len(experiment.cases(point)) for point in points)

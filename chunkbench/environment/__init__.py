@@ -1,4 +1,4 @@
-"""What a run ran on: a scrubbed fingerprint, free memory, noise, the revision; and the checks behind `doctor`."""
+"""The environment of a run: a scrubbed fingerprint, free memory, noise, the revision; and the checks of `doctor`."""
 
 from chunkbench.environment.doctor import Finding, diagnose
 from chunkbench.environment.fingerprint import Environment, fingerprint, read_environment, scrub

@@ -1,4 +1,4 @@
-"""What the operating system tells about the CPU. Linux is read from /proc and /sys; elsewhere much stays None."""
+"""The operating system's information about the CPU: from /proc and /sys on Linux; elsewhere many fields stay None."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "amx
 
 
 class Cpu(BaseModel):
-    """One machine's processors. Caches are per core (or per group that shares one), in bytes."""
+    """One machine's processors. Cache sizes are in bytes, per core or per group of cores that share the cache."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,7 +40,7 @@ class Cpu(BaseModel):
 
 
 def read_cpu(root: Path = Path("/")) -> Cpu:
-    """`root` holds proc/ and sys/."""
+    """Read the CPU's description from proc/ and sys/ under `root`."""
     info = _cpuinfo(root)
     system = root / "sys/devices/system/cpu"
     folders = sorted(path for path in system.glob("cpu[0-9]*") if (path / "topology").is_dir())
@@ -68,9 +68,9 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
 
 
 def huge_pages(root: Path = Path("/")) -> str | None:
-    """The chosen mode of transparent huge pages: always, madvise or never."""
-    chosen = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
-    return chosen.group(1) if chosen else None
+    """The active mode of transparent huge pages: always, madvise or never; None if unknown."""
+    mode = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    return mode.group(1) if mode else None
 
 
 def _text(path: Path) -> str | None:

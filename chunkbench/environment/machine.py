@@ -1,4 +1,4 @@
-"""Which machine this is: the id under which facts, and comparisons of them, know it."""
+"""The id of this machine, which facts and comparisons use."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ _LONGEST = 64
 
 
 class MachineId(NamedTuple):
-    """An id, and where it comes from in words."""
+    """An id, and in words where it comes from."""
 
     id: str
     source: str
 
 
 def machine_id(environment: Mapping[str, Any]) -> MachineId:
-    """The id of this machine: `CHUNKBENCH_MACHINE`, else what `id_file` holds, else the id of its hardware.
+    """The id of this machine: `CHUNKBENCH_MACHINE`, else the content of `id_file`, else the id of the hardware.
 
-    So containers of one host can be told that they are one machine, and a fresh container is no new machine.
-    `environment` is what `fingerprint` gives.
+    So a user can give all containers of one host the same id, and a new container does not become a new machine.
+    `environment` is the result of `fingerprint`.
     """
     if chosen := os.environ.get(VARIABLE, "").strip()[:_LONGEST]:
         return MachineId(chosen, VARIABLE)
-    if kept := _kept():
-        return MachineId(kept, "kept on this host")
+    if stored := _stored():
+        return MachineId(stored, "stored on this host")
     return MachineId(hardware_id(environment), "from the hardware")
 
 
 def id_file() -> Path:
-    """Where a host may keep an id of its own: one line of text."""
+    """The file in which a host can store its own id: one line of text."""
     folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(folder) / "chunkbench" / "machine"
 
 
 def hardware_id(environment: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that follow from the hardware alone.
+    """Twelve hexadecimal digits that depend only on the hardware.
 
-    `environment` is what `fingerprint` gave, also read back from a manifest. What a user sets or updates (governor,
-    kernel, Python, PyTorch) does not count.
+    `environment` is the result of `fingerprint`, or the same read from a manifest. Things that a user sets or updates
+    (governor, kernel, Python, PyTorch) do not change the id.
     """
     cpu = environment.get("cpu") or {}
-    # The kernel keeps a varying part of the memory to itself.
+    # Round to GiB, because the kernel reserves a varying part of the memory.
     gibibytes = round((environment.get("memory_bytes") or 0) / 2**30)
     gpus = [[gpu.get("name"), gpu.get("compute_capability")] for gpu in environment.get("gpus") or ()]
     text = json.dumps([{name: cpu.get(name) for name in _HARDWARE}, gibibytes, gpus], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _kept() -> str:
+def _stored() -> str:
     try:
         return id_file().read_text(encoding="utf-8").strip()[:_LONGEST]
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it is free for us: the machine's and the control group's view."""
+"""Total and available memory, as the machine and its control groups report them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 NO_LIMIT = 1 << 60
-"""Version 1 of control groups writes "no limit" as a number near 2**63."""
+"""Larger limits mean "no limit": version 1 of control groups writes it as a number near 2**63."""
 
 
 class Group(NamedTuple):
@@ -17,34 +17,34 @@ class Group(NamedTuple):
 
     limit: int
     used: int
-    """Without the page cache that the kernel would give up before it runs out."""
+    """Without the page cache, which the kernel frees before memory runs out."""
 
 
 def total_memory() -> int:
-    """Bytes of the machine."""
+    """Bytes of memory of the machine."""
     return psutil.virtual_memory().total
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes that the strictest control group above this process allows; None without one."""
+    """The lowest limit, in bytes, of the control groups above this process; None without a limit."""
     return min((group.limit for group in memory_groups(root)), default=None)
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be allocated now without swapping: the smaller of the machine's and every control group's."""
+    """Bytes that can be allocated now without swapping: the minimum over the machine and all control groups."""
     rooms = [group.limit - group.used for group in memory_groups(root)]
     return max(0, min([psutil.virtual_memory().available, *rooms]))
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the current GPU that are free; None where torch can use none."""
+    """Free bytes of the current GPU; None if torch can use no GPU."""
     import torch
 
     return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
 
 
 def memory_groups(root: Path = Path("/")) -> list[Group]:
-    """The control groups above this process that limit memory (versions 1 and 2). `root` holds proc/ and sys/."""
+    """The control groups above this process that limit memory (versions 1 and 2). `root` contains proc/ and sys/."""
     groups = []
     for controllers, path in _memberships(root):
         if controllers == "":
@@ -72,7 +72,10 @@ def _memberships(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _upwards(top: Path, path: str) -> Iterator[Path]:
-    """The group's folder and all above it. Inside a container the path may not exist: then what is mounted is meant."""
+    """The group's folder and all folders above it, up to `top`.
+
+    In a container the group's path may not exist; then the limits are in the mounted folder `top`.
+    """
     folder = top / path.strip("/")
     while folder != top:
         yield folder
@@ -89,10 +92,10 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(folder: Path, prefix: str) -> int:
-    wanted = {f"{prefix}inactive_file", f"{prefix}active_file", "slab_reclaimable"}
+    fields = {f"{prefix}inactive_file", f"{prefix}active_file", "slab_reclaimable"}
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     pairs = (line.split() for line in lines)
-    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in wanted)
+    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in fields)

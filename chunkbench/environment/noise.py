@@ -1,4 +1,4 @@
-"""What else the machine did while we measured."""
+"""Measures the other load of the machine during a measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 
 HEAVY = 0.2
-"""CPUs that a process has to keep busy to be called heavy."""
+"""A process is heavy if it keeps more than this many CPUs busy."""
 
 
 class _Reading(NamedTuple):
@@ -26,9 +26,9 @@ class _Reading(NamedTuple):
 class NoiseMeter:
     """Steal time and foreign load over an interval.
 
-    `pids` are the processes that belong to us besides this one (workers); the set may change between start and stop. A
-    worker that ends in between still counts as ours if this process waited for it. CPU time is counted by the kernel in
-    ticks of about 10 ms: intervals below a second are coarse. Inside a container the figures are the whole machine's.
+    `pids` are this run's other processes (workers); the set may change between start and stop. A worker that ends in
+    between still counts as this run's if this process waited for it. The kernel counts CPU time in ticks of about
+    10 ms, so intervals below a second are coarse. Inside a container the figures are those of the whole machine.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
@@ -36,13 +36,15 @@ class NoiseMeter:
         self._start: _Reading | None = None
 
     def start(self) -> None:
-        """Begin the interval (again)."""
+        """Start a new interval."""
         self._start = self._read()
 
     def stop(self) -> dict[str, float]:
-        """`steal_fraction` of all CPU time, `foreign_cpus` kept busy by others on average, `load_average` of a minute.
+        """The noise since `start`.
 
-        The interval goes on: a second stop covers everything since start. Raises RuntimeError without a start.
+        `steal_fraction`: stolen part of all CPU time. `foreign_cpus`: average number of CPUs that others kept busy.
+        `load_average`: over the last minute. The interval stays open: a second stop covers everything since start.
+        Raises RuntimeError without a start.
         """
         if self._start is None:
             raise RuntimeError("NoiseMeter.stop() without start()")
@@ -59,7 +61,7 @@ class NoiseMeter:
     def _read(self) -> _Reading:
         times = psutil.cpu_times()
         steal = getattr(times, "steal", 0.0)
-        # Guest time is part of user time already.
+        # User time already includes guest time.
         busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
         total = busy + steal + times.idle + getattr(times, "iowait", 0.0)
         own = sum(_cpu_seconds(pid) for pid in {*self.pids, os.getpid()})
@@ -67,11 +69,11 @@ class NoiseMeter:
 
 
 def heavy_processes(exclude_pids: Iterable[int] = (), interval_s: float = 0.2) -> list[str]:
-    """Names of processes of others that keep more than a fifth of a CPU busy, the busiest first.
+    """Names of foreign processes that keep more than a fifth of a CPU busy, the busiest first.
 
-    Watches for `interval_s` seconds. This process, its descendants and `exclude_pids` are left out. Names only, neither
-    paths nor arguments; several processes of one name, and a kernel's workers (`kworker/0:1`, `kworker/1:0`), are given
-    as `name (3)`.
+    Watches for `interval_s` seconds. This process, its descendants and `exclude_pids` do not count. Gives only names,
+    no paths or arguments. Several processes of one name are one entry `name (3)`; all workers of the kernel
+    (`kworker/0:1`, `kworker/1:0`) have one name.
     """
     ours = {os.getpid(), *exclude_pids, *(child.pid for child in psutil.Process().children(recursive=True))}
     before = {pid: _cpu_seconds(pid, children=False) for pid in psutil.pids() if pid not in ours}
@@ -89,7 +91,7 @@ def heavy_processes(exclude_pids: Iterable[int] = (), interval_s: float = 0.2) -
 
 
 def _cpu_seconds(pid: int, children: bool = True) -> float:
-    """CPU time of a process, with or without that of the children that it waited for; 0 once it is gone."""
+    """CPU seconds of a process, optionally with those of children that it waited for; 0 after it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -103,5 +105,5 @@ def _name(pid: int) -> str:
         name = psutil.Process(pid).name()
     except psutil.Error:
         return ""
-    # A kernel thread says its CPU or device behind a slash; a process may have named itself by its path.
+    # A kernel thread's name has its CPU or device after a slash; a process may use its path as its name.
     return PurePosixPath(name).name if name.startswith("/") else name.partition("/")[0]

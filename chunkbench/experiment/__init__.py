@@ -1,4 +1,4 @@
-"""Experiments: YAML files that say which points are measured, with which implementations and how."""
+"""Experiments: YAML files that list the points to measure, the implementations, and how to measure them."""
 
 from chunkbench.experiment.axes import AXES, Axis
 from chunkbench.experiment.errors import ExperimentError, Problem

@@ -1,7 +1,7 @@
-"""The axes of a sweep, in one table: how each is read, what it is by default, what it is called and how it is shown.
+"""The table of axes: how each axis is read from a file, its default, its names in reports and how its values are shown.
 
-Whoever needs to know of axes asks this table: experiments and their schema, the model of a point, the grouping of rows,
-headings of tables, labels of figures.
+All other modules take their knowledge of axes from this table: experiments and their schema, the model of a point, the
+grouping of rows, headings of tables, labels of figures.
 """
 
 from __future__ import annotations
@@ -42,42 +42,43 @@ class Axis:
     name: str
     description: str
     values: str
-    """What may be written, in words."""
+    """The values that a file may give, in words."""
     default_words: str
     default: Any
-    """What a combination has that does not name it; None also where it follows from other axes, or has to be named."""
+    """The value where a combination does not name the axis. None also where other axes decide it, or where a file must
+    name the axis."""
     read: Callable[[object], AxisValue]
-    """Takes a plain value from a file; raises `Findings`."""
+    """Reads one plain value from a file; raises `Findings`."""
     schema: Mapping[str, Any]
     """JSON schema of one value."""
     label: str
-    """In words, for figures."""
+    """The axis in words, for figures."""
     unit: str = ""
     whole: bool = False
-    """Whether a list is one value and not several."""
+    """Whether a list is a single value of the axis."""
     show: Callable[[Any], str] = show_value
-    """A value as a cell of a table."""
+    """Formats a value as the text of a table cell."""
     later: bool = False
-    """Whether keys of cases leave it out where it is None, as they did before there was this axis."""
+    """Whether case keys leave the axis out while it is None, so that keys from before the axis existed stay valid."""
 
 
 def _counted(
-    name: str, description: str, default: object, low: int, high: int, label: str, unit: str = "", **more: Any
+    name: str, description: str, default: object, low: int, high: int, label: str, unit: str = "", **options: Any
 ) -> Axis:
-    multiple = more.pop("multiple", 1)
+    multiple = options.pop("multiple", 1)
     values = f"whole number, {low} to {high}" + (f", a multiple of {multiple}" if multiple > 1 else "")
     schema = integer_schema(low, high) | ({"multipleOf": multiple} if multiple > 1 else {})
-    words = more.pop("default_words", str(default))
+    words = options.pop("default_words", str(default))
     read = count_reader(low, high, multiple)
-    return Axis(name, description, values, words, default, read, schema, label, unit, **more)
+    return Axis(name, description, values, words, default, read, schema, label, unit, **options)
 
 
 _TABLE = (
     Axis(
         "model",
-        "whose decoder layer the modules of `kind: modules` belong to; heads and head_dim follow",
+        "the model whose decoder layer `kind: modules` measures; it sets heads, kv_heads and head_dim",
         f"{', '.join(SHAPES)}, or the path of a Hugging Face config.json",
-        "required by kind: modules, and there alone",
+        "required by kind: modules; other kinds do not accept it",
         None,
         read_model,
         {"type": "string", "examples": list(SHAPES)},
@@ -86,7 +87,7 @@ _TABLE = (
     ),
     Axis(
         "n_p",
-        "tokens of a prompt; a range draws ragged prompts from the seed",
+        "tokens of a prompt; a range gives prompts of different lengths, drawn from the seed",
         f"whole number, 1 to {MAX_TOKENS}, or {{low: A, high: B}}",
         "required",
         None,
@@ -115,7 +116,7 @@ _TABLE = (
         MAX_SEQUENCES,
         "batch size b",
         "sequences",
-        default_words="32, or what tree holds",
+        default_words="32, or the number of sequences in tree",
     ),
     _counted(
         "prompts",
@@ -127,8 +128,8 @@ _TABLE = (
     ),
     Axis(
         "tree",
-        "any forest of prompts, in place of n_s and prompts; one per block",
-        "[[tokens, children], ...], children a number of sequences or again such a list",
+        "any forest of shared prompts, instead of n_s and prompts; one per block",
+        "[[tokens, children], ...]; children is a number of sequences or another such list",
         "none",
         None,
         read_forest,
@@ -139,19 +140,17 @@ _TABLE = (
     _counted("heads", "query heads", 32, 1, 1024, "query heads h"),
     _counted("kv_heads", "K/V heads; divides heads", None, 1, 1024, "KV heads", default_words="heads"),
     _counted("head_dim", "head dimension", 128, 16, 256, "head dimension d", multiple=16),
-    _counted(
-        "chunk_size", "tokens of a chunk of ChunkAttn's cache", 64, 1, MAX_TOKENS, "tokens of a chunk c", "tokens"
-    ),
+    _counted("chunk_size", "tokens per chunk of ChunkAttn's cache", 64, 1, MAX_TOKENS, "tokens of a chunk c", "tokens"),
     # 32 is the smallest block for which vLLM's CPU kernel takes its plain vector path.
     _counted(
         "block_size",
-        "tokens of a block of a paged cache",
+        "tokens per block of a paged cache",
         32,
         1,
         MAX_TOKENS,
         "tokens of a block",
         "tokens",
-        default_words="32, as suits vLLM's CPU kernel",
+        default_words="32, which suits vLLM's CPU kernel",
     ),
     Axis(
         "dtype",
@@ -167,14 +166,14 @@ _TABLE = (
 )
 
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
-"""By name, in the order in which they lead tables and in which a block varies them, the first slowest."""
+"""Name -> axis. Tables show the axes in this order, and a block varies them in this order, the first axis slowest."""
 
 
 def parse_axis(name: str, raw: object) -> tuple[list[tuple[Path, AxisValue]], list[Finding]]:
-    """Values of an axis, each with its path below `raw`, and what is wrong with the others.
+    """The readable values of an axis, each with its path below `raw`, and the findings about the other values.
 
-    A list gives one value per item, a scalar one value; an axis whose values are `whole` takes exactly one, which may
-    itself be a list.
+    A list gives one value per item, a scalar gives one value. An axis that is `whole` takes exactly one value, which
+    may itself be a list.
     """
     axis = AXES[name]
     if raw is None:
@@ -196,7 +195,7 @@ def parse_axis(name: str, raw: object) -> tuple[list[tuple[Path, AxisValue]], li
 
 
 def parse_axes(raw: object) -> dict[str, tuple[AxisValue, ...]]:
-    """Axis -> values, of a block, of `defaults` or of a filter. Raises `Findings` with everything that is wrong."""
+    """Axis -> values, of a block, of `defaults` or of a filter. Raises `Findings` with every problem."""
     if not isinstance(raw, Mapping):
         raise Findings(Finding((), f"must be a mapping from axes to values, not {show(raw)}"))
     parsed: dict[str, tuple[AxisValue, ...]] = {}
@@ -205,8 +204,8 @@ def parse_axes(raw: object) -> dict[str, tuple[AxisValue, ...]]:
         if name not in AXES:
             findings.append(Finding((name,), unknown("axis", name, list(AXES)), key=True))
             continue
-        values, wrong = parse_axis(name, value)
-        findings += [Finding((name, *finding.path), finding.message, finding.key) for finding in wrong]
+        values, value_findings = parse_axis(name, value)
+        findings += [Finding((name, *finding.path), finding.message, finding.key) for finding in value_findings]
         parsed[name] = tuple(value for _, value in values)
     if findings:
         raise Findings(*findings)

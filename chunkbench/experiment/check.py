@@ -1,4 +1,4 @@
-"""The model's complaints about a tree of YAML, each with its place and in plain words."""
+"""Validates a YAML tree against the model and reports every problem with its place, in plain words."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ _SWEPT = ("defaults", "sweep", "exclude")
 
 
 class Checker:
-    """Validates a tree and collects its problems. `whole` also asks for filters that select nothing."""
+    """Validates a tree and collects its problems. `report_unused` also reports filters that match nothing."""
 
-    def __init__(self, root: Node, problems: list[Problem], *, whole: bool) -> None:
+    def __init__(self, root: Node, problems: list[Problem], *, report_unused: bool) -> None:
         self.root = root
         self.problems = problems
-        self.whole = whole
-        # Where reading already failed, anything that the model says about the same value is noise.
-        self.silent = {Mark(problem.path, problem.line, problem.column) for problem in problems if problem.line}
+        self.report_unused = report_unused
+        # A value that could not be read already has its problem; what the model says about it adds nothing.
+        self.reported = {Mark(problem.path, problem.line, problem.column) for problem in problems if problem.line}
 
     def experiment(self, name: str) -> Experiment | None:
-        """The experiment if nothing is wrong; `name` is its name unless the file gives one."""
+        """The experiment, or None if it has a problem. `name` is its name unless the file gives one."""
         plain = self.root.plain()
-        how = reading(_kind(plain.get("kind")))
-        keys = yaml_keys(how.experiment)
+        kind_reading = reading(_kind(plain.get("kind")))
+        keys = yaml_keys(kind_reading.experiment)
         for key in [key for key in self.root.value if key not in keys]:
-            at = self.root.value.pop(key)[0]
-            self._add(at, unknown("key", key, list(keys)), key)
+            mark = self.root.value.pop(key)[0]
+            self._add(mark, unknown("key", key, list(keys)), key)
             del plain[key]
         defaults, blocks, exclude = (plain.get(key) for key in _SWEPT)
-        self._findings((), check_sweep(defaults, blocks, exclude, how.rules, unused=self.whole))
+        self._findings((), check_sweep(defaults, blocks, exclude, kind_reading.rules, report_unused=self.report_unused))
         try:
-            # A context marks values as written in a file: durations must then have a unit.
-            experiment = how.experiment.model_validate({"name": name, **plain}, context={})
+            # A context tells the validators that the values come from a file, where durations must have a unit.
+            experiment = kind_reading.experiment.model_validate({"name": name, **plain}, context={})
         except ValidationError as error:
-            for one in error.errors(include_url=False):
-                self._complaint(one)
+            for detail in error.errors(include_url=False):
+                self._complaint(detail)
             return None
-        if self.whole:
-            self._findings((), _idle_expectations(experiment))
+        if self.report_unused:
+            self._findings((), _unused_expectations(experiment))
         return None if self.problems else experiment
 
-    def _add(self, at: Mark, message: str, key: str) -> None:
-        if at not in self.silent:
-            self.problems.append(Problem(at.path, at.line, at.column, message, key))
+    def _add(self, mark: Mark, message: str, key: str) -> None:
+        if mark not in self.reported:
+            self.problems.append(Problem(mark.path, mark.line, mark.column, message, key))
 
     def _findings(self, path: Path, findings: Iterable[Finding]) -> None:
         for finding in findings:
@@ -78,8 +78,8 @@ class Checker:
         path: Path = tuple(step for step in error["loc"] if step != "[key]")
         cause = error.get("ctx", {}).get("error")
         if isinstance(cause, Findings):
-            # Those of the model as a whole come from check_sweep, which has run on the tree itself.
-            self._findings(path, [one for one in cause.findings if path or one.path[0] not in _SWEPT])
+            # Findings about the sweep come from check_sweep, which knows their places in the tree.
+            self._findings(path, [finding for finding in cause.findings if path or finding.path[0] not in _SWEPT])
         elif error["type"] == "missing":
             mark = self.root.mark(path[:-1])
             self._add(mark, "is missing", str(path[-1]))
@@ -90,7 +90,7 @@ class Checker:
 
 
 def _kind(raw: object) -> str:
-    """The kind that the file names; the first one where it names none that is known, which the model complains of."""
+    """The kind that the file names. An unknown kind gives the first known one; the model reports the unknown one."""
     return raw if isinstance(raw, str) and raw in kinds.names() else kinds.names()[0]
 
 
@@ -113,8 +113,8 @@ def _in_words(error: ErrorDetails) -> str:
     return f"{show(value)} {error['msg'].removeprefix('Input ').removeprefix('String ')}"
 
 
-def _idle_expectations(experiment: Experiment) -> Iterator[Finding]:
-    """Expectations that no point has to meet, which is a slip of the pen. dtype is left alone: it may be auto."""
+def _unused_expectations(experiment: Experiment) -> Iterator[Finding]:
+    """Expectations that match no point, which must be a mistake. A filter on dtype is skipped: it may be auto."""
     if not isinstance(experiment, TimedExperiment):
         return
     points = experiment.points("cpu", "float32")

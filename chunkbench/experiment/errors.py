@@ -1,4 +1,4 @@
-"""What is wrong with an experiment: every problem with its place."""
+"""Problems of an experiment, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """A place in a file: line and column count from 1. Line 0 means the file (or command line option) as a whole."""
+    """A place in a file: line and column count from 1. Line 0 means the whole file or command-line option."""
 
     path: str
     line: int = 0
@@ -21,24 +21,24 @@ class Mark:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to mend. `path` is the file as the caller named it, or the override (`n_s=2048`)."""
+    """One problem to correct. `path` is the file as the caller named it, or the override (`n_s=2048`)."""
 
     path: str
     line: int
     column: int
     message: str
     key: str = ""
-    """The key concerned, empty where there is none."""
+    """The key that has the problem; empty if there is none."""
 
     def __str__(self) -> str:
         place = str(Mark(self.path, self.line, self.column))
         line = f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
-        # Keys and values may hold line breaks and terminal codes; one problem stays one line.
+        # Keys and values may hold line breaks and terminal codes; every problem must stay on one line.
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 class ExperimentError(ValueError):
-    """An experiment that cannot be used, with all of its problems in the order of the file."""
+    """An experiment cannot be used; `problems` holds all problems in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sorted(dict.fromkeys(problems), key=lambda p: (p.line, p.column))
@@ -46,7 +46,7 @@ class ExperimentError(ValueError):
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`; did you mean X?` where something close is known, else `; one of ...`."""
+    """`; did you mean X?` if a known name is similar, else `; one of ...`."""
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
     return f"; did you mean {folded[close[0]]}?" if close else f"; one of {', '.join(known)}"

@@ -16,11 +16,11 @@ from chunkbench.experiment.values import AxisValue, Finding, Findings, LengthRan
 
 T = TypeVar("T")
 DEFINED = "x-defined"
-"""Stands for `$ref` to one of our own definitions. pydantic would look for a `$ref` among its own, and fail."""
+"""Stands for a `$ref` to our own definitions: pydantic would look up a `$ref` among its own definitions and fail."""
 
 
 def written_axes(axes: Mapping[str, tuple[AxisValue, ...]]) -> dict[str, Any]:
-    """Axes in the form in which a file writes them: lists, ranges as low and high, a tree without a list around it."""
+    """Axes as a file writes them: lists, ranges as low and high, a tree without a list around it."""
     plain: dict[str, Any] = {}
     for name, values in axes.items():
         written = [value._asdict() if isinstance(value, LengthRange) else value for value in values]
@@ -33,21 +33,21 @@ def _listed(raw: object) -> object:
 
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    twice = [(place, value) for place, value in enumerate(values) if value in values[:place]]
-    if twice:
-        raise Findings(*(Finding((place,), f"{value} is listed twice") for place, value in twice))
+    repeated = [(place, value) for place, value in enumerate(values) if value in values[:place]]
+    if repeated:
+        raise Findings(*(Finding((place,), f"{value} is listed twice") for place, value in repeated))
     return values
 
 
 def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
-    # Not min_length: pydantic counts only the items that passed, and would call a list of bad ones empty.
+    # Not min_length: pydantic counts only valid items, so it would call a list of invalid items empty.
     if not values:
         raise ValueError("must not be empty")
     return values
 
 
 def _implementation(name: str, info: ValidationInfo) -> str:
-    """Which names are known follows from the kind of experiment, where that is said before."""
+    """Check the name against the implementations of the experiment's kind, or of all kinds if the kind is not valid."""
     known = known_implementations(info.data.get("kind"))
     if name not in known:
         raise ValueError(f"unknown implementation {show(name)}{did_you_mean(name[:60], known)}")
@@ -57,7 +57,7 @@ def _implementation(name: str, info: ValidationInfo) -> str:
 def _duration(raw: object, info: ValidationInfo) -> object:
     if isinstance(raw, str):
         return parse_duration(raw)
-    # A file has to say the unit; Python code and the dump of a model count in seconds.
+    # A file must give the unit; Python code and a dumped model give seconds.
     if isinstance(raw, int | float) and not isinstance(raw, bool) and info.context is not None:
         raise ValueError(f"{raw} has no unit; write {raw}s for seconds or {raw}m for minutes")
     return raw
@@ -75,8 +75,8 @@ def _axes(raw: object) -> dict[str, tuple[AxisValue, ...]]:
     return parse_axes(raw)
 
 
-def _list_schema(one: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}]}
+def _list_schema(item: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [item, {"type": "array", "items": item, "minItems": 1, "uniqueItems": True}]}
 
 
 _SECONDS_SCHEMA = {"type": "string", "pattern": r"^(\d+(\.\d+)?(h|ms|m|s))+$", "examples": ["5m", "90s", "1h30m"]}
@@ -93,7 +93,7 @@ Axes = Annotated[
     PlainSerializer(written_axes),
     WithJsonSchema({DEFINED: "axes"}),
 ]
-"""Axis -> values: of a block, of `defaults`, or (any of the values) of a filter."""
+"""Axis -> values, of a block, of `defaults` or of a filter; a filter matches any of the values."""
 
 Seconds = Annotated[
     float, BeforeValidator(_duration), Field(strict=True, gt=0, allow_inf_nan=False), WithJsonSchema(_SECONDS_SCHEMA)
@@ -103,29 +103,29 @@ Count = Annotated[int, Field(strict=True, le=1 << 53)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 ImplementationId = Annotated[str, AfterValidator(_implementation), WithJsonSchema({DEFINED: "implementation"})]
 
-_listing = BeforeValidator(_listed)
-_set = AfterValidator(_distinct)
-_some = AfterValidator(_not_empty)
-Blocks = Annotated[tuple[Axes, ...], _some]
+_list = BeforeValidator(_listed)
+_unique = AfterValidator(_distinct)
+_filled = AfterValidator(_not_empty)
+Blocks = Annotated[tuple[Axes, ...], _filled]
 Implementations = Annotated[
     tuple[ImplementationId, ...],
-    _listing,
-    _set,
-    _some,
+    _list,
+    _unique,
+    _filled,
     WithJsonSchema(_list_schema({DEFINED: "implementation"})),
 ]
 Protocols = Annotated[
     tuple[Protocol, ...],
-    _listing,
-    _set,
-    _some,
+    _list,
+    _unique,
+    _filled,
     WithJsonSchema(_list_schema({"enum": ["strict", "paper"]})),
 ]
-Caches = Annotated[tuple[Cache, ...], _listing, _set, _some, WithJsonSchema(_list_schema({"enum": ["cold", "warm"]}))]
+Caches = Annotated[tuple[Cache, ...], _list, _unique, _filled, WithJsonSchema(_list_schema({"enum": ["cold", "warm"]}))]
 Modes = Annotated[
     tuple[Mode, ...],
-    _listing,
-    _set,
-    _some,
+    _list,
+    _unique,
+    _filled,
     WithJsonSchema(_list_schema({"enum": ["eager", "events", "graph"]})),
 ]

@@ -1,4 +1,4 @@
-"""Ids of implementations, known without importing any of them."""
+"""Ids of implementations, listed without importing the implementations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from chunkbench import kinds
 
 
 def known_implementations(kind: str | None = None) -> tuple[str, ...]:
-    """Ids of what a kind of work can measure, or any kind."""
-    chosen = kinds.names() if kind is None else (kind,)
-    return tuple(dict.fromkeys(name for each in chosen for name in kinds.get(each).implementations().names()))
+    """Ids that a kind of work can measure; None: the ids of all kinds."""
+    searched = kinds.names() if kind is None else (kind,)
+    return tuple(dict.fromkeys(id_ for name in searched for id_ in kinds.get(name).implementations().names()))

@@ -1,4 +1,4 @@
-"""Shapes of decoder layers: what bytes and FLOPs of a Llama-like model follow from."""
+"""Shapes of decoder layers, from which the bytes and FLOPs of a Llama-like model are computed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from chunkbench.experiment.errors import did_you_mean
 
 
 class ShapeError(ValueError):
-    """A model that is not known, or a `config.json` that does not say what is needed."""
+    """The model is unknown, or its `config.json` lacks a value."""
 
 
 class LlamaShape(BaseModel):
-    """A model with rotary positions, a gated MLP and grouped heads; the names are those of Hugging Face."""
+    """A model with rotary positions, a gated MLP and grouped heads. Field names are those of Hugging Face."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,18 +35,18 @@ class LlamaShape(BaseModel):
     def _heads_divide(self) -> LlamaShape:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads = {self.num_attention_heads} is no multiple of "
+                f"num_attention_heads = {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads = {self.num_key_value_heads}"
             )
         return self
 
     @property
     def qkv_size(self) -> int:
-        """Columns of the matrices of Q, K and V side by side."""
+        """Columns of the Q, K and V matrices together."""
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
     def kv_bytes(self, element_bytes: int = 2) -> int:
-        """Bytes of one token's K and V in all layers."""
+        """Bytes of K and V of one token in all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * element_bytes
 
 
@@ -91,12 +91,12 @@ def shape_of(model: str) -> LlamaShape:
     except ValueError as error:
         raise ShapeError(f"{path}: not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ShapeError(f"{path}: holds no object; a config.json of Hugging Face is one")
+        raise ShapeError(f"{path}: must hold a JSON object, as a config.json of Hugging Face does")
     return _from_config(config, path)
 
 
 def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
-    """Older files leave out what has a default: as many KV heads as heads, and heads that split the hidden size."""
+    """Fill in what older files leave out: as many KV heads as heads, and head_dim = hidden_size / heads."""
     fields: dict[str, Any] = {name: config.get(name) for name in LlamaShape.model_fields if name != "name"}
     heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
     if fields["num_key_value_heads"] is None:
@@ -108,6 +108,7 @@ def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
         return LlamaShape(name=name, **fields)
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" if one["loc"] else one["msg"] for one in error.errors()
+            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else detail["msg"]
+            for detail in error.errors()
         )
         raise ShapeError(f"{path}: not the config of a Llama-like model: {wrong}") from None

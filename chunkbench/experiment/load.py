@@ -1,4 +1,4 @@
-"""A file (or the name of a bundled experiment) -> an `Experiment`, or all that is wrong with it."""
+"""Loads an `Experiment` from a file or by the name of a bundled one, and reports all its problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def bundled_experiments() -> dict[str, Any]:
-    """Name -> file of every experiment that comes with ChunkBench."""
+    """Name -> file, for every experiment that comes with ChunkBench."""
     folder = resources.files("chunkbench.experiments")
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     return {file.name.removesuffix(".yaml"): file for file in files}
@@ -29,9 +29,9 @@ def bundled_experiments() -> dict[str, Any]:
 def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None, option: str = "") -> Experiment:
     """The experiment in a YAML file, or the bundled one of that bare name (`table3`).
 
-    `overrides` is axis -> text such as `v1,v2`: the axis takes these values in every block. `option` is what messages
-    call the place of an override.
-    Raises `ExperimentError` with all problems; nothing else escapes, whatever the file holds.
+    `overrides` is axis -> text such as `v1,v2`: the axis takes these values in every block. Messages use `option` as
+    the name of an override's place.
+    Raises `ExperimentError` with all problems, and no other exception, whatever the file contains.
     """
     name, shown, content = _find(path)
     text = _decode(content, shown)
@@ -42,7 +42,7 @@ def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None
         message = f"an experiment is a mapping of keys to values, not {show(root.plain())}"
         raise ExperimentError([*problems, Problem(shown, root.at.line, root.at.column, message)])
     problems += _override(root, overrides or {}, option)
-    checker = Checker(root, problems, whole=not overrides)
+    checker = Checker(root, problems, report_unused=not overrides)
     experiment = checker.experiment(re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:64] or "experiment")
     if experiment is None:
         raise ExperimentError(checker.problems)
@@ -50,7 +50,7 @@ def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None
 
 
 def _find(path: Path | str) -> tuple[str, str, bytes]:
-    """Default name, name to show, and content."""
+    """Default name of the experiment, path to show in messages, and content of the file."""
     given = str(path)
     is_name = isinstance(path, str) and re.fullmatch(r"[A-Za-z0-9_-]+", path) is not None and not Path(path).is_file()
     try:
@@ -66,7 +66,7 @@ def _find(path: Path | str) -> tuple[str, str, bytes]:
         if not file.exists():
             raise ExperimentError([Problem(given, 0, 0, f"no such file{_neighbour(file)}")])
         if file.is_file() and file.stat().st_size > MAX_BYTES:
-            raise ExperimentError([Problem(given, 0, 0, f"is larger than {MAX_BYTES} bytes; that is no experiment")])
+            raise ExperimentError([Problem(given, 0, 0, f"is larger than the limit of {MAX_BYTES} bytes")])
         with file.open("rb") as stream:
             return file.stem, given, stream.read(MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -77,22 +77,22 @@ def _find(path: Path | str) -> tuple[str, str, bytes]:
 
 
 def _neighbour(file: Path) -> str:
-    """A hint at a file of a similar name, or at the bundled experiments."""
+    """A hint: a file with a similar name, or the list of bundled experiments."""
     folder = file.parent
-    near = [other.name for other in folder.iterdir() if other.suffix in _SUFFIXES] if folder.is_dir() else []
-    hint = did_you_mean(file.name, near)
+    neighbours = [other.name for other in folder.iterdir() if other.suffix in _SUFFIXES] if folder.is_dir() else []
+    hint = did_you_mean(file.name, neighbours)
     if "did you mean" in hint:
         return hint
     return f"; the bundled experiments are {', '.join(bundled_experiments())}"
 
 
 def _decode(content: bytes, path: str) -> str:
-    for mark, encoding in (
+    for byte_order_mark, encoding in (
         (codecs.BOM_UTF32_LE, "UTF-32"),
         (codecs.BOM_UTF16_LE, "UTF-16"),
         (codecs.BOM_UTF16_BE, "UTF-16"),
     ):
-        if content.startswith(mark):
+        if content.startswith(byte_order_mark):
             raise ExperimentError([Problem(path, 1, 1, f"the file is in {encoding}; save it as UTF-8")])
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
@@ -108,27 +108,27 @@ def _decode(content: bytes, path: str) -> str:
 
 
 def _override(root: Node, overrides: Mapping[str, str], option: str) -> list[Problem]:
-    """Put the overriding values in place of the file's, in the tree itself."""
+    """Replace the file's values by the overriding values, in the tree; returns the problems."""
     problems: list[Problem] = []
     for axis, text in overrides.items():
         place = f"{option} {axis}={text}".strip()
         if axis not in AXES:
             problems.append(Problem(place, 0, 0, unknown("axis", axis, list(AXES)), axis))
             continue
-        node, found = read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
-        problems += found
+        node, node_problems = read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
+        problems += node_problems
         if node is None:
             continue
-        rivals = {"tree": ("n_s", "prompts"), "n_s": ("tree",), "prompts": ("tree",)}.get(axis, ())
+        conflicting = {"tree": ("n_s", "prompts"), "n_s": ("tree",), "prompts": ("tree",)}.get(axis, ())
         blocks = [root.child("defaults"), *_items(root.child("sweep"))]
         for block in blocks:
             if block is None or not isinstance(block.value, dict):
                 continue
             block.value.pop(axis, None)
-            for rival in rivals:
-                if rival in block.value:
-                    there = block.value[rival][0]
-                    problems.append(Problem(place, 0, 0, f"does not go with {rival} in {there}", axis))
+            for other in conflicting:
+                if other in block.value:
+                    mark = block.value[other][0]
+                    problems.append(Problem(place, 0, 0, f"cannot be used together with {other} in {mark}", axis))
         if blocks[0] is None:
             root.value["defaults"] = (node.at, Node(node.at, {axis: (node.at, node)}))
         elif isinstance(blocks[0].value, dict):

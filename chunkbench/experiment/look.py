@@ -6,22 +6,22 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Look(BaseModel):
-    """What reports have to know of an implementation. A run keeps the looks of what it measured."""
+    """What reports need to know about an implementation. A run records the looks of its implementations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     heading: tuple[str, ...] = ()
-    """Lines of a column's heading, each at most nine letters; () makes them of the label."""
+    """Lines of the column heading, at most nine letters each; () makes them from the label."""
     name: str = ""
-    """What running text calls it; empty: the label."""
+    """Name in running text; empty: the label."""
     meaning: str = ""
-    """What tells it from others of its family, for the legend of tables."""
+    """How it differs from others of its family, for the legend of tables."""
     place: int = 500
-    """Place among the columns of a table: the paper's columns stand at 100 to 400, ablations and ChunkAttn behind all
-    others at 900 to 990. Columns of one place come in the order of the experiment."""
+    """Position among the columns of a table: the paper's columns have 100 to 400; ablations and ChunkAttn have 900 to
+    990, behind all others. Columns with the same place keep the order of the experiment."""
     colour: str = ""
-    """In figures, as #RRGGBB; empty: one that no other has. A family shares a colour."""
+    """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
     marker: str = ""
-    """In figures, as matplotlib names it; it tells the members of a family apart."""
+    """Marker in figures, as matplotlib names it; members of a family differ in it."""
     ablation_of: str = ""
-    """Id of the implementation that this one is a variant of: beating it says nothing about what others can do."""
+    """Id of the implementation that this one is a variant of: a win over the variant is no win over a competitor."""

@@ -1,4 +1,4 @@
-"""The experiment: a frozen model of one YAML file, and the points and cases that it asks for."""
+"""The experiment: a frozen model of one YAML file, and the points and cases that it describes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from chunkbench.experiment.values import Findings, show
 class Experiment(BaseModel, ABC):
     """One experiment as its file states it, with defaults filled in; durations are in seconds.
 
-    A file writes `budget` and `case_limit` (`5m`), the model calls them `budget_s` and `case_limit_s`. These are the
-    fields of all kinds of work; each kind adds its own in a subclass.
+    A file writes `budget` and `case_limit` (`5m`); the model calls them `budget_s` and `case_limit_s`. This class has
+    the fields of all kinds of work; each kind adds its own fields in a subclass.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
     timed: ClassVar[bool] = False
-    """Whether its implementations take turns and are timed, so that two revisions can be compared."""
+    """Whether the implementations take turns and are timed, so that two revisions can be compared."""
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="names the run directory; default: the file's name"
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="name of the run directory; default: the file's name"
     )
     title: str = Field("", max_length=200, description="heading of tables and figures")
     kind: str = Field(default_factory=lambda: kinds.names()[0], description="the kind of work", validate_default=True)
@@ -40,14 +40,14 @@ class Experiment(BaseModel, ABC):
     )
     seed: Count = Field(0, ge=0)
     paper: Literal["table1", "table3", "figure3", "figure4"] | None = Field(
-        None, description="the paper's table or figure that the run is set beside"
+        None, description="the paper's table or figure that reports show beside the run"
     )
     implementations: Implementations
     budget_s: Seconds = Field(300.0, alias="budget", description="measuring time of the whole run")
     case_limit_s: Seconds = Field(60.0, alias="case_limit", description="a case that would take longer is a timeout")
-    defaults: Axes = Field(default_factory=dict, description="axes of every block that does not state them itself")
-    sweep: Blocks = Field(description="blocks: inside one lists multiply, blocks add up")
-    exclude: tuple[Axes, ...] = Field((), description="filters; a combination that one matches is left out")
+    defaults: Axes = Field(default_factory=dict, description="axes for every block that does not give them itself")
+    sweep: Blocks = Field(description="blocks; the lists of one block multiply, blocks add up")
+    exclude: tuple[Axes, ...] = Field((), description="filters; a combination that matches a filter is left out")
     source: str = Field("", exclude=True, repr=False)
     """Text of the file."""
     path: str = Field("", exclude=True, repr=False)
@@ -71,7 +71,7 @@ class Experiment(BaseModel, ABC):
     def _sweep_fits_together(self) -> Experiment:
         blocks = [written_axes(block) for block in self.sweep]
         filters = [written_axes(excluded) for excluded in self.exclude]
-        findings = list(check_sweep(written_axes(self.defaults), blocks, filters, self._rules, unused=False))
+        findings = list(check_sweep(written_axes(self.defaults), blocks, filters, self._rules, report_unused=False))
         if findings:
             raise Findings(*findings)
         return self
@@ -82,20 +82,20 @@ class Experiment(BaseModel, ABC):
         return rules
 
     def points(self, device: Device, dtype: Dtype) -> tuple[Point, ...]:
-        """All points in the order of the file, each once; `device` and `dtype` stand in where the file says auto.
+        """All points in the order of the file, each once; `device` and `dtype` replace auto.
 
-        Blocks come in turn; inside a block the axes vary in the order of `AXES`, the first slowest.
+        Blocks keep their order; inside a block the axes vary in the order of `AXES`, the first axis slowest.
         """
-        own = dtype if self.dtype == "auto" else self.dtype
-        here: Device = device if self.device == "auto" else self.device
+        default_dtype = dtype if self.dtype == "auto" else self.dtype
+        resolved_device: Device = device if self.device == "auto" else self.device
         points: dict[Point, None] = {}
         for block in blocks_of(self.defaults, self.sweep, self._rules.implied):
             for combination in combine(block):
-                values = {**combination, "dtype": combination.get("dtype", own)}
+                values = {**combination, "dtype": combination.get("dtype", default_dtype)}
                 if values["dtype"] == "auto":
                     values["dtype"] = dtype
                 if not any(matches(excluded, values) for excluded in self.exclude):
-                    points[Point(**resolve(values), device=here)] = None
+                    points[Point(**resolve(values), device=resolved_device)] = None
         return tuple(points)
 
     @abstractmethod

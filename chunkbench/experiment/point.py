@@ -17,19 +17,19 @@ from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol, Tr
 
 
 class Segment(NamedTuple):
-    """A run of prompt tokens, identified so that sequences that share the run share the id."""
+    """Consecutive prompt tokens. Sequences that share these tokens share the id."""
 
     id: int
     tokens: int
 
 
 class AxisFields(BaseModel):
-    """The fields of a point that its facts repeat; `chunkbench.experiment.axes` says what each means.
+    """The fields that a point and its facts have in common; `chunkbench.experiment.axes` explains each axis.
 
     `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
-    `n_s` and `prompts` are the shorthand for a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
-    `k mod prompts`); `tree` states any forest and then `n_s` is None. `model` is the shape whose heads these are, where
-    the point is about a model's layer.
+    `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
+    `k mod prompts`). `tree` describes any forest; `n_s` is then None. `model` is the shape of the model whose layer the
+    point measures; None if the point does not measure a layer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,16 +56,16 @@ class Point(AxisFields):
     threads: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What keys are made of and workers are told; axes that came later are left out where they say nothing."""
-        said_nothing = {axis.name for axis in AXES.values() if axis.later and getattr(self, axis.name) is None}
-        return self.model_dump(mode="json", exclude=said_nothing)
+        """The values for case keys and workers; axes that were added later are left out while they are None."""
+        unset = {axis.name for axis in AXES.values() if axis.later and getattr(self, axis.name) is None}
+        return self.model_dump(mode="json", exclude=unset)
 
     @property
     def brief(self) -> str:
-        """In a few words: what tells it from its neighbours in most experiments."""
+        """Short text of the axes that differ between the points of most experiments."""
         n_p = str(self.n_p) if isinstance(self.n_p, int) else f"{self.n_p[0]}..{self.n_p[1]}"
-        about = "tree" if self.tree is not None else str(self.model or f"n_s={self.n_s}")
-        words = [f"n_p={n_p}", about, f"b={self.batch_size}"]
+        sharing = "tree" if self.tree is not None else str(self.model or f"n_s={self.n_s}")
+        words = [f"n_p={n_p}", sharing, f"b={self.batch_size}"]
         usual = {"kv_heads": self.heads, "prompts": 1, "threads": None}
         words += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
         return " ".join(words)
@@ -91,8 +91,8 @@ class Point(AxisFields):
     def paths(self, seed: int) -> list[list[Segment]]:
         """Every sequence's prompt as a path of segments; empty segments are left out.
 
-        Rows of the result follow the order in which sequences are added. The last segment of a path is private
-        unless the whole prompt is shared.
+        Paths are in the order in which sequences are added. The last segment of a path is private unless the whole
+        prompt is shared.
         """
         ids = iter(range(1 << 30))
         if self.tree is None:
@@ -113,16 +113,16 @@ class Point(AxisFields):
 
 
 def element_bytes(dtype: Dtype) -> int:
-    """Bytes of one number."""
+    """Bytes of one element."""
     return 4 if dtype == "float32" else 2
 
 
 def passes(points: Iterable[Point]) -> list[tuple[Point, ...]]:
-    """Points that differ in n_c alone, shortest first: a pass over the steps of the longest has those of the others."""
-    found: dict[str, list[Point]] = {}
+    """Groups of points that differ only in n_c, shortest first: a pass over the longest point has all their steps."""
+    groups: dict[str, list[Point]] = {}
     for point in points:
-        found.setdefault(repr(point.model_copy(update={"n_c": 0})), []).append(point)
-    return [tuple(sorted(several, key=lambda point: point.n_c)) for several in found.values()]
+        groups.setdefault(repr(point.model_copy(update={"n_c": 0})), []).append(point)
+    return [tuple(sorted(group, key=lambda point: point.n_c)) for group in groups.values()]
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """SHA-256 of exactly the resolved values; never of environment, seed or budget."""
+        """SHA-256 of exactly the resolved values; it does not depend on environment, seed or budget."""
         values = self.point.as_json() | {
             "implementation": self.implementation,
             "protocol": self.protocol,

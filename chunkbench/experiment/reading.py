@@ -1,4 +1,4 @@
-"""How the experiments of a kind of work are read: its part for this room."""
+"""What a kind of work provides so that its experiments can be read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from chunkbench.experiment.sweep import SweepRules
 
 @dataclass(frozen=True)
 class Reading:
-    """What a kind says of its experiments."""
+    """How experiments of one kind are read."""
 
     experiment: type[Experiment]
-    """The model of a file: the keys that it may hold, and what has to fit together."""
+    """The model of a file: its keys, and the rules that its values must satisfy together."""
     summary: str
-    """In a few words, for the documentation of the key `kind`."""
+    """A few words for the description of the key `kind`."""
     rules: SweepRules
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that have other defaults than the model's."""
+    """Key -> default, where it differs from the model's."""
 
 
 def reading(kind: str) -> Reading:
-    """How experiments of a kind are read. Raises `LookupError` for an unknown one."""
-    found: Reading = kinds.get(kind).reading()
-    return found
+    """How experiments of a kind are read. Raises `LookupError` for an unknown kind."""
+    kind_reading: Reading = kinds.get(kind).reading()
+    return kind_reading

@@ -14,26 +14,26 @@ from chunkbench.experiment.values import TREE_SCHEMA
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema (draft 2020-12). It knows keys, types and names; what has to fit together only `validate` knows."""
+    """JSON schema (draft 2020-12) of keys, types and names. Only loading a file checks the rules between keys."""
     readings = {kind: reading(kind) for kind in kinds.names()}
     schema: dict[str, Any] = {}
-    for how in readings.values():
-        part = _linked(how.experiment.model_json_schema(by_alias=True))
+    for kind_reading in readings.values():
+        part = _linked(kind_reading.experiment.model_json_schema(by_alias=True))
         schema = {**part, **schema, **{key: part[key] | schema.get(key, {}) for key in ("properties", "$defs")}}
     for hidden in ("source", "path"):
         del schema["properties"][hidden]
     schema["description"] = "One experiment. Keys that only some kinds of work have are listed here for all of them."
     schema["properties"]["kind"] |= {
         "default": kinds.names()[0],
-        "description": "; ".join(how.summary for how in readings.values()),
+        "description": "; ".join(kind_reading.summary for kind_reading in readings.values()),
         "enum": list(readings),
     }
-    # A file without a name takes its own.
+    # An experiment without a name takes the name of its file.
     schema["required"].remove("name")
     schema["required"].remove("implementations")
-    known = [kind for kind, how in readings.items() if "implementations" in how.defaults]
+    defaulted = [name for name, kind_reading in readings.items() if "implementations" in kind_reading.defaults]
     schema |= {
-        "if": {"properties": {"kind": {"enum": known}}, "required": ["kind"]},
+        "if": {"properties": {"kind": {"enum": defaulted}}, "required": ["kind"]},
         "else": {"required": ["implementations"]},
     }
     schema["properties"]["sweep"]["minItems"] = 1
@@ -41,14 +41,14 @@ def json_schema() -> dict[str, Any]:
     schema["$defs"] |= {
         "axes": axes_schema(),
         "tree": TREE_SCHEMA,
-        # Names of third parties are valid too; the listed ones are for completion.
+        # Names of third-party implementations are valid too; editors complete the listed ones.
         "implementation": {"anyOf": [{"enum": list(known_implementations())}, {"type": "string"}]},
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ChunkBench experiment"}
 
 
 def _linked(schema: Any) -> Any:
-    """The schema with references in place of the marks that stand for them."""
+    """The schema with `$ref` in place of `DEFINED`."""
     if isinstance(schema, list):
         return [_linked(part) for part in schema]
     if not isinstance(schema, dict):

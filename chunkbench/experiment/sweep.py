@@ -1,4 +1,4 @@
-"""From a sweep to combinations of axes: inside a block lists multiply, blocks add up, `exclude` takes away."""
+"""Turns a sweep into combinations of axes: lists of a block multiply, blocks add up, `exclude` removes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from chunkbench.experiment.values import (
 MAX_POINTS = 10_000
 MAX_INDEX = (1 << 31) - 1
 """Kernels count tokens in 32 bits."""
-UNCHECKED = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
-"""Axes that have to fit with no other."""
+INDEPENDENT = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
+"""Axes whose values do not depend on any other axis."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Required:
-    """At least one of `axes` has to be given in a block or under defaults; `message` says so."""
+    """A block or the defaults must give at least one of `axes`; `message` is the complaint if they do not."""
 
     axes: frozenset[str]
     message: str
@@ -48,27 +48,27 @@ N_S = Required(
 
 @dataclass(frozen=True)
 class SweepRules:
-    """What a kind of work asks of the axes of its experiments."""
+    """What a kind of work requires of the axes of its experiments."""
 
     wrong: Callable[[Mapping[str, AxisValue]], Iterator[Finding]]
-    """What does not fit together in one combination of axes; a finding's path begins with the axis to blame."""
+    """Finds conflicts in one combination of axes; a finding's path begins with the axis to blame."""
     required: tuple[Required, ...]
     foreign: Mapping[str, str] = field(default_factory=dict)
-    """Axes that such experiments cannot have -> why, and what to do."""
+    """Axis that such experiments cannot have -> the reason, and what to do."""
     implied: Mapping[str, AxisValue] = field(default_factory=dict)
-    """Axes that blocks have without naming them."""
+    """Axis -> value, for axes that every block has without naming them."""
 
 
 def blocks_of(
     defaults: Mapping[str, Sequence[T]], sweep: Sequence[Mapping[str, Sequence[T]]], implied: Mapping[str, T]
 ) -> Iterator[dict[str, Sequence[T]]]:
-    """Axes of every block, defaults included, and the values that the kind of experiment implies."""
+    """The axes of every block, with the defaults and the values that the kind of work implies."""
     for block in sweep:
         yield {axis: [value] for axis, value in implied.items()} | merge(defaults, block)
 
 
 def merge(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
-    """A block's axes over the defaults; its `tree` also displaces their n_s and prompts, and these their tree."""
+    """A block's axes over the defaults. A `tree` displaces default n_s and prompts; n_s or prompts displace a tree."""
     displaced: set[str] = set()
     if "tree" in block:
         displaced |= {"n_s", "prompts"}
@@ -85,7 +85,7 @@ def combine(axes: Mapping[str, Sequence[T]]) -> Iterator[dict[str, T]]:
 
 
 def shared_tokens(n_s: Any, n_p: Any) -> Fraction | None:
-    """Tokens that n_s stands for, possibly not whole; None where it is absent or a share of a range."""
+    """Number of tokens that n_s means, possibly not whole; None if n_s is absent, or a share of a range."""
     if isinstance(n_s, str):
         return parse_share(n_s) * n_p if isinstance(n_p, int) else None
     return None if n_s is None else Fraction(n_s)
@@ -110,7 +110,7 @@ def _value(axis: str, values: Mapping[str, Any]) -> Any:
 
 
 def resolve(values: Mapping[str, AxisValue]) -> dict[str, Any]:
-    """Fields of a point, `dtype` possibly still auto and `device` absent, of a combination that fits together."""
+    """Fields of the point for a valid combination; `dtype` may still be auto, `device` is absent."""
     fields: dict[str, Any] = {name: axis.default for name, axis in AXES.items()} | dict(values)
     fields["kv_heads"] = _value("kv_heads", values)
     fields["batch_size"] = _value("batch_size", values)
@@ -126,7 +126,7 @@ def resolve(values: Mapping[str, AxisValue]) -> dict[str, Any]:
 
 
 def wrong_prompts(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
-    """What does not fit together in one combination; a finding's path begins with the axis to blame."""
+    """Conflicts in one combination of axes; a finding's path begins with the axis to blame."""
     n_p = cast("int | LengthRange", values["n_p"])
     shortest, longest = (n_p.low, n_p.high) if isinstance(n_p, LengthRange) else (n_p, n_p)
     prompt = f"the shortest prompt, n_p low = {shortest}" if isinstance(n_p, LengthRange) else f"n_p = {n_p}"
@@ -136,9 +136,8 @@ def wrong_prompts(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
         yield from _wrong_share(values["n_s"], n_p, shortest, prompt)
     sequences = _value("batch_size", values)
     if _value("prompts", values) > sequences:
-        yield Finding(
-            ("prompts",), f"{values['prompts']} is larger than batch_size = {sequences}: a prompt without sequences"
-        )
+        message = f"{values['prompts']} is larger than batch_size = {sequences}: some prompts would have no sequence"
+        yield Finding(("prompts",), message)
     heads, kv_heads = _value("heads", values), _value("kv_heads", values)
     if heads % kv_heads:
         yield Finding(("kv_heads",), f"{kv_heads} does not divide heads = {heads}")
@@ -150,9 +149,11 @@ def wrong_prompts(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
 def _wrong_share(n_s: AxisValue, n_p: int | LengthRange, shortest: int, prompt: str) -> Iterator[Finding]:
     shared = shared_tokens(n_s, n_p)
     if shared is None:
-        yield Finding(("n_s",), f"{n_s!r} is a share of n_p, which has to be one number then, not a range")
+        yield Finding(("n_s",), f"{n_s!r} is a share of n_p, so n_p must be one number, not a range")
     elif shared.denominator != 1:
-        yield Finding(("n_s",), f"{n_s!r} of n_p = {n_p} is {float(shared):g} tokens; it has to come to whole tokens")
+        yield Finding(
+            ("n_s",), f"{n_s!r} of n_p = {n_p} is {float(shared):g} tokens; it must be a whole number of tokens"
+        )
     elif shared > shortest:
         yield Finding(("n_s",), f"{n_s} is larger than {prompt}: shared tokens are part of the prompt")
 
@@ -161,7 +162,7 @@ def _wrong_tree(values: Mapping[str, AxisValue], shortest: int, prompt: str) -> 
     forest = cast(Forest, values["tree"])
     for axis in ("n_s", "prompts"):
         if axis in values:
-            yield Finding((axis,), "cannot stand beside tree, which says the same in full; keep one", True)
+            yield Finding((axis,), "cannot be used together with tree, which replaces it; keep one", True)
     for path, tokens in tree_paths(forest):
         if tokens > shortest:
             yield Finding(("tree", *path), f"{tokens} tokens down to here are more than {prompt}")
@@ -174,19 +175,19 @@ def _wrong_tree(values: Mapping[str, AxisValue], shortest: int, prompt: str) -> 
 
 
 def check_sweep(
-    defaults: object, blocks: object, exclude: object, rules: SweepRules, *, unused: bool = True
+    defaults: object, blocks: object, exclude: object, rules: SweepRules, *, report_unused: bool = True
 ) -> Iterator[Finding]:
-    """Everything that does not fit together in a sweep as written; paths begin with `defaults`, `sweep` or `exclude`.
+    """All conflicts in a sweep as the file writes it; paths begin with `defaults`, `sweep` or `exclude`.
 
-    `rules` are those of the kind of work. Values that cannot be read are left out: reading them says so.
-    `unused` asks for filters that take nothing away.
+    `rules` are those of the kind of work. Values that cannot be read are skipped: reading them reports them.
+    `report_unused` also reports filters that match no combination.
     """
-    common, sound = _located(defaults if defaults is not None else {}, ("defaults",))
+    common, common_readable = _located(defaults if defaults is not None else {}, ("defaults",))
     filters = _filters(exclude)
     used: set[int] = set()
-    total = left = 0
-    complete = sound
-    seen: set[Path] = set()
+    total = remaining = 0
+    complete = common_readable
+    reported: set[Path] = set()
     foreign = list(_foreign(rules, defaults, ("defaults",)))
     for index, raw in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
         place: Path = ("sweep", index)
@@ -194,12 +195,12 @@ def check_sweep(
         block, readable = _located(raw, place)
         implied = {axis: ((*place, axis), value) for axis, value in rules.implied.items()}
         (merged,) = blocks_of(common, [block], implied)
-        axes = {axis: values for axis, values in merged.items() if values or axis not in UNCHECKED}
+        axes = {axis: values for axis, values in merged.items() if values or axis not in INDEPENDENT}
         complete &= readable
-        lacking = [required for required in rules.required if not required.axes & axes.keys()]
-        if sound and readable:
-            yield from (Finding(place, required.message) for required in lacking)
-        if foreign or lacking or not all(axes.values()):
+        missing = [required for required in rules.required if not required.axes & axes.keys()]
+        if common_readable and readable:
+            yield from (Finding(place, required.message) for required in missing)
+        if foreign or missing or not all(axes.values()):
             complete = False
             continue
         total += math.prod(map(len, axes.values()))
@@ -208,64 +209,64 @@ def check_sweep(
             return
         for combination in combine(axes):
             values = {axis: value for axis, (_, value) in combination.items()}
-            hits = {number for number, accepted in filters.items() if matches(accepted, values)}
-            used |= hits
-            if hits:
+            matching = {number for number, accepted in filters.items() if matches(accepted, values)}
+            used |= matching
+            if matching:
                 continue
-            left += 1
+            remaining += 1
             for finding in rules.wrong(values):
                 path = _place(finding.path, combination, place)
-                if path not in seen:
-                    seen.add(path)
+                if path not in reported:
+                    reported.add(path)
                     yield Finding(path, finding.message, finding.key)
     yield from foreign
     if not complete:
         return
-    if unused:
+    if report_unused:
         # A filter on dtype may match only once auto is resolved.
         for number in filters.keys() - used:
             if "dtype" not in filters[number]:
                 yield Finding(("exclude", number), "matches no combination of the sweep")
-    if total and not left:
-        yield Finding(("exclude",), "takes every combination away; no points are left", True)
+    if total and not remaining:
+        yield Finding(("exclude",), "removes every combination; no points are left", True)
 
 
 def _located(raw: object, place: Path) -> tuple[dict[str, list[tuple[Path, AxisValue]]], bool]:
-    """Readable values of a block's axes with their paths, and whether all could be read."""
+    """Readable values of a block's axes with their paths, and whether all values could be read."""
     if not isinstance(raw, Mapping):
         return {}, False
     axes: dict[str, list[tuple[Path, AxisValue]]] = {}
-    sound = True
+    readable = True
     for name, value in raw.items():
         if name not in AXES:
-            sound = False
+            readable = False
             continue
         values, findings = parse_axis(name, value)
         axes[name] = [((*place, name, *path), value) for path, value in values]
-        sound &= not findings
-    return axes, sound
+        readable &= not findings
+    return axes, readable
 
 
 def _filters(raw: object) -> dict[int, dict[str, tuple[AxisValue, ...]]]:
-    """The readable filters by their index."""
-    found = {}
+    """Index -> filter, for the filters that can be read."""
+    filters = {}
     for index, item in enumerate(raw if isinstance(raw, list | tuple) else ()):
         try:
-            found[index] = parse_axes(item)
+            filters[index] = parse_axes(item)
         except Findings:
             continue
-    return found
+    return filters
 
 
 def _foreign(rules: SweepRules, raw: object, place: Path) -> Iterator[Finding]:
-    """Axes that experiments of this kind cannot have."""
+    """Findings about axes that experiments of this kind cannot have."""
     for axis in raw if isinstance(raw, Mapping) else ():
         if axis in rules.foreign:
             yield Finding((*place, axis), rules.foreign[axis], True)
 
 
 def _place(path: Path, combination: Mapping[str, tuple[Path, AxisValue]], block: Path) -> Path:
-    """Where the value to blame was written; an axis left to its default is blamed on what it follows from."""
+    """The path of the value to blame. For an axis left to its default: the axis that decides it, or the block."""
     axis = cast(str, path[0])
     if axis == "kv_heads" and axis not in combination:
         axis = "heads"

@@ -1,4 +1,4 @@
-"""The words that facts and experiments share, as types."""
+"""Types that facts and experiments share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ Protocol = Literal["strict", "paper"]
 Cache = Literal["cold", "warm"]
 Mode = Literal["eager", "events", "graph"]
 
-# A node of a forest: how many tokens it holds, and how many sequences end their common part here or its children.
-# A named alias, because pydantic cannot resolve a recursive type that has no name of its own.
+# A node of a forest: its number of tokens, and either its child nodes or the number of sequences below it.
+# It is a named alias because pydantic cannot resolve a recursive type without a name.
 TreeNode = TypeAliasType("TreeNode", "tuple[int, int | tuple[TreeNode, ...]]")

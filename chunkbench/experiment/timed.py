@@ -1,4 +1,4 @@
-"""Experiments whose implementations are timed, or only held, in sessions: how often, by which clock, to what ends."""
+"""Experiments that run implementations in sessions: protocols, caches, modes, rounds, tolerances, expectations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("
 Metric = Literal["speedup", "latency_ratio", "roofline_fraction", "append_us", "plan_us"]
 COMPARING: tuple[Metric, ...] = ("speedup", "latency_ratio")
 AT_MOST: tuple[Metric, ...] = ("latency_ratio", "append_us", "plan_us")
-"""Metrics whose bar is an upper bound; for the others it is a lower bound."""
+"""Metrics whose bar is an upper bound; for the other metrics it is a lower bound."""
 
 
 def _with_default_tolerance(raw: object) -> object:
@@ -39,10 +39,10 @@ def _with_default_tolerance(raw: object) -> object:
 
 
 class Expectation(BaseModel):
-    """What the points that `where` selects must reach (`bar`) and should reach (`aim`).
+    """The points that `where` selects must reach `bar` and should reach `aim`.
 
-    `speedup`: latency of `against` over latency of `implementation`, at least; `latency_ratio`: its inverse, at most;
-    `roofline_fraction`: at least; `append_us`, `plan_us`: microseconds, at most.
+    `speedup` (at least): latency of `against` over latency of `implementation`; `latency_ratio` (at most): its inverse;
+    `roofline_fraction` (at least); `append_us`, `plan_us` (at most): microseconds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,14 +90,14 @@ class TimedExperiment(Experiment):
 
     timed: ClassVar[bool] = True
 
-    baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="ratios refer to it")
+    baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="reference of the ratios")
     protocols: Protocols = ("strict",)
-    caches: Caches | None = Field(None, description="default: the protocol's own, strict cold and paper warm")
-    modes: Modes | None = Field(None, description="default: eager on a CPU, and all three on CUDA")
+    caches: Caches | None = Field(None, description="default: cold for protocol strict, warm for paper")
+    modes: Modes | None = Field(None, description="default: eager on a CPU, all three on CUDA")
     confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
     precision: Fraction01 = Field(0.02, description="stop when the interval's half-width is this share of the latency")
     min_rounds: Count = Field(
-        3, ge=3, description="of the strict protocol; with fewer there is no telling noise from a result"
+        3, ge=3, description="for protocol strict; fewer rounds cannot separate a result from noise"
     )
     max_rounds: Count = Field(50, ge=3, validate_default=True)
     tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
@@ -148,7 +148,7 @@ class TimedExperiment(Experiment):
         return expect
 
     def in_full(self) -> TimedExperiment:
-        """The same with every step of the fewest rounds timed, whatever it takes."""
+        """The same experiment with `min_rounds` rounds and every step timed, however long that takes."""
         day = 86400.0
         return self.model_copy(update={"budget_s": day, "case_limit_s": day, "max_rounds": self.min_rounds})
 

@@ -1,4 +1,4 @@
-"""Values of axes: how each is read from a file, and what is said of one that cannot be read."""
+"""Readers of axis values from a file, and the messages about values that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chunkbench.experiment.units import parse_share
 from chunkbench.experiment.yaml_tree import Misread
 
 MAX_TOKENS = 1 << 20
-"""Most tokens of one prompt or completion."""
+"""Largest number of tokens of one prompt or completion."""
 MAX_SEQUENCES = 1 << 16
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 
@@ -32,7 +32,7 @@ AxisValue = int | str | LengthRange | Forest
 
 
 class Finding(NamedTuple):
-    """Something wrong at a path below the value that is being read; `key` asks for the place of the key instead."""
+    """A problem at a path below the value that is being read; `key`: the path's key has the problem, not its value."""
 
     path: Path
     message: str
@@ -47,15 +47,15 @@ class Findings(ValueError):
         super().__init__("; ".join(finding.message for finding in findings))
 
 
-def unknown(what: str, name: object, known: Sequence[str]) -> str:
-    """Message for a name that is not known; the caller names it."""
+def unknown(noun: str, name: object, known: Sequence[str]) -> str:
+    """The message about an unknown name. It omits the name, which is the key of the problem."""
     if isinstance(name, str) and ":" in name:
-        return f"unknown {what}; put a space after the colon"
-    return f"unknown {what}{did_you_mean(str(name)[:60], known)}"
+        return f"unknown {noun}; put a space after the colon"
+    return f"unknown {noun}{did_you_mean(str(name)[:60], known)}"
 
 
 def show(value: object) -> str:
-    """A value as a message quotes it: short, and telling text from numbers."""
+    """A value as messages quote it: short, with quotes around text but not around numbers."""
     if isinstance(value, Misread):
         return repr(value)
     if value is None:
@@ -119,7 +119,7 @@ def read_prompt_length(raw: object) -> int | LengthRange:
 
 
 def read_shared_length(raw: object) -> int | str:
-    """Tokens that are shared, or a share of n_p such as `0.5 n_p`, which stays text until n_p is known."""
+    """Number of shared tokens, or a share of n_p such as `0.5 n_p`, which stays text until n_p is known."""
     if not isinstance(raw, str) or raw.isdecimal():
         return _read_tokens(raw)
     try:
@@ -152,7 +152,7 @@ def read_model(raw: object) -> str:
 
 def read_forest(raw: object) -> Forest:
     """A forest of prompts: nodes `[tokens, children]`."""
-    form = "a tree is a list of [tokens, children], children a number of sequences or again such a list"
+    form = "a tree is a list of [tokens, children]; children is a number of sequences or another such list"
     if not isinstance(raw, list | tuple) or not raw:
         raise Findings(Finding((), f"must be a list, not {show(raw)}; {form}"))
     nodes: list[TreeNode] = []
@@ -181,7 +181,7 @@ def sequences_in(forest: Forest) -> int:
 
 
 def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Path of every node's token count, and the tokens from the root to the end of that node."""
+    """For every node, the path of its token count, and the tokens from the root to the end of the node."""
     for index, (tokens, children) in enumerate(forest):
         yield (*path, index, 0), above + tokens
         if not isinstance(children, int):
@@ -240,4 +240,4 @@ TREE_SCHEMA: dict[str, Any] = {
         ],
     },
 }
-"""Of a forest: refers to itself as `#/$defs/tree`."""
+"""Schema of a forest; it refers to itself as `#/$defs/tree`."""

@@ -1,7 +1,7 @@
-"""YAML text -> a tree of plain values that knows where each key and value stands.
+"""Parses YAML text into a tree of plain values that knows the place of each key and value.
 
-Only the part of YAML that reads the same to a person, YAML 1.1 and YAML 1.2 is accepted: no tags, anchors, aliases or
-merge keys (so no expansion of aliases either), no duplicate keys, and no plain scalar whose reading differs.
+It accepts only YAML that a person, YAML 1.1 and YAML 1.2 read alike: no tags, anchors, aliases (so none can expand) or
+merge keys, no duplicate keys, and no plain scalar that readers of YAML interpret differently.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HINTS = {
 
 
 class Misread:
-    """Stands for a scalar that was refused, so that the rest of the file can still be checked."""
+    """Replaces a refused scalar, so that the rest of the file can still be checked."""
 
     def __repr__(self) -> str:
         return "a value that cannot be read"
@@ -71,12 +71,12 @@ class Node:
         return None
 
     def mark(self, path: tuple[str | int, ...], *, key: bool = False) -> Mark:
-        """Place of the value at a path, of its key if asked for, or of the closest thing above it that exists."""
+        """Place of the value at a path, or of its key; if the path does not exist, of its closest existing parent."""
         node = self
         for depth, step in enumerate(path):
             if key and depth == len(path) - 1 and isinstance(node.value, dict) and step in node.value:
-                found: Mark = node.value[step][0]
-                return found
+                key_mark: Mark = node.value[step][0]
+                return key_mark
             child = node.child(step)
             if child is None:
                 break
@@ -85,16 +85,16 @@ class Node:
 
 
 def read(text: str, path: str, *, line: int | None = None) -> tuple[Node | None, list[Problem]]:
-    """The tree of one YAML document (None if there is none) and what is wrong with it.
+    """The tree of one YAML document (None if there is none) and its problems.
 
-    `line` replaces all positions (0 for a command line option). Never raises for any text.
+    `line` replaces all positions (0 for a command-line option). Never raises, whatever the text.
     """
     reader = _TreeReader(path, fixed=line)
-    bad = Reader.NON_PRINTABLE.search(text)
-    if bad is not None:
-        before = text[: bad.start()]
-        mark = reader.place(before.count("\n"), bad.start() - before.rfind("\n") - 1)
-        reader.problem(mark, f"the character {bad[0]!r} cannot stand in YAML")
+    unprintable = Reader.NON_PRINTABLE.search(text)
+    if unprintable is not None:
+        before = text[: unprintable.start()]
+        mark = reader.place(before.count("\n"), unprintable.start() - before.rfind("\n") - 1)
+        reader.problem(mark, f"the character {unprintable[0]!r} is not allowed in YAML")
         return None, reader.problems
     node: Node | None = None
     try:
@@ -116,7 +116,7 @@ class _TooDeep(Exception):
 
 
 class _TreeReader:
-    """Builds nodes from parser events; refuses by noting a problem and going on wherever it can."""
+    """Builds nodes from parser events. It records a problem for each refused part, and continues wherever it can."""
 
     def __init__(self, path: str, fixed: int | None) -> None:
         self.path = path
@@ -128,7 +128,7 @@ class _TreeReader:
         return Mark(self.path, line + 1, column + 1) if self.fixed is None else Mark(self.path, self.fixed)
 
     def place_of(self, mark: Any) -> Mark:
-        """A mark from one of pyyaml's, the start of the file where it has none."""
+        """A mark from pyyaml's mark, or the start of the file if pyyaml gives none."""
         return self.place(mark.line, mark.column) if mark is not None else self.place(0, 0)
 
     def problem(self, mark: Mark, message: str, key: str = "") -> None:
@@ -149,7 +149,7 @@ class _TreeReader:
         return root
 
     def node(self, event: events.Event, stream: Iterator[events.Event], depth: int, key: str) -> Node:
-        """The node that begins with an event; `key` is the key that it belongs to."""
+        """The node that begins with an event; `key` is the key that the node belongs to."""
         mark = self.place_of(event.start_mark)
         if depth > MAX_DEPTH:
             raise _TooDeep(mark)
@@ -182,7 +182,7 @@ class _TreeReader:
             yield self.node(event, stream, depth + 1, key)
 
     def entries(self, stream: Iterator[events.Event], depth: int) -> dict[str, tuple[Mark, Node]]:
-        found: dict[str, tuple[Mark, Node]] = {}
+        mapping: dict[str, tuple[Mark, Node]] = {}
         for event in stream:
             if isinstance(event, events.MappingEndEvent):
                 break
@@ -195,34 +195,34 @@ class _TreeReader:
             elif not isinstance(key.value, str):
                 if len(self.problems) == before:
                     self.problem(key.at, "a key must be a name")
-            elif key.value in found:
-                first = found[name][0]
+            elif key.value in mapping:
+                first = mapping[name][0]
                 self.problem(
                     key.at, f"written twice{f', first in line {first.line}' if first.line else ''}; keep one", name
                 )
             else:
-                found[name] = (key.at, value)
-        return found
+                mapping[name] = (key.at, value)
+        return mapping
 
 
 def resolve(text: str) -> bool | int | float | str | None:
-    """Value of a plain (unquoted) scalar. Raises `ValueError` where readers of YAML disagree about it."""
+    """Value of a plain (unquoted) scalar. Raises `ValueError` if YAML readers disagree about it."""
     if text.lower() in _CONSTANTS and text in (text.lower(), text.upper(), text.capitalize()):
         return _CONSTANTS[text.lower()]
     if text.lower() in _YES_NO:
         meant = _YES_NO[text.lower()]
-        raise ValueError(
-            f"{text} is read as {meant} by some and as text by others; write {meant}, or '{text}' in quotes"
-        )
+        readings = f"is read as {meant} by some YAML readers and as text by others"
+        raise ValueError(f"{text} {readings}; write {meant}, or '{text}' in quotes")
     if re.fullmatch(r"[-+]?0[0-9]+", text):
         decimal = text.lstrip("+-").lstrip("0") or "0"
-        raise ValueError(f"{text} is read as octal by some and as decimal by others; write {decimal}")
+        raise ValueError(f"{text} is read as octal by some YAML readers and as decimal by others; write {decimal}")
     if "_" in text and _UNDERSCORED.fullmatch(text):
-        raise ValueError(f"{text} is a number to some and text to others; write {text.replace('_', '')}")
+        raise ValueError(f"{text} is a number to some YAML readers and text to others; write {text.replace('_', '')}")
     if re.fullmatch(r"[-+]?0b[01]+", text):
-        raise ValueError(f"{text} is a binary number to some and text to others; write it in decimal")
+        raise ValueError(f"{text} is a binary number to some YAML readers and text to others; write it in decimal")
     if re.fullmatch(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", text):
-        raise ValueError(f"{text} is read in base 60 by some; write a duration like 12m30s, or '{text}' in quotes")
+        readings = "is read in base 60 by some YAML readers"
+        raise ValueError(f"{text} {readings}; write a duration like 12m30s, or '{text}' in quotes")
     if re.fullmatch(r"[-+]?\.(inf|nan)", text.lower()):
         raise ValueError(f"{text} is not a finite number")
     if _INT.fullmatch(text):
@@ -238,11 +238,11 @@ def resolve(text: str) -> bool | int | float | str | None:
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
-    said = error.problem or error.context or "not YAML"
-    if "'\\t'" in said:
+    message = error.problem or error.context or "not YAML"
+    if "'\\t'" in message:
         return "a tab; indent with spaces"
     for start, hint in _HINTS.items():
-        if said.startswith(start):
+        if message.startswith(start):
             return f"cannot read the YAML: {hint}"
     began = f" ({error.context} that begins in line {error.context_mark.line + 1})" if error.context_mark else ""
-    return f"cannot read the YAML: {said}{began}"
+    return f"cannot read the YAML: {message}{began}"

@@ -1,4 +1,4 @@
-"""Block tables for paged attention, with private blocks or with blocks shared through the prefix tree."""
+"""Block tables for paged attention, with private blocks or with blocks that the prefix tree shares."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from chunkbench.kvcache.tree import PrefixTree
 
 
 class JoinedBlocks(NamedTuple):
-    """A sequence has joined: tokens `cached ..` of it are to be written to `slots`."""
+    """A sequence has joined. The caller must write its tokens from `cached` on to `slots`."""
 
     sequence: int
     cached: int
     slots: Ints
-    """`[n - cached]`: block * block_size + place in the block."""
+    """`[n - cached]`: block * block_size + offset in the block."""
 
 
 class BlockTables:
-    """Logical to physical blocks of every live sequence (PagedAttention's block table).
+    """The map from logical to physical blocks of every live sequence (PagedAttention's block table).
 
-    With `share` the tables of sequences with a common prefix name the same physical blocks (PagedAttn* of the paper);
-    without it every block is private (PagedAttn).
+    With `share`, sequences with a common prefix use the same physical blocks (PagedAttn* of the paper). Without it,
+    every block is private (PagedAttn).
     """
 
     def __init__(self, block_size: int, share: bool, max_tokens: int = 1) -> None:
-        """`max_tokens`: tokens per sequence that the table has room for from the start; it widens on demand."""
+        """`max_tokens`: tokens per sequence for which the table has room initially; it grows on demand."""
         self.block_size = block_size
         self._tree = PrefixTree(block_size, share=share)
         self._by_slot: npt.NDArray[np.int32] = np.zeros((8, max(1, -(-max_tokens // block_size))), np.int32)
@@ -47,9 +47,9 @@ class BlockTables:
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
-        """`[b, blocks]`, contiguous; entries beyond a sequence's length mean nothing.
+        """`[b, blocks]`, contiguous. Entries beyond a sequence's length are undefined.
 
-        The tables' own memory until a sequence has left before one that is still there; then a copy.
+        A view of the internal table while every row equals its slot (see `PrefixTree.slots`), else a copy.
         """
         return self._by_slot[self._tree.slots]
 
@@ -59,17 +59,17 @@ class BlockTables:
         return self._tree.lengths.astype(np.int32)
 
     def join(self, tokens: Tokens) -> JoinedBlocks:
-        """Add a sequence. Raises as `PrefixTree.join` does."""
+        """Add a sequence. Raises the same errors as `PrefixTree.join`."""
         joined = self._tree.join(tokens)
         path, slot = self._tree.path(joined.sequence), self._tree.slot(joined.sequence)
         self._make_room(slot + 1, len(path))
         self._by_slot[slot, : len(path)] = path
         length = self._tree.length(joined.sequence)
-        places = joined.chunks[:, None] * self.block_size + np.arange(self.block_size)
-        return JoinedBlocks(joined.sequence, joined.cached, places.ravel()[: length - joined.cached])
+        slots = joined.chunks[:, None] * self.block_size + np.arange(self.block_size)
+        return JoinedBlocks(joined.sequence, joined.cached, slots.ravel()[: length - joined.cached])
 
     def append(self, tokens: Tokens) -> Ints:
-        """Add one token to every sequence; returns the slots `[b]` to write them to. Raises as `PrefixTree.append`."""
+        """Add one token to every sequence. Returns their slots `[b]`. Raises the same errors as `PrefixTree.append`."""
         appended = self._tree.append(tokens)
         if len(appended.new):
             rows = np.flatnonzero(appended.slots == 0)
@@ -80,7 +80,7 @@ class BlockTables:
         return appended.chunks * self.block_size + appended.slots
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Keep the first `length` tokens of a sequence. Raises as `PrefixTree.truncate` does."""
+        """Keep the first `length` tokens of a sequence. Raises the same errors as `PrefixTree.truncate`."""
         self._tree.truncate(sequence, length)
 
     def leave(self, sequence: int) -> None:
@@ -88,11 +88,11 @@ class BlockTables:
         self._tree.leave(sequence)
 
     def _make_room(self, rows: int, columns: int) -> None:
-        """Twice the room where there is too little."""
-        have_rows, have_columns = self._by_slot.shape
-        if rows > have_rows or columns > have_columns:
-            wide = have_columns if columns <= have_columns else max(columns, 2 * have_columns)
-            tall = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
-            table = np.zeros((tall, wide), np.int32)
-            table[:have_rows, :have_columns] = self._by_slot
+        """Double the number of rows or columns if the table has too few."""
+        old_rows, old_columns = self._by_slot.shape
+        if rows > old_rows or columns > old_columns:
+            new_columns = old_columns if columns <= old_columns else max(columns, 2 * old_columns)
+            new_rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)
+            table = np.zeros((new_rows, new_columns), np.int32)
+            table[:old_rows, :old_columns] = self._by_slot
             self._by_slot = table

@@ -1,4 +1,4 @@
-"""What an operation on the tree asks the chunk store to do: where to fill, append, copy and cut."""
+"""Results of tree operations. They tell the chunk store where to fill, append, copy and cut."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from chunkbench.kvcache.integers import Ints
 
 
 class Join(NamedTuple):
-    """A sequence has joined; its tokens `cached ..` go into `chunks`, chunk_size to each, the last perhaps partial."""
+    """A sequence has joined. Its tokens from `cached` on go into `chunks`; the last chunk may be partial."""
 
     sequence: int
     cached: int
-    """Leading tokens that were there already; a multiple of the chunk size."""
+    """Leading tokens that the cache already held; a multiple of the chunk size."""
     chunks: Ints
-    """New chunk ids, in token order; empty when everything was there."""
+    """New chunk ids, in token order; empty if the cache already held all tokens."""
     tokens: int
-    """How many tokens go into them."""
+    """Number of tokens that go into `chunks`."""
 
 
 class Append(NamedTuple):
-    """Sequences took tokens: token i goes into slot `slots[i]` of chunk `chunks[i]`."""
+    """Sequences got tokens: token i goes into token slot `slots[i]` of chunk `chunks[i]`."""
 
     chunks: Ints
     slots: Ints
     new: Ints
-    """Those of the chunks that did not exist before; nothing is in them yet."""
+    """The chunks among `chunks` that are new and still empty."""
     every_row: bool
-    """Whether token i is row i's, one for every row."""
+    """Whether there is one token per row, token i for row i."""
 
 
 class Copy(NamedTuple):
-    """The first `tokens` slots of chunk `source` are to be copied to chunk `target`, which is new."""
+    """The store must copy the first `tokens` token slots of chunk `source` to the new chunk `target`."""
 
     source: int
     target: int
@@ -39,14 +39,14 @@ class Copy(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """A sequence has joined with the tokens of another; `copy` is None when it ends with a full chunk."""
+    """A sequence has joined with the tokens of another one. `copy` is None if these end with a full chunk."""
 
     sequence: int
     copy: Copy | None
 
 
 class Cut(NamedTuple):
-    """A sequence now ends after the first `tokens` slots of `chunk`; what is in the others is void."""
+    """A sequence now ends after the first `tokens` token slots of `chunk`; the other slots hold no tokens any more."""
 
     chunk: int
     tokens: int

@@ -1,14 +1,14 @@
-"""What can go wrong in the cache. Every operation that raises one of these leaves the cache exactly as it was."""
+"""Errors of the cache. An operation that raises one of them leaves the cache unchanged."""
 
 from __future__ import annotations
 
 
 class KVCacheError(Exception):
-    """Base of all errors of the cache."""
+    """Base class of all errors of the cache."""
 
 
 class UnknownSequence(KVCacheError, KeyError):
-    """The id was never given out, or its sequence has left."""
+    """No live sequence has this id: it was never assigned, or its sequence has left."""
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message, quotes included.
@@ -16,15 +16,15 @@ class UnknownSequence(KVCacheError, KeyError):
 
 
 class EmptySequence(KVCacheError, ValueError):
-    """A sequence of no tokens has no attention: there is nothing to take the softmax over."""
+    """A sequence without tokens: attention needs at least one token for its softmax."""
 
 
 class WrongTokens(KVCacheError, ValueError):
-    """Token ids that are not a flat list of integers, or not one for every live sequence."""
+    """Token ids are not a flat list of integers, or their number does not fit the sequences."""
 
 
 class SharedChunk(KVCacheError, ValueError):
-    """The operation would change a chunk that other sequences cover too."""
+    """The operation would change a chunk that other sequences cover, too."""
 
 
 class PoolExhausted(KVCacheError, ValueError):

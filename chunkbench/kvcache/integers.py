@@ -9,6 +9,6 @@ Ints = npt.NDArray[np.int64]
 
 
 def ranges(first: Ints, count: Ints) -> Ints:
-    """The integers first[0] .. first[0] + count[0] - 1, then those of the next range, and so on."""
+    """Concatenate ranges: range i is the integers first[i] .. first[i] + count[i] - 1."""
     offsets = np.cumsum(count) - count
     return np.repeat(first - offsets, count) + np.arange(int(count.sum()))

@@ -1,4 +1,4 @@
-"""Nodes of the forest: runs of chunks, found by the token ids that they hold."""
+"""Nodes of the forest: runs of chunks, looked up by the token ids that they hold."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import NamedTuple
 NO_KEYS: list[bytes] = []
 _NO_CHILDREN: dict[int, Node] = {}
 _NO_MATCHES: dict[bytes, list[Node]] = {}
-# Of nodes that have none, as most that a step makes: never written to.
+# Shared by all nodes without keys or children, as most new nodes are. Never written to.
 
 
 class Sequence:
-    """A live sequence. It ends where a node ends."""
+    """A live sequence. It ends at the end of a node, its `leaf`."""
 
     __slots__ = ("id", "leaf", "slot")
 
     def __init__(self, id: int, slot: int, leaf: Node) -> None:
         self.id = id
-        self.slot = slot  # its place in the tree's arrays, the same for as long as it lives
+        self.slot = slot  # its index in the tree's arrays; it never changes
         self.leaf = leaf
 
 
 class Node:
-    """A run of chunks, one after the other on a path, that the same sequences cover; a root has no chunks.
+    """A run of consecutive chunks on a path, all covered by the same sequences. The root has no chunks.
 
-    Runs are as long as they can be: a node is split where a sequence branches off or ends, and joined with its only
-    child when no sequence ends there any more. So a plan costs as much as there are nodes, not chunks.
+    Runs are maximal: a node is split where a sequence branches off or ends, and merged with its only child when no
+    sequence ends between them any more. So the cost of a plan grows with the number of nodes, not of chunks.
     """
 
-    # Slots and a constructor by hand: a step of a batch may make a node for every sequence.
+    # Not a dataclass, and with slots, for speed: a step of a batch may make a node for every sequence.
     __slots__ = ("children", "chunks", "ends", "keys", "matches", "parent", "references")
 
     def __init__(self, parent: Node | None, chunks: array[int], keys: list[bytes], references: int = 0) -> None:
@@ -38,13 +38,13 @@ class Node:
         self.chunks = chunks
         """Chunk ids in token order."""
         self.keys = keys
-        """Token ids of each full chunk. Only the last chunk can be partial, and then one sequence alone covers it."""
+        """Token ids of each full chunk. Only the last chunk can be partial; then one sequence alone covers it."""
         self.references = references
-        """Sequences that cover it."""
+        """Number of sequences that cover the node."""
         self.children: dict[int, Node] = _NO_CHILDREN
-        """By first chunk. Their order is the depth-first order, and a split or a join keeps a node's place in it."""
+        """By first chunk id, in depth-first order. A split or a merge does not change this order."""
         self.matches: dict[bytes, list[Node]] = _NO_MATCHES
-        """Children by the token ids of their first chunk. Live sequences never merge, so several may hold the same."""
+        """Children by the token ids of their first chunk. Live sequences never merge, so children can share a key."""
         self.ends: dict[int, Sequence] = {}
         """Sequences that end here, by id."""
 
@@ -59,7 +59,7 @@ class Node:
         return node
 
     def seal(self, key: bytes) -> None:
-        """The last chunk is full: from now on joins find it."""
+        """Record the key of the last chunk, which is now full: from now on joins find it."""
         if self.keys:
             self.keys.append(key)
             return
@@ -68,7 +68,7 @@ class Node:
         self.parent.matches.setdefault(key, []).append(self)
 
     def keep(self, chunks: int, full: int) -> list[int]:
-        """Keep the first `chunks` chunks, `full` of which are full; returns the ids of the others."""
+        """Keep the first `chunks` chunks, of which `full` are full. Returns the ids of the dropped chunks."""
         dropped = self.chunks[chunks:].tolist()
         del self.chunks[chunks:]
         if full == 0 and self.keys:
@@ -76,74 +76,76 @@ class Node:
         del self.keys[full:]
         return dropped
 
-    def split(self, at: int) -> Node:
-        """Give the first `at` chunks to a new node above this one, and return that. All of them are full."""
+    def split(self, count: int) -> Node:
+        """Move the first `count` chunks, all of them full, to a new node above this one. Returns the new node."""
         assert self.parent is not None
-        upper = Node(self.parent, self.chunks[:at], self.keys[:at], self.references)
-        self._replaced_by(upper)
-        self.parent, self.chunks, self.keys = upper, self.chunks[at:], self.keys[at:]
+        upper = Node(self.parent, self.chunks[:count], self.keys[:count], self.references)
+        self._replace_by(upper)
+        self.parent, self.chunks, self.keys = upper, self.chunks[count:], self.keys[count:]
         upper.children = {self.chunks[0]: self}
         upper.matches = {self.keys[0]: [self]} if self.keys else {}
         return upper
 
     def remove(self) -> None:
-        """Take the node, which no sequence covers, out of the forest."""
+        """Remove this node, which no sequence covers any more, from the forest."""
         assert self.parent is not None
         del self.parent.children[self.chunks[0]]
         if self.keys:
             self._forget_first_key()
 
-    def join_only_child(self) -> None:
-        """Become one with the child, if there is just one and no sequence ends between the two."""
+    def merge_only_child(self) -> None:
+        """Merge with the child if it is the only one and no sequence ends between the two."""
         if len(self.children) != 1 or self.ends or self.parent is None:
             return
         (lower,) = self.children.values()
-        self._replaced_by(lower)
+        self._replace_by(lower)
         lower.parent, lower.chunks, lower.keys = self.parent, self.chunks + lower.chunks, self.keys + lower.keys
 
-    def _replaced_by(self, other: Node) -> None:
-        """Let another node, which begins with the same chunk, stand in this one's place below the parent."""
+    def _replace_by(self, other: Node) -> None:
+        """Put `other`, which begins with the same chunk, in the place of this node below the parent."""
         assert self.parent is not None
         self.parent.children[self.chunks[0]] = other
         if self.keys:
-            twins = self.parent.matches[self.keys[0]]
-            twins[twins.index(self)] = other
+            same_key = self.parent.matches[self.keys[0]]
+            same_key[same_key.index(self)] = other
 
     def _forget_first_key(self) -> None:
         assert self.parent is not None
-        twins = self.parent.matches[self.keys[0]]
-        twins.remove(self)
-        if not twins:
+        same_key = self.parent.matches[self.keys[0]]
+        same_key.remove(self)
+        if not same_key:
             del self.parent.matches[self.keys[0]]
 
 
 class Match(NamedTuple):
-    """How far a path agrees with some keys: up to chunk `within` of `node`, `chunks` chunks in all."""
+    """A path that matches the first keys. It ends in `node`."""
 
     node: Node
-    within: int
+    node_chunks: int
+    """Chunks of `node` that match."""
     chunks: int
+    """Chunks of the whole path that match."""
 
 
 def deepest_match(root: Node, keys: list[bytes]) -> Match:
-    """The longest path of full chunks that spells the first of the keys."""
+    """The longest path of full chunks whose token ids equal the first keys."""
     best = Match(root, 0, 0)
     level = [(root, 0)]
     while level:
-        below: list[tuple[Node, int]] = []
+        next_level: list[tuple[Node, int]] = []
         for node, depth in level:
             for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
                 common = _common(child.keys, keys, depth)
                 if depth + common > best.chunks:
                     best = Match(child, common, depth + common)
                 if common == len(child.chunks):
-                    below.append((child, depth + common))
-        level = below
+                    next_level.append((child, depth + common))
+        level = next_level
     return best
 
 
 def _common(run: list[bytes], keys: list[bytes], start: int) -> int:
-    """How many keys of a run agree with those from `start` on."""
+    """How many leading keys of `run` equal the keys from `start` on."""
     count = min(len(run), len(keys) - start)
     if run[:count] == keys[start : start + count]:
         return count
@@ -151,11 +153,11 @@ def _common(run: list[bytes], keys: list[bytes], start: int) -> int:
 
 
 def path_to(node: Node) -> list[Node]:
-    """Nodes from the root (left out) to this one."""
+    """Nodes on the path from the root (not included) to `node`."""
     nodes = []
-    at: Node | None = node
-    while at is not None and at.parent is not None:
-        nodes.append(at)
-        at = at.parent
+    current: Node | None = node
+    while current is not None and current.parent is not None:
+        nodes.append(current)
+        current = current.parent
     nodes.reverse()
     return nodes

@@ -1,4 +1,4 @@
-"""What is known of each live sequence, in arrays; and how the rows of tensors lie in them."""
+"""Arrays with the length and the last chunk of each live sequence, and the map from rows of tensors to them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from chunkbench.kvcache.nodes import Sequence
 
 
 class Slots:
-    """Arrays with a place for each live sequence, which it keeps: when one leaves, nothing moves."""
+    """Arrays with one slot per live sequence. A sequence keeps its slot; when another one leaves, nothing moves."""
 
     def __init__(self, chunk_size: int) -> None:
         self.chunk_size = chunk_size
-        # Longer than there are sequences, so that joins seldom reallocate.
+        # The arrays are longer than the number of sequences, so that joins rarely reallocate.
         self.lengths: Ints = np.zeros(8, np.int64)
-        """`[slot]`: tokens."""
+        """`[slot]`: tokens of the sequence."""
         self.last_chunks: Ints = np.zeros(8, np.int64)
         """`[slot]`: id of the last chunk."""
         self.last_tokens: Ints = np.zeros(8, np.int64)
-        """`[slot]`: tokens in it, 1..chunk_size."""
+        """`[slot]`: tokens in the last chunk, 1..chunk_size."""
         self.tails: Ints = np.zeros((8, chunk_size), np.int64)
-        """`[slot, chunk_size]`: their ids, valid while the chunk is partial."""
-        self._free: list[int] = []  # heap of slots that were taken before
-        self._taken = 0  # slots from here on were never taken
-        self._of_rows: Ints | slice | None = None  # None: to be found
+        """`[slot, chunk_size]`: token ids of the last chunk, valid while it is partial."""
+        self._free: list[int] = []  # heap of slots that were given back
+        self._taken = 0  # number of slots ever taken; slots from here on are unused
+        self._of_rows: Ints | slice | None = None  # cached result of `of_rows`; None: outdated
 
     def take(self) -> int:
-        """A free slot, the lowest."""
+        """Take the lowest free slot."""
         self._of_rows = None
         if self._free:
             return heapq.heappop(self._free)
@@ -44,12 +44,12 @@ class Slots:
         return self._taken - 1
 
     def give_back(self, slot: int) -> None:
-        """The sequence in this slot has left."""
+        """Free the slot of a sequence that leaves."""
         self._of_rows = None
         heapq.heappush(self._free, slot)
 
     def of_rows(self, live: Collection[Sequence]) -> Ints | slice:
-        """`[b]`: the slots of all live sequences, in order of addition; a slice where they are 0, 1, ..., b - 1."""
+        """`[b]`: the slots of all live sequences in order of addition; a slice if they are 0, 1, ..., b - 1."""
         if self._of_rows is None:
             slots = np.fromiter((sequence.slot for sequence in live), np.int64, len(live))
             in_order = bool((slots == np.arange(len(slots))).all())
@@ -57,7 +57,7 @@ class Slots:
         return self._of_rows
 
     def rows(self, slots: Ints) -> Ints:
-        """The rows of sequences in these slots. `of_rows` has been asked since the last one came or left."""
+        """The rows of the sequences in these slots. Call `of_rows` first if a sequence joined or left."""
         if isinstance(self._of_rows, slice):
             return slots
         assert self._of_rows is not None
@@ -66,26 +66,26 @@ class Slots:
         return rows[slots]
 
     def end_at(self, slot: int, length: int, chunk: int) -> None:
-        """A sequence now has `length` tokens, the last of them in this chunk."""
+        """Record that a sequence now has `length` tokens and that `chunk` is its last chunk."""
         self.lengths[slot] = length
         self.last_chunks[slot] = chunk
         self.last_tokens[slot] = (length - 1) % self.chunk_size + 1
 
-    def append(self, slots: Ints, taken: Ints, begin: Ints, new: Ints) -> Append:
-        """`taken[i]` tokens for slot `slots[i]`, which begins `begin[i]` of the chunks `new` for them.
+    def append(self, slots: Ints, token_counts: Ints, chunk_counts: Ints, new: Ints) -> Append:
+        """Add `token_counts[i]` tokens to slot `slots[i]`, which takes the next `chunk_counts[i]` of the chunks `new`.
 
-        Lengths and last chunks follow; `tails` is the caller's.
+        Updates lengths and last chunks; the caller updates `tails`.
         """
         c = self.chunk_size
-        held = self.last_tokens[slots]
-        # Each sequence's chunks from its last one on, and where its tokens lie, counted from the begin of that.
-        firsts = np.cumsum(begin) - begin + np.arange(len(slots))
+        before = self.last_tokens[slots]
+        # `chunks` lists, for each sequence, its last chunk and then its new ones; `places` count from that last chunk.
+        firsts = np.cumsum(chunk_counts) - chunk_counts + np.arange(len(slots))
         chunks = np.empty(len(slots) + len(new), np.int64)
         chunks[firsts] = self.last_chunks[slots]
-        chunks[ranges(firsts + 1, begin)] = new
-        places = ranges(held, taken)
-        written = chunks[np.repeat(firsts, taken) + places // c]
-        self.last_chunks[slots] = chunks[firsts + begin]
-        self.last_tokens[slots] = held + taken - begin * c
-        self.lengths[slots] += taken
+        chunks[ranges(firsts + 1, chunk_counts)] = new
+        places = ranges(before, token_counts)
+        written = chunks[np.repeat(firsts, token_counts) + places // c]
+        self.last_chunks[slots] = chunks[firsts + chunk_counts]
+        self.last_tokens[slots] = before + token_counts - chunk_counts * c
+        self.lengths[slots] += token_counts
         return Append(written, places % c, new, every_row=False)

@@ -1,4 +1,4 @@
-"""Token ids as they come from callers."""
+"""Token ids that callers pass in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forest of prefix trees over token ids: which chunks hold which tokens, and which sequences cover them."""
+"""The forest of prefix trees over token ids: it knows each chunk's tokens and the sequences that cover the chunk."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NONE: Ints = np.empty(0, np.int64)
 
 
 class PrefixTree:
-    """Prefix trees over chunks of `chunk_size` tokens, found from the token ids alone.
+    """Prefix trees over chunks of `chunk_size` tokens (PAKV, section 3.1 of the paper). Token ids alone decide sharing.
 
-    Only full chunks are shared. A partial chunk belongs to one sequence; once it is full, later joins can match it,
-    while the sequences that live at that moment never merge. In depth-first order the sequences that cover a chunk
-    are a contiguous range (PAKV, section 3.1 of the paper). `share=False` matches nothing: every sequence is private.
+    Only full chunks are shared. A partial chunk belongs to one sequence. Once it is full, later joins can match it, but
+    sequences that are already live never merge. In depth-first order the sequences that cover a chunk are a contiguous
+    range. With `share=False` a join matches nothing, so every sequence has private chunks.
 
-    Rows, here and wherever tensors meet the tree, are the live sequences in order of addition. What one sequence does
-    (join, append, leave) costs what that sequence costs; the plan is brought up to date when it is next asked for.
+    Rows, here and in all tensors, are the live sequences in order of addition. The cost of an operation (join, append,
+    leave) depends only on the sequence that it changes. The tree updates the plan at the next call of `plan`.
     """
 
     def __init__(self, chunk_size: int, pool: ChunkPool | None = None, share: bool = True) -> None:
@@ -38,17 +38,17 @@ class PrefixTree:
         self.pool = pool if pool is not None else ChunkPool()
         self.share = share
         self.plan_rebuilds = 0
-        """How often `plan` had to build one."""
+        """How often `plan` had to return a new plan."""
         self._root = Node(None, array("q"), [])
         self._live: dict[int, Sequence] = {}  # by id, in order of addition
         self._by_slot: dict[int, Sequence] = {}
         self._next_id = 0
         self._slots = Slots(chunk_size)
         self._plan: Plan | None = None
-        self._begun: list[tuple[Ints, Ints]] = []  # slots and their new last chunks, since the plan was made
-        self._spare: int | None = None  # tokens that every last chunk still takes; None: to be counted
+        self._new_chunks: list[tuple[Ints, Ints]] = []  # slots and their new chunks since the last plan
+        self._free_tokens: int | None = None  # cached result of `_count_free_tokens`; None: outdated
 
-    # What is held
+    # Queries
 
     def __len__(self) -> int:
         """Number of live sequences."""
@@ -61,14 +61,15 @@ class PrefixTree:
 
     @property
     def lengths(self) -> Ints:
-        """Tokens of every live sequence `[b]`, by row."""
+        """`[b]`, by row: tokens of every live sequence."""
         return self._slots.lengths[self.slots].copy()
 
     @property
     def slots(self) -> Ints | slice:
-        """`[b]`, by row: where a sequence stands in arrays that keep a place for it as long as it lives.
+        """`[b]`, by row: the sequence's index in per-sequence arrays; it never changes while the sequence lives.
 
-        Slots are numbers below the most sequences that ever lived at a time; a slice where rows and slots agree.
+        Slots are smaller than the largest number of sequences that were ever live at once. The result is a slice if
+        every row equals its slot.
         """
         return self._slots.of_rows(self._live.values())
 
@@ -78,7 +79,7 @@ class PrefixTree:
         return int((self.chunk_size - self._slots.last_tokens[self.slots]).sum())
 
     def slot(self, sequence: int) -> int:
-        """A sequence's place in arrays; see `slots`. Raises UnknownSequence."""
+        """Slot of a sequence, as in `slots`. Raises UnknownSequence."""
         return self._find(sequence).slot
 
     def length(self, sequence: int) -> int:
@@ -91,15 +92,15 @@ class PrefixTree:
 
     def tokens(self, sequence: int) -> Ints:
         """Token ids of a sequence. Raises UnknownSequence."""
-        found = self._find(sequence)
-        full = np.frombuffer(b"".join(key for node in path_to(found.leaf) for key in node.keys), np.int64)
-        return np.concatenate([full, self._slots.tails[found.slot, : self._slots.lengths[found.slot] - len(full)]])
+        entry = self._find(sequence)
+        full = np.frombuffer(b"".join(key for node in path_to(entry.leaf) for key in node.keys), np.int64)
+        return np.concatenate([full, self._slots.tails[entry.slot, : self._slots.lengths[entry.slot] - len(full)]])
 
     def match(self, tokens: Tokens) -> int:
-        """How many leading tokens a join would find in the cache."""
+        """Number of leading tokens that a join would find in the cache."""
         return self._match(self._keys(token_array(tokens))) * self.chunk_size
 
-    # What changes it
+    # Changes
 
     def join(self, tokens: Tokens) -> Join:
         """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted."""
@@ -109,13 +110,13 @@ class PrefixTree:
         keys = self._keys(ids)
         match = deepest_match(self._root, keys if self.share else [])
         chunks = self.pool.allocate(-(-len(ids) // self.chunk_size) - match.chunks)
-        node = match.node.split(match.within) if match.within < len(match.node.chunks) else match.node
+        node = match.node.split(match.node_chunks) if match.node_chunks < len(match.node.chunks) else match.node
         if chunks:
             node = node.insert(chunks, keys[match.chunks :])
         sequence = self._add(node, len(ids))
-        rest = len(ids) % self.chunk_size
-        if rest:
-            self._slots.tails[sequence.slot, :rest] = ids[-rest:]
+        tail = len(ids) % self.chunk_size
+        if tail:
+            self._slots.tails[sequence.slot, :tail] = ids[-tail:]
         cached = match.chunks * self.chunk_size
         return Join(sequence.id, cached, np.array(chunks, np.int64), len(ids) - cached)
 
@@ -137,92 +138,92 @@ class PrefixTree:
         return Fork(twin.id, Copy(leaf.chunks[-1], target, tokens))
 
     def append(self, tokens: Tokens, sequences: Ordered[int] | None = None, counts: Tokens | None = None) -> Append:
-        """Add tokens to some sequences: `counts[i]` of them, one by default, to `sequences[i]`, by default to all.
+        """Add `counts[i]` tokens to `sequences[i]`. By default one token each, to all live sequences by row.
 
-        `tokens` are those of the first sequence, then those of the next. Raises UnknownSequence, WrongTokens,
-        PoolExhausted.
+        `tokens` lists the tokens of the first sequence, then those of the next, and so on.
+        Raises UnknownSequence, WrongTokens, PoolExhausted.
         """
         ids = token_array(tokens)
-        at = self.slots if sequences is None else self._slots_of(sequences)
+        index = self.slots if sequences is None else self._slots_of(sequences)
         rows = len(self._live if sequences is None else sequences)
         if counts is None:
             if len(ids) != rows:
-                whom = "live sequences" if sequences is None else "sequences"
-                raise WrongTokens(f"{len(ids)} tokens for {rows} {whom}: append takes one for each")
-            return self._append_one(at, ids, every_row=sequences is None)
-        slots, taken = np.arange(rows) if isinstance(at, slice) else at, token_array(counts)
-        if len(taken) != rows:
-            raise WrongTokens(f"{len(taken)} counts for {rows} sequences")
-        if rows and taken.min() < 1:
-            raise WrongTokens("append takes at least one token for each sequence that is named")
-        if taken.sum() != len(ids):
-            raise WrongTokens(f"{len(ids)} tokens for {len(slots)} sequences, which are to take {taken.sum()} in all")
-        begin = (self._slots.last_tokens[slots] + taken - 1) // self.chunk_size  # chunks that each has to begin
-        new = np.array(self.pool.allocate(int(begin.sum())), np.int64)
-        appended = self._slots.append(slots, taken, begin, new)
-        self._extend_nodes(slots, taken, ids, begin, new)
-        self._spare = None
+                kind = "live sequences" if sequences is None else "sequences"
+                raise WrongTokens(f"{len(ids)} tokens for {rows} {kind}: append takes one for each")
+            return self._append_one(index, ids, every_row=sequences is None)
+        slots, token_counts = np.arange(rows) if isinstance(index, slice) else index, token_array(counts)
+        if len(token_counts) != rows:
+            raise WrongTokens(f"{len(token_counts)} counts for {rows} sequences")
+        if rows and token_counts.min() < 1:
+            raise WrongTokens("append takes at least one token for each of the sequences")
+        if token_counts.sum() != len(ids):
+            raise WrongTokens(f"{len(ids)} tokens for {rows} sequences, but the counts add up to {token_counts.sum()}")
+        chunk_counts = (self._slots.last_tokens[slots] + token_counts - 1) // self.chunk_size  # new chunks of each
+        new = np.array(self.pool.allocate(int(chunk_counts.sum())), np.int64)
+        appended = self._slots.append(slots, token_counts, chunk_counts, new)
+        self._extend_nodes(slots, token_counts, ids, chunk_counts, new)
+        self._free_tokens = None
         return appended
 
     def truncate(self, sequence: int, length: int) -> Cut | None:
-        """Keep the first `length` tokens of a sequence; returns where its last chunk is now cut, if it is.
+        """Keep the first `length` tokens of a sequence. Returns the cut of its last chunk, None if that chunk is full.
 
-        Chunks that others cover stay for them. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length
-        beyond the sequence), and SharedChunk where the end would lie inside a chunk that others cover.
+        Chunks that other sequences cover stay. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length
+        beyond the sequence), SharedChunk (the new end lies inside a chunk that other sequences cover, too).
         """
-        found = self._find(sequence)
-        held = self._slots.lengths[found.slot]
+        entry = self._find(sequence)
+        before = self._slots.lengths[entry.slot]
         if length < 1:
-            raise EmptySequence(f"sequence {sequence} cannot be cut to {length} tokens: one is the least")
-        if length > held:
-            raise WrongTokens(f"sequence {sequence} has {held} tokens, fewer than {length}")
-        if length == held:
+            raise EmptySequence(f"sequence {sequence} cannot be cut to {length} tokens: a sequence needs at least one")
+        if length > before:
+            raise WrongTokens(f"sequence {sequence} has {before} tokens, fewer than {length}")
+        if length == before:
             return None
-        path = path_to(found.leaf)
+        path = path_to(entry.leaf)
         keep = -(-length // self.chunk_size)
-        rest = length - (keep - 1) * self.chunk_size
-        depth, within = 0, keep
-        while within > len(path[depth].chunks):
-            within -= len(path[depth].chunks)
+        last_tokens = length - (keep - 1) * self.chunk_size
+        depth, node_chunks = 0, keep
+        while node_chunks > len(path[depth].chunks):
+            node_chunks -= len(path[depth].chunks)
             depth += 1
         node = path[depth]
-        if rest < self.chunk_size and node.references > 1:
+        if last_tokens < self.chunk_size and node.references > 1:
             raise SharedChunk(
                 f"sequence {sequence} cannot be cut to {length} tokens: {node.references} sequences cover the chunk "
                 f"that holds tokens {(keep - 1) * self.chunk_size} to {keep * self.chunk_size - 1}"
             )
         if node.references == 1:
-            self._shorten(found, node, within, rest)
+            self._shorten(entry, node, node_chunks, last_tokens)
         else:
-            del found.leaf.ends[sequence]
-            end = node.split(within) if within < len(node.chunks) else node
-            end.ends[sequence] = found
-            found.leaf = end
+            del entry.leaf.ends[sequence]
+            end = node.split(node_chunks) if node_chunks < len(node.chunks) else node
+            end.ends[sequence] = entry
+            entry.leaf = end
             self._drop([*([node] if end is not node else []), *path[depth + 1 :]])
-        self._slots.end_at(found.slot, length, found.leaf.chunks[-1])
-        self._spare = None
-        return Cut(found.leaf.chunks[-1], rest) if rest < self.chunk_size else None
+        self._slots.end_at(entry.slot, length, entry.leaf.chunks[-1])
+        self._free_tokens = None
+        return Cut(entry.leaf.chunks[-1], last_tokens) if last_tokens < self.chunk_size else None
 
     def leave(self, sequence: int) -> None:
-        """Remove a sequence; chunks that nobody else covers return to the pool. Raises UnknownSequence."""
-        found = self._find(sequence)
-        del found.leaf.ends[sequence]
-        self._drop(path_to(found.leaf))
-        del self._live[sequence], self._by_slot[found.slot]
-        self._slots.give_back(found.slot)
-        self._spare = None
+        """Remove a sequence; chunks that no other sequence covers return to the pool. Raises UnknownSequence."""
+        entry = self._find(sequence)
+        del entry.leaf.ends[sequence]
+        self._drop(path_to(entry.leaf))
+        del self._live[sequence], self._by_slot[entry.slot]
+        self._slots.give_back(entry.slot)
+        self._free_tokens = None
 
     # The plan
 
     def plan(self) -> Plan:
-        """The plan of the forest as it is now, built anew only if the structure has changed since the last call."""
+        """The plan of the current forest. A new object only if the structure changed since the last call."""
         plan = self._plan
-        for slots, chunks in self._begun if plan is not None else ():
+        for slots, chunks in self._new_chunks if plan is not None else ():
             plan = plan and plan.grown(self._slots.rows(slots), chunks)
         if plan is None:
             plan = self._build_plan()
         self.plan_rebuilds += plan is not self._plan
-        self._begun.clear()
+        self._new_chunks.clear()
         self._plan = plan
         return plan
 
@@ -236,7 +237,7 @@ class PrefixTree:
             runs.append(node.chunks)
             total += len(node.chunks)
             starts.append(total)
-            # A node's sequences follow each other in depth-first order, and its first one comes next.
+            # In depth-first order a node's sequences are contiguous, and its first one comes next.
             begins.append(len(order))
             ends.append(len(order) + node.references)
             order.extend(sequence.slot for sequence in node.ends.values())
@@ -256,69 +257,70 @@ class PrefixTree:
 
     # Nodes and slots
 
-    def _spare_slots(self) -> int:
-        """How many tokens the last chunk of every sequence still takes: appends till one begins a chunk."""
-        if self._spare is None:
-            self._spare = self.chunk_size - int(self._slots.last_tokens[self.slots].max(initial=0))
-        return self._spare
+    def _count_free_tokens(self) -> int:
+        """How many tokens every last chunk can still take, that is, appends before some sequence needs a new chunk."""
+        if self._free_tokens is None:
+            self._free_tokens = self.chunk_size - int(self._slots.last_tokens[self.slots].max(initial=0))
+        return self._free_tokens
 
     def _slots_of(self, sequences: Ordered[int]) -> Ints:
         slots = np.array([self._find(sequence).slot for sequence in sequences], np.int64)
         if len(set(sequences)) < len(slots):
-            raise WrongTokens("append takes each sequence once; put its tokens together")
+            raise WrongTokens("append takes each sequence once: give all its tokens together")
         return slots
 
-    def _append_one(self, at: Ints | slice, ids: Ints, every_row: bool) -> Append:
-        """One token for each of these."""
+    def _append_one(self, index: Ints | slice, ids: Ints, every_row: bool) -> Append:
+        """Append one token to each of the slots `index`."""
         arrays, c = self._slots, self.chunk_size
-        spare = self._spare_slots() if every_row else 0
-        slots = np.arange(at.stop) if isinstance(at, slice) else at
+        free_tokens = self._count_free_tokens() if every_row else 0
+        slots = np.arange(index.stop) if isinstance(index, slice) else index
         new = _NONE
-        if spare == 0:
-            full = slots[arrays.last_tokens[at] == c]
+        if free_tokens == 0:
+            full = slots[arrays.last_tokens[index] == c]
             if len(full):
                 new = np.array(self.pool.allocate(len(full)), np.int64)
                 for slot, chunk in zip(full.tolist(), new.tolist(), strict=True):
                     self._extend(self._by_slot[slot], (chunk,), NO_KEYS)
                 arrays.last_chunks[full] = new
                 arrays.last_tokens[full] = 0
-                self._begun.append((full, new))
-        places = arrays.last_tokens[at].copy()
+                self._new_chunks.append((full, new))
+        places = arrays.last_tokens[index].copy()
         arrays.tails[slots, places] = ids
-        arrays.last_tokens[at] += 1
-        arrays.lengths[at] += 1
-        if spare < 2:
+        arrays.last_tokens[index] += 1
+        arrays.lengths[index] += 1
+        if free_tokens < 2:
             for slot in slots[places == c - 1].tolist():
                 self._by_slot[slot].leaf.seal(arrays.tails[slot].tobytes())
-        self._spare = spare - 1 if spare > 1 else None
-        return Append(arrays.last_chunks[at].copy(), places, new, every_row)
+        self._free_tokens = free_tokens - 1 if free_tokens > 1 else None
+        return Append(arrays.last_chunks[index].copy(), places, new, every_row)
 
-    def _extend_nodes(self, slots: Ints, taken: Ints, ids: Ints, begin: Ints, new: Ints) -> None:
-        """Let nodes follow sequences that have taken tokens: new chunks, and the keys of those that are now full."""
+    def _extend_nodes(self, slots: Ints, token_counts: Ints, ids: Ints, chunk_counts: Ints, new: Ints) -> None:
+        """Update nodes and `tails` after an append: add the new chunks, and the keys of chunks that are now full."""
         c, tails = self.chunk_size, self._slots.tails
-        before = self._slots.last_tokens[slots] + begin * c - taken  # tokens in the last chunk as it was
-        first_token, first_chunk = np.cumsum(taken) - taken, np.cumsum(begin) - begin
-        for i in np.flatnonzero(before + taken >= c).tolist():
-            held, slot = int(before[i]), int(slots[i])
+        before = self._slots.last_tokens[slots] + chunk_counts * c - token_counts  # in the old last chunk
+        first_token, first_chunk = np.cumsum(token_counts) - token_counts, np.cumsum(chunk_counts) - chunk_counts
+        for i in np.flatnonzero(before + token_counts >= c).tolist():
+            last_tokens, slot = int(before[i]), int(slots[i])
             sequence = self._by_slot[slot]
-            mine = ids[first_token[i] : first_token[i] + taken[i]]
-            if held < c:
-                mine = np.concatenate([tails[slot, :held], mine])
-            keys = self._keys(mine)
-            if held < c:
+            own_ids = ids[first_token[i] : first_token[i] + token_counts[i]]
+            if last_tokens < c:
+                own_ids = np.concatenate([tails[slot, :last_tokens], own_ids])
+            keys = self._keys(own_ids)
+            if last_tokens < c:
                 sequence.leaf.seal(keys.pop(0))
-            if begin[i]:
-                self._extend(sequence, new[first_chunk[i] : first_chunk[i] + begin[i]].tolist(), keys)
-            rest = len(mine) % c
-            tails[slot, :rest] = mine[len(mine) - rest :]
-        inside = np.flatnonzero(before + taken < c)
-        rows = np.repeat(slots[inside], taken[inside])
-        tails[rows, ranges(before[inside], taken[inside])] = ids[ranges(first_token[inside], taken[inside])]
+            if chunk_counts[i]:
+                self._extend(sequence, new[first_chunk[i] : first_chunk[i] + chunk_counts[i]].tolist(), keys)
+            tail = len(own_ids) % c
+            tails[slot, :tail] = own_ids[len(own_ids) - tail :]
+        partial = np.flatnonzero(before + token_counts < c)
+        counts = token_counts[partial]
+        rows = np.repeat(slots[partial], counts)
+        tails[rows, ranges(before[partial], counts)] = ids[ranges(first_token[partial], counts)]
         if len(new):
-            self._begun.append((np.repeat(slots, begin), new))
+            self._new_chunks.append((np.repeat(slots, chunk_counts), new))
 
     def _extend(self, sequence: Sequence, chunks: Iterable[int], keys: list[bytes]) -> None:
-        """Let a sequence, whose last chunk is full, go on with new ones."""
+        """Add new chunks to a sequence whose last chunk is full."""
         leaf = sequence.leaf
         if leaf.references > 1:
             del leaf.ends[sequence.id]
@@ -330,25 +332,25 @@ class PrefixTree:
             leaf.seal(key)
 
     def _find(self, sequence: int) -> Sequence:
-        found = self._live.get(sequence)
-        if found is None:
+        entry = self._live.get(sequence)
+        if entry is None:
             left = isinstance(sequence, int) and 0 <= sequence < self._next_id
             raise UnknownSequence(f"sequence {sequence} has left" if left else f"there is no sequence {sequence}")
-        return found
+        return entry
 
     def _keys(self, ids: Ints) -> list[bytes]:
-        """The whole chunks of the token ids, as the bytes by which they are found."""
+        """The key (the bytes of the token ids) of each full chunk."""
         data = ids.tobytes()
         step = self.chunk_size * ids.itemsize
         return [data[start : start + step] for start in range(0, len(data) - step + 1, step)]
 
     def _match(self, keys: list[bytes]) -> int:
-        """How many leading chunks are there."""
+        """Number of leading chunks that the forest holds."""
         return deepest_match(self._root, keys).chunks if self.share else 0
 
-    def _shorten(self, sequence: Sequence, node: Node, chunks: int, rest: int) -> None:
-        """Keep the first chunks of a node that only this sequence covers, `rest` tokens in the last of them."""
-        full = chunks if rest == self.chunk_size else chunks - 1
+    def _shorten(self, sequence: Sequence, node: Node, chunks: int, last_tokens: int) -> None:
+        """Keep the first chunks of a node that only this sequence covers, `last_tokens` tokens in the last of them."""
+        full = chunks if last_tokens == self.chunk_size else chunks - 1
         if full < chunks <= len(node.keys):
             self._slots.tails[sequence.slot] = np.frombuffer(node.keys[chunks - 1], np.int64)
         if chunks < len(node.chunks):
@@ -356,7 +358,7 @@ class PrefixTree:
         self.pool.release(node.keep(chunks, full))
 
     def _drop(self, path: list[Node]) -> None:
-        """One sequence no longer covers these nodes, each the child of the one before."""
+        """Release the nodes of a path, from the top down, for one sequence that no longer covers them."""
         self._plan = None
         unused: list[int] = []
         for node in reversed(path):
@@ -366,11 +368,11 @@ class PrefixTree:
                 unused.extend(node.chunks)
         survivor = next((node for node in reversed(path) if node.references), None)
         if survivor is not None:
-            survivor.join_only_child()
+            survivor.merge_only_child()
         self.pool.release(unused)
 
     def _add(self, leaf: Node, length: int) -> Sequence:
-        """Make a new last row that ends at `leaf`."""
+        """Add a sequence that ends at `leaf` as the last row."""
         self._plan = None
         sequence = Sequence(self._next_id, self._slots.take(), leaf)
         self._next_id += 1
@@ -379,5 +381,5 @@ class PrefixTree:
         for node in path_to(leaf):
             node.references += 1
         self._slots.end_at(sequence.slot, length, leaf.chunks[-1])
-        self._spare = None
+        self._free_tokens = None
         return sequence

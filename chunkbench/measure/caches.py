@@ -1,4 +1,4 @@
-"""Cold caches: what a decode step finds after the rest of a model has run."""
+"""Cold caches: the state in which a decode step finds the caches after the rest of a model has run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _TIMES = {"cpu": 2, "cuda": L2_FACTOR}
 
 
 class CacheSweeper:
-    """Replaces what the last-level cache holds.
+    """Replaces the contents of the last-level cache.
 
-    The buffer is read, not written: dirty lines would have to be written back during the timed call.
+    It reads its buffer and does not write it, because dirty lines would be written back during the timed call.
     """
 
     def __init__(self, device: str, cache_bytes: int) -> None:
         self._buffer = torch.ones(max(_TIMES[device] * cache_bytes, 1 << 24) // 4, device=device)
 
     def sweep(self) -> None:
-        """Read twice the size of the last-level cache; on a GPU as much as the copies that it stands in for hold."""
+        """Read twice the size of the last-level cache; on a GPU `L2_FACTOR` times, as the copies of a rotation hold."""
         self._buffer.sum()
 
 

@@ -1,4 +1,4 @@
-"""The clock guard: a sample taken while a GPU ran below its usual clock is thrown away and taken again."""
+"""The clock guard: it discards a sample that a GPU took below its usual clock, and takes it again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from chunkbench.store.facts import GpuState
 
 SLOW_BELOW = 0.75
 _PAUSES_S = (0.0, 0.01, 0.1)
-"""Before each further try: a clock that sagged for a moment is back at once, a hot device has to cool down."""
+"""Pause before each further try: a short dip of the clock ends at once, but a hot device needs time to cool down."""
 
 
 class ClockReader(Protocol):
-    """What the guard asks of a device (`chunkbench.environment.gpu.Nvml`)."""
+    """What the guard reads from a device (`chunkbench.environment.gpu.Nvml`)."""
 
     def clock(self) -> Clock: ...
 
@@ -25,14 +25,14 @@ class ClockReader(Protocol):
 
 
 def throttled(sm_mhz: int, usual: Sequence[int]) -> bool:
-    """Whether a clock is below 75% of the usual, the median of all clocks seen (in rising order); never of none."""
+    """Whether a clock is below 75% of the median of `usual`, the sorted clocks so far. False if there are none."""
     return bool(usual) and sm_mhz < SLOW_BELOW * usual[len(usual) // 2]
 
 
 class ClockGuard:
-    """Watches one device for as long as its process lives, so that what is usual is known after a few samples.
+    """Watches one device during the whole life of the process, so that it knows the usual clock after a few samples.
 
-    `reader` None: nothing is known, and every sample is kept.
+    Without a `reader` the clock is unknown, and the guard keeps every sample.
     """
 
     def __init__(self, reader: ClockReader | None, pause: Callable[[float], None] = sleep) -> None:
@@ -41,41 +41,41 @@ class ClockGuard:
         self._clear()
 
     def take(self, sample: Callable[[], float]) -> float:
-        """One sample in microseconds: the first that was not throttled, or, of four that were, the last.
+        """One sample in microseconds: the first that was not throttled, or the last of four throttled ones.
 
-        So there always is one: a device that is throttled for good is measured as it is, and that is recorded.
+        So there is always a sample: a device that stays throttled is measured as it is, and `finish` reports it.
         """
-        taken, clock = sample(), self._clock()
+        sample_us, clock = sample(), self._clock()
         for pause_s in _PAUSES_S:
             if clock is None or not throttled(clock, self._usual):
                 break
             self._discarded += 1
             self._pause(pause_s)
-            taken, clock = sample(), self._clock()
+            sample_us, clock = sample(), self._clock()
         if clock is not None:
             self._slow += throttled(clock, self._usual)
-            # Only of samples that are kept: tries of one that is throttled would soon look usual.
+            # Only the clocks of kept samples: the repeated tries of throttled samples would soon look usual.
             insort(self._usual, clock)
             self._clocks.append(clock)
-        return taken
+        return sample_us
 
     def finish(self) -> tuple[GpuState | None, int]:
-        """What was seen since the last time, and how many samples were discarded."""
+        """The state of the GPU since the last call, and the number of discarded samples since then."""
         state, discarded = None, self._discarded
         if self._reader is not None:
-            found = self._reader.condition()
+            condition = self._reader.condition()
             state = GpuState(
                 sm_mhz=round(median(self._clocks)) if self._clocks else None,
                 sm_mhz_lowest=min(self._clocks, default=None),
                 slow_samples=self._slow,
                 throttled_by=throttle_words(self._reasons),
-                **found._asdict(),
+                **condition._asdict(),
             )
         self._clear()
         return state, discarded
 
     def _clock(self) -> int | None:
-        """The clock that the sample just taken ran at, as far as is known."""
+        """The GPU's clock right after a sample; None if unknown."""
         if self._reader is None:
             return None
         clock = self._reader.clock()

@@ -1,4 +1,4 @@
-"""PyTorch's CUDA device behind the `Device` of the loop: no more than calls, all that is decided is decided there."""
+"""PyTorch's CUDA device as the loop's `Device`: it only makes the calls; the loop makes all decisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chunkbench.environment.gpu import Nvml, open_nvml
 from chunkbench.measure.gpu_loop import Call, CaptureError, no_collections
 
 _CYCLES_PER_US = 2000
-"""At about the highest clock of a data-centre GPU: at a lower one a stall is longer, and does no harm."""
+"""About the highest clock of a data-centre GPU. At a lower clock a stall takes longer, which does no harm."""
 
 
 class CudaDevice:
@@ -19,7 +19,7 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self._side = torch.cuda.Stream()
-        self._one = torch.ones(1, device="cuda")
+        self._scratch = torch.ones(1, device="cuda")
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def synchronise(self) -> None:
@@ -45,8 +45,8 @@ class CudaDevice:
                     call()
         current.wait_stream(self._side)
         torch.cuda.synchronize()
-        # Not by torch.cuda.graph, which empties the allocator's cache at every capture, and in some versions collects
-        # garbage: hundreds of captures make a point. A collection in the middle of one could void it.
+        # Without torch.cuda.graph, which empties the allocator's cache at every capture and in some versions collects
+        # garbage: a point needs hundreds of captures. A garbage collection during a capture could make it invalid.
         with no_collections(), torch.cuda.stream(self._side):
             return [self._captured(span) for span in spans]
 
@@ -62,7 +62,7 @@ class CudaDevice:
         try:
             graph.capture_end()
         except RuntimeError as error:
-            problem = problem or error  # what ends a capture that went wrong complains as well
+            problem = problem or error  # the end of a failed capture raises too; keep the first error
         if problem is None:
             return graph.replay
         self._recover(graph, pool)
@@ -72,32 +72,32 @@ class CudaDevice:
         raise CaptureError(f"its decode cannot be captured in a CUDA graph: {text}") from problem
 
     def _recover(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-        """Take PyTorch out of a capture that failed.
+        """Bring PyTorch back to its normal state after a failed capture.
 
-        Ending one raises before the allocator is told (PyTorch up to 2.12), which then refuses to free anything; and
-        generators go on as if captured until a capture has gone well.
+        In PyTorch up to 2.12, the end of a failed capture raises before it informs the allocator, and the allocator
+        then refuses to free memory. Random generators also stay in capture mode until a capture succeeds.
         """
-        self._failed.append(graph)  # the allocator still asks it which stream was captured
-        names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # by version
+        self._failed.append(graph)  # keep the graph: the allocator still asks it which stream was captured
+        names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # the name depends on the version
         end = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
-        with contextlib.suppress(RuntimeError):  # it had been told
+        with contextlib.suppress(RuntimeError):  # the allocator knows already
             end(torch.cuda.current_device(), pool)
-        with contextlib.suppress(RuntimeError):  # then the worker finds out that the device is lost
+        with contextlib.suppress(RuntimeError):  # on an error here, the worker finds out that the device is lost
             clean = torch.cuda.CUDAGraph()
             clean.capture_begin(pool=torch.cuda.graph_pool_handle())
-            self._one.add_(0)
+            self._scratch.add_(0)
             clean.capture_end()
         torch.cuda.synchronize()
 
 
 def clock_reader() -> Nvml | None:
-    """NVML's view of the current device."""
+    """An NVML reader of the current device; None without NVML."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
     return open_nvml(f"GPU-{uuid}" if uuid else None)
 
 
 def free_bytes() -> int:
-    """Memory of the current device that this process could take, what it keeps unused included."""
+    """Bytes of the current device that this process can allocate, including the memory that its allocator caches."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     return int(free)

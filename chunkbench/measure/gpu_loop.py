@@ -1,7 +1,7 @@
 """The timed loop on a GPU: one round of one implementation, over sessions that take turns.
 
-What a sample is depends on the mode (docs/measuring.md). All of the device that this needs is behind `Device`, so
-that a fake can stand in for it.
+The mode defines what a sample is (docs/measuring.md). The loop uses the GPU only through `Device`, so that tests can
+replace it by a fake.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chunkbench.measure.rotation import calls_of
 
 Call = Callable[[], None]
 _LEAD, _SHORTEST_LEAD_US, _LONGEST_LEAD_US = 2.0, 100.0, 20_000.0
-"""The device is kept waiting for this many times what queueing the calls took before, but not for ever."""
+"""The device waits `_LEAD` times as long as the host needed before to queue the calls, within these two limits."""
 
 
 class CaptureError(RuntimeError):
@@ -43,24 +43,24 @@ class Device(Protocol):
         ...
 
     def elapsed_us(self, start: Any, end: Any) -> float:
-        """Microseconds between two events that have happened."""
+        """Microseconds between two completed events."""
         ...
 
     def stall(self, us: float) -> None:
-        """Queue nothing but waiting, for about so long."""
+        """Queue a wait of about this length."""
         ...
 
     def capture(self, spans: Sequence[Sequence[Call]]) -> list[Call]:
-        """A replay for each span of calls, in a graph of its own: run once on a side stream, then captured there.
+        """One graph for each span of calls; returns the functions that replay them.
 
-        Raises `CaptureError`.
+        Runs the calls once on a side stream before it captures them there. Raises `CaptureError`.
         """
         ...
 
 
 @dataclass
 class Lane:
-    """A call of a sample: on which session, with tensors of its own, whose places in memory a graph remembers."""
+    """One call of a sample: its session, and its own tensors, because a graph stores their addresses."""
 
     session: Session
     q: torch.Tensor
@@ -82,11 +82,11 @@ def run_gpu_round(
     device: Device,
     guard: ClockGuard,
 ) -> Round:
-    """Rewind, then append and plan on every copy at every step 1..n_c and take a sample at the timed ones.
+    """Rewind, then append and plan on every copy at every step 1..n_c, and take a sample at the timed steps.
 
-    `out` has the shape of what a call gives. `sweep` makes the cache cold before each timed call (None: the rotation
-    of the copies does, or it is warm). `append` and `plan` are wall times, the device waited for, averaged over
-    the copies.
+    `out` has the shape of a call's output. `sweep` makes the cache cold before each timed call; None means that the
+    rotation of the copies does so, or that the cache is warm. The times of `append` and `plan` are wall times that
+    include the wait for the device, averaged over the copies.
     """
     sampler = _Sampler(copies, feed, out, nonce, mode, sweep, device)
     result, last = Round(), max(timed, default=0)
@@ -115,9 +115,9 @@ def run_gpu_round(
 
 
 def decode_once(session: Session, q: torch.Tensor, out: torch.Tensor, mode: Mode, device: Device) -> None:
-    """One decode as the mode does it, for a check.
+    """One decode in this mode, for a check.
 
-    `out` is poisoned with NaN. A graph is captured with zeros in the place of `q`, which come only for the replay.
+    Fills `out` with NaN first. A graph is captured with zeros as queries; only the replay sees `q`.
     """
     run = Lane(session, q, out).call
     if mode == "graph":
@@ -151,11 +151,11 @@ class _Sampler:
         ]
 
     def at(self, step: int) -> Callable[[], float]:
-        """Takes the sample of a step, in microseconds; if that is called again, with other queries."""
+        """A function that takes the sample of a step, in microseconds; every call of it uses new queries."""
         if self._mode == "eager":
             self._lanes.append(self._lanes.pop(0))  # the next copy
         calls = [lane.call for lane in self._lanes]
-        # What lies between two events: a call, where the cache is swept before each, else all of them.
+        # The calls between two events: one call if a sweep precedes each call, otherwise all calls.
         spans = [[call] for call in calls] if self._sweep is not None else [calls]
         if self._mode == "graph":
             self._refresh(step, 0)
@@ -173,23 +173,29 @@ class _Sampler:
         return take
 
     def drift(self) -> float:
-        """How far the output of a call of the last sample lies from that of the same call made again, outside of any
-        graph: the largest difference over the largest value. What was timed is what was checked."""
+        """Repeats a call of the last sample outside of any graph and compares the outputs.
+
+        Returns the largest difference over the largest value. It shows that the timed calls computed what the check
+        checked.
+        """
         lane = self._lanes[0]
-        again = torch.full_like(lane.out, float("nan"))
-        lane.session.decode(lane.q, again)
+        repeated = torch.full_like(lane.out, float("nan"))
+        lane.session.decode(lane.q, repeated)
         self._device.synchronise()
-        found = ((lane.out.double() - again.double()).abs().max() / again.double().abs().max()).item()
-        return found if isfinite(found) else inf
+        drift = ((lane.out.double() - repeated.double()).abs().max() / repeated.double().abs().max()).item()
+        return drift if isfinite(drift) else inf
 
     def _refresh(self, step: int, number: int) -> None:
-        """Other queries for every call."""
-        for place, lane in enumerate(self._lanes):
-            lane.q.copy_(self._feed.queries(self._nonce, step, number, place))
+        """Give every call new queries."""
+        for index, lane in enumerate(self._lanes):
+            lane.q.copy_(self._feed.queries(self._nonce, step, number, index))
 
     def _run_in(self, calls: Sequence[Call]) -> float:
-        """Every call once, untimed: what is compiled, chosen or loaded at the first call of a step is so now, and every
-        copy has had its turn, the next one the longest ago. Microseconds that queueing a call took."""
+        """Run every call once, untimed; returns the microseconds that the host needs to queue one call.
+
+        After it, everything that the first call of a step compiles, chooses or loads is ready. All copies have run, and
+        the copy that is timed first ran the longest time ago.
+        """
         started = perf_counter_ns()
         for call in calls:
             call()
@@ -207,8 +213,10 @@ class _Sampler:
         return (perf_counter_ns() - started) / 1000
 
     def _events_us(self, spans: Sequence[Sequence[Call]], queueing_us: float) -> float:
-        """Microseconds of a call on the device, which is stalled until a span is queued: it never waits for the host.
-        Each span, of calls or the replay of them all, has its own pair of events."""
+        """Microseconds of one call on the device; each span of calls or replays has its own pair of events.
+
+        The device stalls until the host has queued the whole span, so it never waits for the host inside a span.
+        """
         device = self._device
         marks = []
         for span in spans:
@@ -226,7 +234,7 @@ class _Sampler:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """A collection inside a timed call would be charged to whoever is being timed."""
+    """Switch the garbage collector off: a collection inside a timed call would add its time to the sample."""
     if not gc.isenabled():
         yield
         return

@@ -1,7 +1,7 @@
 """The timed loop on a CPU: one round of one implementation.
 
 The only code between the two clock readings of a sample is the call itself; `benchmarks/harness_overhead.py` measures
-what remains.
+the overhead that remains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chunkbench.baselines.contract import Session
 
 
 class Feed(Protocol):
-    """Where the loop gets tokens and queries from."""
+    """The source of the loop's tokens and queries."""
 
     def completion(self, step: int) -> tuple[Sequence[int], torch.Tensor, torch.Tensor]: ...
 
@@ -33,7 +33,7 @@ class Round:
     append_us: list[float] = field(default_factory=list)
     plan_us: list[float] = field(default_factory=list)
     drift: float = 0.0
-    """On a GPU, how far a timed call's output lies from that of the same call made again, relative to its largest."""
+    """On a GPU: largest difference between a timed call's output and a repeated call's, over the largest value."""
 
 
 def run_round(
@@ -45,17 +45,17 @@ def run_round(
     nonce: int,
     sweep: Callable[[], None] | None,
 ) -> Round:
-    """Rewind, then append and plan at every step 1..n_c and decode at the timed ones.
+    """Rewind, then append and plan at every step 1..n_c, and decode at the timed steps.
 
-    `sweep` makes caches cold before each timed call (None: warm).
-    Queries differ at every step and follow `nonce`, which is the same for all implementations of a round.
+    `sweep` makes the caches cold before each timed call; None leaves them warm. `nonce` and the step determine the
+    queries, so all implementations of a round get the same ones.
     """
     result = Round()
     decode = session.decode
     session.rewind()
     collecting = gc.isenabled()
     gc.collect()
-    gc.disable()  # a collection inside a timed call would be charged to whoever is being timed
+    gc.disable()  # a collection inside a timed call would add its time to the sample
     try:
         for step in range(1, n_c + 1):
             tokens, k, v = feed.completion(step)
@@ -71,7 +71,7 @@ def run_round(
             q = feed.queries(nonce, step)
             if sweep is not None:
                 sweep()
-                perf_counter_ns()  # brings back the interpreter's own lines, which are no part of the call
+                perf_counter_ns()  # loads the interpreter's own cache lines again, so that the call need not
             started = perf_counter_ns()
             decode(q, out)
             ended = perf_counter_ns()

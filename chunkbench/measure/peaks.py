@@ -1,4 +1,4 @@
-"""What the machine can do at the moment: read bandwidth and matrix rate, probed inside every round."""
+"""The machine's current peaks: read bandwidth and matrix rate, probed inside every round."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from chunkbench.store.facts import Peaks
 _PASSES = 3
 _MATRIX_SECONDS = 0.02
 _CALLS = 8
-"""Between two events on a GPU."""
+"""Number of calls between two events on a GPU."""
 
 
 class PeakProbe:
-    """Probes one device for one dtype; buffers are allocated once.
+    """Probes one device for one dtype, with buffers that it allocates once.
 
-    Read bandwidth is the higher of PyTorch's sum and, on a CPU, a native one, over a buffer that no cache holds, or, on
-    a GPU, of copying one half of the buffer to the other; the matrix rate is the higher of PyTorch's matrix product
-    and, on a CPU, a native register-resident loop. A GPU's times are between events.
+    Read bandwidth is the highest of these: PyTorch's sum over a buffer larger than any cache; on a CPU, a native sum;
+    on a GPU, a copy of one half of the buffer to the other. The matrix rate is the higher of PyTorch's matrix product
+    and, on a CPU, a native loop that works in registers. GPU times are times between events.
     """
 
     def __init__(self, device: str, dtype: str, threads: int, buffer_bytes: int = 1 << 29) -> None:
@@ -32,7 +32,7 @@ class PeakProbe:
         self._product = torch.empty_like(self._matrix)
 
     def probe(self) -> Peaks:
-        """One probe; medians of a few passes, so that one interruption does not count."""
+        """One probe: medians of a few passes, so that a single interruption has no effect."""
         read = self._buffer.nbytes / self._seconds(lambda: self._buffer.sum())
         size = self._matrix.shape[0]
         product = 2 * size**3 / self._seconds(lambda: torch.mm(self._matrix, self._matrix, out=self._product))
@@ -59,12 +59,12 @@ class PeakProbe:
         )
 
     def _copy_half(self) -> None:
-        """Bytes are read and written: as many as the buffer has."""
+        """Copy one half of the buffer to the other. Bytes read plus bytes written are the size of the buffer."""
         half = len(self._buffer) // 2
         self._buffer[half : 2 * half].copy_(self._buffer[:half])
 
     def _sized_matrix(self) -> torch.Tensor:
-        """A square matrix whose product takes long enough to time: emulated dtypes are a hundred times slower."""
+        """A square matrix whose product takes long enough to time. It is smaller for emulated dtypes, 100x slower."""
         size = 128
         while True:
             matrix = torch.randn(size, size, device=self._device).to(getattr(torch, self._dtype))
@@ -93,7 +93,7 @@ class PeakProbe:
 
 
 def _seconds_between_events(work: Callable[[], object]) -> float:
-    """Of one of several, so that what passes until the first begins counts little."""
+    """Seconds per call, averaged over `_CALLS` calls, so that the delay before the first one counts little."""
     work()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

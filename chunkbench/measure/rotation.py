@@ -1,4 +1,4 @@
-"""Cold L2 by rotation: how many copies of a session take turns, and how many calls make a sample."""
+"""Cold L2 by rotation: how many copies of a session take turns, and how many calls form a sample."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import NamedTuple
 from chunkbench.experiment.terms import Mode
 
 L2_FACTOR = 5
-"""The copies that take turns hold this many times what the L2 cache does."""
+"""All copies together hold more than this many times the size of the L2 cache."""
 MOST_COPIES = 32
-"""More would take longer to append to than to measure: a sweep of the cache takes their place."""
+"""With more copies, the appends would take longer than the measurement, so a sweep of the cache replaces them."""
 FEWEST_CALLS = 8
-"""Of a sample that two CUDA events enclose: events resolve half a microsecond, a kernel may take ten."""
+"""Calls between the two CUDA events of a sample: events resolve half a microsecond, and a kernel may take only ten."""
 
 
 class Rotation(NamedTuple):
-    """Sessions to prepare of an implementation for its cold cases."""
+    """How many copies of a session an implementation needs for its cold cases."""
 
     copies: int
     sweep: bool
-    """Whether the cache has to be swept before each call, because the copies do not fill it."""
+    """Whether a sweep must clear the cache before each call, because the copies do not fill it."""
 
 
 def rotation(touched: int, l2_bytes: int, need: int, room: int) -> Rotation:
-    """How caches are made cold for a session that reads `touched` distinct bytes of K and V and takes `need` in all.
+    """How to make caches cold for a session that reads `touched` distinct bytes of K and V and needs `need` bytes.
 
-    As many copies as are together larger than five times the L2 cache: one, where a session is that by itself. One
-    and a sweep where so many do not fit into `room`, or are too many to keep up to date.
+    The smallest number of copies that together read more than five times the size of the L2 cache; a large session
+    needs only one. If that many copies do not fit into `room` bytes, or exceed `MOST_COPIES`: one copy and a sweep.
     """
     wanted = math.ceil((L2_FACTOR * l2_bytes + 1) / max(1, touched))
     if wanted > MOST_COPIES or wanted * need > max(room, need):
@@ -36,12 +36,12 @@ def rotation(touched: int, l2_bytes: int, need: int, room: int) -> Rotation:
 
 
 def calls_of(mode: Mode, copies: int) -> int:
-    """Calls in a sample: one by the wall clock; between events at least eight, the same number on each copy."""
+    """Calls in a sample: one for wall times (`eager`); otherwise at least eight, the same number on each copy."""
     return 1 if mode == "eager" else copies * math.ceil(FEWEST_CALLS / copies)
 
 
 def runs_of(mode: Mode, copies: int) -> int:
-    """Decodes that a sample costs, untimed ones included: every call is run in, and those of a graph once more."""
+    """Decodes that a sample costs, with the untimed ones: every call runs once before; for a graph, twice before."""
     if mode == "eager":
         return copies + 1
     return calls_of(mode, copies) * (3 if mode == "graph" else 2)

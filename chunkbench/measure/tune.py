@@ -1,8 +1,8 @@
-"""Finds the Triton kernels' row of the tuning table for the GPU at hand.
+"""Finds the Triton kernels' row of the tuning table for this machine's GPU.
 
-Candidates are compiled, those that spill dropped, the rest timed: first the tiles of `partial_results`, then the merge
-with the best of them. What is timed is a CUDA graph that decodes copies of a workload in turn, together larger than
-five times the L2 cache, so that all of it comes from memory.
+It compiles the candidates, drops those that spill registers, and times the others: first the tiles of
+`partial_results`, then the merge with the best tiles. It times a CUDA graph that decodes copies of a workload in turn.
+The copies together are larger than five times the L2 cache, so that all K and V come from memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WORKLOADS = (
 
 
 class Trial(NamedTuple):
-    """A candidate and microseconds of each workload, none where it was refused for `reason`."""
+    """A candidate and its microseconds for each workload; no times if it was refused for `reason`."""
 
     tuning: Tuning
     times_us: tuple[float, ...]
@@ -56,16 +56,16 @@ class Trial(NamedTuple):
 
 
 def tiles() -> list[Tuning]:
-    """Candidates for the tiles of `partial_results`. Even depths of the pipeline give no buffer more than odd ones."""
+    """Candidates for the tiles of `partial_results`. An even pipeline depth gives no more buffers than an odd one."""
     grid = itertools.product((16, 32, 64, 128), (4, 8), (3, 5, 7))
     return [START._replace(tile=tile, warps=warps, stages=stages) for tile, warps, stages in grid]
 
 
-def merges(of: Tuning) -> list[Tuning]:
-    """Candidates for the merge, with the tiles of `of`."""
+def merges(base: Tuning) -> list[Tuning]:
+    """Candidates for the merge, with the tiles of `base`."""
     grid = itertools.product((16, 32, 64), (4, 8), (2, 4))
-    apart = [of._replace(merge_tile=tile, merge_warps=warps, fold=fold) for tile, warps, fold in grid]
-    return [*apart, of._replace(in_place=True)]
+    separate = [base._replace(merge_tile=tile, merge_warps=warps, fold=fold) for tile, warps, fold in grid]
+    return [*separate, base._replace(in_place=True)]
 
 
 def best(trials: Iterable[Trial]) -> Tuning:
@@ -81,7 +81,10 @@ def search(
     measure: Callable[[Tuning], tuple[float, ...] | str],
     announce: Callable[[Trial], None],
 ) -> Tuning:
-    """Try tiles, then merges. `fit` gives a candidate with its `blocks`, or why it is refused; so does `measure`."""
+    """Try tiles, then merges.
+
+    `fit` returns the candidate with its `blocks`, `measure` its times; both return the reason if they refuse it.
+    """
 
     def trials(candidates: Sequence[Tuning]) -> Iterator[Trial]:
         for candidate in candidates:
@@ -92,17 +95,17 @@ def search(
             announce(trial)
             yield trial
 
-    first = best(trials(tiles()))
-    return best(trials(merges(first)))
+    best_tiles = best(trials(tiles()))
+    return best(trials(merges(best_tiles)))
 
 
 def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
-    """The candidate with the blocks that fit a multiprocessor, or why it is refused."""
+    """The candidate with the number of blocks that fit a multiprocessor, or the reason why it is refused."""
     from chunkbench.kernels.triton.compile import build
 
-    built = build(generation, "fp16", 32, 32, head_dim, CHUNK, candidate)
-    spilled = [one.kernel for one in built if one.stack_bytes]
-    wide, narrow = (one.blocks(generation) for one in built[:2])
+    binaries = build(generation, "fp16", 32, 32, head_dim, CHUNK, candidate)
+    spilled = [binary.kernel for binary in binaries if binary.stack_bytes]
+    wide, narrow = (binary.blocks(generation) for binary in binaries[:2])
     if spilled or not wide:
         return f"{', '.join(spilled)} spills registers" if spilled else "does not fit a multiprocessor"
     return candidate._replace(blocks=wide, narrow_blocks=narrow)
@@ -116,7 +119,7 @@ class Stopwatch:
         self._l2 = last_level_cache_bytes("cuda")
 
     def measure(self, tuning: Tuning) -> tuple[float, ...] | str:
-        """Microseconds of each workload, or why there are none."""
+        """Microseconds of each workload, or the reason why the candidate is refused."""
         times = []
         for workload in WORKLOADS:
             time = self._time(workload, tuning)
@@ -162,9 +165,9 @@ class Stopwatch:
             end.record()
             end.synchronize()
             times.append(1000 * start.elapsed_time(end) / copies)
-        # All rows hold the same values, so that every row of every copy has to say the same, after all replays.
+        # All sequences hold the same K and V, so all copies must give the same output, also after all replays.
         expected = torch.stack([attention(query, k, v) for query in q])
-        worst = max(((one.double() - expected).abs().max() / expected.abs().max()).item() for one in outs)
-        if not worst <= TOLERANCE:  # nor where it is NaN
+        worst = max(((result.double() - expected).abs().max() / expected.abs().max()).item() for result in outs)
+        if not worst <= TOLERANCE:  # also true for NaN
             return f"wrong: max_error {worst:.1e} at {workload}"
         return float(median(times[1:]))

@@ -1,8 +1,8 @@
-"""Fixed pieces of work that are timed beside every round: how fast the machine was just then.
+"""Fixed pieces of work that are timed beside every round. They show how fast the machine is at that moment.
 
-On a shared machine other tenants slow a core or the memory down for seconds at a time, unseen by any counter that a
-guest can read. Work that never changes shows it. Comparisons between runs use the rounds beside which it took its
-usual time (`chunkbench.analysis.undisturbed`).
+On a shared machine other tenants slow down a core or the memory for seconds at a time, and no counter that a guest can
+read shows it. Work that never changes does. Comparisons of runs use only rounds with similar yardstick times
+(`chunkbench.regression.matching`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALLS = 4
 
 
 class YardstickMeter:
-    """Times matrix products that fit a core's own cache, one for each thread, and the sweeps of the caches."""
+    """Times matrix products that fit a core's private cache, one for each thread, and the sweeps of the caches."""
 
     def __init__(self, threads: int) -> None:
         self._factor = torch.full((threads, _SIZE, _SIZE), 1 / _SIZE)
@@ -29,14 +29,14 @@ class YardstickMeter:
         self._memory_us: list[float] = []
 
     def arithmetic(self) -> None:
-        """Time the products once: 0.1 to 0.5 ms."""
+        """Time the matrix products; takes 0.1 to 0.5 ms."""
         for _ in range(_CALLS):
             started = perf_counter_ns()
             torch.bmm(self._factor, self._factor, out=self._product)
             self._arithmetic_us.append((perf_counter_ns() - started) / 1000)
 
     def timed(self, sweep: Callable[[], None]) -> Callable[[], None]:
-        """The sweep, timed at every call."""
+        """Wraps a sweep so that every call of it is timed."""
 
         def timed_sweep() -> None:
             started = perf_counter_ns()
@@ -46,10 +46,10 @@ class YardstickMeter:
         return timed_sweep
 
     def take(self) -> Yardsticks:
-        """Means since the last time."""
-        taken = Yardsticks(
+        """Means over the times since the last call."""
+        means = Yardsticks(
             arithmetic_us=fmean(self._arithmetic_us), memory_us=fmean(self._memory_us) if self._memory_us else None
         )
         self._arithmetic_us.clear()
         self._memory_us.clear()
-        return taken
+        return means

@@ -1,1 +1,1 @@
-"""What the source texts print and claim: their tables as data, and every claim with a function that judges it."""
+"""The source texts: their printed tables as data, and their claims, each with a function that judges it."""

@@ -1,4 +1,4 @@
-"""Rows of a run with what the paper printed for the same points."""
+"""Rows of a run, with the paper's figures for the same points."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def rows(cases: Sequence[CaseFacts], baseline: str, confidence: float) -> list[Row]:
-    """One row per case, in the order given: what follows from its facts, and the paper's latency and ratio."""
-    return [_beside(row, baseline) for row in derive(cases, baseline, confidence)]
+    """One row per case, in the order given: its derived figures, and the paper's latency and ratio."""
+    return [_with_paper(row, baseline) for row in derive(cases, baseline, confidence)]
 
 
-def _beside(row: Row, baseline: str) -> Row:
+def _with_paper(row: Row, baseline: str) -> Row:
     printed, ratio = paper_us(row.facts), paper_ratio(row.facts, baseline)
     return replace(row, derived=replace(row.derived, paper_us=printed, paper_ratio=ratio))

@@ -1,4 +1,4 @@
-"""The paper's Table 3, and which case of ours stands beside which of its numbers."""
+"""The paper's printed numbers, and which number of Table 3 belongs to a measured case."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SETUP: Mapping[str, object] = {
     "prompts": 1,
     "tree": None,
 }
-"""What every row of Table 3 has in common (sections 4 and 4.1)."""
+"""Axis values that all rows of Table 3 share (sections 4 and 4.1)."""
 
 STANDS_FOR: Mapping[str, str] = {
     "vllm_paged_attn": "paged_attn",
     "vllm_paged_attn_star": "paged_attn_star",
 }
-"""Implementations that are measured here in the place of a column of the paper under another id."""
+"""Implementation id -> the id of the paper's column that it is compared with, where the two ids differ."""
 
 PaperTable = Mapping[tuple[int, int, str], float]
 """(n_p, n_s, implementation) -> microseconds per decode step."""
@@ -41,7 +41,7 @@ def paper_rows(table: str) -> list[dict[str, str]]:
 
 @cache
 def table3() -> PaperTable:
-    """Table 3 as bundled in `results/paper/table3.csv`: a constant of the package, read once."""
+    """Table 3 as bundled in `results/paper/table3.csv`; the file is read once."""
     return {
         (int(row["n_p"]), int(row["n_s"]), row["implementation"]): float(row["latency_us"])
         for row in paper_rows("table3")
@@ -61,7 +61,7 @@ class StatedRate(NamedTuple):
 
 @cache
 def stated_token_rates(figure: str) -> tuple[StatedRate, ...]:
-    """Of `figure3` or `figure4`; n_p of the latter is not stated, 2048 assumed."""
+    """The stated rates of `figure3` or `figure4`. The paper does not state n_p of Figure 4; 2048 is assumed."""
     return tuple(
         StatedRate(
             row["implementation"],
@@ -77,10 +77,10 @@ def stated_token_rates(figure: str) -> tuple[StatedRate, ...]:
 
 
 def paper_us(case: CaseFacts, implementation: str | None = None) -> float | None:
-    """What the paper printed for the point of this case, in microseconds per decode step; None for any other setup.
+    """The paper's latency at the point of this case, in microseconds per decode step; None for any other setup.
 
-    `implementation` asks for another column at the same point. The data type is not compared: the paper's is
-    float16, which a CPU may not have; the footer of every table says so.
+    `implementation` selects another column at the same point. The data type is not compared: the paper uses float16,
+    which a CPU may not have. The footer of every report says so.
     """
     if any(getattr(case, name) != value for name, value in SETUP.items()):
         return None
@@ -91,6 +91,6 @@ def paper_us(case: CaseFacts, implementation: str | None = None) -> float | None
 
 
 def paper_ratio(case: CaseFacts, baseline: str) -> float | None:
-    """The paper's latency of the case's column over that of the baseline's, at the same point."""
+    """The paper's latency in the case's column over its latency in the baseline's column, at the same point."""
     own, base = paper_us(case), paper_us(case, baseline)
     return None if own is None or base is None else own / base

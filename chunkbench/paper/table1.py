@@ -13,11 +13,11 @@ FIGURES: Mapping[str, Callable[[Cost], float]] = {
     "bytes": lambda cost: cost.bytes / 1e6,
     "arithmetic_intensity": lambda cost: cost.intensity,
 }
-"""What the paper's Table 1 prints of each module that follows from the shapes, in its units."""
+"""Figures of a module that follow from the shapes, in the units of the paper's Table 1."""
 
 
 class Printed(NamedTuple):
-    """A figure as the paper prints it, with two digits behind the point."""
+    """A figure as the paper prints it, with two decimals."""
 
     metric: str
     module: str

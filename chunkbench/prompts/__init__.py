@@ -1,4 +1,4 @@
-"""Sets of real prompts: read from files, turned into token ids."""
+"""Reads sets of real prompts from files and turns them into token ids."""
 
 from chunkbench.prompts.read import Prompt, PromptsError, read
 from chunkbench.prompts.tokenize import tokenized

@@ -1,4 +1,4 @@
-"""Prompts from files of text, JSON or JSON lines: as texts, chat messages or token ids."""
+"""Reads prompts from text, JSON and JSON lines files: texts, chat messages or token ids."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ _TOKENS, _TEXTS, _CHATS = ("token_ids", "input_ids", "prompt_token_ids", "tokens
 
 
 class PromptsError(ValueError):
-    """Files or a tokenizer that cannot be used; says where, what and how to mend it."""
+    """A file or a tokenizer cannot be used; the message says where, what, and how to fix it."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its text, or its token ids where these were given."""
+    """One prompt: its text, or its token ids if the file gives them."""
 
     group: str
     text: str = ""
     tokens: tuple[int, ...] | None = None
     place: str = ""
-    """file, or file:line."""
+    """Where the prompt comes from: the file, `file:line` or `file[index]`."""
 
 
 def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
     """All prompts of the files, in order. Raises `PromptsError`.
 
-    A `.jsonl` file has a prompt in every line, a `.json` file a list of them, any other file is one prompt. A prompt is
-    a text, a list of token ids, a list of chat messages (`role`, `content`), or an object that holds one of these as
-    `prompt` or `text`, `token_ids` (or `input_ids`, `prompt_token_ids`, `tokens`), or `messages`. Prompts belong to the
-    group that the field `group_by` names (`group` unless it says otherwise), else to that of their file: its name for
-    JSON, its folder for text.
+    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt. A prompt
+    is a text, a list of token ids, a list of chat messages (`role`, `content`), or an object with one of these fields:
+    `prompt` or `text`; `token_ids` (or `input_ids`, `prompt_token_ids`, `tokens`); `messages`. The value of the field
+    `group_by` (default: `group`) is the prompt's group. Without that field, the group is the file's name for JSON and
+    the folder's name for text.
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for path in paths:
         try:
             content = path.read_text(encoding="utf-8-sig")
@@ -44,14 +44,14 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
         except OSError as error:
             raise PromptsError(f"{path}: cannot be read: {error.strerror}") from None
         if path.suffix not in (".json", ".jsonl"):
-            found.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
+            prompts.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
             continue
         for place, value in _values(path, content):
-            found.append(_prompt(value, place, path.stem, group_by))
-    for prompt in found:
+            prompts.append(_prompt(value, place, path.stem, group_by))
+    for prompt in prompts:
         if not prompt.text and not prompt.tokens:
-            raise PromptsError(f"{prompt.place}: the prompt is empty; leave it out")
-    return found
+            raise PromptsError(f"{prompt.place}: the prompt is empty; remove it")
+    return prompts
 
 
 def _values(path: Path, content: str) -> Iterator[tuple[str, Any]]:
@@ -61,7 +61,7 @@ def _values(path: Path, content: str) -> Iterator[tuple[str, Any]]:
         except ValueError as error:
             raise PromptsError(f"{path}: not JSON: {error}") from None
         if not isinstance(values, list):
-            raise PromptsError(f"{path}: holds no list; a .json file is a list of prompts, a .jsonl file one in a line")
+            raise PromptsError(f"{path}: not a list; a .json file is a list of prompts, a .jsonl file has one per line")
         yield from ((f"{path}[{index}]", value) for index, value in enumerate(values))
         return
     for number, line in enumerate(content.split("\n"), start=1):
@@ -79,12 +79,12 @@ def _prompt(value: Any, place: str, group: str, group_by: str | None) -> Prompt:
         if field in value:
             group = str(value[field])
         elif group_by is not None:
-            raise PromptsError(f"{place}: has no field {group_by!r}, by which prompts are to be grouped")
-        known = [name for name in (*_TOKENS, *_TEXTS, *_CHATS) if name in value]
-        if not known:
+            raise PromptsError(f"{place}: has no field {group_by!r} to group prompts by")
+        present = [name for name in (*_TOKENS, *_TEXTS, *_CHATS) if name in value]
+        if not present:
             fields = ", ".join(map(repr, value)) or "none"
             raise PromptsError(f"{place}: has no prompt, text, token_ids or messages (its fields: {fields})")
-        value = value[known[0]]
+        value = value[present[0]]
     if isinstance(value, str):
         return Prompt(group, value, place=place)
     if _are_tokens(value):
@@ -99,9 +99,9 @@ def _are_tokens(value: Any) -> bool:
 
 
 def _message(message: dict[str, Any], place: str) -> str:
-    """One message as text. Models differ in their templates; for what is shared, that the role comes first matters."""
+    """One message as text. Models use different templates; for shared prefixes, only the role's place first matters."""
     role, content = message.get("role"), message.get("content")
-    if isinstance(content, list):  # parts, of which only texts are tokens of a text model
+    if isinstance(content, list):  # a list of parts; a text model sees only the text parts
         content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
     if not isinstance(role, str) or not isinstance(content, str):
         raise PromptsError(f"{place}: a chat message needs a role and a content")

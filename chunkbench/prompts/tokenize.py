@@ -1,4 +1,4 @@
-"""Token ids of prompts, by a tokenizer that is named or lies in a file; offline where it is present."""
+"""Token ids of prompts, from a tokenizer file or a named tokenizer. Works offline if the tokenizer is present."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[int, ...]]:
-    """[prompt] token ids: those that were given, or what `tokenizer` makes of the text.
+    """Token ids of each prompt: its own, or those that `tokenizer` makes from its text.
 
-    `tokenizer` is a `tokenizer.json` of Hugging Face, an encoding of tiktoken (`cl100k_base`), or a model's name on
-    Hugging Face. Raises `PromptsError`.
+    `tokenizer` is the path of a Hugging Face `tokenizer.json`, a tiktoken encoding (`cl100k_base`), or the name of a
+    model on Hugging Face. Raises `PromptsError`.
     """
     texts = [prompt for prompt in prompts if prompt.tokens is None]
     if texts and tokenizer is None:
         raise PromptsError(
             f"{texts[0].place}: is text, and no tokenizer was chosen: name a tokenizer.json, an encoding of tiktoken "
-            "(cl100k_base) or a model's name on Hugging Face; token ids need none"
+            "(cl100k_base) or a model on Hugging Face; token ids need no tokenizer"
         )
     if texts and len(texts) < len(prompts):
-        given = next(prompt for prompt in prompts if prompt.tokens is not None)
-        raise PromptsError(f"{given.place}: token ids beside texts, maybe of another tokenizer; choose one kind")
+        other = next(prompt for prompt in prompts if prompt.tokens is not None)
+        raise PromptsError(f"{other.place}: token ids among texts, maybe of another tokenizer; use only one of the two")
     encoded = iter(_encoder(tokenizer)([prompt.text for prompt in texts]) if tokenizer and texts else ())
-    found = [prompt.tokens if prompt.tokens is not None else tuple(next(encoded)) for prompt in prompts]
-    for prompt, tokens in zip(prompts, found, strict=True):
+    token_ids = [prompt.tokens if prompt.tokens is not None else tuple(next(encoded)) for prompt in prompts]
+    for prompt, tokens in zip(prompts, token_ids, strict=True):
         if not tokens:
-            raise PromptsError(f"{prompt.place}: the tokenizer makes no token of it; leave it out")
-    return found
+            raise PromptsError(f"{prompt.place}: the tokenizer gives no token for this prompt; remove it")
+    return token_ids
 
 
 def _encoder(name: str) -> Encode:
@@ -41,20 +41,20 @@ def _encoder(name: str) -> Encode:
     try:
         import tiktoken
     except ImportError:
-        if name.endswith("_base"):  # as most of its encodings do, and no model on Hugging Face
+        if name.endswith("_base"):  # most tiktoken encodings end so, and no model on Hugging Face
             raise PromptsError(f"tokenizer {name}: needs tiktoken: pip install 'chunkbench[prompts]'") from None
-        known: list[str] = []
+        encodings: list[str] = []
     else:
-        known = tiktoken.list_encoding_names()
-    if name in known:
+        encodings = tiktoken.list_encoding_names()
+    if name in encodings:
         try:
             encoding = tiktoken.get_encoding(name)
-        except Exception as error:  # whatever its download raises: there is no network, or a proxy
+        except Exception as error:  # the download can raise anything, for example behind a proxy
             raise PromptsError(
-                f"tokenizer {name}: tiktoken has it neither in its cache (TIKTOKEN_CACHE_DIR) nor could load it: "
+                f"tokenizer {name}: not in tiktoken's cache (TIKTOKEN_CACHE_DIR), and the download failed: "
                 f"{_first_line(error)}"
             ) from None
-        # Special tokens in a text are text here, as they are to a server that is given user input.
+        # Encode special tokens in a text as plain text, like a server does with user input.
         return lambda texts: encoding.encode_batch(texts, disallowed_special=())
     return _from_hub(name)
 
@@ -83,8 +83,8 @@ def _from_hub(name: str) -> Encode:
         raise
     except Exception as error:  # no network, no such model, no permission
         raise PromptsError(
-            f"tokenizer {name}: neither a file, nor an encoding of tiktoken, nor in the cache of Hugging Face, and "
-            f"could not be loaded from there: {_first_line(error)}"
+            f"tokenizer {name}: not a file, not an encoding of tiktoken, not in the cache of Hugging Face, and the "
+            f"download from Hugging Face failed: {_first_line(error)}"
         ) from None
     return partial(_encode, loaded)
 
@@ -94,7 +94,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 
 
 def _tokenizers(name: str) -> Any:
-    """The module, which may not be installed."""
+    """The module `tokenizers`. Raises `PromptsError` if it is not installed."""
     try:
         import tokenizers
     except ImportError:

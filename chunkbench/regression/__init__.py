@@ -1,5 +1,5 @@
-"""Did it get slower? Comparisons of runs, the gate, other revisions measured beside this one, histories.
+"""Did it get slower? Comparisons of runs, the gate, measurements against another revision, histories.
 
-A comparison starts from facts (`compare`) or measures two builds in turns (`gate`, `regress`). Both end in one
+`compare` starts from recorded facts; `gate` and `regress` measure two builds in turns. All of them end in one
 `verdicts.Comparison`, which `regression.report` renders.
 """

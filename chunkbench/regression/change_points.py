@@ -1,4 +1,4 @@
-"""Where a series of values changed its level, and stayed there."""
+"""Where a series of values changed to a new level and stayed there."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST = 3
-"""Values that a level has to last for: fewer are an outlier."""
+"""Fewest values of a level. Fewer values are outliers."""
 _MOST_ORDERS = 100_000
+"""Most random orders of a permutation test."""
 
 
 class ChangePoint(NamedTuple):
-    """A new level that begins at the value with index `place`."""
+    """The start of a new level."""
 
     place: int
+    """Index of the first value of the level."""
     shift: float
-    """Median after less median before, up to the neighbouring change points."""
+    """Median of the level minus the median of the level before."""
     chance: float
-    """How often a series in random order looks as much changed as this one (a p value)."""
+    """p value: how often the same values in random order have a change as large as this one."""
 
 
 def change_points(values: Sequence[float], alpha: float, least: float) -> list[ChangePoint]:
     """Change points of a series, by binary segmentation.
 
-    In each segment the split that explains most of the spread by two levels is tested against the best split of the
-    same values in random order (a permutation test, exact whatever the noise looks like), at `alpha`; levels whose
-    medians differ by less than `least` are not told apart. Values have to be independent from one to the next. Without
-    2 * `SHORTEST` values there is nothing to find.
+    In each segment, the best split is the one whose two levels explain most of the variance. It is compared with the
+    best splits of the same values in random order, at significance `alpha`: a permutation test, exact for any noise.
+    Levels whose medians differ by less than `least` count as one. The values have to be independent of each other. A
+    series with fewer than 2 * `SHORTEST` values has no change points.
     """
     series = np.asarray(values, dtype=np.float64)
-    found: dict[int, float] = {}
+    chances: dict[int, float] = {}
     segments = [(0, len(series))]
     while segments:
         start, stop = segments.pop()
@@ -43,27 +45,28 @@ def change_points(values: Sequence[float], alpha: float, least: float) -> list[C
         middle = start + split
         if abs(np.median(series[middle:stop]) - np.median(series[start:middle])) < least:
             continue
-        found[middle] = chance
+        chances[middle] = chance
         segments += [(start, middle), (middle, stop)]
-    return _with_levels(series, found, least)
+    return _with_shifts(series, chances, least)
 
 
-def _with_levels(series: NDArray[np.float64], found: dict[int, float], least: float) -> list[ChangePoint]:
-    """Shifts between neighbouring levels; those that further splits have made small are dropped, the smallest first."""
-    places = sorted(found)
+def _with_shifts(series: NDArray[np.float64], chances: dict[int, float], least: float) -> list[ChangePoint]:
+    """The change points with their shifts. Further splits can make a shift small: such change points are dropped, the
+    smallest first."""
+    places = sorted(chances)
     while places:
         edges = [0, *places, len(series)]
         levels = [float(np.median(series[a:b])) for a, b in itertools.pairwise(edges)]
         shifts = [after - before for before, after in itertools.pairwise(levels)]
         smallest = min(range(len(places)), key=lambda i: abs(shifts[i]))
         if abs(shifts[smallest]) >= least:
-            return [ChangePoint(p, s, found[p]) for p, s in zip(places, shifts, strict=True)]
+            return [ChangePoint(p, s, chances[p]) for p, s in zip(places, shifts, strict=True)]
         del places[smallest]
     return []
 
 
 def _best_split(segment: NDArray[np.float64], alpha: float, dice: np.random.Generator) -> tuple[int | None, float]:
-    """Where to split, and the chance of a split as good in random order, from orders enough to tell `alpha`."""
+    """Where to split, and how often random orders have an equally good split; there are enough orders for `alpha`."""
     n = len(segment)
     orders = min(_MOST_ORDERS, round(10 / alpha))
     if n < 2 * SHORTEST:
@@ -72,12 +75,12 @@ def _best_split(segment: NDArray[np.float64], alpha: float, dice: np.random.Gene
     explained = _explained(centred[None, :])
     best = float(explained.max())
     shuffled = dice.permuted(np.tile(centred, (orders, 1)), axis=1)
-    reached = int((_explained(shuffled).max(axis=1) >= best * (1 - 1e-9)).sum())
-    return int(explained[0].argmax()) + SHORTEST, (reached + 1) / (orders + 1)
+    as_good = int((_explained(shuffled).max(axis=1) >= best * (1 - 1e-9)).sum())
+    return int(explained[0].argmax()) + SHORTEST, (as_good + 1) / (orders + 1)
 
 
 def _explained(centred: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[order, split] how much of the spread two levels explain, up to a factor that no order changes."""
+    """[order, split] variance that two levels explain, up to a factor that is the same for all orders."""
     n = centred.shape[1]
     sizes = np.arange(SHORTEST, n - SHORTEST + 1)
     explained: NDArray[np.float64] = centred.cumsum(axis=1)[:, sizes - 1] ** 2 / (sizes * (n - sizes))

@@ -1,4 +1,4 @@
-"""In what the environments of two runs differ, and which differences forbid to compare their times."""
+"""Differences between the environments of two runs, and which of them forbid to compare times."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from chunkbench.store import Manifest
 
 
 class Difference(NamedTuple):
-    """One thing that is not the same."""
+    """One difference between two environments."""
 
     what: str
     base: str
     head: str
     machine: bool
-    """Whether it is no mere version of some software: it forbids to compare times as if they were one machine's."""
+    """Whether it concerns the machine or the data, and not just a version of software: it forbids to compare times."""
     hardware: bool = False
-    """Whether another machine explains it."""
+    """Whether a different machine explains it."""
 
 
 _MACHINE = (
@@ -32,8 +32,8 @@ _MACHINE = (
     ("huge pages", "huge_pages"),
     ("PyTorch's threads", "torch.threads"),
 )
-"""What a machine is and how it is set."""
-# The instruction set of our own code is a property of that code: a path that was lost is a regression to be seen.
+"""Hardware and settings of a machine."""
+# The instruction set of the native module belongs to the code: losing a fast path is a regression that has to show.
 _VERSIONS = (
     ("native instruction set", "native.isa"),
     ("Python", "python"),
@@ -48,33 +48,34 @@ _VERSIONS = (
 
 
 def differences(base: Manifest, head: Manifest) -> list[Difference]:
-    """What differs between the manifests of two runs, what touches the machine first."""
-    return sorted(_differences(base, head), key=lambda one: not one.machine)
+    """Differences between the manifests of two runs; those that concern the machine come first."""
+    return sorted(_differences(base, head), key=lambda difference: not difference.machine)
 
 
 def _differences(base: Manifest, head: Manifest) -> Iterator[Difference]:
     for name in ("device", "dtype", "seed"):
-        one, other = getattr(base, name), getattr(head, name)
-        if one != other:
-            yield Difference(name, str(one), str(other), machine=True)
-    ours, theirs = (_facts(manifest) for manifest in (base, head))
+        base_value, head_value = getattr(base, name), getattr(head, name)
+        if base_value != head_value:
+            yield Difference(name, str(base_value), str(head_value), machine=True)
+    base_facts, head_facts = (_facts(manifest) for manifest in (base, head))
     for paths, machine in ((_MACHINE, True), (_VERSIONS, False)):
         for what, path in paths:
-            one, other = _at(ours, path), _at(theirs, path)
-            if one != other:
-                yield Difference(what, _show(one), _show(other), machine, hardware=machine)
-    memory = [round((values.get("memory_bytes") or 0) / 2**30) for values in (ours, theirs)]
+            base_value, head_value = _at(base_facts, path), _at(head_facts, path)
+            if base_value != head_value:
+                yield Difference(what, _show(base_value), _show(head_value), machine, hardware=machine)
+    memory = [round((facts.get("memory_bytes") or 0) / 2**30) for facts in (base_facts, head_facts)]
     if memory[0] != memory[1]:
         yield Difference("memory", f"{memory[0]} GiB", f"{memory[1]} GiB", machine=True, hardware=True)
-    gpus = [[(gpu["name"], gpu["compute_capability"]) for gpu in v.get("gpus") or ()] for v in (ours, theirs)]
+    sides = (base_facts, head_facts)
+    gpus = [[(gpu["name"], gpu["compute_capability"]) for gpu in facts.get("gpus") or ()] for facts in sides]
     if gpus[0] != gpus[1]:
-        named = [", ".join(name for name, _ in found) or "none" for found in gpus]
-        yield Difference("GPUs", named[0], named[1], machine=True, hardware=True)
-    packages = [values.get("packages") or {} for values in (ours, theirs)]
-    for name in sorted({*packages[0], *packages[1]}):
-        one, other = packages[0].get(name), packages[1].get(name)
-        if one != other:
-            yield Difference(name, one or "not installed", other or "not installed", machine=False)
+        names = [", ".join(name for name, _ in side) or "none" for side in gpus]
+        yield Difference("GPUs", names[0], names[1], machine=True, hardware=True)
+    base_packages, head_packages = (facts.get("packages") or {} for facts in (base_facts, head_facts))
+    for name in sorted({*base_packages, *head_packages}):
+        base_value, head_value = (packages.get(name) or "not installed" for packages in (base_packages, head_packages))
+        if base_value != head_value:
+            yield Difference(name, base_value, head_value, machine=False)
 
 
 def _facts(manifest: Manifest) -> Mapping[str, Any]:

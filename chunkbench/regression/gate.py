@@ -1,121 +1,126 @@
-"""The gate: measure an experiment beside a recorded build, compare, measure again what looks changed."""
+"""The gate: measure an experiment in turns with a recorded build, compare, measure again what looks changed."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Point
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.environments import differences
+from chunkbench.regression.job import Job, Repeats
 from chunkbench.regression.paired import Turns
-from chunkbench.regression.recorded_build import refusal, unpacked
-from chunkbench.regression.recording import BUILD, repeater
-from chunkbench.regression.remeasure import Gated, look_again
-from chunkbench.regression.sides import compared, sides
-from chunkbench.runner.run import Listener, sigterm_as_interrupt
+from chunkbench.regression.recorded_build import unpacked_build, why_unusable
+from chunkbench.regression.recording import Recording, repeater
+from chunkbench.regression.remeasure import GateResult, remeasure_changed
+from chunkbench.regression.sides import BaseBuild, measure_and_compare, sides
+from chunkbench.runner.run import sigterm_as_interrupt
 from chunkbench.runner.target import Target
-from chunkbench.store import Run, writing
+from chunkbench.store import Manifest, Run, writing
 
 
 def gate(
-    experiment: TimedExperiment,
-    target: Target,
-    recording: Path,
-    recorded: Sequence[Run],
+    job: Job,
+    recording: Recording,
     options: Options,
-    processes: int,
-    again: int,
-    out: Path,
-    listener: Listener,
+    repeats: Repeats,
     as_recorded: bool = False,
     worker: Sequence[str] | None = None,
-) -> Gated:
-    """Measure into `out`, then again, up to `again` times, what looks changed; each time for the experiment's budget.
+) -> GateResult:
+    """Measure the job, compare it with the recording, and measure again what looks changed.
 
-    The build that the `recording` keeps is measured anew, in turns with this revision: what a kernel took in another
-    hour is no fair measure of it. Where the build does not run here, or `as_recorded`, the `recorded` times are
-    compared with. `worker` is another command line for this revision's worker. Raises `RunError`, `NothingToCompare`.
+    Every measurement takes the experiment's budget. The build in the recording is measured again, in turns with this
+    revision: times of another hour are no fair base. The recorded times are the base only if the build does not run
+    here, or if `as_recorded` is set. `worker` replaces the command line of this revision's worker.
+    Raises `RunError` and `NothingToCompare`.
     """
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    refused = "" if as_recorded else refusal(recording / BUILD)
-    if as_recorded or refused:
-        found = _as_recorded(experiment, target, recorded, options, processes, again, out, listener, worker)
-        told = f"{recording}: {refused}: compared with the times as recorded, which tells less"
-        return _warned(found, [told] if refused else [])
-    kept = recorded[0].manifest.model_dump(mode="json", include={"git", "chunkbench_version"})
+    with writing(job.out):
+        job.out.mkdir(parents=True, exist_ok=True)
+    obstacle = "" if as_recorded else why_unusable(recording.build)
+    if not as_recorded and not obstacle:
+        return _against_recorded_build(job, recording, options, repeats, worker)
+    result = _against_recorded_times(job, recording, options, repeats, worker)
+    warning = f"{recording.path}: {obstacle}: compared with the recorded times, which is less certain"
+    return _with_warnings(result, [warning] if obstacle else [])
+
+
+def _against_recorded_build(
+    job: Job, recording: Recording, options: Options, repeats: Repeats, worker: Sequence[str] | None
+) -> GateResult:
+    recorded = recording.runs[0].manifest
+    facts = recorded.model_dump(mode="json", include={"git", "chunkbench_version"})
     try:
         with (
             sigterm_as_interrupt(),
-            unpacked(recording / BUILD) as build,
-            sides(experiment, target, out, build, str(recording), kept, worker) as both,
+            unpacked_build(recording.build) as folder,
+            sides(job, BaseBuild(folder, str(recording.path), facts), worker) as (base, head),
         ):
-            turns = Turns(experiment, target, *both, out, listener)
-            found = compared(turns, options, processes, again, lambda runs: _keep_recorded(runs, recorded))
+            turns = Turns(job, base, head)
+            result = measure_and_compare(
+                turns, options, repeats, lambda runs: _keep_recorded_cases(runs, recording.runs)
+            )
     except KeyboardInterrupt:
-        return Gated(None, interrupted=True)
-    changed = [
-        f"since the recording: {one.what}: {one.base} is {one.head} now; both builds were measured as it is now"
-        + ("" if one.machine else " (only a comparison with the recorded times shows what that does)")
-        for one in differences(recorded[0].manifest, turns.manifest)
-    ]
-    return _warned(found, changed)
+        return GateResult(None, interrupted=True)
+    return _with_warnings(result, _changes_since(recorded, turns.manifest))
 
 
-def _keep_recorded(base: list[Run], recorded: Sequence[Run]) -> None:
-    """Let BASE be what was recorded: cases that are new have no base, and those that are gone are missing."""
-    known = {case.key: case for run in recorded for case in run.cases}
-    gone = known.keys() - {case.key for case in base[0].cases}
+def _changes_since(recorded: Manifest, current: Manifest) -> list[str]:
+    warnings = []
+    for difference in differences(recorded, current):
+        hint = "" if difference.machine else " (only a comparison with the recorded times shows its effect)"
+        warnings.append(
+            f"since the recording, {difference.what} changed from {difference.base} to {difference.head}; "
+            f"both builds were measured with {difference.head}{hint}"
+        )
+    return warnings
+
+
+def _keep_recorded_cases(base: list[Run], recorded: Sequence[Run]) -> None:
+    """Give BASE exactly the recorded cases: other cases are new, and recorded cases that HEAD lacks are missing."""
+    recorded_cases = {case.key: case for run in recorded for case in run.cases}
+    lacking = recorded_cases.keys() - {case.key for case in base[0].cases}
     for run in base:
-        run.cases = [case for case in run.cases if case.key in known]
-    base[0].cases += [case for key, case in known.items() if key in gone]
+        run.cases = [case for case in run.cases if case.key in recorded_cases]
+    base[0].cases += [case for key, case in recorded_cases.items() if key in lacking]
 
 
-def _warned(found: Gated, warnings: Sequence[str]) -> Gated:
-    if found.comparison is None:
-        return found
-    told = {"warnings": (*found.comparison.warnings, *warnings)}
-    return Gated(found.comparison.model_copy(update=told), found.interrupted)
+def _with_warnings(result: GateResult, warnings: Sequence[str]) -> GateResult:
+    if result.comparison is None:
+        return result
+    changes = {"warnings": (*result.comparison.warnings, *warnings)}
+    return GateResult(result.comparison.model_copy(update=changes), result.interrupted)
 
 
-def _as_recorded(
-    experiment: TimedExperiment,
-    target: Target,
-    recorded: Sequence[Run],
-    options: Options,
-    processes: int,
-    again: int,
-    out: Path,
-    listener: Listener,
-    worker: Sequence[str] | None,
-) -> Gated:
-    """Measure into `out`/head and `out`/again-1 and so on, and compare with what was recorded."""
-    command = shlex.split(options.command)
-    with repeater(experiment, target, out, command, listener, worker) as measuring:
-        head, interrupted = measuring.measure(experiment, out / "head", processes)
+def _against_recorded_times(
+    job: Job, recording: Recording, options: Options, repeats: Repeats, worker: Sequence[str] | None
+) -> GateResult:
+    """Measure into `out`/head, `out`/again-1, `out`/again-2, ... and compare with the recorded runs."""
+    with repeater(job, worker) as measuring:
+        head, interrupted = measuring.measure(job.experiment, job.out / "head", repeats.processes)
         if not head:
-            return Gated(None, interrupted)
-        repeats: list[list[Run]] = []
+            return GateResult(None, interrupted)
+        remeasured: list[list[Run]] = []
 
         def measure(number: int, changed: frozenset[str]) -> bool:
-            narrowed, points = _only(experiment, target, changed)
-            runs, interrupted = measuring.measure(narrowed, out / f"again-{number}", processes, points)
+            experiment, points = _narrowed(job.experiment, job.target, changed)
+            runs, interrupted = measuring.measure(experiment, job.out / f"again-{number}", repeats.processes, points)
             if runs:
-                repeats.append(runs)
+                remeasured.append(runs)
             return interrupted
 
-        return look_again(
-            lambda: compare(recorded, head, options, repeats), measure, again, options.threshold, interrupted
+        return remeasure_changed(
+            lambda: compare(recording.runs, head, options, remeasured),
+            measure,
+            repeats.again,
+            options.threshold,
+            interrupted,
         )
 
 
-def _only(
+def _narrowed(
     experiment: TimedExperiment, target: Target, keys: frozenset[str]
 ) -> tuple[TimedExperiment, frozenset[Point]]:
-    """The experiment with the points and implementations of these cases alone."""
+    """The experiment with only the implementations of the cases with these keys; and the points of these cases."""
     chosen = [
         (point, case.implementation)
         for point in experiment.points(target.device, target.dtype)

@@ -1,4 +1,4 @@
-"""A case over many recorded runs: its latencies in the order of time, and where they changed."""
+"""The latencies of each case over many recorded runs, in time order, and where they changed."""
 
 from __future__ import annotations
 
@@ -33,74 +33,76 @@ class Measurement(_Frozen):
     commit: str | None
     latency_us: float
     calm: bool
-    """Whether nobody else used the machine's CPUs meanwhile."""
+    """Whether no other process used the machine's CPUs during the measurement."""
 
 
 class Change(_Frozen):
-    """A level that begins with a measurement."""
+    """A new level of latency."""
 
     index: int
+    """The first measurement of the level."""
     started_at: str
     commit: str | None
     ratio: float
-    """Latency after over latency before."""
+    """Latency after the change over latency before."""
     chance: float
+    """Probability (p value) that noise alone looks like this change."""
 
 
 class Across(_Frozen):
-    """The level of a series beside that of the first machine's."""
+    """The last level of a series against the last level on the first machine."""
 
     machine: int
     ratio: float
-    """Last latency level here over that of the other machine: raw."""
+    """Raw: the last latency level here over the last level on that machine."""
     machine_low: float | None
     machine_high: float | None
-    """By how much the machines themselves differ; None where no fixed work was timed on both."""
+    """The machines' own ratio, least and most. None if no fixed work was timed on both."""
     verdict: Verdict
-    """On what this leaves of the ratio."""
+    """On the ratio without the machines' own ratio."""
 
 
 class Series(_Frozen):
-    """One case on one machine, in the order of time."""
+    """One case on one machine, in time order."""
 
     name: str
     implementation: str
     label: str
     axes: dict[str, Any]
     machine: int
-    """Counted from 1 in the order in which machines appear."""
+    """Number of the machine, from 1, in the order of appearance."""
     measurements: tuple[Measurement, ...]
     changes: tuple[Change, ...]
     across: Across | None = None
-    """Where another machine measured the case before."""
+    """Set if another machine measured the case before."""
 
     @property
     def levels(self) -> list[float]:
-        """[changes + 1] latencies between changes, in microseconds: medians."""
+        """[changes + 1] median latencies between the changes, in microseconds."""
         edges = [0, *(change.index for change in self.changes), len(self.measurements)]
-        return [median(one.latency_us for one in self.measurements[a:b]) for a, b in itertools.pairwise(edges)]
+        return [median(m.latency_us for m in self.measurements[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What one recording holds of one case."""
+    """One case in one recording."""
 
     cases: Sequence[CaseFacts]
-    """One for each process that measured it."""
+    """One for each process that measured the case."""
     measurement: Measurement
 
 
 class _Machine(NamedTuple):
-    """A machine as it was set when it measured."""
+    """A machine with its settings at the time of a measurement."""
 
     id: str
     manifest: Manifest
 
 
 def history(recordings: Sequence[Sequence[Run]], threshold: float, confidence: float) -> list[Series]:
-    """Series of every case that was measured, each recording being one run or several processes of one.
+    """Series of every measured case. A recording is one run, or several runs of the same in separate processes.
 
-    A change is told where the levels differ by more than `threshold`, at `confidence` for all series together.
+    Levels that differ by more than `threshold` are a change. `confidence` holds for all series together.
     """
     ordered = sorted(recordings, key=lambda runs: str(runs[0].manifest.started_at))
     machines: list[_Machine] = []
@@ -121,7 +123,7 @@ def history(recordings: Sequence[Sequence[Run]], threshold: float, confidence: f
 
 
 def _of_case(by_machine: Mapping[int, Sequence[_Recorded]], alpha: float, threshold: float) -> Iterator[Series]:
-    """The series of one case, that of the machine that measured it first before those beside it."""
+    """The series of one case: first that of the machine that measured it first, then those of other machines."""
     first: Series | None = None
     for number, recorded in by_machine.items():
         series = _series(number, recorded, alpha, threshold)
@@ -135,8 +137,8 @@ def _of_case(by_machine: Mapping[int, Sequence[_Recorded]], alpha: float, thresh
 
 def _series(machine: int, recorded: Sequence[_Recorded], alpha: float, threshold: float) -> Series:
     case = recorded[0].cases[0]
-    measurements = tuple(one.measurement for one in recorded)
-    points = change_points([math.log(one.latency_us) for one in measurements], alpha, math.log1p(threshold))
+    measurements = tuple(entry.measurement for entry in recorded)
+    points = change_points([math.log(m.latency_us) for m in measurements], alpha, math.log1p(threshold))
     return Series(
         name=name_of(case),
         implementation=case.implementation,
@@ -158,36 +160,44 @@ def _series(machine: int, recorded: Sequence[_Recorded], alpha: float, threshold
 
 
 def _across(
-    first: Series, ours: Sequence[_Recorded], series: Series, theirs: Sequence[_Recorded], threshold: float
+    first: Series,
+    first_recorded: Sequence[_Recorded],
+    series: Series,
+    recorded: Sequence[_Recorded],
+    threshold: float,
 ) -> Across:
-    """The last level of `series` beside that of `first`, which another machine measured."""
+    """The last level of `series` against the last level of `first`, which another machine measured."""
     shift = math.log(series.levels[-1] / first.levels[-1])
-    own = own_ratio(*([case for one in recorded for case in one.cases] for recorded in (ours, theirs)))
+    own = own_ratio(_all_cases(first_recorded), _all_cases(recorded))
     return Across(
         machine=first.machine,
         ratio=math.exp(shift),
         machine_low=own.low if own else None,
         machine_high=own.high if own else None,
-        verdict=judge(*own.left(shift, shift), threshold) if own else "inconclusive",
+        verdict=judge(*own.remove_from(shift, shift), threshold) if own else "inconclusive",
     )
 
 
+def _all_cases(recorded: Sequence[_Recorded]) -> list[CaseFacts]:
+    return [case for entry in recorded for case in entry.cases]
+
+
 def _measurement(manifest: Manifest, cases: Sequence[CaseFacts]) -> Measurement:
-    quiet = [case for case in cases if calm(case)]
-    latency = median(value for case in quiet or cases if (value := value_of([case], "latency")) is not None)
+    calm_cases = [case for case in cases if calm(case)]
+    latency = median(value for case in calm_cases or cases if (value := value_of([case], "latency")) is not None)
     return Measurement(
         started_at=str(manifest.started_at),
         commit=manifest.git.commit[:12] if manifest.git.commit else None,
         latency_us=latency,
-        calm=bool(quiet),
+        calm=bool(calm_cases),
     )
 
 
 def _number(machine: _Machine, known: list[_Machine]) -> int:
-    """Counted from 1 in the order in which machines appear. One that is set otherwise counts as another."""
+    """Number of the machine, from 1, in the order of appearance. With other settings it counts as another machine."""
     for number, other in enumerate(known, start=1):
-        settings = differences(other.manifest, machine.manifest)
-        if other.id == machine.id and not any(difference.machine for difference in settings):
+        changes = differences(other.manifest, machine.manifest)
+        if other.id == machine.id and not any(change.machine for change in changes):
             return number
     known.append(machine)
     return len(known)

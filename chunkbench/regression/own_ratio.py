@@ -1,4 +1,4 @@
-"""How much of a ratio the machines themselves explain: what does not belong to any implementation changed as well."""
+"""The machines' own ratio: how much of a time ratio two machines explain, by fixed work that both did."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from chunkbench.store import CaseFacts
 
 
 class OwnRatio(NamedTuple):
-    """Time that fixed work takes on HEAD's machine over the time that it takes on BASE's: least and most."""
+    """Time of fixed work on HEAD's machine over its time on BASE's machine: the least and the most."""
 
     low: float
     high: float
 
-    def left(self, low: float, high: float) -> tuple[float, float]:
-        """What the machines leave of a shift, both logarithms: of its interval, less all that they may explain."""
+    def remove_from(self, low: float, high: float) -> tuple[float, float]:
+        """The interval of a shift without all that the machines may explain. Shifts are logarithms of ratios."""
         return low - math.log(self.high), high - math.log(self.low)
 
 
 def _arithmetic(case: CaseFacts) -> Iterator[float]:
-    return (reading.arithmetic_us for reading in case.yardsticks)
+    return (yardsticks.arithmetic_us for yardsticks in case.yardsticks)
 
 
 def _sweeps(case: CaseFacts) -> Iterator[float]:
-    return (reading.memory_us for reading in case.yardsticks if reading.memory_us is not None)
+    return (yardsticks.memory_us for yardsticks in case.yardsticks if yardsticks.memory_us is not None)
 
 
 def _reading(case: CaseFacts) -> Iterator[float]:
@@ -46,14 +46,15 @@ _WORK: Mapping[str, Callable[[CaseFacts], Iterator[float]]] = {
 
 
 def own_ratio(base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> OwnRatio | None:
-    """From yardsticks and probed peaks, as far as both sides have them; None where they have none in common.
+    """The own ratio, from the yardsticks and probed peaks that both sides have. None if they have none in common.
 
-    An implementation leans on one of them or on another: that is why there is a least and a most.
+    Each kind of fixed work gives a ratio. An implementation depends on some of them and not on others, so the result is
+    the least and the most.
     """
     ratios = []
-    for times in _WORK.values():
-        ours = [time for case in base for time in times(case)]
-        theirs = [time for case in head for time in times(case)]
-        if ours and theirs and min(*ours, *theirs) > 0:
-            ratios.append(median(theirs) / median(ours))
+    for times_of in _WORK.values():
+        base_times = [time for case in base for time in times_of(case)]
+        head_times = [time for case in head for time in times_of(case)]
+        if base_times and head_times and min(*base_times, *head_times) > 0:
+            ratios.append(median(head_times) / median(base_times))
     return OwnRatio(min(ratios), max(ratios)) if ratios else None

@@ -1,4 +1,4 @@
-"""Two revisions measured in turns: the same case in a worker of either, round by round, on one machine."""
+"""Two revisions measured in turns: each case in one worker of each revision, round by round, on one machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ import psutil
 
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS, timed_steps
 from chunkbench.environment import NoiseMeter
-from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Case, Point
+from chunkbench.regression.job import Job
 from chunkbench.runner import memory_guard
 from chunkbench.runner.case_facts import Context, ImplementationState, facts, now
 from chunkbench.runner.client import LOST, WorkerClient, WorkerProcess
 from chunkbench.runner.measuring import measuring
 from chunkbench.runner.point_driver import AFTER, BEFORE, Culprit, PointDriver
-from chunkbench.runner.run import Listener, manifest_of, sigterm_as_interrupt
+from chunkbench.runner.run import manifest_of, sigterm_as_interrupt
 from chunkbench.runner.survey import survey
-from chunkbench.runner.target import Target
 from chunkbench.store import SCHEMA_VERSION, CaseFacts, Manifest, Noise, Run, RunError, RunWriter, open_run
 
 _FEWEST_ROUNDS, _MOST_PAIRS = 3, 200
@@ -32,16 +31,18 @@ _FEWEST_ROUNDS, _MOST_PAIRS = 3, 200
 
 @dataclass(frozen=True)
 class Side:
-    """One revision: the worker that its measuring processes are forked from, and what the manifest says of it."""
+    """One revision."""
 
     name: str
     parent: WorkerProcess
+    """The worker from which the measuring processes are forked."""
     manifest: dict[str, Any]
+    """What the manifests of its runs say about it."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Runs of BASE and of HEAD, the n-th in turns with each other."""
+class PairedRuns:
+    """Runs of BASE and of HEAD. The n-th runs of both sides were measured in turns with each other."""
 
     base: list[Run]
     head: list[Run]
@@ -49,84 +50,85 @@ class Measured:
 
 
 class Turns:
-    """Measures an experiment with two revisions."""
+    """Measures an experiment with two revisions in turns."""
 
-    def __init__(
-        self, experiment: TimedExperiment, target: Target, base: Side, head: Side, out: Path, listener: Listener
-    ) -> None:
+    def __init__(self, job: Job, base: Side, head: Side) -> None:
+        experiment, target = job.experiment, job.target
         self._experiment, self._target, self._sides = experiment, target, (base, head)
-        self._out, self._listener = out, listener
+        self._out, self._listener = job.out, job.listener
         self._points = experiment.points(target.device, target.dtype)
-        how = measuring(experiment)
-        assert how.sessions is not None, "only what is measured in sessions can take turns"
-        self._work, self._weight = how.sessions, how.weight
+        kind = measuring(experiment)
+        assert kind.sessions is not None, "only experiments that are measured in sessions can take turns"
+        self._work, self._weight = kind.sessions, kind.weight
         self._dice = random.Random(f"turns {experiment.seed}")
-        self._ready_s: dict[str, float] = {}  # by case key: how long its last pair took to get to a second round
-        # The mark is the same on both sides: a comparison sees by it that the n-th rounds belong together.
+        self._ready_s: dict[str, float] = {}  # case key -> time from the start of its last pair to its second round
+        # Both sides get the same mark, which tells a comparison that their n-th rounds belong together.
         self._common = manifest_of(experiment, target, len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
-        """What the manifests of all runs have in common, made once: asking git takes as long as a kernel's rounds."""
+        """The common part of all manifests, made once: asking git takes as long as the rounds of a kernel."""
 
     @property
     def manifest(self) -> Manifest:
-        """What the manifests of all runs have in common."""
+        """The common part of the manifests of all runs."""
         return Manifest.model_validate({"schema_version": SCHEMA_VERSION, **self._common})
 
-    def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> Measured:
-        """Cases, all or those with these keys, in as many pairs of processes as the budget holds, at least `processes`.
+    def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> PairedRuns:
+        """Measure all cases, or those with the keys `only`, in as many pairs of processes as fit into the budget.
 
-        Runs go to `out`/`folder`/base/1, `out`/`folder`/head/1 and so on. Ctrl-C keeps the pairs that are complete.
+        There are at least `processes` pairs. Runs are written to `out`/`folder`/base/1, `out`/`folder`/head/1, ...
+        Ctrl-C keeps the complete pairs.
         """
-        found: tuple[list[Run], list[Run]] = ([], [])
+        side_runs: tuple[list[Run], list[Run]] = ([], [])
         try:
             with sigterm_as_interrupt():
                 started = monotonic()
-                # The last pair may begin if half of it fits: then the budget is kept on average.
-                while (number := len(found[0]) + 1) <= processes or (
+                # The last pair may start if half of it fits: so the budget is kept on average.
+                while (number := len(side_runs[0]) + 1) <= processes or (
                     number <= _MOST_PAIRS
-                    and (monotonic() - started) * (1 + 0.5 / len(found[0])) < self._experiment.budget_s
+                    and (monotonic() - started) * (1 + 0.5 / len(side_runs[0])) < self._experiment.budget_s
                 ):
-                    for runs, path in zip(found, self._pair(processes, number, only, folder), strict=True):
+                    for runs, path in zip(side_runs, self._measure_pair(processes, number, only, folder), strict=True):
                         runs.append(open_run(path))
         except KeyboardInterrupt:
-            complete = min(map(len, found))
-            return Measured(found[0][:complete], found[1][:complete], interrupted=True)
-        return Measured(*found, interrupted=False)
+            complete = min(map(len, side_runs))
+            return PairedRuns(side_runs[0][:complete], side_runs[1][:complete], interrupted=True)
+        return PairedRuns(*side_runs, interrupted=False)
 
-    def _pair(self, processes: int, number: int, only: frozenset[str] | None, folder: str) -> tuple[Path, Path]:
-        """One pair of processes for each case, in order."""
-        wanted = [
+    def _measure_pair(self, processes: int, number: int, only: frozenset[str] | None, folder: str) -> tuple[Path, Path]:
+        """Measure each case, in order, in one pair of processes. Returns the folders of the two runs."""
+        pending = [
             (point, case)
             for point in self._points
             for case in self._experiment.cases(point)
             if only is None or case.key in only
         ]
-        whole = sum(self._weight(point, self._experiment.seed) for point, _ in wanted)
+        total_weight = sum(self._weight(point, self._experiment.seed) for point, _ in pending)
         pair_s = self._experiment.budget_s / processes
-        # What is left beside the preparations; a first pair does not know.
-        rounds_share = max(0.0, pair_s / (sum(self._ready_s.get(case.key, 0.0) for _, case in wanted) or pair_s) - 1)
+        # Time left for rounds, relative to the time of the preparations, which the first pair does not know.
+        rounds_share = max(0.0, pair_s / (sum(self._ready_s.get(case.key, 0.0) for _, case in pending) or pair_s) - 1)
         measured: tuple[list[CaseFacts], list[CaseFacts]] = ([], [])
         paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
-        self._listener.started(paths[1], len({point for point, _ in wanted}), 0)
-        for point, case in wanted:
-            budget_s = pair_s * self._weight(point, self._experiment.seed) / whole
+        self._listener.started(paths[1], len({point for point, _ in pending}), 0)
+        for point, case in pending:
+            budget_s = pair_s * self._weight(point, self._experiment.seed) / total_weight
             self._listener.activity(point, case.implementation, 0.0, 0.0)
-            for several, one in zip(measured, self._case(point, case, budget_s, rounds_share, number), strict=True):
-                several.append(one)
-        for side, path, several in zip(self._sides, paths, measured, strict=True):
+            facts_of_case = self._measure_case(point, case, budget_s, rounds_share, number)
+            for side_cases, facts_of_side in zip(measured, facts_of_case, strict=True):
+                side_cases.append(facts_of_side)
+        for side, path, side_cases in zip(self._sides, paths, measured, strict=True):
             writer = RunWriter.create(path, self._common | {"started_at": now()} | side.manifest)
-            writer.append(several)
+            writer.append(side_cases)
             writer.update_manifest(interrupted=False, finished_at=now())
             writer.close()
         return paths[0], paths[1]
 
-    def _case(
+    def _measure_case(
         self, point: Point, case: Case, budget_s: float, rounds_share: float, number: int
     ) -> tuple[CaseFacts, CaseFacts]:
-        """One case in a fresh process of either revision.
+        """Measure one case in a new process of each revision.
 
-        Rounds go on for as long as it took to get to the second, since processes differ as well as rounds; for
-        `rounds_share` of that where the budget holds no more. All rows are checked, before and after the rounds, in the
-        first pair of processes; a sample of them, before the rounds, in others.
+        Processes differ from each other, and rounds do too. So the rounds last as long as the time from the start of
+        the pair to its second round, or `rounds_share` of that time if the budget allows no more. The first pair checks
+        all rows of the output before and after the rounds; other pairs check a sample of rows before the rounds.
         """
         started_at = now()
         workers: list[WorkerClient] = []
@@ -136,7 +138,7 @@ class Turns:
                 try:
                     workers.append(side.parent.fork())
                 except LOST as error:
-                    raise RunError(f"{self._out}: the worker of {side.name.upper()} is lost: {error}") from None
+                    raise RunError(f"{self._out}: the worker of {side.name.upper()} ended: {error}") from None
                 return workers[-1]
 
             return fork
@@ -146,19 +148,19 @@ class Turns:
             for side in self._sides:
                 worker, traits = survey([case.implementation], point.device, start(side))
                 drivers.append(PointDriver(self._experiment, self._work, traits, worker, point, [case]))
-            # Who takes its memory first gets other pages than who comes second: a percent, if always the same.
+            # The side that allocates first gets other pages. If that were always the same side, it would differ by 1%.
             in_order = self._dice.sample(drivers, len(drivers))
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
             began = monotonic()
             with ThreadPoolExecutor(len(in_order)) as pool:
-                well = list(pool.map(lambda driver: self._went_well(self._prepare, driver, case, number), in_order))
-            # Where one side failed, the other is measured alone: that it works is part of the verdict.
-            ready = [driver for driver, prepared in zip(in_order, well, strict=True) if prepared]
+                prepared = list(pool.map(lambda driver: self._attempt(self._prepare, driver, case, number), in_order))
+            # If one side fails, the other is measured alone: the verdict needs to know that it works.
+            ready = [driver for driver, usable in zip(in_order, prepared, strict=True) if usable]
             self._pin([driver.worker for driver in ready], point)
-            self._rounds(ready, case, budget_s, rounds_share, began)
+            self._measure_rounds(ready, case, budget_s, rounds_share, began)
             for driver in ready if number == 1 else ():
-                self._went_well(self._finish, driver, case, number)
+                self._attempt(self._check_after, driver, case, number)
             noise = Noise.model_validate(meter.stop())
         finally:
             for worker in workers:
@@ -166,43 +168,42 @@ class Turns:
         return tuple(self._facts(driver, case, noise, started_at) for driver in drivers)  # type: ignore[return-value]
 
     def _pin(self, workers: Sequence[WorkerClient], point: Point) -> None:
-        """Let both sides use the same CPUs, drawn by chance: those of one machine differ in what they share with
-        others."""
+        """Let both sides use the same CPUs, drawn at random: CPUs differ in what they share with other CPUs."""
         if point.device != "cpu" or point.threads is None or not hasattr(psutil.Process, "cpu_affinity"):
             return
-        usable = psutil.Process().cpu_affinity()
-        if point.threads < len(usable):
-            chosen = self._dice.sample(usable, point.threads)
+        available = psutil.Process().cpu_affinity()
+        if point.threads < len(available):
+            cpus = self._dice.sample(available, point.threads)
             for worker in workers:
-                psutil.Process(worker.pid).cpu_affinity(chosen)
+                psutil.Process(worker.pid).cpu_affinity(cpus)
 
-    def _went_well(
-        self, work: Callable[[PointDriver, Case, int], None], driver: PointDriver, case: Case, number: int
+    def _attempt(
+        self, step: Callable[[PointDriver, Case, int], None], driver: PointDriver, case: Case, number: int
     ) -> bool:
-        """Do it; what took the worker down is in the state then."""
+        """Do a step; if it crashes the worker, record that. Returns whether the case can go on."""
         try:
-            work(driver, case, number)
+            step(driver, case, number)
         except Culprit as culprit:
             driver.fail(case.implementation, culprit.status, culprit.reason, culprit.mode)
         return not driver.lost_in(case)
 
     def _prepare(self, driver: PointDriver, case: Case, number: int) -> None:
         name, point, seed = case.implementation, driver.point, self._experiment.seed
-        found = driver.housekeeping("room") if point.device == "cuda" else None
+        gpu = driver.housekeeping("room") if point.device == "cuda" else None
         opened = driver.housekeeping("open", point=point.as_json(), seed=seed, probe_bytes=0)
         driver.threads = opened["threads"]
         if driver.usable(name):
             needs = {name: self._work.needs(point, seed, name, driver.survey[name].shares_storage)}
-            if found is not None:  # the other side takes as much
-                room = memory_guard.room_of(found["free_bytes"]) // 2
-                needs = driver.plan_copies(needs, room, found["l2_bytes"])
+            if gpu is not None:  # the other side needs as much memory
+                room = memory_guard.room_of(gpu["free_bytes"]) // 2
+                needs = driver.plan_copies(needs, room, gpu["l2_bytes"])
             if driver.prepare(name, needs[name]):
                 driver.check(name, 1, BEFORE + number, sample=number > 1)
 
-    def _rounds(
+    def _measure_rounds(
         self, drivers: Sequence[PointDriver], case: Case, budget_s: float, rounds_share: float, began: float
     ) -> None:
-        """Rounds in turns, who begins decided by chance, until the time is used up; who fails drops out."""
+        """Measure rounds in turns until the time is used up. Who starts is random; a side that fails stops."""
         name, deadline = case.implementation, 0.0
         states = [driver.states[name] for driver in drivers]
         alive, number = list(drivers), 0
@@ -222,19 +223,19 @@ class Turns:
                 driver.rounds_of[case.key].add(reply, 0)
                 driver.steps = steps
             number += 1
-            if number == 1:  # the first also maps the memory that a forked process only inherited
+            if number == 1:  # the first round also maps the memory that a forked process inherits
                 ready_s = self._ready_s[case.key] = monotonic() - began
                 deadline = monotonic() + ready_s * min(1.0, rounds_share)
 
     def _steps(
         self, n_c: int, states: Sequence[ImplementationState], budget_s: float, sample_s: float
     ) -> tuple[int, ...]:
-        """As many steps as the fewest rounds can time, where a sample of all sides takes `sample_s`."""
-        left = max(0.0, budget_s / _FEWEST_ROUNDS - sum(state.append_s for state in states) * n_c)
-        count = int(left / max(1e-9, sample_s))
+        """The steps to time: as many as the fewest rounds can time if one step of all sides takes `sample_s`."""
+        left_s = max(0.0, budget_s / _FEWEST_ROUNDS - sum(state.append_s for state in states) * n_c)
+        count = int(left_s / max(1e-9, sample_s))
         return timed_steps(n_c, min(n_c, max(MIN_TIMED_STEPS, count)))
 
-    def _finish(self, driver: PointDriver, case: Case, number: int) -> None:
+    def _check_after(self, driver: PointDriver, case: Case, number: int) -> None:
         driver.check(case.implementation, driver.point.n_c, AFTER + number)
         driver.check_bytes(case.implementation)
 

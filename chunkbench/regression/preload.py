@@ -1,4 +1,4 @@
-"""Workers that others are forked from: everything is imported and made once."""
+"""Parent workers: they import the implementations and make the inputs once, then other workers are forked from them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _IMPORT_LIMIT_S = 300.0
 def preloaded(start: Callable[[], WorkerProcess], experiment: TimedExperiment, target: Target) -> WorkerProcess:
     """A worker that has imported the experiment's implementations and made its inputs.
 
-    Implementations that take it down are left out: they will do so to a child, and be a row that says so. Raises what
-    `start` raises, and `WorkerError`.
+    An implementation that crashes the worker is left out here. It will crash the child that measures it, and its row
+    will report that. Raises what `start` raises, and `WorkerError`.
     """
     names = list(experiment.implementations)
     while True:
         worker = start()
         try:
-            lost = _import(worker, names)
-            if lost is None:
+            crashing = _import(worker, names)
+            if crashing is None:
                 worker.ask("warm", _IMPORT_LIMIT_S, seed=experiment.seed, dtype=target.dtype, device=target.device)
                 return worker
         except BaseException:
             worker.kill()
             raise
         worker.kill()
-        names.remove(lost)
+        names.remove(crashing)
 
 
 def _import(worker: WorkerProcess, names: Sequence[str]) -> str | None:
-    """The implementation that took the worker down, if one did."""
+    """Import the implementations; return the one that crashed the worker, if one did."""
     for name in names:
         try:
             worker.ask("preload", _IMPORT_LIMIT_S, implementations=[name])

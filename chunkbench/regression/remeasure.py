@@ -1,4 +1,4 @@
-"""Measuring again what looks changed, as often as is allowed."""
+"""Measuring again what looks changed."""
 
 from __future__ import annotations
 
@@ -9,38 +9,41 @@ from chunkbench.regression.verdicts import EXACT, CaseVerdict, Comparison
 
 
 @dataclass(frozen=True)
-class Gated:
-    """What a gate found."""
+class GateResult:
+    """The result of `gate` or `regress`."""
 
     comparison: Comparison | None
-    """None when it was interrupted before there was anything to compare."""
+    """None if an interruption came before there was anything to compare."""
     interrupted: bool
 
 
-def look_again(
-    compared: Callable[[], Comparison],
+def remeasure_changed(
+    compare: Callable[[], Comparison],
     measure: Callable[[int, frozenset[str]], bool],
     again: int,
     threshold: float,
     interrupted: bool,
-) -> Gated:
-    """Compare, and while something looks changed, up to `again` times, measure that once more and compare anew.
+) -> GateResult:
+    """Compare. While a case looks changed, measure it again and compare again, at most `again` times.
 
-    `measure` is given the number of the re-measurement and the keys of the cases, and says whether it was interrupted.
+    `measure` takes the number of the re-measurement and the keys of the cases; it returns whether it was interrupted.
     """
-    comparison = compared()
+    comparison = compare()
     for number in range(1, again + 1):
         changed = frozenset(case.key for case in comparison.cases if _looks_changed(case, threshold))
         if interrupted or not changed:
             break
         interrupted = measure(number, changed)
-        comparison = compared()
-    return Gated(comparison, interrupted)
+        comparison = compare()
+    return GateResult(comparison, interrupted)
 
 
 def _looks_changed(case: CaseVerdict, threshold: float) -> bool:
-    """Whether measuring a case again could change what is said of it: no later measurement has agreed with its verdict
-    yet, or it has none and its ratio lies beyond half the threshold. A first look in a noisy minute is off by that."""
+    """Whether another measurement of the case can change its verdict.
+
+    It can if the verdict is slower or faster and no re-measurement has confirmed it; and if the verdict is inconclusive
+    and the ratio lies beyond half the threshold. A first measurement in a noisy minute has an error of that size.
+    """
     if case.metric in EXACT or case.ratio is None:
         return False
     if case.verdict in ("slower", "faster"):

@@ -1,4 +1,4 @@
-"""What a comparison of two runs says: models of it (the JSON report is one of these), and the rule of the verdict."""
+"""The models of a comparison (the JSON report is a `Comparison`), and the rule that gives a verdict."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive
 """Worst first, as reports list them."""
 Metric = Literal["latency", "token_rate", "kv_bytes", "work_items", "append", "plan"]
 EXACT: frozenset[Metric] = frozenset({"kv_bytes", "work_items"})
-"""Counts, not measurements: any change is a verdict."""
+"""Counts, not measurements: any change of them is a verdict."""
 FailOn = Literal["slower", "incorrect", "missing", "inconclusive"]
 
 COMPARISON_SCHEMA = 1
 MOST_UNITS = 10_000
-"""A case that would need more lies on the threshold: no number that anyone would measure settles it."""
+"""A case that needs more units lies on the threshold: nobody would measure enough to settle it."""
 
 
 class _Frozen(BaseModel):
@@ -26,11 +26,11 @@ class _Frozen(BaseModel):
 
 
 class CaseVerdict(_Frozen):
-    """One case by one metric. Where two machines measured it, ratio and interval are raw."""
+    """The verdict on one case by one metric. Ratio and interval are raw if two machines measured the case."""
 
     key: str
     name: str
-    """Implementation and every axis: the same for the same case in every comparison."""
+    """Implementation and every axis. A case has the same name in every comparison."""
     implementation: str
     label: str
     axes: dict[str, Any]
@@ -38,36 +38,36 @@ class CaseVerdict(_Frozen):
     verdict: Verdict
     reason: str = ""
     base: float | None = None
-    """Latency, append and plan in microseconds, token_rate in tokens per second, counts as they are."""
+    """Latency, append and plan in microseconds, token_rate in tokens per second, counts as numbers."""
     head: float | None = None
     ratio: float | None = None
-    """Head over base, by the rounds that may be compared; times above 1 and token rates below 1 are slower."""
+    """Head over base, over the rounds that can be compared. Slower is above 1 for times, below 1 for token rates."""
     low: float | None = None
     high: float | None = None
     machine_low: float | None = None
     machine_high: float | None = None
-    """Where two machines measured the case: by how much the machines themselves differ, least and most, in the sense of
-    the ratio. The verdict is on what this leaves of it."""
+    """Set if two machines measured the case: the machines' own ratio, least and most, in the direction of `ratio`. The
+    verdict is on the rest of the ratio."""
     unit: Literal["process", "round"] = "round"
-    """What is repeated, and so what the interval is made of."""
+    """What is repeated. The interval is made of these units."""
     base_units: int = 0
     head_units: int = 0
-    """Processes or rounds that were compared: those that ran while the machine ran alike."""
+    """Processes or rounds that were compared: those that ran while the machine was in the same state."""
     base_rounds: int = 0
     head_rounds: int = 0
     """All rounds that were measured."""
     rounds_needed: int | None = None
     """Rounds of HEAD that would probably settle an inconclusive case."""
     remeasured: int = 0
-    """How often HEAD was measured again."""
+    """How many times HEAD was measured again."""
     command: str = ""
-    """What would settle an inconclusive case, or repeats the measurement of any other."""
+    """Command line that would settle an inconclusive case, or that repeats the measurement of another case."""
     failed: bool = False
-    """Whether HEAD was incorrect, raised, crashed or ran out of time."""
+    """Whether HEAD was incorrect, raised an error, crashed or ran out of time."""
 
 
 class Summary(_Frozen):
-    """Geometric mean of one implementation's ratios, over its cases that have one."""
+    """Geometric mean of the ratios of one implementation, over its cases that have a ratio."""
 
     implementation: str
     label: str
@@ -78,13 +78,13 @@ class Summary(_Frozen):
 
 
 class EnvironmentDifference(_Frozen):
-    """Something that is not the same for both runs."""
+    """A difference between the environments of the two runs."""
 
     what: str
     base: str
     head: str
     machine: bool
-    """Whether it forbids to compare times; a version does not."""
+    """Whether it forbids to compare times. A different version does not."""
 
 
 class Side(_Frozen):
@@ -101,23 +101,23 @@ class Side(_Frozen):
 
 
 class Settings(_Frozen):
-    """How verdicts were found."""
+    """The settings of a comparison."""
 
     metric: Metric
     threshold: float
     confidence: float
-    """Of the comparison as a whole."""
+    """Of all verdicts together."""
     case_confidence: float
-    """Of each interval: `confidence` shared out among the timed cases (Bonferroni)."""
+    """Of each interval: the error probability is divided among the timed cases (Bonferroni)."""
     timed_cases: int
     in_turns: bool
-    """Whether the two were measured in turns, round by round, and are compared so."""
+    """Whether both sides were measured in turns, round by round. Then pairs of rounds are compared."""
     cross_machine: bool
     fail_on: tuple[FailOn, ...]
 
 
 class Comparison(_Frozen):
-    """Everything that can be said about HEAD against BASE."""
+    """The result of comparing HEAD with BASE."""
 
     schema_version: int = COMPARISON_SCHEMA
     base: Side
@@ -131,15 +131,15 @@ class Comparison(_Frozen):
     cases: tuple[CaseVerdict, ...]
     """Worst first."""
     unmeasured: int
-    """Cases that neither run measured."""
+    """Number of cases that neither run measured."""
     command: str
-    """Repeats the comparison."""
+    """Command line that repeats the comparison."""
 
 
 def judge(low: float, high: float, threshold: float) -> Verdict:
-    """Verdict on the logarithm of a ratio of times, head over base, by its whole interval.
+    """The verdict on the interval `low` to `high` of the logarithm of a ratio of times, head over base.
 
-    A change of `threshold` or less, either way, is no change: 1 / (1 + threshold) to 1 + threshold.
+    Ratios from 1 / (1 + threshold) to 1 + threshold are no change. The whole interval has to lie on one side.
     """
     edge = math.log1p(threshold)
     if low > edge:
@@ -152,9 +152,9 @@ def judge(low: float, high: float, threshold: float) -> Verdict:
 
 
 def units_to_settle(value: float, low: float, high: float, threshold: float, units: int) -> int | None:
-    """Processes or rounds with which the interval would probably lie on one side; None where no number would do.
+    """Processes or rounds with which the interval would probably lie on one side of the threshold.
 
-    Widths shrink with the square root of the number.
+    None if more than `MOST_UNITS` are needed. The width of an interval shrinks with the square root of the number.
     """
     half = (high - low) / 2
     distance = abs(abs(value) - math.log1p(threshold))
@@ -165,7 +165,7 @@ def units_to_settle(value: float, low: float, high: float, threshold: float, uni
 
 
 def worst_first(cases: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:
-    """By verdict, then by how far the ratio lies from 1."""
+    """The cases, sorted by verdict, then by the distance of the ratio from 1."""
 
     def rank(case: CaseVerdict) -> tuple[int, float, str]:
         return VERDICTS.index(case.verdict), -abs(math.log(case.ratio)) if case.ratio else 0.0, case.name
@@ -173,12 +173,15 @@ def worst_first(cases: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:
     return tuple(sorted(cases, key=rank))
 
 
-def exit_code(cases: Sequence[CaseVerdict], fail_on: Collection[FailOn]) -> int:
-    """3 where HEAD gave a wrong result, raised, crashed or ran out of time, 1 where it is slower or lacks a case, 4
-    where it cannot be told; each only if `fail_on` asks for it. 0 otherwise."""
-    found = [case for case in cases if case.verdict in fail_on]
+def comparison_exit_code(cases: Sequence[CaseVerdict], fail_on: Collection[FailOn]) -> int:
+    """Exit code of a command that compares.
+
+    3 if HEAD gave a wrong result, raised an error, crashed or ran out of time; 1 if it is slower or lacks a case; 4 if
+    a case is inconclusive. Each only if `fail_on` names the verdict. Otherwise 0.
+    """
+    failing = [case for case in cases if case.verdict in fail_on]
     if any(case.failed for case in cases) and {"incorrect", "missing"} & set(fail_on):
         return 3
-    if any(case.verdict in ("slower", "missing") for case in found):
+    if any(case.verdict in ("slower", "missing") for case in failing):
         return 1
-    return 4 if found else 0
+    return 4 if failing else 0

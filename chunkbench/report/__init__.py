@@ -1,4 +1,4 @@
-"""Reports: one description of a run (`build`), `render` in a format, `write_all` for the files."""
+"""Reports: `build` describes a run, `render` prints it in a format, `write_all` writes the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several runs as one report: what reproduces and what does not, every run's report and figure, the claims."""
+"""Several runs as one report: every run's report and figure, and the claims with their verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
-from chunkbench.paper.claims import Claim, Verdict, claims
+from chunkbench.paper.claims import Claim, ClaimVerdict, claims
 from chunkbench.report.build import build
 from chunkbench.report.claims import document
 from chunkbench.report.model import Document, Table
@@ -20,49 +20,50 @@ from chunkbench.store import Manifest, Run
 
 @dataclass(frozen=True)
 class Chapter:
-    """One run."""
+    """One run of the book."""
 
     anchor: str
     report: Report
     manifest: Manifest
     raw: str
-    """Where its raw data lies, as seen from the report's own folder."""
+    """Path of its raw data, relative to the folder of the report."""
     command: str
     minutes: float | None
-    """From its start to its end; None where it did not say."""
+    """Duration of the run; None where the manifest lacks its start or its end."""
 
 
 @dataclass(frozen=True)
 class Book:
-    """Everything that a reader of several runs is shown, in reading order."""
+    """All content of a report on several runs, in reading order."""
 
     title: str
     machine: str
     version: str
     chapters: Sequence[Chapter]
     claims: Sequence[Claim]
-    """Of a book of one chapter, those that its run says something of."""
-
+    """All claims; in a book of one chapter, only those that its run has rows for."""
     unmeasured: Sequence[Table]
-    """What the paper has and no run measures."""
+    """Tables of the paper that no run measures."""
 
-    def by_verdict(self) -> list[tuple[Verdict, list[Claim]]]:
-        """Claims by what became of them, those that hold first."""
-        found = [(verdict, [one for one in self.claims if one.verdict == verdict]) for verdict in get_args(Verdict)]
-        return [(verdict, members) for verdict, members in found if members]
+    def by_verdict(self) -> list[tuple[ClaimVerdict, list[Claim]]]:
+        """Claims grouped by verdict, those that hold first."""
+        verdicts: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
+        groups = [(verdict, [claim for claim in self.claims if claim.verdict == verdict]) for verdict in verdicts]
+        return [(verdict, members) for verdict, members in groups if members]
 
     def documents(self) -> list[Document]:
-        """The same in the forms that know documents only: summary, runs, what the paper has besides."""
+        """The book as documents, for all formats but HTML: the claims, the runs, the paper's other tables."""
         summary = document(self.claims, [chapter.anchor for chapter in self.chapters])
-        rest = Document("What the paper has and no run here measures", (), "", "", tuple(self.unmeasured), (), (), ())
+        others = Document("What the paper has and no run here measures", (), "", "", tuple(self.unmeasured), (), (), ())
         runs: list[Document] = [chapter.report for chapter in self.chapters]
-        return [summary, *runs, *([rest] if self.unmeasured else [])]
+        return [summary, *runs, *([others] if self.unmeasured else [])]
 
 
 def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | None = None) -> Book:
-    """`folder` is where the report will lie, so that its links lead to the runs. Of one run, a book of one chapter.
+    """The book of these runs; one run gives a book of one chapter.
 
-    `reports` saves building those of the runs again.
+    `folder` is the folder of the report: links to the runs are relative to it. `reports` are the reports of the runs,
+    if they are already built.
     """
     chapters: list[Chapter] = []
     for run, report in zip(runs, reports or map(build, runs), strict=True):
@@ -79,7 +80,7 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
                 _minutes(run.manifest),
             )
         )
-    first, judged = runs[0].manifest, claims([chapter.report.rows for chapter in chapters])
+    first, judged_claims = runs[0].manifest, claims([chapter.report.rows for chapter in chapters])
     commit = first.git.named(10)
     return Book(
         title=chapters[0].report.title if len(chapters) == 1 else "The ChunkAttention paper, rerun",
@@ -87,12 +88,12 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
         version=f"chunkbench {first.chunkbench_version}{f', git {commit}' if commit else ''}",
         chapters=chapters,
         unmeasured=tables() if len(chapters) > 1 else (),
-        claims=[one for one in judged if one.rows or len(chapters) > 1],
+        claims=[claim for claim in judged_claims if claim.rows or len(chapters) > 1],
     )
 
 
 def _machines(runs: Sequence[Run]) -> list[str]:
-    """What all of them were measured on."""
+    """Names of all machines that measured the runs, each once."""
     names = [name for run in runs for name in run.manifest.machine_names or ("machine not recorded",)]
     return list(dict.fromkeys(names))
 
@@ -101,5 +102,5 @@ def _minutes(manifest: Manifest) -> float | None:
     try:
         started, finished = (datetime.fromisoformat(at or "") for at in (manifest.started_at, manifest.finished_at))
         return (finished - started).total_seconds() / 60
-    except (TypeError, ValueError):  # not said, or only one of them with a time zone
+    except (TypeError, ValueError):  # a time is missing, or only one of the two has a time zone
         return None

@@ -1,4 +1,4 @@
-"""Run -> Report: what there is to say about a run, before any format."""
+"""Run -> Report: the content of a run's report, independent of the format."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LONGEST_KEY = 18
 
 
 def build(run: Run) -> Report:
-    """Everything that can be said about a run, complete or not, even without a single case."""
+    """The report of a run; the run may be incomplete, or have no case at all."""
     showing: Showing = kinds.get(run.manifest.experiment.kind).showing()
     return showing.build(run)
 
 
 def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
-    """The report of a run whose facts are those of sessions; `body_of` writes the part that its kind has to say."""
+    """The report of a run with timed cases; `body_of` makes the part that depends on the kind of work."""
     manifest, cases = run.manifest, run.cases
     experiment = manifest.experiment
     rows = beside.rows(cases, experiment.baseline, experiment.confidence)
@@ -76,14 +76,14 @@ def _groups(cases: Sequence[CaseFacts], rows: Sequence[Row]) -> list[Group]:
 
 
 def _long_keys(groups: Sequence[Group], axes: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Short names for values of axes that would not fit a column (trees), explained in the legend."""
-    found: dict[tuple[str, str], str] = {}
+    """Short names for axis values that are too long for a column (trees); the legend explains them."""
+    names: dict[tuple[str, str], str] = {}
     for axis in axes:
         for group in groups:
             value = group.axes.get(axis)
-            if len(show_value(value)) > _LONGEST_KEY and (axis, repr(value)) not in found:
-                found[axis, repr(value)] = f"{axis} {1 + sum(known == axis for known, _ in found)}"
-    return found
+            if len(show_value(value)) > _LONGEST_KEY and (axis, repr(value)) not in names:
+                names[axis, repr(value)] = f"{axis} {1 + sum(named == axis for named, _ in names)}"
+    return names
 
 
 def _full(axis: str, groups: Sequence[Group], value: str) -> str:
@@ -91,17 +91,17 @@ def _full(axis: str, groups: Sequence[Group], value: str) -> str:
 
 
 def _partial(manifest: Manifest, groups: Sequence[Group]) -> list[str]:
-    """Whether points are missing, and why as far as it is known."""
-    beside = ("protocol", "cache", "mode", "machine")
-    measured = len({repr([(k, v) for k, v in group.axes.items() if k not in beside]) for group in groups})
+    """A warning if points are missing, with the reason as far as it is known."""
+    no_axes = ("protocol", "cache", "mode", "machine")
+    measured = len({repr([(k, v) for k, v in group.axes.items() if k not in no_axes]) for group in groups})
     planned = manifest.points or measured
     if measured >= planned and not manifest.interrupted:
         return []
-    how = (
+    state = (
         "interrupted"
         if manifest.interrupted
         else "ended early"
         if manifest.finished_at
-        else "still running, or ended without saying so"
+        else "still running, or ended without a record of its end"
     )
-    return [f"Partial run ({how}): {measured} of {count(planned, 'point')}; resume it to measure the others."]
+    return [f"Partial run ({state}): {measured} of {count(planned, 'point')}; resume it to measure the others."]

@@ -1,4 +1,4 @@
-"""Cells that several tables have."""
+"""Cells that several tables use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chunkbench.report.numbers import NOTHING, micros
 
 NOISY_MARK = "~"
 PROBE_MARK = "!"
-"""On a share of the machine's limits that is more than the machine allows."""
+"""Marks a roofline fraction above what the machine allows."""
 STATUS_WORD: Mapping[str, str] = {
     "unavailable": "n/a",
     "unsupported": "unsupp.",
@@ -23,7 +23,7 @@ STATUS_WORD: Mapping[str, str] = {
 
 
 def latency(row: Row | None, fastest: float | None) -> Cell:
-    """Microseconds, or why there are none."""
+    """Microseconds, or the status where nothing was measured."""
     if row is None:
         return Cell(NOTHING, "absent")
     value = row.derived.latency_us
@@ -35,6 +35,6 @@ def latency(row: Row | None, fastest: float | None) -> Cell:
 
 
 def word(row: Row) -> Cell:
-    """What stands in the place of a figure that there is not."""
+    """The status as a word, in place of a missing figure."""
     failed = row.facts.status in ("incorrect", "error", "timeout", "crashed")
     return Cell(STATUS_WORD.get(row.facts.status, row.facts.status), "failed" if failed else "absent")

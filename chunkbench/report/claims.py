@@ -1,4 +1,4 @@
-"""The ledger of claims as a document: verdicts in a table, statements and reasons below it."""
+"""The claims as a document: verdicts in a table, statements and reasons below it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, get_args
 
-from chunkbench.paper.claims import Claim, Verdict
+from chunkbench.paper.claims import Claim, ClaimVerdict
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
-EMPHASIS: dict[Verdict, Emphasis] = {
+EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "holds": "best",
     "does not hold": "failed",
     "different here": "noisy",
@@ -19,14 +19,14 @@ EMPHASIS: dict[Verdict, Emphasis] = {
 }
 
 
-class Ledger(Document):
+class ClaimsDocument(Document):
     """Claims with their verdicts."""
 
     HEADINGS: ClassVar[tuple[str, str, str]] = ("Claims and reasons", "Columns", "How they were judged")
 
 
-def document(found: Sequence[Claim], runs: Sequence[str]) -> Ledger:
-    """`runs` names what the claims were judged by."""
+def document(claims: Sequence[Claim], runs: Sequence[str]) -> ClaimsDocument:
+    """The document of these claims; `runs` are the names of the runs that they were judged by."""
     columns = (
         Column("claim", ("claim",), "left"),
         Column("source", ("source",), "left"),
@@ -36,47 +36,48 @@ def document(found: Sequence[Claim], runs: Sequence[str]) -> Ledger:
     )
     rows = tuple(
         (
-            Cell(one.id),
-            Cell(one.source),
-            Cell(one.verdict, EMPHASIS[one.verdict]),
-            Cell(measured(one)),
-            Cell(one.paper, "quiet"),
+            Cell(claim.id),
+            Cell(claim.source),
+            Cell(claim.verdict, EMPHASIS[claim.verdict]),
+            Cell(measured(claim)),
+            Cell(claim.paper, "quiet"),
         )
-        for one in found
+        for claim in claims
     )
-    return Ledger(
+    return ClaimsDocument(
         title="The paper's claims",
         warnings=(),
         losses="",
-        headline=headline(found),
+        headline=headline(claims),
         tables=(Table("Verdicts", columns, rows, keys=1),),
-        statuses=tuple(f"{one.id}: {one.statement}. It {_said(one.verdict)}: {one.reason}." for one in found),
+        statuses=tuple(map(_status, claims)),
         legend=(),
         footer=(
             ("judged by", ", ".join(runs) or "no run: only what follows from shapes and from the paper's own numbers"),
-            ("against", "claims about PagedAttn and PagedAttn* are judged against the faster of ours and vLLM's"),
+            ("against", "claims about PagedAttn and PagedAttn* use the faster of this project's kernel and vLLM's"),
         ),
     )
 
 
-def headline(found: Sequence[Claim]) -> str:
-    """How many claims have which verdict."""
-    tally = Counter(one.verdict for one in found)
-    parts = [_counted(verdict, tally[verdict]) for verdict in get_args(Verdict) if tally[verdict]]
-    return f"{count(len(found), 'claim')}: {', '.join(parts)}."
+def headline(claims: Sequence[Claim]) -> str:
+    """The number of claims with each verdict."""
+    tally = Counter(claim.verdict for claim in claims)
+    parts = [_counted(verdict, tally[verdict]) for verdict in get_args(ClaimVerdict) if tally[verdict]]
+    return f"{count(len(claims), 'claim')}: {', '.join(parts)}."
 
 
-def _said(verdict: Verdict) -> str:
-    return {"different here": "is different here", "not measured": "was not measured"}.get(verdict, verdict)
+def _status(claim: Claim) -> str:
+    verbs = {"different here": "is different here", "not measured": "was not measured"}
+    return f"{claim.id}: {claim.statement}. It {verbs.get(claim.verdict, claim.verdict)}: {claim.reason}."
 
 
-def _counted(verdict: Verdict, number: int) -> str:
-    several = {"holds": "hold", "does not hold": "do not hold", "needs a GPU": "need a GPU"}
-    return f"{number} {verdict if number == 1 else several.get(verdict, verdict)}"
+def _counted(verdict: ClaimVerdict, number: int) -> str:
+    plural = {"holds": "hold", "does not hold": "do not hold", "needs a GPU": "need a GPU"}
+    return f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}"
 
 
 def measured(claim: Claim) -> str:
-    """The figure and, where it has one, its interval."""
+    """The measured figure and, if it has one, its interval."""
     if claim.measured is None:
         return NOTHING
     text = significant(claim.measured, 3)

@@ -13,22 +13,22 @@ from chunkbench.store import Run
 
 _WIDEST_HEADING = 9
 _SPARE_STYLES = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
-"""Colour and marker of implementations that state none."""
+"""Colours and markers for implementations that state none."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What tables and figures call the implementations of a run, by id, and how they show them."""
+    """How tables and figures name and show the implementations of a run, by id."""
 
     labels: Mapping[str, str]
     looks: Mapping[str, Look]
-    """As the run keeps them."""
+    """Looks that the run's manifest holds."""
     installed: Callable[[str], Look]
-    """The look of an implementation that the run says nothing of: of an older run, or one that only the paper has."""
+    """Look of an implementation without one in the manifest: in an older run, or only in the paper's tables."""
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """In the order of columns: the paper's, others as the experiment names them, ChunkAttn last."""
+        """In the order of columns: the paper's, then others as the experiment names them, ChunkAttn last."""
         return tuple(sorted(self.labels, key=lambda name: self.look(name).place))
 
     def look(self, implementation: str) -> Look:
@@ -36,15 +36,15 @@ class Columns:
         return self.looks[implementation] if implementation in self.looks else self.installed(implementation)
 
     def name(self, implementation: str) -> str:
-        """What running text calls it."""
+        """The name of an implementation in running text."""
         return self.look(implementation).name or self.labels.get(implementation, implementation)
 
     def column(self, implementation: str) -> Column:
-        """Its column in a table."""
+        """The column of an implementation in a table."""
         return Column(self.name(implementation), self.heading(implementation))
 
     def heading(self, implementation: str) -> tuple[str, ...]:
-        """Lines of its heading, each at most nine letters."""
+        """Lines of the column's heading, each at most nine characters."""
         stated = self.look(implementation).heading
         if stated:
             return stated
@@ -53,11 +53,11 @@ class Columns:
         return tuple(cut[:3])
 
     def competes(self, implementation: str, baseline: str) -> bool:
-        """Whether it is a rival of the baseline, and neither the baseline itself nor a variant of it."""
+        """Whether it is a rival of the baseline: neither the baseline itself nor a variant of it."""
         return implementation != baseline and self.look(implementation).ablation_of != baseline
 
     def style(self, implementation: str) -> tuple[str, str]:
-        """Colour and marker of its lines: the same in every figure."""
+        """Colour and marker of an implementation's lines, the same in every figure."""
         look = self.look(implementation)
         if look.colour and look.marker:
             return look.colour, look.marker
@@ -67,7 +67,7 @@ class Columns:
         return look.colour or colour, look.marker or marker
 
     def legend(self) -> list[str]:
-        """What headings stand for, where that is more than the label itself."""
+        """Explanations of the headings that differ from the label or have a meaning to add."""
         lines = []
         for implementation in self.ids:
             label, heading = self.labels[implementation], " ".join(self.heading(implementation))

@@ -1,29 +1,23 @@
-"""Writing a report's files into its run directory."""
+"""Writes the files of a report into the run directory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from chunkbench.report import csv, json, latex, markdown
+from chunkbench.report import markdown
 from chunkbench.report.book import build_book
 from chunkbench.report.build import build
+from chunkbench.report.formats import FILES
 from chunkbench.report.report import Report
 from chunkbench.store import Run
 
-FILES: dict[str, Callable[[Report], str]] = {
-    "table.csv": csv.render,
-    "table.tex": latex.render,
-    "report.json": json.render,
-}
-
 
 def write_all(run: Run, report: Report | None = None) -> list[Path]:
-    """Write the report in every format, and `figure.png` and `figure.svg`; returns their paths.
+    """Write the report in every format, `figure.png` and `figure.svg`; returns their paths.
 
-    Without two implementations to compare there is no figure. `report` saves building it again.
+    There is no figure without two implementations to compare. `report` is the run's report, if it is already built.
     """
-    # matplotlib takes a while to load; nobody who only wants a table should wait for it.
+    # Imported here because matplotlib loads slowly, and printing a table does not need it.
     from chunkbench.report import figures, html
 
     report = report or build(run)

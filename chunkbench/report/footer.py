@@ -1,4 +1,4 @@
-"""The small print: machine, settings, what was timed how, and what must not be compared with what."""
+"""The footer of a report: machine, settings, how it was timed, and what must not be compared."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ UNIT_OF_TABLE_3 = (
     "per decode step: its Table 1 gives 687.74 µs for 32 sequences of 2048 tokens, where Table 3 has 702.98."
 )
 NOT_COMPARABLE = (
-    "Its numbers are from an A100 80 GB in float16 with that time's libraries. Compare ratios between implementations "
-    "with them, not times; and even ratios shift where memory, arithmetic and kernels stand in another proportion."
+    "The paper measured on an A100 80 GB in float16 with the libraries of its time. Compare ratios between "
+    "implementations with the paper's, not times. Ratios, too, depend on a machine's balance of memory and arithmetic."
 )
-VLLM_STANDS_IN = "vLLM's kernel on this device stands beside the paper's PagedAttn, vLLM* beside PagedAttn*."
+VLLM_STANDS_IN = "The paper's PagedAttn is compared with vLLM's kernel on this device, its PagedAttn* with vLLM*."
 
 _HOW: Mapping[str, str] = {
     "strict": "implementations take turns in random order inside every round",
@@ -33,7 +33,7 @@ _HOW: Mapping[str, str] = {
 def footer(
     manifest: Manifest, groups: Sequence[Group], varying: Sequence[str], columns: Columns, timing: str | None
 ) -> list[tuple[str, str]]:
-    """(topic, text) in reading order; what a manifest does not say is left out. `timing` replaces that topic's text."""
+    """(topic, text) in reading order, without topics that have no text. `timing`, if given, replaces that text."""
     rows = [row for group in groups for row in group.rows.values()]
     timed = [row for row in rows if row.derived.latency_us is not None]
     entries = [
@@ -52,14 +52,14 @@ def footer(
     return [(topic, text) for topic, text in entries if text]
 
 
-_SAID_ELSEWHERE = ("protocol", "cache", "mode", "device", "dtype", "threads")
+_IN_OTHER_TOPICS = ("protocol", "cache", "mode", "device", "dtype", "threads")
 
 
 def _machine(manifest: Manifest, rows: Sequence[Row]) -> str:
-    """Every machine that measured some of the rows; which is said where there are several."""
+    """The hardware of every machine of the run, with the machine's id if there are several."""
     several = len(manifest.machines) > 1
-    told = [f"{name}: {_hardware(facts)}" if several else _hardware(facts) for name, facts in manifest.machines.items()]
-    parts = ["; ".join(told), f"measured on {_list(row.facts.device for row in rows)}"]
+    machines = [f"{id}: {_hardware(facts)}" if several else _hardware(facts) for id, facts in manifest.machines.items()]
+    parts = ["; ".join(machines), f"measured on {_list(row.facts.device for row in rows)}"]
     return ", ".join(part for part in parts if part)
 
 
@@ -95,8 +95,8 @@ def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
     dtypes = dict.fromkeys(facts.dtype for facts in checked)
     for dtype in dtypes:
         worst = max((f for f in checked if f.dtype == dtype), key=lambda f: (f.max_error or 0.0) / (f.tolerance or 1.0))
-        of_what = f" in {dtype}" if len(dtypes) > 1 else ""
-        parts.append(f"largest error against float64{of_what} {worst.max_error:.1e} (tolerance {worst.tolerance:.0e})")
+        where = f" in {dtype}" if len(dtypes) > 1 else ""
+        parts.append(f"largest error against float64{where} {worst.max_error:.1e} (tolerance {worst.tolerance:.0e})")
     return "; ".join(parts)
 
 
@@ -119,7 +119,7 @@ def _timing(rows: Sequence[Row], timed: Sequence[Row]) -> str:
         )
         shared = {row.facts.longest_n_c for row in timed if row.facts.longest_n_c}
         if shared:
-            parts.append(f"smaller n_c are the first steps of the pass to {_list(sorted(shared))}")
+            parts.append(f"smaller n_c are the first steps of the pass to n_c = {_list(sorted(shared))}")
         threads = {row.facts.threads for row in timed if row.facts.threads}
         parts += [f"threads {_list(sorted(threads))}"] if threads else []
         discarded = sum(row.facts.discarded for row in timed)
@@ -131,12 +131,12 @@ def _timing(rows: Sequence[Row], timed: Sequence[Row]) -> str:
 
 def _interval(manifest: Manifest, timed: Sequence[Row]) -> str:
     confidence = manifest.experiment.confidence
-    said = {
+    texts = {
         "range": "smallest and largest round (range: too few rounds for a confidence interval)",
         "confidence": f"{confidence:.0%} confidence for the median over rounds, by order statistics",
     }
     kinds = dict.fromkeys(row.derived.interval_kind for row in timed if row.derived.rounds > 1)
-    return " or, where there are enough rounds, ".join(said[kind] for kind in ("range", "confidence") if kind in kinds)
+    return " or, where there are enough rounds, ".join(texts[kind] for kind in ("range", "confidence") if kind in kinds)
 
 
 def _peaks(timed: Sequence[Row]) -> str:
@@ -157,18 +157,18 @@ def _paper(rows: Sequence[Row]) -> str:
 
 
 def _notes(manifest: Manifest, rows: Sequence[Row], columns: Columns) -> list[str]:
-    """What adapters and the environment want readers to know, each once."""
+    """Notes of adapters and of the environment, each once."""
     notes = []
     for row in rows:
-        note, who = one_line(row.facts.note), columns.name(row.facts.implementation)
+        note, name = one_line(row.facts.note), columns.name(row.facts.implementation)
         if note:
-            notes.append(note if note.startswith((who, row.facts.label)) else f"{who}: {note}")
+            notes.append(note if note.startswith((name, row.facts.label)) else f"{name}: {note}")
     about_torch = [one_line(machine.torch.note) for machine in manifest.machines.values() if machine.torch.note]
     return list(dict.fromkeys([*notes, *about_torch]))
 
 
 def _constants(group: Group, varying: Sequence[str]) -> str:
-    names = [name for name in AXES if name not in (*varying, *_SAID_ELSEWHERE) and group.axes.get(name) is not None]
+    names = [name for name in AXES if name not in (*varying, *_IN_OTHER_TOPICS) and group.axes.get(name) is not None]
     return describe(group.axes, names).replace(" ", ", ")
 
 
@@ -177,11 +177,11 @@ def _list(values: Iterable[Any]) -> str:
 
 
 def _counts(values: Iterable[int]) -> str:
-    known = set(values)
-    return f"{min(known)}" if len(known) == 1 else f"{min(known)} to {max(known)}"
+    distinct = set(values)
+    return f"{min(distinct)}" if len(distinct) == 1 else f"{min(distinct)} to {max(distinct)}"
 
 
 def _extent(values: Iterable[float], significant_digits: int = 4) -> str:
-    known = list(values)
-    low, high = (significant(value, significant_digits) for value in (min(known), max(known)))
+    all_values = list(values)
+    low, high = (significant(value, significant_digits) for value in (min(all_values), max(all_values)))
     return low if low == high else f"{low} to {high}"

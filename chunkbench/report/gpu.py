@@ -1,4 +1,4 @@
-"""The small print of runs on a GPU: what a sample is, how caches were made cold, and what the device did meanwhile."""
+"""The footer of runs on a GPU: what a sample is, how caches were made cold, and the state of the device."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ UNKNOWN = "clocks, power and other processes are not known (nvidia-ml-py is not 
 
 
 def samples(timed: Sequence[CaseFacts]) -> str:
-    """What each mode and each kind of cache stands for, of cases that were timed on a GPU; empty without any."""
+    """What each mode and each cache setting means, for cases that were timed on a GPU; empty without such cases."""
     parts = []
     for mode, how in (
-        ("events", "decode called {} times between two CUDA events, the device never waiting for the host"),
-        ("graph", "the same, {} replays of decode captured in CUDA graphs"),
-        ("eager", "wall time of {} call, the device waited for"),
+        ("events", "decode called {} times between two CUDA events, and the device never waits for the host"),
+        ("graph", "the same with {} replays of decode captured in CUDA graphs"),
+        ("eager", "wall time of {} call, with the wait for the device"),
     ):
         calls = [case.sampling.calls for case in timed if case.sampling and case.mode == mode]
         parts += [f"{mode} = {how.format(_extent(calls))}"] if calls else []
     cold = [case.sampling for case in timed if case.sampling and case.cache == "cold"]
-    turns = [one.copies for one in cold if not one.swept]
-    if turns:
-        l2 = megabytes(max(one.l2_bytes for one in cold))
-        what = "copies of its K/V" if max(turns) > 1 else "copy of its K/V"
-        parts.append(f"cold L2 = {_extent(turns)} {what} in turn, together over five times the L2 cache ({l2} MB)")
-    swept = len(cold) - len(turns)
-    if swept:
+    copies = [sampling.copies for sampling in cold if not sampling.swept]
+    if copies:
+        l2 = megabytes(max(sampling.l2_bytes for sampling in cold))
+        noun = "copies" if max(copies) > 1 else "copy"
         parts.append(
-            f"cold L2 in {count(swept, 'case')} = a buffer read before each call, as so many copies do not fit"
+            f"cold L2 = calls in turn on {_extent(copies)} {noun} of its K/V, "
+            f"in total more than five times the L2 cache ({l2} MB)"
         )
+    swept = len(cold) - len(copies)
+    if swept:
+        parts.append(f"cold L2 in {count(swept, 'case')} = a buffer read before each call, because copies do not fit")
     if any(case.sampling and case.cache == "warm" for case in timed):
-        parts.append("warm L2 = one copy, again and again")
+        parts.append("warm L2 = one copy, called repeatedly")
     return "; ".join(parts)
 
 
 def conditions(timed: Sequence[CaseFacts]) -> str:
-    """Clocks, power, temperature, what slowed the device down, and who else was there."""
+    """Clocks, power, temperature, reasons for lower clocks, and other processes on the device."""
     if not any(case.sampling for case in timed):
         return ""
     states = [state for case in timed for state in case.gpu]
@@ -49,7 +50,7 @@ def conditions(timed: Sequence[CaseFacts]) -> str:
         _between("power", (state.power_w for state in states), "W"),
         _between("temperature", (state.temperature_c for state in states), "°C"),
         _slowed(states),
-        _others(states),
+        _other_processes(states),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -57,25 +58,25 @@ def conditions(timed: Sequence[CaseFacts]) -> str:
 def _slowed(states: Sequence[GpuState]) -> str:
     reasons = dict.fromkeys(reason for state in states for reason in state.throttled_by)
     if not reasons:
-        return "nothing slowed it down"
+        return "never slowed down"
     rounds = sum(bool(state.throttled_by) for state in states)
     return f"slowed down in {rounds} of {count(len(states), 'round')} ({', '.join(reasons)})"
 
 
-def _others(states: Sequence[GpuState]) -> str:
+def _other_processes(states: Sequence[GpuState]) -> str:
     known = [state for state in states if state.other_processes is not None]
     if not known:
         return ""
     most = max(known, key=lambda state: state.other_processes or 0)
     if not most.other_processes:
-        return "no other process on it"
-    held = f" with {gigabytes(most.other_bytes)}" if most.other_bytes else ""
-    return f"at most {most.other_processes} other processes on it{held}"
+        return "no other process on the device"
+    memory = f" with {gigabytes(most.other_bytes)}" if most.other_bytes else ""
+    return f"at most {most.other_processes} other processes on the device{memory}"
 
 
-def _between(what: str, values: Iterable[float | None], unit: str) -> str:
+def _between(name: str, values: Iterable[float | None], unit: str) -> str:
     known = [round(value) for value in values if value is not None]
-    return f"{what} {_extent(known)} {unit}" if known else ""
+    return f"{name} {_extent(known)} {unit}" if known else ""
 
 
 def _extent(values: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A report as JSON: an array with one object per case, all facts and everything derived."""
+"""A report as JSON: an array with one object per case, with all facts and all derived figures."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from chunkbench.report.report import Report
 
 
 def render(report: Report) -> str:
-    """One object per case, in the order of the run. `expectations` lists what the experiment expects of the case."""
+    """One object per case, in the order of the run; `expectations` lists the outcomes of the expectations."""
     return json.dumps([_case(row.as_dict(), report) for row in report.rows], indent=1, allow_nan=False) + "\n"
 
 
 def _case(values: dict[str, Any], report: Report) -> dict[str, Any]:
-    judged = [asdict(outcome) for outcome in report.outcomes if outcome.key == values["key"]]
-    for outcome in judged:
+    expectations = [asdict(outcome) for outcome in report.outcomes if outcome.key == values["key"]]
+    for outcome in expectations:
         del outcome["key"], outcome["axes"]
-    return {**_finite(values), "expectations": judged}
+    return {**_finite(values), "expectations": expectations}
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity (the error of a wrong result); they become null."""
+    """The value with null for NaN and infinity (errors of wrong results), which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

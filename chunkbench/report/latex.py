@@ -24,18 +24,18 @@ _SPECIAL = {
 
 
 def render(report: Document) -> str:
-    """One `table` environment per table; headline and small print stand in the caption and below the first one."""
+    """One `table` environment per table. The first has the headline in its caption and the footer below it."""
     parts = [f"% {' '.join(report.title.split())}", r"% \usepackage{booktabs}"]
     for number, table in enumerate(report.tables):
         first = number == 0
-        said = [*report.warnings, report.losses, report.headline] if first else []
-        caption = " ".join(escape(text.rstrip(".") + ".") for text in (table.title, *said) if text)
+        summary = [*report.warnings, report.losses, report.headline] if first else []
+        caption = " ".join(escape(text.rstrip(".") + ".") for text in (table.title, *summary) if text)
         parts.append(_table(table, caption, _small_print(report) if first else []))
     return "\n".join(parts) + "\n"
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX sets as it is."""
+    """The text with LaTeX's special characters escaped, without line breaks."""
     return "".join(_SPECIAL.get(character, character) for character in " ".join(text.split()))
 
 

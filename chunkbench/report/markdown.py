@@ -6,7 +6,7 @@ import re
 
 from chunkbench.report.model import Cell, Document, Table
 
-# An underscore inside a word means nothing to Markdown, and n_p should stay readable as plain text.
+# Markdown ignores an underscore inside a word, so `n_p` stays readable as plain text.
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
@@ -32,7 +32,7 @@ def render(report: Document, figure: str = "") -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """The text with Markdown's special characters escaped, without line breaks."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 

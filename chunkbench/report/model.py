@@ -1,4 +1,4 @@
-"""What a report consists of, whatever it is rendered as."""
+"""The parts of a report, independent of the format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Emphasis = Literal["plain", "best", "noisy", "failed", "absent", "quiet"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A piece of text and how it stands out; the text alone has to be enough where there is no colour."""
+    """A text and its emphasis. The text alone must say everything, because formats may lack colour."""
 
     text: str
     emphasis: Emphasis = "plain"
@@ -30,19 +30,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells in rows and columns. The first `keys` columns name the row and are repeated where a table is split."""
+    """Cells in rows and columns. The first `keys` columns name the row; each part of a split table repeats them."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     keys: int
     breaks: frozenset[int] = frozenset()
-    """Rows after which the eye should rest."""
+    """Indices of the rows that a gap or a line follows."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One point as measured one way: the values of its axes and the rows of its implementations by id."""
+    """One point with one protocol, cache and mode: the values of its axes, and its rows by implementation id."""
 
     axes: Mapping[str, Any]
     rows: Mapping[str, Row]
@@ -50,20 +50,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Document:
-    """What is printed as text or as Markdown; formats only decide how it looks."""
+    """The content of a report; a format only decides how it looks."""
 
     HEADINGS: ClassVar[tuple[str, str, str]] = ("Not measured, or marked", "Columns", "How it was measured")
-    """Of statuses, legend and footer, where a format has headings."""
+    """Headings of statuses, legend and footer, in formats with headings."""
 
     title: str
     warnings: tuple[str, ...]
-    """What a reader must know before the numbers: a partial run, a probe that cannot be right."""
+    """What a reader must know before the numbers: a partial run, a wrong probe."""
     losses: str
-    """Points where the baseline loses to the strongest other; comes before anything that flatters it."""
+    """Points where the baseline loses to its strongest rival; shown before the headline."""
     headline: str
     tables: tuple[Table, ...]
     statuses: tuple[str, ...]
-    """Why cells hold a word and not a number."""
+    """Why cells hold a word instead of a number."""
     legend: tuple[str, ...]
     footer: tuple[tuple[str, str], ...]
-    """(topic, text): how it was measured and what cannot be compared."""
+    """(topic, text): how the run was measured, and what must not be compared."""

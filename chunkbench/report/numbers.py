@@ -1,4 +1,4 @@
-"""Numbers as people read them: no digit that the measurement cannot carry."""
+"""Numbers as text, with no more digits than a measurement justifies."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ NOTHING = "-"
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """`digits` significant digits, thousands separated, never in powers of ten: 332.5, 5,203, 405,100."""
+    """The value with `digits` significant digits and separated thousands, no exponent: 332.5, 5,203, 405,100."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else NOTHING
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    rounded = round(value, places)
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
-        places -= 1  # 9.9999 became 10.000: one digit less behind the point
-    return f"{rounded:,.{max(places, 0)}f}"
+        decimals -= 1  # 9.9999 became 10.000: one decimal less
+    return f"{rounded:,.{max(decimals, 0)}f}"
 
 
 def micros(value: float | None) -> str:
-    """Microseconds, without the unit: four digits are what repeated runs agree on at best."""
+    """Microseconds without the unit, in four digits: repeated runs do not agree on more."""
     return NOTHING if value is None else significant(value)
 
 
@@ -41,12 +41,12 @@ def percent(fraction: float | None) -> str:
 
 
 def megabytes(count: int | None) -> str:
-    """Bytes in millions, without the unit."""
+    """Bytes in 10^6, without the unit."""
     return NOTHING if count is None else significant(count / 1e6)
 
 
 def gigabytes(count: float) -> str:
-    """Bytes in 2^30, with the unit: memory is sold that way."""
+    """Bytes in 2^30, with the unit, as memory is sold."""
     return f"{count / 2**30:.3g} GiB"
 
 
@@ -55,6 +55,6 @@ def span(low: float | None, high: float | None) -> str:
     return NOTHING if low is None or high is None else f"{significant(low)}..{significant(high)}"
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, noun: str) -> str:
     """`1 point`, `2 points`."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

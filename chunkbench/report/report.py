@@ -1,4 +1,4 @@
-"""The report of a run: a document with the rows that it was made of."""
+"""The report of a run: a document, and the rows that it is made from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chunkbench.report.model import Document, Group
 
 @dataclass(frozen=True)
 class Report(Document):
-    """Everything that can be said about a run."""
+    """The document of one run, with its rows and expectations."""
 
     baseline: str
     columns: Columns

@@ -1,4 +1,4 @@
-"""What prompts share, as a table beside the paper's Table 2, and as an experiment."""
+"""What prompts share: as a table with the paper's Table 2, and as an experiment file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from chunkbench.report.model import Cell, Column, Document, Table
 from chunkbench.report.numbers import NOTHING, count
 
 _MOST_SEQUENCES = 32
-"""Of a batch in the experiment: the paper's batch size."""
+"""Largest batch size in the experiment: the paper's."""
 
 
-def document(found: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Document:
-    """Ours and the paper's."""
+def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Document:
+    """The figures of these groups of prompts, and the paper's Table 2."""
     columns = (
         Column("group", ("group",), "left"),
         Column("prompts", ("prompts",)),
@@ -34,40 +34,40 @@ def document(found: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: 
             map(
                 Cell,
                 (
-                    one.group,
-                    f"{one.prompts:,}",
-                    f"{one.tokens_mean:,.0f}",
-                    f"{one.shared_mean:,.0f}",
-                    f"{one.shared_max:,}",
-                    f"{one.common:,}",
-                    f"{one.ratio:.2f}",
-                    f"{one.tokens * gib:,.2f}",
-                    f"{one.held * gib:,.2f}",
-                    f"{one.saved:.0%}",
+                    group.group,
+                    f"{group.prompts:,}",
+                    f"{group.tokens_mean:,.0f}",
+                    f"{group.shared_mean:,.0f}",
+                    f"{group.shared_max:,}",
+                    f"{group.common:,}",
+                    f"{group.ratio:.2f}",
+                    f"{group.tokens * gib:,.2f}",
+                    f"{group.held * gib:,.2f}",
+                    f"{group.saved:.0%}",
                 ),
             )
         )
-        for one in found
+        for group in groups
     )
     return Document(
-        title=f"Shared prefixes of {count(sum(one.prompts for one in found), 'prompt')}",
+        title=f"Shared prefixes of {count(sum(group.prompts for group in groups), 'prompt')}",
         warnings=(),
         losses="",
-        headline=_headline(found),
+        headline=_headline(groups),
         tables=(Table("Groups of prompts", columns, rows, keys=1), paper_table()),
         statuses=(),
         legend=(
             "shared: leading tokens that a prompt has in common with some other prompt of its group",
             f"r: shared tokens over prompt and completion tokens ({n_c} of a completion), mean over prompts",
-            f"K/V: all prompts of the group at once, with their completions, {shape.name} in 16-bit numbers "
-            f"({shape.kv_bytes() / 1024:,.0f} KiB a token); shared where whole chunks of {chunk_size} tokens are",
+            f"K/V: memory of all prompts of the group with their completions, {shape.name} in 16-bit numbers "
+            f"({shape.kv_bytes() / 1024:,.0f} KiB a token); shared: in whole chunks of {chunk_size} tokens",
         ),
         footer=(),
     )
 
 
-def experiment(found: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> str:
-    """A YAML file that measures decode attention over prompts like these: a block for each group."""
+def experiment(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> str:
+    """A YAML experiment on decode attention over prompts like these, with one block per group."""
     lines = [
         "# Written by chunkbench prompts: every group of prompts is a block, with the means of its lengths.",
         'title: "Decode attention over these prompts"',
@@ -82,22 +82,22 @@ def experiment(found: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c
         "",
         "sweep:",
     ]
-    for one in found:
-        n_p = max(1, round(one.tokens_mean))
-        n_s = min(n_p, round(one.shared_mean))
-        batch = min(_MOST_SEQUENCES, one.prompts)
-        lines.append(f"  - {{n_p: {n_p}, n_s: {n_s}, batch_size: {batch}}}  # {_comment(one)}")
+    for group in groups:
+        n_p = max(1, round(group.tokens_mean))
+        n_s = min(n_p, round(group.shared_mean))
+        batch = min(_MOST_SEQUENCES, group.prompts)
+        lines.append(f"  - {{n_p: {n_p}, n_s: {n_s}, batch_size: {batch}}}  # {_comment(group)}")
     return "\n".join(lines) + "\n"
 
 
-def _comment(one: Sharing) -> str:
-    """The group's name comes from a file: it must not end the comment."""
-    name = "".join(char if char.isprintable() else "?" for char in one.group)
-    return f"{name}: {count(one.prompts, 'prompt')}, r = {one.ratio:.2f}"
+def _comment(group: Sharing) -> str:
+    """Name and figures of a group. The name comes from a file: a line break in it must not end the comment."""
+    name = "".join(char if char.isprintable() else "?" for char in group.group)
+    return f"{name}: {count(group.prompts, 'prompt')}, r = {group.ratio:.2f}"
 
 
-def _headline(found: Sequence[Sharing]) -> str:
-    tokens, held = sum(one.tokens for one in found), sum(one.held for one in found)
+def _headline(groups: Sequence[Sharing]) -> str:
+    tokens, held = sum(group.tokens for group in groups), sum(group.held for group in groups)
     return f"Sharing saves {1 - held / tokens:.0%} of the K/V cache: {tokens / held:.1f} times as many sequences fit."
 
 

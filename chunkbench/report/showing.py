@@ -1,4 +1,4 @@
-"""What a report has to know of a kind of work: its part for this room."""
+"""The interface of a kind of work for reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Showing(Protocol):
-    """How runs of a kind are shown."""
+    """Makes the report and the figure of runs of one kind."""
 
     def build(self, run: Run) -> Report:
-        """Everything that can be said about a run, complete or not, even without a single case."""
+        """The report of a run; the run may be incomplete, or have no case at all."""
         ...
 
     def draw(self, report: Report, manifest: Manifest) -> Figure | None:

@@ -1,4 +1,4 @@
-"""Why cells hold a word and not a number, said once for each reason and not once for each cell."""
+"""Why cells hold a word instead of a number: one line for each reason, not for each cell."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ _LONGEST_REASON = 400
 
 
 def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
-    """One line for each status and kind of reason, whoever it befell, and one for all noise."""
-    who: dict[tuple[str, str], list[str]] = {}
+    """One line for each status and reason, with all implementations that have it, and one line for all noise."""
+    labels_of: dict[tuple[str, str], list[str]] = {}
     for implementation in columns.ids:
-        found = _by_kind([(g, g.rows[implementation]) for g in groups if implementation in g.rows])
-        for (status, _), places in found.items():
+        by_reason = _by_reason([(g, g.rows[implementation]) for g in groups if implementation in g.rows])
+        for (status, _), entries in by_reason.items():
             word = STATUS_WORD.get(status, status)
-            said = word if word == status else f"{word} ({status})"
-            where = _where([group for group, _ in places], groups, axes)
-            who.setdefault((f"{said} at {where}", _reason(places)), []).append(columns.name(implementation))
-    lines = [f"{', '.join(labels)}: {said}: {reason}" for (said, reason), labels in who.items()]
+            shown = word if word == status else f"{word} ({status})"
+            where = _where([group for group, _ in entries], groups, axes)
+            labels_of.setdefault((f"{shown} at {where}", _reason(entries)), []).append(columns.name(implementation))
+    lines = [f"{', '.join(labels)}: {status}: {reason}" for (status, reason), labels in labels_of.items()]
     return lines + _noise_line(groups)
 
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
-    """Roofline fractions above what is possible: the probe's error, which puts every fraction of the run in doubt."""
-    found: dict[str, list[tuple[list[float], str]]] = {}
+    """Warnings about impossible roofline fractions: the probe erred, so every fraction of the run is doubtful."""
+    by_text: dict[str, list[tuple[list[float], str]]] = {}
     for group in groups:
         for implementation, row in group.rows.items():
             text = row.derived.probe_error
             if text:
                 where = f"{columns.name(implementation)} at {_point(group, axes)}"
-                found.setdefault(_NUMBER.sub("#", text), []).append((_figures(text), f"{where}: {text}"))
+                by_text.setdefault(_NUMBER.sub("#", text), []).append((_figures(text), f"{where}: {text}"))
     return [
         f"{PROBE_MARK} An error of the probe, not a merit of the kernel, in {count(len(cases), 'case')}; "
         f"the worst is {max(cases)[1]}"
-        for cases in found.values()
+        for cases in by_text.values()
     ]
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks, cut where it stops being a reason and becomes a log."""
+    """The text without line breaks, cut at the length of a reason: longer texts are logs."""
     joined = " ".join(text.split())
     return joined if len(joined) <= _LONGEST_REASON else joined[:_LONGEST_REASON] + " ..."
 
 
 def _noise_line(groups: Sequence[Group]) -> list[str]:
-    """How many cases are noisy and why, every kind of complaint with its worst figures."""
+    """The number of noisy cases, and every kind of complaint with its worst figures."""
     rows = [row for group in groups for row in group.rows.values()]
     noisy = [row for row in rows if row.facts.status == "noisy"]
     if not noisy:
@@ -70,28 +70,28 @@ def _figures(text: str) -> list[float]:
     return [float(figure.replace(",", "")) for figure in _NUMBER.findall(text)]
 
 
-def _by_kind(places: Sequence[tuple[Group, Row]]) -> Mapping[tuple[str, str], list[tuple[Group, Row]]]:
-    """Rows without a number by status and reason, taking reasons that differ in their figures alone as one."""
-    found: dict[tuple[str, str], list[tuple[Group, Row]]] = {}
-    for group, row in places:
+def _by_reason(entries: Sequence[tuple[Group, Row]]) -> Mapping[tuple[str, str], list[tuple[Group, Row]]]:
+    """Rows without a number, by status and reason. Reasons that differ only in their figures count as one."""
+    by_reason: dict[tuple[str, str], list[tuple[Group, Row]]] = {}
+    for group, row in entries:
         status = row.facts.status
         if status not in ("ok", "noisy"):
-            found.setdefault((status, _NUMBER.sub("#", row.facts.reason)), []).append((group, row))
-    return found
+            by_reason.setdefault((status, _NUMBER.sub("#", row.facts.reason)), []).append((group, row))
+    return by_reason
 
 
-def _reason(places: Sequence[tuple[Group, Row]]) -> str:
-    reasons = [row.facts.reason for _, row in places]
+def _reason(entries: Sequence[tuple[Group, Row]]) -> str:
+    reasons = [row.facts.reason for _, row in entries]
     text = one_line(reasons[0]) or "no reason was recorded"
-    return f"{text} (figures of the first; the others differ)" if len(set(reasons)) > 1 else text
+    return f"{text} (figures of the first case; the others differ)" if len(set(reasons)) > 1 else text
 
 
-def _where(places: Sequence[Group], groups: Sequence[Group], axes: Sequence[str]) -> str:
-    if len(places) == len(groups):
+def _where(affected: Sequence[Group], groups: Sequence[Group], axes: Sequence[str]) -> str:
+    if len(affected) == len(groups):
         return "every point" if len(groups) > 1 else "the point"
-    shown = ", ".join(_point(group, axes) for group in places[:4])
-    rest = f" and {len(places) - 4} more" if len(places) > 4 else ""
-    return f"{shown}{rest} ({len(places)} of {count(len(groups), 'point')})"
+    shown = ", ".join(_point(group, axes) for group in affected[:4])
+    more = f" and {len(affected) - 4} more" if len(affected) > 4 else ""
+    return f"{shown}{more} ({len(affected)} of {count(len(groups), 'point')})"
 
 
 def _point(group: Group, axes: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A report for the terminal: 100 columns, colour only where it is asked for."""
+"""A report as text for the terminal: 100 columns wide, colour only on request."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ def render(report: Document, colour: bool = False, width: int = WIDTH) -> str:
         emoji=False,
     )
 
-    def say(text: str, style: str = "", indent: str = "") -> None:
+    def print_wrapped(text: str, style: str = "", indent: str = "") -> None:
         for line in _wrap(text, width, indent):
             console.print(Text(line, style), no_wrap=True, crop=False, overflow="ignore")
 
-    say(report.title, "bold")
+    print_wrapped(report.title, "bold")
     for warning in report.warnings:
-        say(warning, "bold yellow", "  ")
+        print_wrapped(warning, "bold yellow", "  ")
     if report.losses:
-        say(report.losses, "bold", "  ")
+        print_wrapped(report.losses, "bold", "  ")
     if report.headline:
-        say(report.headline, "", "  ")
+        print_wrapped(report.headline, "", "  ")
     for table in report.tables:
         for number, part in enumerate(_split(table, width)):
             console.print()
-            say(part.title + (", continued" if number else ""), "bold")
+            print_wrapped(part.title + (", continued" if number else ""), "bold")
             console.print(_rich(part, width))
     for lines in (report.statuses, report.legend):
         if lines:
             console.print()
         for line in lines:
-            say(line, "", "  ")
+            print_wrapped(line, "", "  ")
     if report.footer:
         console.print()
     indent = 2 + max((len(topic) for topic, _ in report.footer), default=0)
@@ -88,15 +88,15 @@ def _rich(table: Table, width: int) -> RichTable:
 
 
 def _split(table: Table, width: int) -> list[Table]:
-    """Parts of a table that fit, each led by the key columns."""
+    """Parts of a table that fit into the width, each with the key columns first."""
     widths = _widths(table)
-    lead = sum(width + 1 for width in widths[: table.keys])
+    key_width = sum(width + 1 for width in widths[: table.keys])
     parts: list[list[int]] = [[]]
-    used = lead
+    used = key_width
     for index in range(table.keys, len(table.columns)):
         if parts[-1] and used + widths[index] > width:
             parts.append([])
-            used = lead
+            used = key_width
         parts[-1].append(index)
         used += widths[index] + 1
     if len(parts) == 1:

@@ -1,4 +1,4 @@
-"""What the paper has and no run of this suite measures: its tables as printed, and why ours stand not beside them."""
+"""The paper's tables that no run of this suite measures, as printed; their titles say why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SYSTEMS = {"vllm": "vLLM 0.2.7", "chunk_llama": "ChunkLlama"}
 
 
 def tables() -> tuple[Table, ...]:
-    """Tables 2 and 4, and the points of Figure 5 that the text states."""
+    """Tables 2 and 4, and the points of Figure 5 that the paper's text states."""
     return paper_table(), _table4(), _figure5()
 
 

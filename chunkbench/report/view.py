@@ -1,4 +1,4 @@
-"""A run's rows put in order for its tables, and what a kind of work makes of them."""
+"""A run's rows in order, as input of its tables, and the part of a report that a kind of work makes from them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from chunkbench.store.manifest import ExperimentFacts
 
 @dataclass(frozen=True)
 class View:
-    """What tables are made of."""
+    """The input of a report's tables."""
 
     groups: Sequence[Group]
     rows: Sequence[Row]
     columns: Columns
     axes: Sequence[str]
-    """Those that vary; they lead every table."""
+    """The axes that vary; they are the first columns of every table."""
     text: Callable[[str, object], str]
     """Turns (axis, value) into the text of a cell."""
     baseline: str
@@ -32,33 +32,33 @@ class View:
         return [Cell(self.text(axis, group.axes.get(axis))) for axis in self.axes]
 
     def blank(self) -> list[Cell]:
-        """As many cells that name nothing: further lines of the point above."""
+        """Empty cells in place of `keys`, for further lines of the same point."""
         return [Cell("") for _ in self.axes]
 
     def key_columns(self) -> list[Column]:
         return [Column(axis, (axis,)) for axis in self.axes]
 
     def breaks(self, sizes: int | Sequence[int]) -> frozenset[int]:
-        """Last row of every run of points that agree on the first axis; `sizes` are the points' lines."""
+        """Rows after which the value of the first axis changes; `sizes` is the number of rows of each point."""
         if len(self.axes) < 2:
             return frozenset()
         heights = [sizes] * len(self.groups) if isinstance(sizes, int) else sizes
-        found, end = set(), 0
+        last_rows, end = set(), 0
         for number, group in enumerate(self.groups[:-1]):
             end += heights[number]
             if group.axes.get(self.axes[0]) != self.groups[number + 1].axes.get(self.axes[0]) and end:
-                found.add(end - 1)
-        return frozenset(found)
+                last_rows.add(end - 1)
+        return frozenset(last_rows)
 
 
 @dataclass(frozen=True)
 class Body:
-    """The part of a report that a kind of work writes."""
+    """The part of a report that a kind of work makes."""
 
     headline: str
     tables: tuple[Table, ...]
     losses: str = ""
-    """Points where the baseline loses to the strongest rival; comes before anything that flatters it."""
+    """Points where the baseline loses to its strongest rival; shown before the headline."""
     legend: tuple[str, ...] = ()
     timing: str | None = None
-    """Replaces what the footer says of timing."""
+    """Replaces the footer's text about timing."""

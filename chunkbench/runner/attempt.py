@@ -21,15 +21,15 @@ from chunkbench.store.facts import Peaks
 
 
 class Attempt(PointDriver):
-    """Prepares and checks the implementations of a point, one by one; nothing is timed.
+    """Prepares and checks the implementations of a point, one by one; times nothing.
 
-    `lengths` are its n_c and any smaller ones that its steps shall serve as well; `steps_of` tells which do.
-    `announce` is told what is being done, `advance` which share of the point is done (0 to 1). `peaks`: whether the
-    machine's peaks are probed inside every round.
+    `lengths` are the point's n_c and the smaller values of n_c that its steps also serve; `steps_of` maps each of them
+    to its timed steps. `announce` receives a text about the current work, `advance` the share of the point that is done
+    (0 to 1). `peaks`: whether every round probes the machine's peaks.
     """
 
     sampled_checks = True
-    """Whether a sample of an output's rows is enough for a check."""
+    """Whether a check compares only a sample of the output rows."""
 
     def __init__(
         self,
@@ -71,20 +71,20 @@ class Attempt(PointDriver):
                     self.housekeeping("release", implementation=name)
 
     def group(self, needs: Mapping[str, int], usable: Sequence[str], room: int) -> memory_guard.Grouping:
-        """Which implementations are held side by side: here, none."""
+        """The memory groups: here one for each implementation."""
         return memory_guard.one_by_one(needs, usable, room)
 
     def measure(
         self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], deadline: float
     ) -> None:
-        """Measure the cases of the memory group of this index, whose implementations are ready: here, nothing."""
+        """Measure the cases of memory group `index`, whose implementations are prepared. Here: nothing."""
 
     def _room(self) -> tuple[int, int]:
-        """Bytes for K and V where the point is measured, and of a GPU's L2 cache."""
+        """Bytes available for K and V on the point's device, and bytes of a GPU's L2 cache."""
         if self.point.device == "cuda":
-            found = self.housekeeping("room")
-            return memory_guard.room_of(found["free_bytes"]), found["l2_bytes"]
-        # What the worker holds of the last point it gives to this one.
+            reply = self.housekeeping("room")
+            return memory_guard.room_of(reply["free_bytes"]), reply["l2_bytes"]
+        # The worker reuses the memory that it kept from the last point.
         return memory_guard.room_of(available_memory() + self.worker.resident_bytes), 0
 
     def _measure_group(
@@ -95,7 +95,7 @@ class Attempt(PointDriver):
         needs: Mapping[str, int],
         deadline: float,
     ) -> None:
-        """Measure the implementations of one memory group side by side."""
+        """Prepare, check, measure and check again the implementations of one memory group."""
         earlier = {name for group in groups[:index] for name in group}
         for name in names:
             if name in earlier:
@@ -117,77 +117,77 @@ class Attempt(PointDriver):
 
 
 class TimedAttempt(Attempt):
-    """Measures the cases of a point in interleaved rounds, between the checks."""
+    """Measures the cases of a point in interleaved rounds, between the two checks."""
 
     sampled_checks = False
 
     def group(self, needs: Mapping[str, int], usable: Sequence[str], room: int) -> memory_guard.Grouping:
-        """As many implementations side by side as fit, the baseline among them."""
+        """The memory groups: as many implementations side by side as fit, with the baseline where it fits."""
         return memory_guard.group(needs, usable, self.experiment.baseline, room)
 
     def measure(
         self, cases: Sequence[Case], index: int, groups: Sequence[Sequence[str]], names: Sequence[str], deadline: float
     ) -> None:
-        """Rounds of the group's share of the time."""
+        """Run rounds for the group's share of the remaining time."""
         time_left = max(0.0, deadline - monotonic())
         if not self.steps:
-            crowd = sum(map(len, groups)) / len(names)
-            self._choose_steps(cases, crowd, time_left)
+            scale = sum(map(len, groups)) / len(names)
+            self._choose_steps(cases, scale, time_left)
         self._refuse_long(cases)
         self._rounds(self._alive(cases), index, len(groups), monotonic() + time_left / (len(groups) - index))
 
-    def _choose_steps(self, cases: Sequence[Case], crowd: float, time_left: float) -> None:
-        """Time every step if the fewest rounds then fit the time, otherwise as many evenly spread ones as do.
+    def _choose_steps(self, cases: Sequence[Case], scale: float, time_left: float) -> None:
+        """Time every step if `min_rounds` rounds then fit in the time, otherwise as many evenly spread steps as fit.
 
-        `crowd` is how many times more the whole point has to run than this group.
+        `scale` is the number of implementations in all groups over the number in this group.
         """
         n_c = self.point.n_c
-        decodes = crowd * sum(self.sample_s(case) for case in cases)
-        appends = crowd * sum(self.states[case.implementation].append_s * self.appends(case) for case in cases) * n_c
-        affordable = (time_left / self._least_rounds(cases) - appends) / decodes if decodes > 0 else inf
-        if affordable < n_c:  # each n_c then has steps of its own, evenly spread, and the pass all of them
+        decodes = scale * sum(self.sample_s(case) for case in cases)
+        appends = scale * sum(self.states[case.implementation].append_s * self.appends(case) for case in cases) * n_c
+        affordable = (time_left / self._min_rounds(cases) - appends) / decodes if decodes > 0 else inf
+        if affordable < n_c:  # each length gets its own evenly spread steps; the pass times the steps of all lengths
             affordable = max(MIN_TIMED_STEPS, affordable / len(self.steps_of))
         self.steps_of = {length: timed_steps(length, int(min(length, affordable))) for length in self.steps_of}
         self.steps = tuple(sorted({step for steps in self.steps_of.values() for step in steps}))
 
-    def _least_rounds(self, cases: Sequence[Case]) -> int:
+    def _min_rounds(self, cases: Sequence[Case]) -> int:
         return self.experiment.min_rounds if any(case.protocol == "strict" for case in cases) else 1
 
     def _refuse_long(self, cases: Sequence[Case]) -> None:
-        """Give up beforehand on a case that would overrun its limit."""
+        """Fail a case in advance if its calls would overrun the time limit."""
         limit = self.experiment.case_limit_s
         for case in cases:
-            calls = len(self.steps) * self._least_rounds([case])
-            one = self.sample_s(case)
-            if one * calls > limit:
-                reason = f"predicted: one call took {one:.1f} s, {calls} calls overrun the limit of {limit:.0f} s"
-                where = self.states[case.implementation] if self.point.device == "cpu" else self.rounds_of[case.key]
-                where.fail("timeout", reason)
+            calls = len(self.steps) * self._min_rounds([case])
+            call_s = self.sample_s(case)
+            if call_s * calls > limit:
+                reason = f"predicted: one call took {call_s:.1f} s, {calls} calls overrun the limit of {limit:.0f} s"
+                failing = self.states[case.implementation] if self.point.device == "cpu" else self.rounds_of[case.key]
+                failing.fail("timeout", reason)
 
     def _rounds(self, cases: Sequence[Case], group: int, groups: int, deadline: float) -> None:
-        """Interleaved rounds until the intervals are narrow or the time is used up, never fewer than the least."""
+        """Interleaved rounds until the intervals are narrow or the time is used up, but at least the minimum number."""
         experiment = self.experiment
         started = monotonic()
-        done = 0
+        rounds_done = 0
         while cases:
             strict = [case for case in cases if case.protocol == "strict"]
-            if done and not strict:
-                return  # the paper's protocol is one round
-            if strict and done >= experiment.min_rounds:
+            if rounds_done and not strict:
+                return  # protocol paper has one round
+            if strict and rounds_done >= experiment.min_rounds:
                 means = [self.rounds_of[case.key].means(group) for case in strict]
                 narrow = enough(means, experiment.min_rounds, experiment.precision, experiment.confidence)
-                per_round = (monotonic() - started) / done
-                if narrow or done >= experiment.max_rounds or monotonic() + per_round > deadline:
+                per_round = (monotonic() - started) / rounds_done
+                if narrow or rounds_done >= experiment.max_rounds or monotonic() + per_round > deadline:
                     return
-            self._round(strict if done else cases, group, done)
-            done += 1
+            self._round(strict if rounds_done else cases, group, rounds_done)
+            rounds_done += 1
             cases = self._alive(cases)
-            by_rounds = done / self._least_rounds(cases)
+            by_rounds = rounds_done / self._min_rounds(cases)
             by_time = (monotonic() - started) / max(1e-9, deadline - started)
             self._advance((group + min(1.0, by_rounds, max(by_time, by_rounds / 2))) / groups)
 
     def _round(self, cases: Sequence[Case], group: int, number: int) -> None:
-        """One pass over all cases, in an order of its own, with the machine's peaks probed somewhere in between."""
+        """One round: all cases and one probe of the peaks (None), in a seeded random order."""
         order: list[Case | None] = [*cases, None] if self._peaks else [*cases]
         random.Random(f"{self.experiment.seed} {group} {number}").shuffle(order)
         finished: list[CaseRounds] = []
@@ -203,5 +203,5 @@ class TimedAttempt(Attempt):
             if reply is not None:
                 self.rounds_of[case.key].add(reply, group)
                 finished.append(self.rounds_of[case.key])
-        for timing in finished:
-            timing.peaks.extend(peaks)
+        for rounds in finished:
+            rounds.peaks.extend(peaks)

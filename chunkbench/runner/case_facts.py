@@ -1,4 +1,4 @@
-"""What is known of each implementation while a point is being measured, and the facts made of it in the end."""
+"""The state of each implementation while a point is measured, and the facts that are made from it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from chunkbench.store.facts import CaseFacts, GpuState, Noise, Peaks, Sampling, 
 
 
 def now() -> str:
-    """The time as facts and manifests state it."""
+    """The current time, as facts and manifests record it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
 class Failable:
-    """What can fail, once."""
+    """Something that can fail; it keeps its first failure."""
 
     status: Status | None = None
     reason: str = ""
 
     @property
     def failed(self) -> bool:
-        """Whether there is nothing more to measure."""
+        """Whether nothing more can be measured."""
         return self.status is not None
 
     def fail(self, status: Status, reason: str) -> None:
-        """Record the first failure; later ones are consequences."""
+        """Record the first failure; later failures are its consequences."""
         if self.status is None:
             self.status, self.reason = status, reason
 
 
 @dataclass
 class CaseRounds(Failable):
-    """Rounds of one case, which can fail by itself: a decode that no graph captures may still be called."""
+    """Rounds of one case. One case can fail alone: a decode that no graph can capture may still be called directly."""
 
     samples_us: list[list[float]] = field(default_factory=list)
     append_us: list[list[float]] = field(default_factory=list)
@@ -52,12 +52,12 @@ class CaseRounds(Failable):
     sampling: Sampling | None = None
     discarded: int = 0
     max_error: float | None = None
-    """Of a graph's replays, where those were checked."""
+    """Error of the graph replays, if they were checked."""
     capture_s: float = 0.0
-    """What capturing one call takes."""
+    """Time to capture one call."""
 
     def add(self, reply: Mapping[str, Any], group: int) -> None:
-        """Take in one round as the worker reports it."""
+        """Add one round as the worker reports it."""
         self.samples_us.append(reply["samples_us"])
         self.append_us.append(reply["append_us"])
         self.plan_us.append(reply["plan_us"])
@@ -71,7 +71,7 @@ class CaseRounds(Failable):
         self.discarded += reply.get("discarded", 0)
 
     def of(self, steps: Sequence[int], chosen: Sequence[int]) -> CaseRounds:
-        """The part of a pass, whose timed `steps` these are, that a shorter n_c would have had: the `chosen` steps."""
+        """The part of a pass for a shorter n_c: `steps` are the timed steps of the pass, `chosen` those of that n_c."""
         if tuple(steps) == tuple(chosen):
             return self
         places, n_c = [steps.index(step) for step in chosen], chosen[-1]
@@ -83,18 +83,18 @@ class CaseRounds(Failable):
         )
 
     def means(self, group: int) -> list[float]:
-        """Round means of one memory group."""
+        """Means of the rounds in one memory group."""
         return round_means([s for s, g in zip(self.samples_us, self.groups, strict=True) if g == group])
 
 
 @dataclass
 class ImplementationState(Failable):
-    """One implementation at one point: its failure is that of all its cases."""
+    """One implementation at one point; if it fails, all its cases fail."""
 
     max_error: float | None = None
     kv_bytes: int | None = None
     visible_bytes: int = 0
-    """Bytes of the tensors that the session can be seen to hold."""
+    """Bytes of the tensors that the worker finds in the session."""
     work_items: int | None = None
     decode_s: float = 0.0
     append_s: float = 0.0
@@ -102,7 +102,7 @@ class ImplementationState(Failable):
 
 @dataclass(frozen=True)
 class Context:
-    """What the cases of a point have in common."""
+    """What the cases of one point have in common."""
 
     experiment: str
     machine: str
@@ -116,22 +116,22 @@ class Context:
     noise: Noise
     started_at: str
     longest_n_c: int | None = None
-    """Of the pass that the steps are from, where that is longer than the point's."""
+    """n_c of the pass that the steps come from, if it is longer than the point's n_c."""
 
 
-def facts(context: Context, case: Case, traits: Traits, entry: ImplementationState, timing: CaseRounds) -> CaseFacts:
+def facts(context: Context, case: Case, traits: Traits, state: ImplementationState, rounds: CaseRounds) -> CaseFacts:
     """The line of `cases.jsonl` for one case."""
     point = context.point
-    status, reason = (entry.status, entry.reason) if entry.failed else (timing.status, timing.reason)
-    if status is None and not timing.samples_us:
-        status = "ok"  # nothing was to be timed
+    status, reason = (state.status, state.reason) if state.failed else (rounds.status, rounds.reason)
+    if status is None and not rounds.samples_us:
+        status = "ok"  # this kind of work times nothing
     if status is None:
-        width = relative_half_width(round_means(timing.samples_us), context.confidence)
-        # What other processes did to the host is no part of a time that the device took.
+        width = relative_half_width(round_means(rounds.samples_us), context.confidence)
+        # Other processes on the host do not change times that the device measured.
         noise = context.noise if case.mode == "eager" else Noise()
-        reason = complaint(noise, width if len(timing.samples_us) > 1 else 0.0, timing.gpu)
+        reason = complaint(noise, width if len(rounds.samples_us) > 1 else 0.0, rounds.gpu)
         status = "noisy" if reason else "ok"
-    steps = context.steps if timing.samples_us else ()
+    steps = context.steps if rounds.samples_us else ()
     amounts = context.work.amounts(point, context.seed, case.implementation, traits.reads_shared_once, steps)
     return CaseFacts(
         key=case.key,
@@ -144,23 +144,23 @@ def facts(context: Context, case: Case, traits: Traits, entry: ImplementationSta
         mode=case.mode,
         status=status,
         reason=reason,
-        samples_us=tuple(map(tuple, timing.samples_us)),
+        samples_us=tuple(map(tuple, rounds.samples_us)),
         steps=steps,
-        append_samples_us=tuple(map(tuple, timing.append_us)),
-        plan_samples_us=tuple(map(tuple, timing.plan_us)),
-        groups=tuple(timing.groups),
-        peaks=tuple(timing.peaks),
-        yardsticks=tuple(timing.yardsticks),
-        discarded=timing.discarded,
-        gpu=tuple(timing.gpu),
-        sampling=timing.sampling,
+        append_samples_us=tuple(map(tuple, rounds.append_us)),
+        plan_samples_us=tuple(map(tuple, rounds.plan_us)),
+        groups=tuple(rounds.groups),
+        peaks=tuple(rounds.peaks),
+        yardsticks=tuple(rounds.yardsticks),
+        discarded=rounds.discarded,
+        gpu=tuple(rounds.gpu),
+        sampling=rounds.sampling,
         noise=context.noise,
-        # What was held is known at the end of the pass alone.
-        kv_bytes=entry.kv_bytes if context.longest_n_c is None else None,
+        # The held bytes are measured only at the end of the pass, so only the longest n_c has them.
+        kv_bytes=state.kv_bytes if context.longest_n_c is None else None,
         longest_n_c=context.longest_n_c,
         **amounts._asdict(),
-        work_items=entry.work_items if context.longest_n_c is None else None,
-        max_error=entry.max_error if timing.max_error is None else timing.max_error,
+        work_items=state.work_items if context.longest_n_c is None else None,
+        max_error=state.max_error if rounds.max_error is None else rounds.max_error,
         tolerance=context.tolerance,
         threads=context.threads,
         isa=traits.isa,

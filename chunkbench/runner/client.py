@@ -1,4 +1,4 @@
-"""The runner's end of a worker: start it, ask it, give up on it."""
+"""The runner's side of a worker: start it, send requests, kill it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FORK_LIMIT_S = 30.0
 
 
 class WorkerError(RuntimeError):
-    """The worker answered with an error; `kind` is `error`, `oom`, `unsupported` (a graph), or `lost`: it can compute
-    nothing more, since its GPU's context is gone."""
+    """The worker answered with an error; `kind` is `error`, `oom`, `unsupported` (a graph), or `lost`: the worker can
+    compute nothing more, because the context of its GPU is gone."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -43,11 +43,11 @@ class WorkerTimeout(RuntimeError):
 
 
 LOST = (WorkerError, WorkerCrashed, WorkerTimeout)
-"""Everything that asking a worker can raise."""
+"""All exceptions that `WorkerClient.ask` raises."""
 
 
 class WorkerClient(ABC):
-    """A worker that can be asked. Not for use by several threads."""
+    """A worker that answers requests. Only one thread may use it."""
 
     @property
     @abstractmethod
@@ -58,25 +58,26 @@ class WorkerClient(ABC):
     def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its reply.
 
-        Raises `WorkerError` when the worker says so, `WorkerCrashed` when it dies, `WorkerTimeout` after `limit_s`.
+        Raises `WorkerError` if the worker answers with an error, `WorkerCrashed` if it dies, and `WorkerTimeout` after
+        `limit_s` seconds.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """End the worker and whatever it started."""
+        """Kill the worker and all processes that it started."""
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the worker holds, in use or kept for the next point; none when it is dead."""
+        """Bytes of memory that the worker holds, in use or kept for the next point; 0 if it is dead."""
         try:
             resident: int = psutil.Process(self.pid).memory_info().rss
         except psutil.Error:
-            return 0  # the next request says how it died
+            return 0  # the next request reports how it died
         return resident
 
 
 class WorkerProcess(WorkerClient):
-    """A worker that is a program of its own."""
+    """A worker that runs as a program of its own."""
 
     def __init__(
         self,
@@ -85,10 +86,10 @@ class WorkerProcess(WorkerClient):
         command: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a worker for a kind of work; its standard error is appended to `log`.
+        """Start a worker for a kind of work; append its standard error to `log`.
 
-        `command` replaces the program, `environment` this process's. The worker does not look for packages in the
-        current folder: a checkout there would hide the revision that was meant.
+        `command` replaces the program, `environment` replaces the environment of this process. The worker does not
+        import packages from the current folder: a checkout there would hide the intended revision.
         """
         self._log = log
         with log.open("ab") as stderr:
@@ -113,7 +114,7 @@ class WorkerProcess(WorkerClient):
             self.kill()
             raise
         self.package = Path(hello.get("package", ""))
-        """Where the worker's own revision of this package lies."""
+        """Folder of the worker's own revision of this package."""
         if hello["protocol"] != PROTOCOL:
             self.kill()
             raise WorkerError("error", f"the worker speaks protocol {hello['protocol']}, this runner speaks {PROTOCOL}")
@@ -131,7 +132,7 @@ class WorkerProcess(WorkerClient):
             raise
 
     def send(self, op: str, arguments: Mapping[str, Any], child: int | None = None) -> None:
-        """Send one request, to a forked child if one is named. Raises `WorkerCrashed` when nobody can read it."""
+        """Send one request to the worker or to its forked child. Raises `WorkerCrashed` if the pipe is closed."""
         self._next += 1
         request = json.dumps({"id": self._next, "op": op, "arguments": arguments, "child": child}) + "\n"
         try:
@@ -139,25 +140,26 @@ class WorkerProcess(WorkerClient):
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):  # closed by the other end, or by `kill`
-            raise WorkerCrashed(self._epitaph()) from None
+            raise WorkerCrashed(self._how_it_ended()) from None
 
     def receive(self, limit_s: float) -> dict[str, Any]:
-        """Wait for one reply; raises as `ask` does, and leaves it to the caller to kill what overran its limit."""
+        """Wait for one reply. Raises as `ask` does; after a timeout the caller must kill the worker."""
         reply = json.loads(self._read_line(limit_s))
-        while "ended" not in reply and reply["id"] != self._next:  # to a child that died before it was read
+        # Skip replies to earlier requests, whose child died before it read them.
+        while "ended" not in reply and reply["id"] != self._next:
             reply = json.loads(self._read_line(limit_s))
         if "ended" in reply:
-            raise WorkerCrashed(self._epitaph(reply["ended"]))
+            raise WorkerCrashed(self._how_it_ended(reply["ended"]))
         if "error" in reply:
             raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
         result: dict[str, Any] = reply["ok"]
         return result
 
     def fork(self) -> ForkedWorker:
-        """A worker that starts at once, with everything imported and memory of its own; one at a time.
+        """A child of this worker: it starts at once, with everything imported, and has its own memory.
 
-        While it lives, this one answers nothing else. Only for workers that have computed nothing yet: the threads of a
-        computation do not survive a fork.
+        Only one child may live at a time; meanwhile this worker answers no other request. Fork only a worker that has
+        computed nothing yet: the threads of a computation do not survive a fork.
         """
         return ForkedWorker(self)
 
@@ -180,12 +182,12 @@ class WorkerProcess(WorkerClient):
                 raise WorkerTimeout(f"no answer within {limit_s:.0f} s")
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
-                raise WorkerCrashed(self._epitaph())
+                raise WorkerCrashed(self._how_it_ended())
             self._buffer += chunk
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
 
-    def _epitaph(self, code: int | None = None) -> str:
+    def _how_it_ended(self, code: int | None = None) -> str:
         code = self._process.wait() if code is None else code
         if code < 0:
             name = signal.Signals(-code).name
@@ -195,7 +197,7 @@ class WorkerProcess(WorkerClient):
 
 
 class ForkedWorker(WorkerClient):
-    """A child of a worker, reached through its parent's pipes; when it dies or hangs, its parent goes on."""
+    """A child of a worker, reached through its parent's pipes; when the child dies or hangs, the parent continues."""
 
     def __init__(self, parent: WorkerProcess) -> None:
         self._parent = parent
@@ -225,7 +227,7 @@ class ForkedWorker(WorkerClient):
         self._ended = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        while True:  # a reply may be on its way before the parent's word that the child is gone
+        while True:  # a reply may still arrive before the parent's report that the child ended
             try:
                 self._parent.receive(_FORK_LIMIT_S)
             except WorkerError:

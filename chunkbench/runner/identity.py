@@ -1,4 +1,4 @@
-"""What has to be the same for a run to be resumed: experiment, revision of this package, machine."""
+"""What must be unchanged so that a run can be resumed: experiment, revision of this package, machine, PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chunkbench.experiment import Experiment
 from chunkbench.runner.target import Target
 
 _EXPLANATIONS = {
-    "experiment": "the experiment, or what options put in its place, is not the one that the run was started with",
+    "experiment": "the experiment, or an option that overrides part of it, has changed since the run was started",
     "revision": "chunkbench itself has changed since the run was started",
     "machine": "the run was started on another machine",
     "torch": "the run was started with another PyTorch",
@@ -18,7 +18,7 @@ _EXPLANATIONS = {
 
 
 def identity(experiment: Experiment, target: Target) -> dict[str, str]:
-    """What stands for experiment, revision and machine. The budget does not count: a run may be given more time."""
+    """Digests and ids of experiment, revision and machine. The budget does not count: a run may get more time."""
     resolved = experiment.model_dump(mode="json", exclude={"source", "path", "budget_s"})
     text = json.dumps([resolved, target.device, target.dtype], sort_keys=True)
     torch = target.environment.torch
@@ -31,12 +31,12 @@ def identity(experiment: Experiment, target: Target) -> dict[str, str]:
 
 
 def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
-    """Why a run cannot be resumed, in words; empty when it can."""
+    """The reasons why a run cannot be resumed; empty if it can be."""
     return [text for part, text in _EXPLANATIONS.items() if recorded.get(part) != current[part]]
 
 
 def _source_digest() -> str:
-    """Digest of the package's own code: a commit id would not see uncommitted changes."""
+    """Digest of the package's own code: a commit id would miss uncommitted changes."""
     digest = hashlib.sha256()
     for path, _ in package_files():
         if path.suffix in (".py", ".so"):

@@ -1,4 +1,4 @@
-"""What the runner has to know of a kind of work: its part for this room."""
+"""What a kind of work provides so that the runner can measure its points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PointMeasurer(Protocol):
-    """Measures points of one run, one pass after the other."""
+    """Measures the points of one run, pass by pass."""
 
     def measure(
         self,
@@ -27,45 +27,45 @@ class PointMeasurer(Protocol):
         announce: Callable[[str], None],
         advance: Callable[[float], None],
     ) -> Mapping[Point, Sequence[CaseFacts]]:
-        """All cases of the points of a pass, in about `budget_s` seconds.
+        """Measure all cases of the points of a pass, in about `budget_s` seconds.
 
-        `announce` is told what is being done, `advance` which share of the pass is done (0 to 1).
+        `announce` receives a text about the current work, `advance` the share of the pass that is done (0 to 1).
         """
         ...
 
     def close(self) -> None:
-        """Give back whatever is held between points."""
+        """Release what the measurer holds between points."""
         ...
 
 
 class Measuring(Protocol):
-    """How points of a kind are measured."""
+    """How the points of one kind are measured."""
 
     @property
     def sessions(self) -> SessionWork | None:
-        """What can be measured in turns with another revision; None where nothing of this kind can."""
+        """The sessions that can take turns with another revision; None if this kind has none."""
         ...
 
     def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Points that are measured together; the last of a pass stands for it."""
+        """Group the points that are measured together; the last point of a pass represents it."""
         ...
 
     def weight(self, point: Point, seed: int) -> int:
-        """Relative cost of a point, by which points share the budget."""
+        """Relative cost of a point; points share the budget by weight."""
         ...
 
     def start(
         self, experiment: Any, target: Target, points: Sequence[Point], writer: RunWriter, options: RunOptions
     ) -> PointMeasurer:
-        """Get ready to measure these points. Raises `RunError` where that is impossible."""
+        """Prepare to measure these points. Raises `RunError` if that is impossible."""
         ...
 
     def describe(self, experiment: Any, target: Target) -> str:
-        """What a run would do, as text."""
+        """The plan of a run, as text."""
         ...
 
 
 def measuring(experiment: Experiment) -> Measuring:
     """How the points of an experiment are measured."""
-    found: Measuring = kinds.get(experiment.kind).measuring()
-    return found
+    kind_measuring: Measuring = kinds.get(experiment.kind).measuring()
+    return kind_measuring

@@ -1,4 +1,4 @@
-"""The memory guard: which implementations of a point fit side by side."""
+"""The memory guard: groups the implementations of a point so that each group fits in memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from chunkbench.workers.protocol import WORKER_BYTES
 SLACK = 1.04
 """Work buffers and allocator losses, as a factor on K and V."""
 _OTHERS = 0.05
-"""Share of the memory that is left to whoever else lives on the machine."""
+"""Share of the memory that is left to other processes."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups of implementations that fit together, the baseline in each, and those that do not fit even alone."""
+    """Groups of implementations that fit in memory together, and the implementations that do not fit even alone."""
 
     groups: tuple[tuple[str, ...], ...]
     too_large: Mapping[str, str]
@@ -24,7 +24,7 @@ class Grouping:
 
 
 def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
-    """K and V at the end of a round, predicted: whole chunks or rows, shared prefixes once where they are so held."""
+    """Predicted bytes of K and V at the end of a round, in whole chunks or rows; shared storage counts once."""
     lengths = point.prompt_lengths(seed)
     completions = point.batch_size * (point.n_c + point.chunk_size)
     tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(lengths)
@@ -38,7 +38,7 @@ def touched_bytes(point: Point, seed: int, shares_storage: bool) -> int:
 
 
 def room_of(free: int) -> int:
-    """What a worker may fill with K and V, of `free` bytes that are available or already its own."""
+    """Bytes that a worker may fill with K and V; `free` are the bytes that are available or that it already holds."""
     return max(0, int(free * (1 - _OTHERS)) - WORKER_BYTES)
 
 
@@ -48,15 +48,15 @@ def probe_bytes(available: int) -> int:
 
 
 def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: int) -> Grouping:
-    """As few groups as fit, about equally large; the baseline first in each, so that ratios are formed inside a group.
+    """As few groups as possible, about equally large. The baseline is in each where it fits: ratios need it there.
 
-    `sizes` are bytes of each implementation, `room` the bytes that a group may take.
+    `sizes` are the bytes of each implementation, `room` the bytes that a group may use.
     """
     too_large = _too_large(sizes, order, room)
     fitting = [name for name in order if name not in too_large]
     base = sizes[baseline] if baseline in fitting else 0
     others = [name for name in fitting if name != baseline]
-    # An implementation that fits alone but not beside the baseline still runs, without a ratio.
+    # An implementation that fits only without the baseline still runs, but has no ratio.
     alone = [(name,) for name in others if base + sizes[name] > room]
     others = sorted((name for name in others if (name,) not in alone), key=lambda name: -sizes[name])
     groups: list[tuple[str, ...]] = []
@@ -75,7 +75,7 @@ def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: i
 
 
 def one_by_one(sizes: Mapping[str, int], order: Sequence[str], room: int) -> Grouping:
-    """A group for each implementation, for what need not be measured side by side."""
+    """One group for each implementation, for work that is not measured side by side."""
     too_large = _too_large(sizes, order, room)
     return Grouping(tuple((name,) for name in order if name not in too_large), too_large)
 

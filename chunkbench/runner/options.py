@@ -1,4 +1,4 @@
-"""How a run goes, beyond what its experiment says."""
+"""Options of a run that its experiment does not state."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from chunkbench.store.facts import Status
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a gate does differently from a run whose table is to be read, and a run that is resumed from a new one."""
+    """How the runs of a gate differ from ordinary runs, and what a resumed run measures again."""
 
     brief: bool = False
-    """Whether seconds count: the machine's peaks are not probed, which no comparison needs, and no memory is taken
-    beforehand."""
+    """For a gate, which must end in seconds: the machine's peaks are not probed, because comparisons do not need them,
+    and no memory is reserved in advance."""
     points: frozenset[Point] | None = None
-    """Only these; None: all of the experiment."""
+    """The points to measure; None: all points of the experiment."""
     retry: frozenset[Status] = frozenset()
-    """Points with a row of such a status are measured again where a run is resumed."""
+    """A resumed run measures points again that have a row of such a status."""
     start_worker: Callable[[Path, str], WorkerClient] = WorkerProcess
-    """Starts a worker for a kind of work, whose standard error goes to the file."""
+    """Starts a worker for a kind of work; its standard error goes to the file."""

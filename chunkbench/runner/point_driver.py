@@ -1,4 +1,4 @@
-"""Drives one point in one worker: asks, checks the answers, keeps what became of each implementation."""
+"""Drives one point in one worker: sends requests, checks the replies, records the state of each implementation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from chunkbench.runner.survey import Traits
 from chunkbench.store.facts import Status
 
 BEFORE, AFTER = 1 << 20, 1 << 21
-"""First nonces of the checks before and after the rounds; those of rounds are small."""
+"""First nonces of the checks before and after the rounds; nonces of rounds are small."""
 _HOUSEKEEPING_S = 300.0
-"""Limit of requests that run no implementation."""
+"""Time limit of requests that run no implementation."""
 
 
 class Culprit(Exception):
-    """The worker is gone; `implementation` is whose request was outstanding, None when it was the harness's own."""
+    """The worker is gone while a request of `implementation` was outstanding; None: a request of the harness itself."""
 
     def __init__(self, implementation: str | None, status: Status, reason: str, mode: Mode | None = None) -> None:
         super().__init__(reason)
         self.implementation, self.status, self.reason = implementation, status, reason
         self.mode: Mode | None = mode
-        """The only mode of it that is to blame; None: all of them."""
+        """The only mode of the implementation that is to blame; None: all modes."""
 
 
 class PointDriver:
@@ -50,12 +50,12 @@ class PointDriver:
         self.rounds_of = {case.key: CaseRounds() for case in cases}
         self.cases = cases
         self.rotations = dict.fromkeys(self.states, Rotation(1, False))
-        """Of cold caches on a GPU, by implementation."""
+        """Implementation -> how its caches are made cold on a GPU."""
         self.steps: tuple[int, ...] = ()
         self.threads: int | None = None
 
     def usable(self, name: str) -> bool:
-        """Whether an implementation can run here and computes this point; otherwise its state says why not."""
+        """Whether an implementation can run here and supports this point; if not, its state says why."""
         state, traits = self.states[name], self.survey[name]
         if state.failed:
             return False
@@ -68,24 +68,24 @@ class PointDriver:
         return not state.failed
 
     def plan_copies(self, needs: Mapping[str, int], room: int, l2_bytes: int) -> dict[str, int]:
-        """How each implementation's caches will be made cold on a GPU; what its copies then need in all."""
+        """Choose how each implementation's caches are made cold on a GPU. Returns the bytes of all its copies."""
         if any(case.cache == "cold" for case in self.cases):
             for name, need in needs.items():
                 shares = self.survey[name].shares_storage
                 touched = self.work.touched(self.point, self.experiment.seed, name, shares)
                 self.rotations[name] = rotation(touched, l2_bytes, need, room)
-            if any(known.sweep for known in self.rotations.values()):  # then for all that would rotate, to be alike
-                swept = {name: Rotation(1, True) for name, known in self.rotations.items() if known.copies > 1}
+            if any(chosen.sweep for chosen in self.rotations.values()):  # then all sweep that would need copies
+                swept = {name: Rotation(1, True) for name, chosen in self.rotations.items() if chosen.copies > 1}
                 self.rotations |= swept
         return {name: need * self.rotations[name].copies for name, need in needs.items()}
 
     def prepare(self, name: str, needs: int) -> bool:
-        """Build the sessions of an implementation; whether that went well."""
-        more = {"copies": self.rotations[name].copies} if self.point.device == "cuda" else {}
-        return self.ask(name, "prepare", needs=needs, **more) is not None
+        """Build the sessions of an implementation. Returns whether that succeeded."""
+        copies = {"copies": self.rotations[name].copies} if self.point.device == "cuda" else {}
+        return self.ask(name, "prepare", needs=needs, **copies) is not None
 
     def round(self, case: Case, steps: Sequence[int], nonce: int) -> dict[str, Any] | None:
-        """One round of a case; None when it failed."""
+        """One round of a case; None if it failed."""
         cold = case.cache == "cold"
         if self.point.device == "cpu":
             warm_up = case.protocol == "paper"
@@ -94,42 +94,42 @@ class PointDriver:
         request: dict[str, Any] = {"timed": list(steps), "nonce": nonce, "copies": copies, "sweep": sweep}
         reply = self.ask(case.implementation, "gpu_round", case.mode, mode=case.mode, **request)
         if reply is not None and reply["drift"] > self.experiment.tolerance[self.point.dtype]:
-            reason = f"a timed call's output differs by {reply['drift']:.1e} from that of the same call made again"
+            reason = f"the output of a timed call differs by {reply['drift']:.1e} from that of the same call repeated"
             self.rounds_of[case.key].fail("incorrect", reason)
             return None
         return reply
 
     def sample_s(self, case: Case) -> float:
-        """Seconds that a sample of a case takes, untimed calls and the capture of graphs included."""
-        once = self.states[case.implementation].decode_s
+        """Seconds that a sample of a case takes, including untimed calls and graph captures."""
+        call_s = self.states[case.implementation].decode_s
         if self.point.device == "cpu":
-            return once
+            return call_s
         copies = self.appends(case)
         swept = case.cache == "cold" and self.rotations[case.implementation].sweep
         captures = calls_of(case.mode, copies) if swept else 1
-        return once * runs_of(case.mode, copies) + self.rounds_of[case.key].capture_s * captures
+        return call_s * runs_of(case.mode, copies) + self.rounds_of[case.key].capture_s * captures
 
     def appends(self, case: Case) -> int:
-        """Sessions of a case that every step is appended to."""
+        """Number of sessions of a case; every step is appended to each."""
         return self.rotations[case.implementation].copies if case.cache == "cold" else 1
 
     def lost_in(self, case: Case) -> bool:
-        """Whether there is nothing more to measure of a case."""
+        """Whether a case has failed, so that nothing more can be measured of it."""
         return self.states[case.implementation].failed or self.rounds_of[case.key].failed
 
     def fail(self, name: str, status: Status, reason: str, mode: Mode | None = None) -> None:
-        """Give up on an implementation, or, where a graph failed, on its graphs alone."""
+        """Mark an implementation as failed; if `mode` is graph, only its graph cases."""
         if mode != "graph":
             self.states[name].fail(status, reason)
             return
-        for timing in self._graphs(name):
-            timing.fail(status, reason)
+        for rounds in self._graphs(name):
+            rounds.fail(status, reason)
 
     def check(self, name: str, steps: int, nonce: int, sample: bool = False) -> None:
-        """Compare one decode over `steps` completion tokens, or a sample of its rows, with float64; and the replay of
-        a graph, where one is timed."""
+        """Compare one decode after `steps` completion tokens with float64, all rows or a sample; if graphs are timed,
+        also the replay of a graph."""
         self._check(name, steps, nonce, sample)
-        if not self.states[name].failed and any(not timing.failed for timing in self._graphs(name)):
+        if not self.states[name].failed and any(not rounds.failed for rounds in self._graphs(name)):
             self._check_graph(name, steps, nonce, sample)
 
     def _graphs(self, name: str) -> list[CaseRounds]:
@@ -140,16 +140,16 @@ class PointDriver:
         if reply is None:
             return
         error = reply["max_error"]
-        wrong = self._wrong(error, steps)
-        if wrong:
-            self.fail(name, "incorrect", f"replayed from a graph: {wrong}", "graph")
-        for timing in self._graphs(name):
-            timing.capture_s = reply["once_s"]
+        reason = self._incorrect_because(error, steps)
+        if reason:
+            self.fail(name, "incorrect", f"replayed from a graph: {reason}", "graph")
+        for rounds in self._graphs(name):
+            rounds.capture_s = reply["once_s"]
             if not isinf(error):
-                timing.max_error = max(timing.max_error or 0.0, error)
+                rounds.max_error = max(rounds.max_error or 0.0, error)
 
-    def _wrong(self, error: float, steps: int) -> str:
-        """What is wrong with an output; empty when nothing is."""
+    def _incorrect_because(self, error: float, steps: int) -> str:
+        """The reason why an output is incorrect; empty if it is correct."""
         tolerance = self.experiment.tolerance[self.point.dtype]
         state = f"after {steps} completion token{'s' * (steps > 1)}"
         if isinf(error):
@@ -165,14 +165,14 @@ class PointDriver:
         state.kv_bytes, state.visible_bytes = reply["kv_bytes"], reply["visible_bytes"]
         state.work_items = reply["work_items"]
         error = reply["max_error"]
-        wrong = self._wrong(error, steps)
-        if wrong:
-            state.fail("incorrect", wrong)
+        reason = self._incorrect_because(error, steps)
+        if reason:
+            state.fail("incorrect", reason)
         if not isinf(error):
             state.max_error = max(state.max_error or 0.0, error)
 
     def check_bytes(self, name: str) -> None:
-        """Compare the K/V bytes that an implementation states with what it can be seen to hold, and must hold."""
+        """Compare the K/V bytes that an implementation states with what it visibly holds and what it needs."""
         state, point = self.states[name], self.point
         if state.failed or state.kv_bytes is None or not self.work.keeps_kv:
             return
@@ -183,8 +183,8 @@ class PointDriver:
             state.fail("error", f"states {state.kv_bytes} bytes of K/V but holds {state.visible_bytes}")
 
     def ask(self, name: str, op: str, mode_: Mode | None = None, /, **arguments: Any) -> dict[str, Any] | None:
-        """Ask something that runs an implementation, in one mode only if that is given; None when it failed, which its
-        state, or its graphs' timings, then say."""
+        """Send a request that runs an implementation, in one mode if `mode_` is given. Returns None after a failure,
+        and records the failure in the state or in the rounds of the graph cases."""
         mode: Mode | None = "graph" if mode_ == "graph" else None
         limit = self.experiment.case_limit_s
         try:
@@ -193,8 +193,8 @@ class PointDriver:
             if error.kind == "lost":
                 raise Culprit(name, "crashed", f"in {op}: {error}", mode) from None
             statuses: Mapping[str, Status] = {"oom": "oom", "unsupported": "unsupported"}
-            said = str(error) if error.kind == "unsupported" else f"in {op}: {error}"
-            self.fail(name, statuses.get(error.kind, "error"), said, mode)
+            reason = str(error) if error.kind == "unsupported" else f"in {op}: {error}"
+            self.fail(name, statuses.get(error.kind, "error"), reason, mode)
             return None
         except WorkerCrashed as crash:
             raise Culprit(name, "crashed", f"in {op}: {crash}", mode) from None
@@ -202,7 +202,7 @@ class PointDriver:
             raise Culprit(name, "timeout", f"in {op}: {timeout}", mode) from None
 
     def housekeeping(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Ask something that is the harness's own business."""
+        """Send a request of the harness itself, which runs no implementation."""
         try:
             return self.worker.ask(op, _HOUSEKEEPING_S, **arguments)
         except WorkerError as error:

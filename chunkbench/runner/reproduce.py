@@ -1,4 +1,4 @@
-"""The paper's experiments one after the other, each in a run of its own; what is finished is not measured again."""
+"""Runs the paper's experiments one after the other, each as its own run; skips those that are finished."""
 
 from __future__ import annotations
 
@@ -23,41 +23,42 @@ EXPERIMENTS = (
     "heads",
     "prompts",
 )
-"""The paper's own first, then what explains them."""
+"""The paper's own experiments first, then those that explain their results."""
 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The runs that there are, in the order of their experiments."""
+    """The runs with cases, in the order of their experiments."""
 
     runs: Sequence[Run]
     interrupted: bool
 
 
 def within(experiments: Sequence[Experiment], budget_s: float) -> list[Experiment]:
-    """The same experiments with budgets that add up to `budget_s`, in the proportion of their own."""
+    """The same experiments with budgets that add up to `budget_s`, in proportion to their original budgets."""
     whole = sum(experiment.budget_s for experiment in experiments)
-    return [one.model_copy(update={"budget_s": one.budget_s * budget_s / whole}) for one in experiments]
+    scale = budget_s / whole
+    return [experiment.model_copy(update={"budget_s": experiment.budget_s * scale}) for experiment in experiments]
 
 
 def reproduce(
     experiments: Sequence[Experiment], out: Path, listener: Listener, say: Callable[[str], None]
 ) -> Reproduced:
-    """Run every experiment in a folder of its name below `out`; go on with those that were cut short.
+    """Run every experiment in a folder of its name below `out`; resume those that were interrupted.
 
-    Raises `RunError` where a folder holds a run of another revision, machine or experiment that is not finished.
+    Raises `RunError` if a folder holds an unfinished run of another revision, machine or experiment.
     """
     runs: list[Run] = []
     for number, experiment in enumerate(experiments, start=1):
         folder = out / experiment.name
-        known = _open(folder)
-        if known is not None and known.manifest.interrupted is False:
+        recorded = _open(folder)
+        if recorded is not None and recorded.manifest.interrupted is False:
             say(f"[{number}/{len(experiments)}] {experiment.name}: already measured, in {folder}")
-            runs.append(known)
+            runs.append(recorded)
             continue
         say(f"[{number}/{len(experiments)}] {experiment.name}: {experiment.title}")
         command = ["chunkbench", "run", experiment.path.removesuffix(".yaml")]
-        outcome = run_experiment(experiment, resolve(experiment), folder, known is not None, command, listener)
+        outcome = run_experiment(experiment, resolve(experiment), folder, recorded is not None, command, listener)
         if outcome.run.cases:
             runs.append(outcome.run)
         if outcome.interrupted:
@@ -69,4 +70,4 @@ def _open(folder: Path) -> Run | None:
     try:
         return open_run(folder)
     except RunError:
-        return None  # nothing there; what is there and cannot be used, the run itself refuses
+        return None  # no run, or an unusable one, which `run_experiment` refuses

@@ -1,4 +1,4 @@
-"""A whole run: survey, points in order within the budget, the run directory, resume, interruption."""
+"""A whole run: the points in order within the budget, the run directory, resume, interruption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_OPTIONS = RunOptions()
 
 
 class Listener(Protocol):
-    """Who watches a run. `left_s` is the estimated time left."""
+    """Receives the progress of a run. `left_s` is the estimated time left."""
 
     def started(self, path: Path, points: int, finished: int) -> None: ...
 
@@ -38,7 +38,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """The result of a run."""
 
     run: Run
     interrupted: bool
@@ -53,25 +53,25 @@ def run_experiment(
     listener: Listener,
     options: RunOptions = DEFAULT_OPTIONS,
 ) -> Outcome:
-    """Measure every point that the run directory does not hold yet, or that the options want to be measured again.
+    """Measure every point that the run directory does not hold yet, or that the options select to be measured again.
 
-    Raises `RunError` when the directory cannot be used, or `resume` meets another experiment, revision or machine.
-    Ctrl-C and SIGTERM end it early: points that were finished are kept.
+    Raises `RunError` if the directory cannot be used, or on `resume` holds a run of another experiment, revision or
+    machine. Ctrl-C and SIGTERM end the run early and keep the finished points.
     """
     points = experiment.points(target.device, target.dtype)
     if options.points is not None:
         points = tuple(point for point in points if point in options.points)
     cases = {point: experiment.cases(point) for point in points}
-    how = measuring(experiment)
+    kind_measuring = measuring(experiment)
     writer = _open_writer(experiment, target, out, resume, command, len(points))
     try:
-        finished = _finished_points(writer, cases, how.passes(cases), options.retry)
+        finished = _finished_points(writer, cases, kind_measuring.passes(cases), options.retry)
         listener.started(out, len(points), len(finished))
-        writer.update_manifest(interrupted=True, finished_at=None)  # true until proven otherwise: a kill leaves it so
-        todo = [point for point in points if point not in finished]
+        writer.update_manifest(interrupted=True, finished_at=None)  # stays true if the run is killed
+        pending = [point for point in points if point not in finished]
         try:
             with sigterm_as_interrupt():
-                _measure(experiment, how, target, writer, todo, cases, listener, options)
+                _measure(experiment, kind_measuring, target, writer, pending, cases, listener, options)
         except KeyboardInterrupt:
             return Outcome(open_run(out), interrupted=True)
         writer.update_manifest(interrupted=False, finished_at=now())
@@ -82,19 +82,19 @@ def run_experiment(
 
 def _measure(
     experiment: Experiment,
-    how: Measuring,
+    kind_measuring: Measuring,
     target: Target,
     writer: RunWriter,
-    todo: Sequence[Point],
+    pending: Sequence[Point],
     cases: Mapping[Point, Sequence[Case]],
     listener: Listener,
     options: RunOptions,
 ) -> None:
-    if not todo:
+    if not pending:
         return
-    measurer = how.start(experiment, target, todo, writer, options)
-    weights = {group[-1]: how.weight(group[-1], experiment.seed) for group in how.passes(cases)}
-    passes = how.passes(todo)
+    measurer = kind_measuring.start(experiment, target, pending, writer, options)
+    weights = {group[-1]: kind_measuring.weight(group[-1], experiment.seed) for group in kind_measuring.passes(cases)}
+    passes = kind_measuring.passes(pending)
     pace = _Pace(weights, [group[-1] for group in passes], experiment.budget_s)
     try:
         for group in passes:
@@ -113,47 +113,47 @@ def _measure(
 
 
 class _Pace:
-    """How the budget is shared among points by their weights, and how much of the run is behind us."""
+    """Shares the budget among points by their weights, and knows how much of the run is done."""
 
-    def __init__(self, weights: Mapping[Point, int], todo: Sequence[Point], budget_s: float) -> None:
+    def __init__(self, weights: Mapping[Point, int], pending: Sequence[Point], budget_s: float) -> None:
         self._weights = weights
-        self._whole = sum(weights.values())
-        self._ahead = sum(weights[point] for point in todo)
-        self._before = self._whole - self._ahead  # measured by an earlier run that this one resumes
-        self._budget_s = budget_s * self._ahead / self._whole
+        self._total_weight = sum(weights.values())
+        self._pending_weight = sum(weights[point] for point in pending)
+        self._resumed_weight = self._total_weight - self._pending_weight  # measured before this run was resumed
+        self._budget_s = budget_s * self._pending_weight / self._total_weight
         self._started = monotonic()
         self._current, self._share_done = 0, 0.0
 
     def begin(self, point: Point) -> float:
-        """Seconds that this point may take: its share of what is left of the budget."""
+        """Seconds that this point may take: its share of the remaining budget."""
         self._current, self._share_done = self._weights[point], 0.0
-        return max(0.0, self._budget_s - (monotonic() - self._started)) * self._current / self._ahead
+        return max(0.0, self._budget_s - (monotonic() - self._started)) * self._current / self._pending_weight
 
     def advance(self, share: float) -> None:
-        """This share of the current point, 0 to 1, is done."""
+        """Record which share of the current point is done, 0 to 1."""
         self._share_done = share
 
     def end(self) -> None:
-        """The current point is done."""
-        self._ahead -= self._current
+        """Record that the current point is done."""
+        self._pending_weight -= self._current
         self._current, self._share_done = 0, 0.0
 
     @property
     def done(self) -> float:
-        """Share of the whole run that is behind us, 0 to 1."""
-        return (self._whole - self._left()) / self._whole
+        """Share of the whole run that is done, 0 to 1."""
+        return (self._total_weight - self._left()) / self._total_weight
 
     @property
     def left_s(self) -> float:
-        """Seconds left, at the pace so far; at first, what the budget says."""
+        """Seconds left at the pace so far; in the first 2% of the run, the rest of the budget."""
         elapsed = monotonic() - self._started
-        behind = self._whole - self._before - self._left()
-        if behind < 0.02 * self._whole:
+        measured = self._total_weight - self._resumed_weight - self._left()
+        if measured < 0.02 * self._total_weight:
             return max(0.0, self._budget_s - elapsed)
-        return elapsed / behind * self._left()
+        return elapsed / measured * self._left()
 
     def _left(self) -> float:
-        return self._ahead - self._share_done * self._current
+        return self._pending_weight - self._share_done * self._current
 
 
 def _open_writer(
@@ -171,7 +171,7 @@ def _open_writer(
 
 
 def manifest_of(experiment: Experiment, target: Target, points: int) -> dict[str, Any]:
-    """What the manifest says of a run that begins now."""
+    """The manifest of a run that starts now."""
     return {
         "chunkbench_version": __version__,
         "experiment": experiment.model_dump(mode="json", exclude={"path"}) | {"source": experiment.source},
@@ -194,7 +194,7 @@ def _finished_points(
     passes: Iterable[Sequence[Point]],
     retry: Collection[Status],
 ) -> set[Point]:
-    """Points of passes all of whose cases are on disk, none with a status that is to be retried."""
+    """Points of those passes whose cases are all on disk, none with a status in `retry`."""
     done = {case.key for case in writer.cases if case.status not in retry}
     return {
         point
@@ -206,7 +206,7 @@ def _finished_points(
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Treat a polite kill like Ctrl-C for the time of a run."""
+    """Treat SIGTERM like Ctrl-C during a run."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Measures points whose implementations are sessions in a worker; replaces the worker when one takes it down."""
+"""Measures points whose implementations are sessions in a worker; replaces the worker when it is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESERVE_LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class SessionMeasuring:
-    """The runner's part of kinds whose implementations are sessions."""
+    """How the runner measures kinds of work whose implementations are sessions."""
 
     sessions: SessionWork
     """What differs between these kinds."""
@@ -37,11 +37,11 @@ class SessionMeasuring:
     """Measures one point in one worker."""
 
     def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Points that are measured together, the one with the most steps last."""
+        """Group the points that are measured together, the point with the most steps last."""
         return self.sessions.passes(points)
 
     def weight(self, point: Point, seed: int) -> int:
-        """Relative cost of a point: bytes of K/V that all sequences hold, and a constant."""
+        """Relative cost of a point: bytes of K/V of all sequences, plus a constant."""
         tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
         return tokens * point.token_bytes + (1 << 24)
 
@@ -53,7 +53,7 @@ class SessionMeasuring:
         writer: RunWriter,
         options: RunOptions,
     ) -> PointMeasurer:
-        """Start a worker and ask every implementation of itself. Raises `RunError`."""
+        """Start a worker and survey the implementations. Raises `RunError` if no worker starts."""
 
         def start_worker() -> WorkerClient:
             try:
@@ -63,22 +63,22 @@ class SessionMeasuring:
                 raise RunError(message, remedy="resume") from None
 
         worker, traits = survey(experiment.implementations, target.device, start_worker)
-        looks = {name: known.look for name, known in traits.items() if known.look}
+        looks = {name: trait.look for name, trait in traits.items() if trait.look}
         writer.update_manifest(looks={**writer.manifest.model_dump(mode="json")["looks"], **looks})
         return SessionMeasurer(experiment, self, target, points, traits, worker, start_worker, options.brief)
 
     def describe(self, experiment: TimedExperiment, target: Target) -> str:
-        """What a run would do, as text."""
+        """The plan of a run, as text."""
         return describe_plan(experiment, self.sessions, target)
 
 
 class SessionMeasurer:
-    """Holds the worker between points. `close` ends it."""
+    """Measures the points of a run. It keeps its worker between points; `close` ends the worker."""
 
     def __init__(
         self,
         experiment: TimedExperiment,
-        how: SessionMeasuring,
+        kind_measuring: SessionMeasuring,
         target: Target,
         points: Sequence[Point],
         traits: Mapping[str, Traits],
@@ -86,10 +86,11 @@ class SessionMeasurer:
         start_worker: Callable[[], WorkerClient],
         brief: bool,
     ) -> None:
-        self._experiment, self._work, self._machine = experiment, how.sessions, target.machine
-        self._attempt = how.attempt
+        self._experiment, self._work, self._machine = experiment, kind_measuring.sessions, target.machine
+        self._attempt = kind_measuring.attempt
         self._points, self._traits = points, traits
-        self._worker, self._start_worker, self._probing = worker, start_worker, how.sessions.timed and not brief
+        self._worker, self._start_worker = worker, start_worker
+        self._probing = kind_measuring.sessions.timed and not brief
         self._reserved: WorkerClient | None = None
 
     def measure(
@@ -100,15 +101,15 @@ class SessionMeasurer:
         announce: Callable[[str], None],
         advance: Callable[[float], None],
     ) -> dict[Point, list[CaseFacts]]:
-        """All cases of the points of a pass, the longest last: one pass over its steps serves them all.
+        """Measure all cases of the points of a pass; one pass over the steps of the last, longest point serves all.
 
-        After a crash or a timeout they are measured again without the culprit.
+        After a crash or a timeout the pass is measured again without the culprit.
         """
         started_at = now()
         point = points[-1]
         cases = cases_of[point]
         culprits: list[Culprit] = []
-        lost = False
+        retried = False
         while True:
             self._reserve(announce)
             attempt = self._attempt(
@@ -123,9 +124,9 @@ class SessionMeasurer:
                 advance,
                 self._probing,
             )
-            for known in culprits:
-                assert known.implementation is not None
-                attempt.fail(known.implementation, known.status, known.reason, known.mode)
+            for earlier in culprits:
+                assert earlier.implementation is not None
+                attempt.fail(earlier.implementation, earlier.status, earlier.reason, earlier.mode)
             meter = NoiseMeter([self._worker.pid])
             meter.start()
             try:
@@ -136,14 +137,14 @@ class SessionMeasurer:
                 if culprit.implementation is not None:
                     culprits.append(culprit)
                     continue
-                if culprit.status == "crashed" and not lost:
-                    lost = True  # nobody in particular, perhaps something outside: no reason yet to give the point up
+                if culprit.status == "crashed" and not retried:
+                    retried = True  # no implementation is to blame, the cause may be outside: try the point once more
                     continue
                 for state in attempt.states.values():
                     state.fail(culprit.status, culprit.reason)
             noise = Noise.model_validate(meter.stop())
             break
-        return {each: self._facts(each, cases_of[each], cases, attempt, noise, started_at) for each in points}
+        return {member: self._facts(member, cases_of[member], cases, attempt, noise, started_at) for member in points}
 
     def _facts(
         self,
@@ -154,7 +155,7 @@ class SessionMeasurer:
         noise: Noise,
         started_at: str,
     ) -> list[CaseFacts]:
-        """Facts of a point; `measured` are the cases of the longest one, in the same order."""
+        """Facts of a point. `measured` are the cases of the longest point of the pass, in the same order."""
         context = Context(
             experiment=self._experiment.name,
             machine=self._machine,
@@ -181,22 +182,23 @@ class SessionMeasurer:
         ]
 
     def _reserve(self, announce: Callable[[str], None]) -> None:
-        """Have a new worker take the memory that the largest group of any point needs."""
+        """Let a new worker allocate the memory that the largest memory group of any point needs."""
         if not self._probing or self._worker is self._reserved or self._points[0].device != "cpu":
             return
         self._reserved = self._worker
         free = memory_guard.room_of(available_memory() + self._worker.resident_bytes)
         probe = memory_guard.probe_bytes(free)
-        shares = {name: traits.shares_storage for name, traits in self._traits.items() if traits.ok}
+        shares_storage = {name: traits.shares_storage for name, traits in self._traits.items() if traits.ok}
         largest = 0
         for point in self._points:
             needs = {
-                name: self._work.needs(point, self._experiment.seed, name, shared) for name, shared in shares.items()
+                name: self._work.needs(point, self._experiment.seed, name, shared)
+                for name, shared in shares_storage.items()
             }
             groups = memory_guard.group(needs, list(needs), self._experiment.baseline, free - probe).groups
             largest = max(largest, *(sum(needs[name] for name in names) for names in groups), 0)
         announce(f"reserving {memory_guard.gigabytes(largest + probe)} of memory")
-        # Only time is lost without it; if the worker is, the next request says so.
+        # A failed reservation costs only time. If the worker is lost, the next request reports it.
         with contextlib.suppress(*LOST):
             self._worker.ask("reserve", _RESERVE_LIMIT_S, size=largest + probe)
 

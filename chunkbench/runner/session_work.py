@@ -1,4 +1,4 @@
-"""What measuring sessions of implementations has to know of a kind of work."""
+"""What a kind of work provides so that the runner can measure its sessions."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from chunkbench.experiment.point import Point
 
 
 class Amounts(NamedTuple):
-    """What calls move and compute, one entry for each timed step."""
+    """Bytes and FLOPs of the calls, one entry for each timed step."""
 
     unique_bytes: tuple[int, ...] = ()
-    """That any implementation has to move."""
+    """Bytes that every implementation must move."""
     read_bytes: tuple[int, ...] = ()
-    """That this one moves itself."""
+    """Bytes that this implementation itself moves."""
     flops: tuple[int, ...] = ()
 
 
 class SessionWork(Protocol):
-    """What differs between kinds whose implementations are sessions."""
+    """What differs between kinds of work whose implementations are sessions."""
 
     @property
     def timed(self) -> bool:
-        """Whether calls are timed, and the machine's peaks probed beside them."""
+        """Whether calls are timed, and the machine's peaks probed in the same rounds."""
         ...
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether every implementation holds the K/V of all tokens, so that the bytes that it states can be checked."""
+        """Whether every implementation holds the K/V of all tokens, so that its stated bytes can be checked."""
         ...
 
     def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Points that are measured together, the one with the most steps last."""
+        """Group the points that are measured together, the point with the most steps last."""
         ...
 
     def needs(self, point: Point, seed: int, implementation: str, shares_storage: bool) -> int:
-        """Bytes that a session will hold, predicted."""
+        """Predicted bytes that a session will hold."""
         ...
 
     def touched(self, point: Point, seed: int, implementation: str, shares_storage: bool) -> int:
@@ -46,5 +46,5 @@ class SessionWork(Protocol):
     def amounts(
         self, point: Point, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """What the calls at these steps move and compute."""
+        """Bytes and FLOPs of the calls at these steps."""
         ...

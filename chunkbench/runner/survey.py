@@ -1,4 +1,4 @@
-"""What the implementations of a run say of themselves, asked one by one: a bad adapter costs its own rows alone."""
+"""Asks the implementations of a run for their traits, one by one, so that a bad adapter costs only its own rows."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, W
 from chunkbench.store.facts import Status
 
 _LIMIT_S = 120.0
-"""For one implementation: importing a large library from a slow disk takes its time."""
+"""Time limit for one implementation: importing a large library from a slow disk is slow."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a worker says of an implementation."""
+    """What a worker reports about an implementation."""
 
     label: str
     ok: bool
     reason: str = ""
     remedy: str = ""
     status: Status = "unavailable"
-    """Of its rows, unless `ok`."""
+    """Status of its rows, unless `ok`."""
     shares_storage: bool = False
     reads_shared_once: bool = False
     isa: str | None = None
     package_version: str | None = None
     note: str = ""
     look: Mapping[str, Any] = field(default_factory=dict)
-    """How it is shown (`chunkbench.experiment.look`); workers of older versions do not say."""
+    """How reports show it (`chunkbench.experiment.look`); empty from workers of older versions."""
 
     def refusal(self) -> str:
         """Reason and remedy as one text."""
@@ -39,7 +39,7 @@ class Traits:
 def survey(
     implementations: Sequence[str], device: str, start: Callable[[], WorkerClient], limit_s: float = _LIMIT_S
 ) -> tuple[WorkerClient, dict[str, Traits]]:
-    """A worker that has answered, and what is known of each implementation."""
+    """Start a worker and ask it for the traits of each implementation; `start` also replaces a lost worker."""
     worker = start()
     traits: dict[str, Traits] = {}
 

@@ -1,4 +1,4 @@
-"""The device and the data type that an experiment is measured with on this machine."""
+"""The device and the dtype that an experiment uses on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @dataclass(frozen=True)
 class Target:
-    """This machine, and the device and dtype that `auto` came to."""
+    """This machine, and the device and dtype after `auto` is resolved."""
 
     device: Device
     dtype: Dtype
@@ -27,8 +27,8 @@ class Target:
 def resolve(experiment: Experiment, describing: bool = False) -> Target:
     """Resolve `device: auto` and `dtype: auto` on this machine.
 
-    float16 on CUDA; on a CPU bfloat16 where it has instructions for it, else float32. Raises `RunError` where the
-    device is not there, unless the run is only to be described.
+    auto is float16 on CUDA; on a CPU bfloat16 if it has bfloat16 instructions, else float32. Raises `RunError` if the
+    device is absent, unless the run is only described (`describing`).
     """
     environment = read_environment()
     detected: Device = "cuda" if environment.gpus else "cpu"

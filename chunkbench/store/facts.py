@@ -1,10 +1,10 @@
-"""What a run directory records of one case: facts only. Everything derived is computed by `chunkbench.analysis`."""
+"""The facts that a run directory records for one case. `chunkbench.analysis` computes everything derived."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
 from chunkbench.experiment.point import AxisFields
 from chunkbench.experiment.terms import Cache, Mode, Protocol
@@ -12,84 +12,90 @@ from chunkbench.experiment.terms import Cache, Mode, Protocol
 Status = Literal["ok", "noisy", "incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"]
 MEASURED: tuple[Status, ...] = ("ok", "noisy")
 FAILED: frozenset[Status] = frozenset({"incorrect", "error", "crashed", "timeout"})
-"""An implementation's own faults. What a machine cannot do (`unavailable`, `unsupported`, `oom`) is a finding."""
+"""Faults of the implementation itself. What a machine cannot do (`unavailable`, `unsupported`, `oom`) is no failure."""
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0)]
+Samples = tuple[Annotated[tuple[Positive, ...], Field(min_length=1)], ...]
 
 
 class Peaks(BaseModel):
-    """What the machine could do in one round, probed inside the round like an implementation."""
+    """Peak rates of the machine, probed inside one round like an implementation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    read_bytes_per_s: float
-    matrix_flops_per_s: float
-    """The higher of the two below, for the dtype of the point."""
-    matrix_torch_flops_per_s: float
-    matrix_native_flops_per_s: float | None = None
-    sum_bytes_per_s: float | None = None
-    copy_bytes_per_s: float | None = None
-    """Of a GPU, reading alone, and copying, bytes read and written together; the higher one is `read_bytes_per_s`."""
+    read_bytes_per_s: Positive
+    matrix_flops_per_s: Positive
+    """The higher of the two rates below, for the dtype of the point."""
+    matrix_torch_flops_per_s: Positive
+    matrix_native_flops_per_s: Positive | None = None
+    sum_bytes_per_s: Positive | None = None
+    copy_bytes_per_s: Positive | None = None
+    """GPU only: the rates of reading alone (`sum`), and of copying, where bytes read and bytes written both count. The
+    higher rate is `read_bytes_per_s`."""
 
 
 class Noise(BaseModel):
-    """What else the machine did while the case was measured."""
+    """Other activity of the machine while the case was measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steal_fraction: float = 0.0
     """Share of CPU time that the hypervisor took."""
     foreign_cpus: float = 0.0
-    """CPUs kept busy by other processes, on average."""
+    """Mean number of CPUs that other processes kept busy."""
     load_average: float = 0.0
 
 
 class Yardsticks(BaseModel):
-    """How long fixed pieces of work took beside one round of one case."""
+    """Times of fixed pieces of work, measured beside one round of one case."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    arithmetic_us: float
-    """Matrix products inside a core's own cache, on every thread."""
-    memory_us: float | None = None
-    """One sweep of the caches; None where caches were left warm."""
+    arithmetic_us: Positive
+    """Matrix products that stay in a core's own cache, on every thread."""
+    memory_us: Positive | None = None
+    """One sweep of the caches; None for warm caches."""
 
 
 class GpuState(BaseModel):
-    """What the GPU did during one round of one case; None where the driver does not say."""
+    """State of the GPU during one round of one case; None where the driver does not report it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     sm_mhz: int | None = None
-    """Clock of the multiprocessors, read after every sample that was kept: the median."""
+    """Median clock of the multiprocessors, read after every kept sample."""
     sm_mhz_lowest: int | None = None
     slow_samples: int = 0
-    """Samples that were kept although the clock was below 75% of its usual, because taking them again did not help."""
+    """Samples that were kept although the clock was below 75% of its usual value, because repeats were not better."""
     memory_mhz: int | None = None
     power_w: float | None = None
     temperature_c: int | None = None
     throttled_by: tuple[str, ...] = ()
-    """Every reason that the driver gave for a lower clock after some sample."""
+    """All reasons that the driver gave for a lower clock, after any sample."""
     other_processes: int | None = None
-    """Processes on the device besides ours, at the end of the round."""
+    """Processes on the device other than ours, at the end of the round."""
     other_bytes: int | None = None
-    """Memory of the device that they hold."""
+    """Device memory that these processes hold."""
 
 
 class Sampling(BaseModel):
     """How samples were taken on a GPU."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     copies: int
-    """Sessions that took turns, so that each found the L2 cache full of the others."""
+    """Sessions that took turns, so that each found the L2 cache filled by the other sessions."""
     calls: int
-    """Calls that a sample is the mean of."""
+    """Calls per sample; a sample is their mean."""
     swept: bool
-    """Whether a buffer was read before each call instead, because so many copies did not fit."""
+    """Whether a buffer was read before each call instead, because the copies did not fit or were too many."""
     l2_bytes: int
 
 
 class CaseName(BaseModel):
-    """What a case is called."""
+    """The names of a case."""
 
     key: str
     experiment: str
@@ -100,43 +106,43 @@ class CaseName(BaseModel):
 class CaseFacts(AxisFields, CaseName):
     """One line of `cases.jsonl`. Per-round lists have one entry per round, per-step lists one per timed step."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     protocol: Protocol
     cache: Cache
     mode: Mode
     status: Status
     reason: str = ""
-    samples_us: tuple[tuple[float, ...], ...] = ()
+    samples_us: Samples = ()
     """[round][timed step] microseconds of `decode`, or of a module's call."""
-    steps: tuple[int, ...] = ()
+    steps: tuple[Annotated[Count, Field(ge=1)], ...] = ()
     """Timed steps s, 1..n_c."""
-    append_samples_us: tuple[tuple[float, ...], ...] = ()
+    append_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
     """[round][step], every step."""
-    plan_samples_us: tuple[tuple[float, ...], ...] = ()
-    groups: tuple[int, ...] = ()
-    """[round] memory group in which the round ran; ratios are formed only inside a group."""
-    longest_n_c: int | None = None
-    """n_c of the pass that the steps are from, where points that differ in n_c alone shared a longer one."""
-    discarded: int = 0
-    """Samples thrown away, and taken again, because the clock was throttled."""
+    plan_samples_us: tuple[tuple[NonNegativeFloat, ...], ...] = ()
+    groups: tuple[Count, ...] = ()
+    """[round] memory group in which the round ran; ratios are formed only inside one group."""
+    longest_n_c: Count | None = None
+    """n_c of the pass that the steps come from, where points that differ only in n_c shared a longer pass."""
+    discarded: Count = 0
+    """Samples that were discarded and repeated because the clock was throttled."""
     peaks: tuple[Peaks, ...] = ()
     yardsticks: tuple[Yardsticks, ...] = ()
-    """[round]; none on a GPU, and none in runs of schema version 1."""
+    """[round]; empty on a GPU and in runs of schema version 1."""
     gpu: tuple[GpuState, ...] = ()
-    """[round]; none on a CPU, and none without nvidia-ml-py."""
+    """[round]; empty on a CPU, and without nvidia-ml-py."""
     sampling: Sampling | None = None
     """None on a CPU, where a sample is one call."""
     noise: Noise | None = None
-    kv_bytes: int | None = None
-    unique_bytes: tuple[int, ...] = ()
-    """[timed step] K and V of the distinct token prefixes, plus q and out; all that a module moves."""
-    read_bytes: tuple[int, ...] = ()
+    kv_bytes: Count | None = None
+    unique_bytes: tuple[Count, ...] = ()
+    """[timed step] K and V of the distinct token prefixes, plus q and out; for a module, all bytes that it moves."""
+    read_bytes: tuple[Count, ...] = ()
     """[timed step] bytes that the implementation itself must read and write."""
-    flops: tuple[int, ...] = ()
+    flops: tuple[Count, ...] = ()
     """[timed step]"""
-    work_items: int | None = None
-    max_error: float | None = None
+    work_items: Count | None = None
+    max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
     threads: int | None = None
     isa: str | None = None
@@ -145,4 +151,20 @@ class CaseFacts(AxisFields, CaseName):
     seed: int = 0
     started_at: str = ""
     machine: str = ""
-    """Id of the machine that measured it; empty in runs of schema versions before 5, which know one machine."""
+    """Id of the machine that measured the case; empty in schema versions before 5, whose runs have one machine."""
+
+    @model_validator(mode="after")
+    def _lists_fit(self) -> Self:
+        """Raise ValueError where a list does not have one entry per round, or one per timed step."""
+        rounds, steps = len(self.samples_us), len(self.steps)
+        if any(len(samples) != steps for samples in self.samples_us):
+            raise ValueError(f"a round of samples_us does not have one sample for each of the {steps} steps")
+        if len(self.groups) != rounds:
+            raise ValueError(f"groups has {len(self.groups)} entries for {rounds} rounds")
+        for name in ("append_samples_us", "plan_samples_us", "peaks", "yardsticks"):
+            if len(getattr(self, name)) not in (0, rounds):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {rounds} rounds")
+        for name in ("unique_bytes", "read_bytes", "flops"):
+            if len(getattr(self, name)) not in (0, steps):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {steps} steps")
+        return self

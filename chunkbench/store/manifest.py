@@ -1,4 +1,4 @@
-"""The manifest of a run: what was asked for, on which machines it was measured, how far it has come."""
+"""The manifest of a run: its experiment, the machines that measured it, and its progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _nothing_if_none(raw: object) -> object:
 
 
 class _Part(BaseModel):
-    """Part of a manifest. What other versions wrote beside these fields is kept; what is missing has a default."""
+    """Part of a manifest. Extra fields of other versions are kept; a missing field takes its default."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -55,7 +55,7 @@ class MachineFacts(_Part):
 
     @property
     def name(self) -> str:
-        """The GPU, where there is one, and the processor, in a few words; empty where nothing was recorded."""
+        """The GPUs, if any, and the processor, in a few words; empty if nothing was recorded."""
         return ", ".join(part for part in (*(gpu.name for gpu in self.gpus), self.cpu.model) if part)
 
 
@@ -93,12 +93,12 @@ class GitFacts(_Part):
     dirty: bool = False
 
     def named(self, digits: int) -> str:
-        """The commit in so many digits, marked where files differ from it; empty where it is not known."""
+        """The first `digits` of the commit, marked if files differ from it; empty if the commit is unknown."""
         return f"{self.commit[:digits]}{' (modified)' if self.dirty else ''}" if self.commit else ""
 
 
 class Manifest(_Part):
-    """`manifest.json`. Schema versions before 5 have one `environment` where later ones have `machines`."""
+    """`manifest.json`. Schema versions before 5 have one `environment`; later versions have `machines` instead."""
 
     schema_version: int
     chunkbench_version: str = "?"
@@ -107,10 +107,10 @@ class Manifest(_Part):
     dtype: str | None = None
     seed: int | None = None
     machines: dict[str, MachineFacts] = {}
-    """Machine id -> what it is."""
+    """Machine id -> hardware and software."""
     git: Annotated[GitFacts, BeforeValidator(_nothing_if_none)] = GitFacts()
     looks: dict[str, Look] = {}
-    """How the implementations are shown, by id."""
+    """Implementation id -> how reports show it."""
     points: NonNegativeInt | None = None
     started_at: str | None = None
     finished_at: str | None = None
@@ -118,23 +118,23 @@ class Manifest(_Part):
     command: tuple[str, ...] = ()
     identity: dict[str, str] = {}
     in_turns_with: str | None = None
-    """The same for the runs of two revisions that took turns."""
+    """An id that two runs have in common if their revisions took turns."""
 
     @model_validator(mode="before")
     @classmethod
-    def _one_machine_of_old(cls, raw: object) -> object:
+    def _upgrade_environment(cls, raw: object) -> object:
         if not isinstance(raw, Mapping) or "machines" in raw or not isinstance(raw.get("environment"), Mapping):
             return raw
-        # Validated first: an id is made of values that have to be of the right types.
+        # Validate first: the id is computed from values that must have the right types.
         machine = MachineFacts.model_validate(raw["environment"])
         return {**raw, "machines": {hardware_id(machine.model_dump(mode="json")): raw["environment"]}}
 
     @property
     def only_machine(self) -> str:
-        """The id of the machine, where there is one; empty where there are several, or none is recorded."""
+        """The id of the machine, if exactly one is recorded; otherwise empty."""
         return next(iter(self.machines)) if len(self.machines) == 1 else ""
 
     @property
     def machine_names(self) -> tuple[str, ...]:
-        """Every machine in a few words, each once."""
+        """Short names of the machines, each name once."""
         return tuple(dict.fromkeys(machine.name or "machine not recorded" for machine in self.machines.values()))

@@ -1,8 +1,8 @@
 """Reading and writing run directories.
 
-A run directory holds `manifest.json` (what was asked for, where it ran), `cases.jsonl` (one line per case, appended
-point by point) and `worker.log`. The writer holds an advisory lock on `.lock`; readers need none: lines are added, and
-where a point is measured again the whole file is replaced at once.
+A run directory holds `manifest.json` (the experiment and the machines), `cases.jsonl` (one line per case, appended
+point by point) and `worker.log`. The writer holds an advisory lock on `.lock`. Readers need no lock: the writer appends
+lines, and when a point is measured again it replaces the whole file atomically.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from chunkbench import kinds
 from chunkbench.store.facts import CaseFacts
 from chunkbench.store.manifest import Manifest
 
 SCHEMA_VERSION = 5
-"""Of what is written. Version 2 added `yardsticks`, 3 `model` and `longest_n_c`, 4 `gpu`, `sampling` and two peaks, 5
-the machine of every case, `machines` in place of `environment`, and `looks`."""
+"""The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
+peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`."""
 _READABLE = range(1, SCHEMA_VERSION + 1)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
@@ -34,9 +35,9 @@ Remedy = Literal["resume", "resume or elsewhere", "elsewhere", "start anew"]
 
 
 class RunError(ValueError):
-    """A run cannot be made or used; the message says why and what to do.
+    """A run cannot be created or used; the message says why and what to do.
 
-    `remedy` names what mends it, where the command line has an option for that.
+    `remedy` names the solution, if the command line has an option for it.
     """
 
     def __init__(self, message: str, remedy: Remedy | None = None) -> None:
@@ -52,12 +53,12 @@ class Run:
     manifest: Manifest
     cases: list[CaseFacts] = field(default_factory=list)
     torn: bool = False
-    """Whether the last line was cut short (a power cut); it is left out."""
+    """Whether the last line is incomplete (after a power cut); `cases` leaves it out."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises `RunError`, which names `path`, where what is done inside meets an `OSError`."""
+    """Turn an `OSError` of the `with` block into a `RunError` that names `path`."""
     try:
         yield
     except OSError as error:
@@ -65,9 +66,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def open_run(path: Path | str) -> Run:
-    """Read a run directory, or the one that a `cases.jsonl` lies in.
+    """Read a run directory, given its path or the path of its `cases.jsonl`.
 
-    Raises `RunError` if it is missing, of another schema version, or damaged before its last line.
+    Raises `RunError` if the run is missing, has an unknown schema version, or is damaged before its last line.
     """
     directory = Path(path)
     if directory.name == _CASES:
@@ -80,9 +81,9 @@ def open_run(path: Path | str) -> Run:
 
 
 def open_runs(path: Path | str) -> list[Run]:
-    """The runs of a recording: a folder whose sub-folders 1, 2, ... are runs, or one run directory by itself.
+    """The runs of a recording: a folder with the runs 1, 2, ... as sub-folders, or a single run directory.
 
-    Raises `RunError` as `open_run` does, and if there is no run.
+    Raises `RunError` as `open_run` does, and if the folder has no run.
     """
     folder = Path(path)
     if folder.name == _CASES or (folder / _MANIFEST).exists() or not folder.is_dir():
@@ -94,9 +95,9 @@ def open_runs(path: Path | str) -> list[Run]:
 
 
 def latest_run(root: Path, experiment: str | None = None) -> Path:
-    """The newest run directory below `root`, of one experiment or of any.
+    """The newest run directory below `root`, of one experiment or of any experiment.
 
-    Raises `RunError` when there is none.
+    Raises `RunError` if there is none.
     """
     candidates = [p.parent for p in root.glob(f"*/{_MANIFEST}")]
     if experiment is not None:
@@ -108,9 +109,9 @@ def latest_run(root: Path, experiment: str | None = None) -> Path:
 
 
 def newest_runs(root: Path) -> list[Path]:
-    """The newest run directory of each experiment below `root`, the oldest of these first."""
-    found = {_experiment_of(path.parent): path for path in sorted(root.glob(f"*/{_MANIFEST}"), key=_modified)}
-    return [path.parent for path in sorted(found.values(), key=_modified)]
+    """The newest run directory of each experiment below `root`, sorted from the oldest to the newest."""
+    newest = {_experiment_of(path.parent): path for path in sorted(root.glob(f"*/{_MANIFEST}"), key=_modified)}
+    return [path.parent for path in sorted(newest.values(), key=_modified)]
 
 
 def _modified(path: Path) -> float:
@@ -118,7 +119,7 @@ def _modified(path: Path) -> float:
 
 
 class RunWriter:
-    """The one writer of a run directory."""
+    """The only writer of a run directory."""
 
     def __init__(self, path: Path, values: dict[str, Any], cases: list[CaseFacts], lock: IO[str]) -> None:
         self.path = path
@@ -133,16 +134,16 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any]) -> RunWriter:
-        """Start a run in a new or empty directory; raises `RunError` if a run or anything else is already there."""
+        """Start a run in a new or empty directory. Raises `RunError` if it already has a run or other files."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             inside = {entry.name for entry in path.iterdir()}
         if inside and not inside & {_MANIFEST, _LOCK}:
-            raise RunError(f"{path}: holds other files and no run; choose a new or an empty folder", remedy="elsewhere")
+            raise RunError(f"{path}: holds other files but no run; choose a new or an empty folder", remedy="elsewhere")
         lock = _locked(path)
         if (path / _MANIFEST).exists():
             lock.close()
-            message = f"{path}: a run is already here; go on with it, or choose another folder"
+            message = f"{path}: a run is already here; resume it, or choose another folder"
             raise RunError(message, remedy="resume or elsewhere")
         writer = cls(path, {"schema_version": SCHEMA_VERSION, **manifest}, [], lock)
         writer._write_manifest()
@@ -151,24 +152,24 @@ class RunWriter:
 
     @classmethod
     def resume(cls, path: Path) -> RunWriter:
-        """Go on with a run; a line torn by a power cut is removed. Raises `RunError`."""
+        """Continue a run; an incomplete last line (after a power cut) is removed. Raises `RunError`."""
         manifest, values = _read_manifest(path)
         lock = _locked(path)
-        cases, good_bytes, torn = _read_cases(path / _CASES, manifest)
+        cases, whole_bytes, torn = _read_cases(path / _CASES, manifest)
         if torn:
             with (path / _CASES).open("r+b") as file:
-                file.truncate(good_bytes)
+                file.truncate(whole_bytes)
         return cls(path, values, cases, lock)
 
     @property
     def worker_log(self) -> Path:
-        """Where the workers' standard error goes."""
+        """The file for the workers' standard error."""
         return self.path / WORKER_LOG
 
     def append(self, cases: Sequence[CaseFacts]) -> None:
         """Append the cases of one point, in one write that reaches the disk before this returns.
 
-        Where some of them were there (half a point, or one that is measured again) they take the place of those.
+        New cases replace recorded cases of the same key (of half a point, or of a point that is measured again).
         """
         keys = {case.key for case in cases}
         kept = [case for case in self.cases if case.key not in keys]
@@ -182,12 +183,12 @@ class RunWriter:
         self.cases[:] = [*kept, *cases]
 
     def update_manifest(self, **values: Any) -> None:
-        """Change entries of the manifest on disk."""
+        """Change values of the manifest on disk."""
         self._values |= values
         self._write_manifest()
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the lock, so that others can write."""
         self._lock.close()
 
     def _write_manifest(self) -> None:
@@ -195,7 +196,7 @@ class RunWriter:
 
 
 def _experiment_of(path: Path) -> str | None:
-    """Name of a run's experiment; None where the manifest does not say, or cannot be read."""
+    """Name of a run's experiment; None if the manifest does not name it or cannot be read."""
     try:
         manifest, _ = _read_manifest(path)
     except RunError:
@@ -210,16 +211,16 @@ def _locked(path: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        message = f"{path}: another chunkbench is writing here; wait for it or choose another folder"
+        message = f"{path}: another chunkbench process is writing here; wait for it or choose another folder"
         raise RunError(message, remedy="elsewhere") from None
     return lock
 
 
 def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest, and its values as they stand in the file."""
+    """The manifest, and the unchanged values of its file."""
     file = path / _MANIFEST
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = from_json(file.read_bytes(), allow_inf_nan=False)
     except FileNotFoundError:
         raise RunError(f"{path}: not a run directory (no {_MANIFEST})") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -231,21 +232,21 @@ def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
-        raise RunError(f"{file}: damaged: {_first(error)}") from None
+        raise RunError(f"{file}: damaged: {_first_problem(error)}") from None
     if manifest.experiment.kind not in kinds.names():
         known = ", ".join(kinds.names())
         raise RunError(f"{file}: its experiment is of kind {manifest.experiment.kind!r}; this chunkbench knows {known}")
     return manifest, values
 
 
-def _first(error: ValidationError) -> str:
-    """What is wrong first, and where."""
+def _first_problem(error: ValidationError) -> str:
+    """The first problem of an error, and its place."""
     detail = error.errors()[0]
     return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else str(detail["msg"])
 
 
 def _read_cases(path: Path, manifest: Manifest) -> tuple[list[CaseFacts], int, bool]:
-    """Cases, the bytes that hold whole lines, and whether a torn line follows them."""
+    """The cases, the number of bytes of the whole lines, and whether an incomplete line follows them."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -254,21 +255,21 @@ def _read_cases(path: Path, manifest: Manifest) -> tuple[list[CaseFacts], int, b
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     model: type[CaseFacts] = kinds.get(manifest.experiment.kind).facts()
     cases: list[CaseFacts] = []
-    good = 0
+    whole_bytes = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        last = good + len(line) == len(data)
+        last = whole_bytes + len(line) == len(data)
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("no end of line")
             case = model.model_validate_json(line)
         except ValueError as error:
             if last:
-                return cases, good, True
-            what = _first(error) if isinstance(error, ValidationError) else error
-            raise RunError(f"{path}:{number}: damaged: {what}") from None
+                return cases, whole_bytes, True
+            problem = _first_problem(error) if isinstance(error, ValidationError) else error
+            raise RunError(f"{path}:{number}: damaged: {problem}") from None
         cases.append(case if case.machine else case.model_copy(update={"machine": manifest.only_machine}))
-        good += len(line)
-    return cases, good, False
+        whole_bytes += len(line)
+    return cases, whole_bytes, False
 
 
 def _lines(cases: Sequence[CaseFacts]) -> str:
@@ -276,7 +277,7 @@ def _lines(cases: Sequence[CaseFacts]) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that a reader or a power cut sees the old text or the new, never a part."""
+    """Replace a file atomically: readers, also after a power cut, find the old text or the new text, never a part."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
         file.write(text)

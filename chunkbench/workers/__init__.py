@@ -1,1 +1,1 @@
-"""The child's side of measuring: a process that holds inputs and sessions, and does what the runner asks of it."""
+"""The worker process: it holds inputs and sessions and carries out the runner's requests."""

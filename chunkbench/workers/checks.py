@@ -1,4 +1,4 @@
-"""Checks against float64: what `max_error` is made of."""
+"""Checks against a float64 reference, which give `max_error`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chunkbench.kernels.reference import attention
 from chunkbench.workers.inputs import PooledInputs
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
-"""K and V elements that one check converts to float64 at most: 128 MB, or what takes some milliseconds."""
+"""Limit of K and V elements that one check converts to float64: 128 MB; for a sample, a few milliseconds of work."""
 
 
 @dataclass(frozen=True)
@@ -21,32 +21,33 @@ class Check:
     q: torch.Tensor
     sequences: tuple[int, ...]
     heads: tuple[int, ...]
-    """Query heads that are compared, whole groups of a KV head; columns, of a module's output."""
+    """Query heads to compare, always all heads of a KV head's group; for a module, columns of its output."""
     expected: torch.Tensor
     """`[sequences, heads, head_dim]` float64, or `[sequences, columns]`."""
 
     def max_error(self, out: torch.Tensor) -> float:
-        """Largest absolute error over the largest absolute reference value; infinite where out is not finite."""
-        got = out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
-        # Every row has to be written, not only those compared: the harness poisons out with NaN before the call.
+        """Largest absolute error over the largest absolute reference value; infinite if out is not finite."""
+        compared = out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
+        # The worker fills out with NaN before the call, so this finds a row that was not written, compared or not.
         if not torch.isfinite(out).all():
             return float("inf")
-        return float((got - self.expected).abs().max() / self.expected.abs().max())
+        return float((compared - self.expected).abs().max() / self.expected.abs().max())
 
 
 def make_check(inputs: PooledInputs, steps: int, nonce: int, sample: bool = False) -> Check:
-    """A check of the state after `steps` completion tokens, with queries of its own.
+    """A check of the state after `steps` completion tokens, with its own queries.
 
-    Where a point is too large for one check, or a `sample` is enough, `nonce` draws the sequences and heads.
+    If the point is too large for one check, or if a `sample` is enough, `nonce` seeds the choice of sequences and
+    heads.
     """
     point = inputs.point
     rng = random.Random(f"check {nonce}")
-    most = _SAMPLE if sample else _ELEMENTS
+    limit = _SAMPLE if sample else _ELEMENTS
     per_head = 2 * inputs.capacity * point.head_dim
-    kv_heads = rng.sample(range(point.kv_heads), min(point.kv_heads, max(1, min(8, most // per_head))))
-    fits = max(1, most // (per_head * len(kv_heads)))
+    kv_heads = rng.sample(range(point.kv_heads), min(point.kv_heads, max(1, min(8, limit // per_head))))
+    fits = max(1, limit // (per_head * len(kv_heads)))
     sequences = sorted(rng.sample(range(point.batch_size), min(point.batch_size, fits)))
-    if point.kv_heads * point.batch_size * per_head <= most:
+    if point.kv_heads * point.batch_size * per_head <= limit:
         kv_heads = list(range(point.kv_heads))
         sequences = list(range(point.batch_size))
     group = point.heads // point.kv_heads
@@ -56,6 +57,6 @@ def make_check(inputs: PooledInputs, steps: int, nonce: int, sample: bool = Fals
     expected = []
     for sequence in sequences:
         k, v = inputs.context(sequence, steps)
-        chosen = sorted(kv_heads)
-        expected.append(attention(rows[sequence, heads].cpu(), k[:, chosen].cpu(), v[:, chosen].cpu()))
+        ordered = sorted(kv_heads)
+        expected.append(attention(rows[sequence, heads].cpu(), k[:, ordered].cpu(), v[:, ordered].cpu()))
     return Check(q, tuple(sequences), tuple(heads), torch.stack(expected))

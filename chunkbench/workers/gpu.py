@@ -1,4 +1,4 @@
-"""The worker's side of measuring on a GPU: copies of sessions, rounds by mode, checks of what a mode really ran."""
+"""The worker's part of measuring on a GPU: copies of sessions, rounds in each mode, checks of each mode's output."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ from chunkbench.workers.storages import visible_bytes
 
 
 class GpuRounds:
-    """One device, for as long as the worker lives."""
+    """Rounds and checks on one device. One object lives as long as the worker."""
 
     def __init__(self, device: Device, guard: ClockGuard, l2_bytes: int, free_bytes: Callable[[], int]) -> None:
         self._device, self._guard, self._l2_bytes, self._free_bytes = device, guard, l2_bytes, free_bytes
         self._sweeper: CacheSweeper | None = None
 
     def room(self) -> dict[str, Any]:
-        """What the device has; asked when nothing is held but what stays."""
+        """Free memory and L2 size of the device. Call it after the sessions of the last point are released."""
         gc.collect()
         return {"free_bytes": self._free_bytes(), "l2_bytes": self._l2_bytes}
 
     def settle(self) -> None:
-        """Wait for what was queued, so that what goes wrong there does so before somebody else's request."""
+        """Wait for all queued work, so that its errors appear in this request and not in the next one."""
         self._device.synchronise()
 
     def check(
         self, copies: Sequence[Session], inputs: PooledInputs, check: Check, out: torch.Tensor, steps: int, mode: Mode
     ) -> dict[str, Any]:
-        """As a CPU's check, of every copy; the worst error. Times are of the first copy, once everything is loaded;
-        `once_s` is that of all that the mode takes for one call, the capture of a graph included."""
+        """Check every copy and report the worst error.
+
+        `append_s` and `decode_s` are times of the first copy after everything is loaded. `once_s` is the full time of
+        one call in this mode, including the capture of a graph.
+        """
         device, append_s, decode_s, once_s, worst = self._device, 0.0, 0.0, 0.0, 0.0
         for number, session in enumerate(copies):
             session.rewind()
@@ -53,7 +56,7 @@ class GpuRounds:
             device.synchronise()
             appended = perf_counter()
             if number == 0:
-                session.decode(check.q, out)  # compiles, and loads what is loaded at a first call
+                session.decode(check.q, out)  # compiles and loads everything that a first call needs
                 device.synchronise()
                 called = perf_counter()
                 session.decode(check.q, out)
@@ -69,7 +72,7 @@ class GpuRounds:
             "append_s": append_s,
             "max_error": worst,
             "kv_bytes": copies[0].kv_bytes(),
-            # Of each: copies that shared their memory would not make any cache cold.
+            # Per copy: copies that share memory show fewer bytes than they report, and would not make a cache cold.
             "visible_bytes": visible_bytes(list(copies)) // len(copies),
             "work_items": copies[0].work_items(),
         }
@@ -84,8 +87,8 @@ class GpuRounds:
         mode: Mode,
         sweep: bool,
     ) -> dict[str, Any]:
-        """One round, as a CPU's, with how the samples were taken and what the device did meanwhile."""
-        done = run_gpu_round(
+        """One round; the reply also has the device's state and how the samples were taken."""
+        result = run_gpu_round(
             copies,
             inputs,
             out,
@@ -100,12 +103,12 @@ class GpuRounds:
         state, discarded = self._guard.finish()
         sampling = Sampling(copies=len(copies), calls=calls_of(mode, len(copies)), swept=sweep, l2_bytes=self._l2_bytes)
         return {
-            "samples_us": done.decode_us,
-            "append_us": done.append_us,
-            "plan_us": done.plan_us,
+            "samples_us": result.decode_us,
+            "append_us": result.append_us,
+            "plan_us": result.plan_us,
             "work_items": copies[0].work_items(),
             "discarded": discarded,
-            "drift": done.drift,
+            "drift": result.drift,
             "gpu": None if state is None else state.model_dump(mode="json"),
             "sampling": sampling.model_dump(),
         }
@@ -117,8 +120,8 @@ class GpuRounds:
 
 
 def cuda_rounds() -> GpuRounds:
-    """This machine's device. Raises RuntimeError where there is none."""
-    # Only here: a worker that measures on a CPU has no use for it.
+    """Rounds on the current CUDA device. Raises RuntimeError if there is none."""
+    # Import here, because a worker that measures on a CPU does not need these modules.
     from chunkbench.measure.caches import last_level_cache_bytes
     from chunkbench.measure.cuda import CudaDevice, clock_reader, free_bytes
 
@@ -126,12 +129,12 @@ def cuda_rounds() -> GpuRounds:
 
 
 def lost() -> bool:
-    """Whether an error has taken the device's context, and with it all that this process could still compute."""
+    """Whether an error has destroyed the device's context, so that this process can compute nothing more on it."""
     if not torch.cuda.is_initialized():
         return False
     try:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # raises where a capture that failed has left the allocator in the middle of it
+        torch.cuda.empty_cache()  # raises if a failed capture has left the allocator in capture mode
     except RuntimeError:
         return True
     return False

@@ -1,7 +1,7 @@
-"""The worker's heap: reserved once, kept when it is freed, given back only when room is short.
+"""The worker's heap: reserved once, kept when it is freed, returned to the system only when memory is short.
 
-On a virtual machine the first touch of a page can cost seconds per gigabyte, less than half of that where two threads
-have the kernel populate whole ranges, a fifth where its mapping stayed, and nothing where it was kept.
+On a virtual machine the first touch of a page can cost seconds per gigabyte. It costs less than half of that if two
+threads let the kernel populate whole ranges, a fifth if the page's mapping was kept, and nothing if the page was kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import SystemRandom
 from chunkbench.environment import available_memory
 
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 50)}
-"""Environment of a worker: has glibc keep what is freed, large blocks included."""
+"""Environment variables of a worker: they make glibc keep freed memory, including large blocks."""
 _ALL = 1 << 62
 _PAGE, _PIECE, _HOLE = 4096, 1 << 28, 1 << 20
 _MADV_POPULATE_WRITE = 23
@@ -22,19 +22,19 @@ _LINE, _LINES = 64, 1 << 14
 
 
 class _Statistics(ctypes.Structure):
-    """`struct mallinfo2` of glibc: free bytes in all, and those of the free block at the heap's end."""
+    """`struct mallinfo2` of glibc: all free bytes, and the bytes of the free block at the heap's end."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in (*"abcdefgh", "free", "end")]
 
 
 def reserve(size: int, threads: int) -> None:
-    """Grow the heap by one free block of `size` bytes, touched. Does nothing without glibc."""
+    """Grow the heap by one free block of `size` bytes and touch its pages. Does nothing without glibc."""
     libc = _glibc()
     if libc is None or size <= 0:
         return
     hole = libc.malloc(_HOLE)
     block = libc.malloc(size)
-    libc.free(hole)  # takes what the threads allocate: behind the block it would part the block from the heap's end
+    libc.free(hole)  # for the threads' own allocations, which otherwise lie between the block and the heap's end
     if not block:
         return
 
@@ -49,24 +49,24 @@ def reserve(size: int, threads: int) -> None:
 
 
 def make_room(size: int, margin: int) -> None:
-    """Give freed pages back until `size` bytes of large blocks can be allocated with `margin` bytes left.
+    """Return freed pages to the system until `size` bytes of large blocks can be allocated with `margin` bytes left.
 
-    Blocks go into a hole of the heap that takes them, otherwise to its end. Does nothing without glibc.
+    glibc puts a block into a hole of the heap that is large enough, otherwise at its end. Does nothing without glibc.
     """
     libc = _glibc()
     if libc is None or _lacking(libc, size) + margin <= 0:
         return
-    libc.malloc_trim(_ALL)  # the holes' pages; their mappings stay
+    libc.malloc_trim(_ALL)  # returns the pages of holes; their mappings stay
     lacking = _lacking(libc, size) + margin
     if lacking > 0:
         libc.malloc_trim(max(0, libc.mallinfo2().end - lacking))
 
 
 def shift() -> None:
-    """Have what is allocated from now on lie elsewhere in its pages, by chance. Does nothing without glibc.
+    """Move the position of all later allocations within their pages by a random amount. Does nothing without glibc.
 
-    Forked processes inherit one heap, and with it where in a page every block will begin. That alone makes one kernel
-    some percent faster or slower, in all children of a parent alike.
+    Forked processes inherit one heap, so the same blocks start at the same position of a page in all children. That
+    position alone makes a kernel some percent faster or slower, in all children of a parent alike.
     """
     libc = _glibc()
     if libc is not None:
@@ -74,7 +74,10 @@ def shift() -> None:
 
 
 def _lacking(libc: ctypes.CDLL, size: int) -> int:
-    """Bytes that `size` takes from the system at worst (holes may have lost their pages), less what is available."""
+    """Bytes that are missing for `size`: what it needs from the system at worst, less the available memory.
+
+    In the worst case, no hole has pages left.
+    """
     heap: _Statistics = libc.mallinfo2()
     free, end = int(heap.free), int(heap.end)
     return max(min(size, free - end), size - end) - available_memory()

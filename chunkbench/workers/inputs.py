@@ -1,8 +1,8 @@
-"""Token ids, K/V and queries of a point, made from its seed.
+"""Token ids, K/V and queries of a point, made from a seed.
 
-Values are standard normal. They are rows drawn at random from one pool of normals, not generated anew: a point of
-Table 3 holds up to 2 GB of K/V per copy in float16, and drawing rows costs a memory copy where generating would cost
-ten times as much. The pool is far larger than one sequence's K/V of one head, so a wrong index reads wrong values.
+Values are standard normal. They are rows drawn at random from one pool of normals: a point of Table 3 holds up to 2 GB
+of K/V per copy in float16, and to draw rows costs one memory copy, a tenth of the cost to generate new normals. The
+pool is far larger than one sequence's K/V of one head, so a wrong index reads wrong values.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _STRIDE = 16  # rows start at multiples of 16 elements, so that copies stay alig
 
 
 def prime(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Make the pool now that the points of a run with this seed will draw from."""
+    """Make the pool of a run with this seed now, before its first point needs it."""
     _pool(_stream(seed, 0), dtype, device)
 
 
 @lru_cache(maxsize=1)
 def _pool(seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """The normals that rows are drawn from; the points of a run mostly share one pool."""
+    """The pool of normals. Points with the same seed, dtype and device share it; usually that is all of a run."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(_POOL, generator=generator).to(dtype=dtype, device=device)
 
@@ -57,7 +57,7 @@ class PooledInputs:
 
     @property
     def capacity(self) -> int:
-        """Most tokens that any sequence will hold."""
+        """Number of tokens in the longest sequence at the end."""
         return max(len(prompt) for prompt in self.prompts) + self.point.n_c
 
     def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,23 +84,23 @@ class PooledInputs:
         return self.draw_rows(point.heads * point.head_dim, *purpose).view(-1, point.heads, point.head_dim)
 
     def weights(self, name: str, rows: int, columns: int, only: Sequence[int] | None = None) -> torch.Tensor:
-        """A weight `[rows, columns]`, normal with variance 1 / columns, or `only` some of its rows."""
+        """A weight `[rows, columns]`, normal with variance 1 / columns; `only` selects some of its rows."""
         generator = self._generator(4, *name.encode())
-        chosen = torch.randint(len(self._rows_of(columns)), (rows,), generator=generator)
+        indices = torch.randint(len(self._rows_of(columns)), (rows,), generator=generator)
         if only is not None:
-            chosen = chosen[list(only)]
-        drawn = self._rows_of(columns).index_select(0, chosen.to(self.point.device))
-        return drawn.mul_(columns**-0.5)
+            indices = indices[list(only)]
+        weight = self._rows_of(columns).index_select(0, indices.to(self.point.device))
+        return weight.mul_(columns**-0.5)
 
     def draw_rows(self, width: int, *purpose: int) -> torch.Tensor:
         """Fresh normal rows `[b, width]`; equal purposes give equal rows."""
         rows = self._rows_of(width)
         generator = self._generator(2, *purpose)
-        chosen = torch.randint(len(rows), (self.point.batch_size,), generator=generator)
-        return rows.index_select(0, chosen.to(self.point.device))
+        indices = torch.randint(len(rows), (self.point.batch_size,), generator=generator)
+        return rows.index_select(0, indices.to(self.point.device))
 
     def _rows_of(self, width: int) -> torch.Tensor:
-        """Every row of this width that can be drawn from the pool."""
+        """All rows of this width in the pool."""
         pool = _pool(self._stream(0), self._dtype, self.point.device)
         return pool.as_strided(((_POOL - width) // _STRIDE, width), (_STRIDE, 1))
 
@@ -121,6 +121,6 @@ class PooledInputs:
 
 def _stream(seed: int, *parts: int) -> int:
     value = seed
-    for part in parts:  # a mixing step per part keeps streams of neighbouring seeds apart
+    for part in parts:  # one mixing step per part, so that neighbouring seeds give different streams
         value = (value * 6364136223846793005 + part * 1442695040888963407 + 1) % (1 << 63)
     return value

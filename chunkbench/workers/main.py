@@ -1,4 +1,4 @@
-"""A worker's loop: read a request, have the worker answer it, write the reply; fork where that is asked."""
+"""A worker's loop: read a request, let the worker answer it, write the reply; fork on request."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
     except CaptureError as error:
         traceback.print_exc()
         return {"id": request["id"], "error": {"kind": _gravest("unsupported"), "message": str(error)[:400]}}
-    except Exception as error:  # every failure of an implementation is a row, with its traceback in the log
+    except Exception as error:  # every failure of an implementation becomes a row; its traceback goes to the log
         traceback.print_exc()
-        # PyTorch's CPU allocator reports exhaustion as a plain RuntimeError.
+        # PyTorch's CPU allocator raises a plain RuntimeError when memory runs out.
         kind = "oom" if "can't allocate memory" in str(error) else "error"
         return {"id": request["id"], "error": {"kind": _gravest(kind), "message": _one_line(error)}}
 
 
 def _gravest(kind: str) -> str:
-    """`lost` where the error took the GPU's context with it, so that only the implementation at fault pays for it."""
+    """`lost` if the error destroyed the GPU's context, else `kind`. So only the implementation at fault is charged."""
     return "lost" if lost() else kind
 
 
@@ -48,8 +48,8 @@ def _one_line(error: BaseException) -> str:
 
 def main() -> None:
     """Serve requests until standard input closes. The first argument names the kind of work."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's business
-    # Libraries print; replies go to a private copy of standard output and prints to standard error.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner handles Ctrl-C
+    # Libraries may print. So replies go to a private copy of standard output, and prints go to standard error.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
@@ -58,12 +58,13 @@ def main() -> None:
 
 def _serve(replies: TextIO, kind: str) -> None:
     worker = Worker(kinds.get(kind))
-    gc.freeze()  # what the libraries made is here to stay: collections before rounds need not look at it
-    # Line by line: a forked worker goes on reading where this one stopped.
+    gc.freeze()  # exclude the libraries' objects, which stay anyway, from the collections before rounds
+    # Read line by line, so that a forked worker continues to read where this one stopped.
     while line := sys.stdin.readline():
         request = json.loads(line)
         if request.get("child") not in (None, os.getpid()):
-            # Its child died before reading this. Were it done here, a computation would make later forks unsafe.
+            # The request was for a child that died before it read it. This process must not compute: its threads would
+            # make later forks unsafe.
             answer: dict[str, Any] = {
                 "id": request["id"],
                 "error": {"kind": "error", "message": "the process has ended"},
@@ -77,7 +78,7 @@ def _serve(replies: TextIO, kind: str) -> None:
 
 
 def _fork(request_id: int, replies: TextIO, kind: str) -> dict[str, Any]:
-    """Let a child answer until it ends; then say how it ended."""
+    """Fork a child that answers all requests until it ends; then report how it ended."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:

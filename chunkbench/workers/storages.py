@@ -1,4 +1,4 @@
-"""Memory that a session can be seen to hold: the harness's check on `kv_bytes`."""
+"""Measures the tensor memory that a session holds, to check its `kv_bytes`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 _DEPTH = 6
 _NO_HOLDERS = (str, bytes, int, float, type(None), type, ModuleType, FunctionType)
-"""A library's modules lead everywhere, and hold nothing of a session."""
+"""Types that are not followed: numbers and texts hold no tensors; modules, classes and functions lead to everything."""
 
 
 def visible_bytes(root: object) -> int:
@@ -31,7 +31,7 @@ def _walk(value: Any, depth: int, seen: set[int], storages: dict[int, int]) -> N
         for item in value.values():
             _walk(item, depth + 1, seen, storages)
     elif isinstance(value, (list, tuple, set)):
-        # A long list of tensors is plausible, a long list of numbers is not worth a walk.
+        # A session may hold a long list of tensors; a long list of numbers would only cost time.
         if len(value) and not all(isinstance(item, (int, float)) for item in value):
             for item in value:
                 _walk(item, depth + 1, seen, storages)

@@ -1,4 +1,4 @@
-"""What a worker does: it holds the inputs and the sessions of one point. Each public method answers one request."""
+"""The worker's state and requests: it holds the inputs and sessions of one point; a public method answers a request."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Worker:
         return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
 
     def preload(self, implementations: list[str]) -> dict[str, Any]:
-        """Import adapters, so that forked workers need not; one that fails does so again where it is asked for."""
+        """Import adapters, so that forked workers need not. Ignores failures: a later request reports them again."""
         for name in implementations:
             with contextlib.suppress(Exception):
                 self._registry.load(name)
         return {}
 
     def warm(self, seed: int, dtype: str, device: str) -> dict[str, Any]:
-        """Make what forked workers only read: the pool of inputs and the buffer that makes caches cold.
+        """Make the data that forked workers only read: the pool of inputs and the buffer that makes caches cold.
 
-        On one thread, for the threads of a computation do not survive a fork, and for a CPU alone, for the state of a
-        GPU does not either.
+        Uses one thread, because a computation's threads do not survive a fork. Does nothing for a GPU, because a GPU's
+        state does not survive a fork either.
         """
         if device == "cpu":
             torch.set_num_threads(1)
@@ -74,7 +74,7 @@ class Worker:
 
     def survey(self, implementations: list[str], device: str) -> dict[str, Any]:
         """Label, availability and traits of each implementation."""
-        found = {}
+        entries = {}
         for name in implementations:
             label, answer = self._registry.availability(name, device)
             entry: dict[str, Any] = {
@@ -93,16 +93,16 @@ class Worker:
                     "package_version": loaded.package_version(),
                     "note": loaded.note,
                 }
-            found[name] = entry
-        return found
+            entries[name] = entry
+        return entries
 
     def reserve(self, size: int) -> dict[str, Any]:
-        """Take the memory that sessions will need."""
+        """Reserve the memory that sessions will need."""
         reserve(size, self._threads)
         return {}
 
     def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
-        """Make the inputs of a point, dropping those of the last one."""
+        """Make the inputs of a point; drop those of the last point."""
         self.close()
         opened = Point.model_validate(point)
         threads = opened.threads or self._threads
@@ -117,7 +117,7 @@ class Worker:
         return {"threads": threads}
 
     def room(self) -> dict[str, Any]:
-        """Drop everything of the last point and say what the GPU has."""
+        """Drop everything of the last point and report the GPU's free memory and L2 size."""
         self.close()
         self._outs.clear()
         self._probe = None
@@ -134,7 +134,7 @@ class Worker:
         return {"ok": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
-        """Build a session, with `needs` bytes made available to it first; on a GPU as many as take turns."""
+        """Build a session, on a GPU `copies` of it. On a CPU, first make `needs` bytes available."""
         inputs, loaded = self._opened(), self._load(implementation)
         if inputs.point.device == "cpu":
             make_room(needs, WORKER_BYTES)
@@ -153,7 +153,7 @@ class Worker:
     def check(
         self, implementation: str, steps: int, nonce: int, sample: bool = False, mode: Mode = "eager"
     ) -> dict[str, Any]:
-        """Bring the session to `steps` completion tokens, decode once with fresh queries, compare with float64."""
+        """Append `steps` completion tokens, decode once with fresh queries, compare with float64."""
         inputs, session = self._opened(), self._sessions[implementation]
         check, out = self._check(implementation, steps, nonce, sample), self._out(implementation)
         if inputs.point.device == "cuda":
@@ -190,21 +190,21 @@ class Worker:
             session.decode(inputs.queries(nonce, 0), out)
         if yardstick is not None:
             yardstick.arithmetic()
-        done = run_round(session, inputs, out, point.n_c, frozenset(timed), nonce, sweep)
+        result = run_round(session, inputs, out, point.n_c, frozenset(timed), nonce, sweep)
         if yardstick is not None:
             yardstick.arithmetic()
         return {
             "yardsticks": None if yardstick is None else yardstick.take().model_dump(),
-            "samples_us": done.decode_us,
-            "append_us": done.append_us,
-            "plan_us": done.plan_us,
+            "samples_us": result.decode_us,
+            "append_us": result.append_us,
+            "plan_us": result.plan_us,
             "work_items": session.work_items(),
         }
 
     def gpu_round(
         self, implementation: str, timed: list[int], nonce: int, mode: Mode, copies: int, sweep: bool
     ) -> dict[str, Any]:
-        """A round on a GPU: `copies` of the sessions take turns, or the cache is swept, or neither and it is warm."""
+        """A round on a GPU: the first `copies` sessions take turns; `sweep` clears the cache before each call."""
         inputs, sessions = self._opened(), self._copies[implementation][:copies]
         return self._gpu_rounds().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweep)
 
@@ -221,12 +221,12 @@ class Worker:
     def _check(self, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
         key = (nonce, "" if self._working.same_result else implementation)
         if key not in self._checks:
-            self._checks.clear()  # one at a time: they hold float64 copies
+            self._checks.clear()  # keep only one check, because checks hold float64 copies
             self._checks[key] = self._working.check(self._opened(), implementation, steps, nonce, sample)
         return self._checks[key]
 
     def _out(self, implementation: str) -> torch.Tensor:
-        """What is written into by every implementation whose output has this shape."""
+        """The output tensor; all implementations with the same output shape share it."""
         point = self._opened().point
         shape = self._load(implementation).out_shape(point)
         if shape not in self._outs:

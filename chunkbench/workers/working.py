@@ -1,4 +1,4 @@
-"""What a worker has to know of a kind of work."""
+"""The part of a kind of work that a worker needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from chunkbench.workers.inputs import PooledInputs
 
 
 class Working(Protocol):
-    """A kind's part for the worker."""
+    """How a worker makes inputs and checks for a kind of work."""
 
     @property
     def same_result(self) -> bool:
-        """Whether all implementations of a point compute the same, so that one check serves them all."""
+        """Whether all implementations of a point compute the same result, so that one check is enough for all."""
         ...
 
     def inputs(self, point: Point, seed: int) -> PooledInputs:
@@ -22,8 +22,8 @@ class Working(Protocol):
         ...
 
     def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """A check of an implementation's output after `steps` completion tokens, with queries of its own.
+        """A check of an implementation's output after `steps` completion tokens, with its own queries.
 
-        `nonce` draws the queries, and what is compared where a `sample` of the output is enough.
+        `nonce` seeds the queries and, if a `sample` of the output is enough, the choice of what is compared.
         """
         ...

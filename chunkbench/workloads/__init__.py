@@ -1,6 +1,6 @@
-"""The kinds of work, a folder each: what its experiments hold, how a point is measured, how its runs are shown.
+"""The kinds of work, one folder each: the keys of its experiments, how a point is measured, how runs are shown.
 
-A folder names itself and nobody names it but this module. `register` makes the kinds known to the rooms below.
+Only this module imports the folders. `register` makes the kinds known to the other packages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ from chunkbench.workloads import decode, layer, memory
 
 
 def register() -> None:
-    """Add all kinds of work to the registry, in order: the first is that of an experiment that names none."""
+    """Add all kinds of work to the registry, in order: an experiment that names no kind is of the first kind."""
     for kind in (decode.KIND, memory.KIND, layer.KIND):
         kinds.add(kind)

@@ -1,7 +1,7 @@
-"""Native code for CPUs: attention kernels (`decode`), their store (`store`), and the probes of what the machine can do.
+"""Native code for CPUs: attention kernels (`decode`), their store (`store`), and probes of the machine's peak rates.
 
-The module `_native` is compiled when the package is installed. Where that was not possible the package works without
-it: `native()` is None, `why_missing()` says why, and the probes raise `NativeMissing`.
+The installation of the package compiles the module `_native`. If that was not possible, the package works without it:
+`native()` is None, `why_missing()` gives the reason, and the probes raise `NativeMissing`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REMEDY = "install a C++17 compiler and Python's headers, then install chunkbench
 
 
 class NativeMissing(RuntimeError):
-    """The compiled module is needed and is not there."""
+    """A call needs the compiled module, but it is missing."""
 
 
 @functools.cache
@@ -37,17 +37,17 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 def native() -> ModuleType | None:
-    """The compiled module, or None where there is none."""
+    """The compiled module, or None if it is missing."""
     return _load()[0]
 
 
 def why_missing() -> str:
-    """Why `native()` is None; empty when it is not."""
+    """Why `native()` is None; empty if the module is there."""
     return _load()[1]
 
 
 def isa() -> str:
-    """The best instruction set that the compiled code can use here: avx512_bf16, avx512, avx2, neon or portable.
+    """The best instruction set that the compiled code can use on this CPU: avx512_bf16, avx512, avx2, neon or portable.
 
     Raises NativeMissing.
     """
@@ -56,10 +56,10 @@ def isa() -> str:
 
 
 def read_seconds(buffer: torch.Tensor, threads: int) -> float:
-    """Seconds that `threads` threads take to read a contiguous float32 buffer on the CPU once (they add it up).
+    """Seconds that `threads` threads need to read a contiguous float32 CPU buffer once (they sum its numbers).
 
-    Divide the bytes by it for read bandwidth; use a buffer several times as large as the last-level cache.
-    Raises TypeError or ValueError for another kind of buffer, ValueError for threads < 1, NativeMissing.
+    Bytes / seconds is the read bandwidth. Use a buffer several times as large as the last-level cache.
+    Raises TypeError or ValueError for a wrong buffer, ValueError for threads < 1, NativeMissing.
     """
     import torch
 
@@ -84,10 +84,10 @@ def read_seconds(buffer: torch.Tensor, threads: int) -> float:
 def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float) -> float:
     """Floating-point operations per second of multiply-add loops held in registers, all threads together.
 
-    A ceiling of the vector units for `dtype` float32, bfloat16 or float16, measured for about `milliseconds` (at most
-    60000). bfloat16 uses the CPU's dot products where it has AVX512-BF16; elsewhere, and for float16, the rate is that
-    of float32, because there numbers are widened and multiplied in float32. Matrix units (AMX) are not counted.
-    Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
+    This is the peak rate of the vector units for `dtype` float32, bfloat16 or float16, measured for about
+    `milliseconds` (at most 60000). For bfloat16, a CPU with AVX512-BF16 uses its dot products. On other CPUs, and for
+    float16, the rate is that of float32, because the kernels widen the numbers to float32. Matrix units (AMX) are not
+    counted. Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
     """
     module = required()
     _check_threads(threads)
@@ -96,7 +96,7 @@ def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float) -> float:
 
 
 def required() -> ModuleType:
-    """The compiled module. Raises NativeMissing, which says why there is none."""
+    """The compiled module. Raises NativeMissing with the reason if it is missing."""
     module, why = _load()
     if module is None:
         raise NativeMissing(why)

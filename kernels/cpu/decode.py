@@ -1,6 +1,6 @@
 """Decode attention in native code over a packed store: the two-phase partition and paged attention.
 
-Both run the same loops over items (see `planner`); the difference is which items there are, that is, the algorithm.
+Both run the same loops over items (see `planner`). They differ only in the items, that is, in the algorithm.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 def chosen_isa() -> str:
-    """The instruction set in use: `CHUNKBENCH_ISA` if set, else the best. Raises ValueError for one the CPU lacks."""
-    wanted = os.environ.get("CHUNKBENCH_ISA", "")
+    """The instruction set in use: `CHUNKBENCH_ISA` if set, else the best. Raises ValueError if the CPU lacks it."""
+    requested = os.environ.get("CHUNKBENCH_ISA", "")
     usable = required().isas()
-    if wanted and wanted not in usable:
-        raise ValueError(f"CHUNKBENCH_ISA={wanted}: this CPU can run {', '.join(usable)}")
-    return wanted or isa()
+    if requested and requested not in usable:
+        raise ValueError(f"CHUNKBENCH_ISA={requested}: this CPU can run {', '.join(usable)}")
+    return requested or isa()
 
 
 class NativeDecode:
-    """Decode attention over items of a store; `make` before `decode`."""
+    """Decode attention over items of a store. Call `make` before `decode`."""
 
     def __init__(self, store: PackedStore, heads: int) -> None:
         self.store = store
@@ -41,10 +41,10 @@ class NativeDecode:
         self._scale = store.head_dim**-0.5
         self._work: DecodePlan | None = None
         self.work_items = 0
-        """Items of the current plan; each runs once for every KV head."""
+        """Number of items of the current plan. Each item runs once for every KV head."""
 
     def make(self, items: Items, batch: int) -> None:
-        """Make the work descriptors of `batch` rows."""
+        """Make the work descriptors for `batch` rows."""
         store = self.store
         grain = Grain(torch.get_num_threads(), store.kv_heads, self.heads // store.kv_heads)
         flat = arrays(cut(items, grain), batch)
@@ -75,7 +75,7 @@ class NativeDecode:
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
         """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d).
 
-        Both of the store's dtype, on the CPU; runs on as many threads as PyTorch does.
+        q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch.
         """
         assert self._work is not None
         q = q.contiguous()
@@ -87,11 +87,12 @@ class NativeDecode:
 
 
 class TppNative(NativeDecode):
-    """Two-phase partition (section 3.2 of the paper) over a forest; the interface is that of `TppTorch`.
+    """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 
-    Chunk first: threads share out the items of several rows, which leave partial results (O, m, n). Sequence first:
-    then the items of one row, which fold these in, go on with the chunks that only it covers and write the output.
-    `chunk_first=False` leaves the first phase out: every sequence reads all of its chunks for itself.
+    Chunk-first phase: the threads process the items of several rows and write partial results (O, m, n). Sequence-first
+    phase: they process the items of one row, which fold in these results, continue with the chunks that only this row
+    covers, and write the output. `chunk_first=False` skips the first phase: every sequence reads all of its chunks by
+    itself.
     """
 
     def __init__(self, store: PackedStore, heads: int, chunk_first: bool = True) -> None:
@@ -100,7 +101,7 @@ class TppNative(NativeDecode):
         self._plan: Plan | None = None
 
     def plan(self, plan: Plan) -> None:
-        """Make the work descriptors of a plan; of the plan of last time, only bring the lengths up to date."""
+        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths."""
         if plan is not self._plan:
             self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
             self._plan = plan
@@ -108,14 +109,14 @@ class TppNative(NativeDecode):
 
 
 class PagedNative(NativeDecode):
-    """Paged attention over block tables: every sequence reads all of its blocks for itself; blocks are chunks."""
+    """Paged attention over block tables: every sequence reads all of its blocks by itself. A block is a chunk."""
 
     def __init__(self, store: PackedStore, heads: int) -> None:
         super().__init__(store, heads)
         self._blocks: Ints | None = None
 
     def plan(self, table: np.ndarray, lengths: np.ndarray) -> None:
-        """Follow block tables `[b, blocks]` and lengths `[b]`; rebuilt only when a sequence has other blocks."""
+        """Plan for block tables `[b, blocks]` and lengths `[b]`. New descriptors only if blocks changed."""
         size = self.store.chunk_size
         used = -(-lengths // size)
         blocks = np.where(np.arange(table.shape[1]) < used[:, None], table, -1)

@@ -17,39 +17,39 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class PackedStore(AddressedStore):
-    """A chunk store on the CPU whose slabs are packed on writing; only the native kernels can read it.
+    """A chunk store on the CPU that packs K and V when it writes them. Only the native kernels can read it.
 
     The invariant of `ChunkStore` does not hold here and is not needed: the kernels never read V beyond the tokens of a
-    chunk, except for the partner of an odd last bfloat16 token, which packing sets to zero.
+    chunk. The one exception is the pair partner of an unpaired last bfloat16 token, and packing sets it to zero.
     """
 
     def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, layers: int = 1) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers)
         self._native = required()
         self._shape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
-        self._tails = (b"", *self.addresses(np.empty(0, np.int64)))  # chunk ids of the last append, and where they are
+        self._tails = (b"", *self.addresses(np.empty(0, np.int64)))  # chunk ids of the last append, and their addresses
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last may stay partial."""
+        """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last chunk may stay partial."""
         tokens = np.arange(k.shape[0])
         self._pack(*self.addresses(chunks[tokens // self.chunk_size]), tokens % self.chunk_size, k, v, layer)
 
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k, v `[n, h_kv, d]` of a layer where the tokens that were appended go."""
+        """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens."""
         ids = appended.chunks.tobytes()
-        if ids != self._tails[0]:  # most steps of a decode go on in the chunks of the one before
+        if ids != self._tails[0]:  # most steps append to the same chunks as the step before
             self._tails = (ids, *self.addresses(appended.chunks))
         self._pack(*self._tails[1:], appended.slots, k, v, layer)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a chunk, which holds `tokens` tokens, all layers, to one that is new."""
+        """Copy a chunk that holds `tokens` tokens to a new chunk, in all layers."""
         keys, values = self._chunk(target)
         from_keys, from_values = self._chunk(source)
         keys.copy_(from_keys)
         values.copy_(from_values)
 
     def cut(self, chunk: int, tokens: int, held: int) -> None:
-        """Forget what a chunk that holds `held` tokens holds beyond its first `tokens`, in all layers."""
+        """Keep the first `tokens` of the `held` tokens in a chunk, in all layers; the other slots become free."""
         (key,), (value,) = self.addresses(np.array([chunk]))
         for shift in range(0, self.layers * self.layer_bytes, self.layer_bytes):
             self._native.cut(*self._shape, int(key) + shift, int(value) + shift, tokens, held)

@@ -1,13 +1,13 @@
 """Decode attention in Triton: partial results over runs of chunks, their merge, and the append of a token.
 
-Two launches compute a step. `partial_results` runs every item (see `planner`) once per KV head, shared and private
-runs alike; an item whose rows have no other writes the output, all others leave a partial result `(O, lse)` in
-float32, lse being the base-2 logarithm of the softmax's denominator. `merge_rows` puts the partial results of a row
-together and goes on with the row's own tail where the plan left that to it (the sequence-first phase, section 3.2 of
-the paper). With MERGE_IN_PLACE the block that finishes a row last merges it instead: there is no second launch.
+Two launches compute a step. `partial_results` runs every item (see `planner`) once per KV head, for shared and private
+runs. An item writes the output if its rows have no other item. All other items write a partial result `(O, lse)` in
+float32; lse is the base-2 logarithm of the softmax denominator. `merge_rows` merges the partial results of a row and
+then attends to the row's tail, if the plan has one (the sequence-first phase, section 3.2 of the paper). With
+MERGE_IN_PLACE there is no second launch: the block that finishes a row last merges it.
 
-Nothing that changes from step to step is an argument: lengths, items and their number are read from memory, so that a
-captured launch stays right.
+Nothing that changes from step to step is an argument. The kernels read lengths, items and their number from memory, so
+a captured launch stays correct.
 """
 
 # mypy: ignore-errors
@@ -28,9 +28,9 @@ def _attend(
     values,
     key_places,
     value_places,
-    first,  # of the run's chunks
-    tokens,  # of the run
-    inner,  # where in a chunk this KV head begins
+    first,  # index of the run's first chunk
+    tokens,  # number of tokens in the run
+    inner,  # offset of this KV head in a chunk
     scale,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
@@ -38,25 +38,25 @@ def _attend(
     UNIT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Go on with a run of chunks. Places are in units of 16 bytes, so that the compiler knows loads to be aligned."""
+    """Attend to one more run of chunks. Places have units of 16 bytes, so the compiler knows that loads are aligned."""
     offsets = tl.arange(0, TILE)
     dims = tl.arange(0, D)
     for start in tl.range(0, tokens, TILE, num_stages=STAGES):
-        held = start + offsets < tokens
+        valid = start + offsets < tokens
         if CHUNK >= TILE:
             chunk = first + start // CHUNK
             key = tl.load(key_places + chunk) * UNIT + inner
             value = tl.load(value_places + chunk) * UNIT + inner
-            within = (start % CHUNK + offsets)[:, None] * D + dims[None, :]
+            inside = (start % CHUNK + offsets)[:, None] * D + dims[None, :]
         else:
             chunk = first + (start + offsets) // CHUNK
-            key = (tl.load(key_places + chunk, mask=held, other=0) * UNIT + inner)[:, None]
-            value = (tl.load(value_places + chunk, mask=held, other=0) * UNIT + inner)[:, None]
-            within = ((start + offsets) % CHUNK)[:, None] * D + dims[None, :]
-        k = tl.load(keys + key + within, mask=held[:, None], other=0.0)
-        v = tl.load(values + value + within, mask=held[:, None], other=0.0)
+            key = (tl.load(key_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
+            value = (tl.load(value_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
+            inside = ((start + offsets) % CHUNK)[:, None] * D + dims[None, :]
+        k = tl.load(keys + key + inside, mask=valid[:, None], other=0.0)
+        v = tl.load(values + value + inside, mask=valid[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k)) * scale
-        scores = tl.where(held[None, :], scores, float("-inf"))
+        scores = tl.where(valid[None, :], scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         weights = tl.exp2(scores - safe[:, None])
@@ -84,19 +84,19 @@ def _fold(
     D: tl.constexpr,
     FOLD: tl.constexpr,
 ):
-    """Put `count` partial results of one row together, FOLD at a time."""
-    several = tl.arange(0, FOLD)
+    """Merge `count` partial results of one row, FOLD at a time."""
+    entries = tl.arange(0, FOLD)
     lanes = tl.arange(0, ROWS)
     dims = tl.arange(0, D)
     for start in range(0, count, FOLD):
-        there = start + several < count
-        slot = tl.load(folds + first + start + several, mask=there, other=0).to(tl.int64)
-        at = slot[:, None] * HEADS + head * GROUP + lanes[None, :]
-        valid = there[:, None] & (lanes < GROUP)[None, :]
-        # Past the first-level cache: other multiprocessors wrote these, perhaps in this very launch.
-        lse = tl.load(partial_lse + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
+        present = start + entries < count
+        slot = tl.load(folds + first + start + entries, mask=present, other=0).to(tl.int64)
+        index = slot[:, None] * HEADS + head * GROUP + lanes[None, :]
+        valid = present[:, None] & (lanes < GROUP)[None, :]
+        # Bypass the L1 cache: other multiprocessors wrote these, perhaps in the same launch.
+        lse = tl.load(partial_lse + index, mask=valid, other=float("-inf"), cache_modifier=".cg")
         part = tl.load(
-            partial_out + at[:, :, None] * D + dims[None, None, :],
+            partial_out + index[:, :, None] * D + dims[None, None, :],
             mask=valid[:, :, None],
             other=0.0,
             cache_modifier=".cg",
@@ -112,7 +112,7 @@ def _fold(
 
 
 @triton.jit
-def _item(
+def _run_item(
     item,
     head,
     q,
@@ -145,7 +145,7 @@ def _item(
     FOLD: tl.constexpr,
     MERGE_IN_PLACE: tl.constexpr,
 ):
-    """One item for one KV head. Lane i of the tile is query head i % GROUP of the item's position i // GROUP."""
+    """Run one item for one KV head. Lane i of the tile is query head i % GROUP of the item's position i // GROUP."""
     first = tl.load(items + item * 8)
     chunks = tl.load(items + item * 8 + 1)
     position = tl.load(items + item * 8 + 2)
@@ -171,32 +171,32 @@ def _item(
         query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale,
         CHUNK, TILE, D, UNIT, STAGES,
     )  # fmt: skip
-    # A run is never empty; were it, its partial result would be nothing at all, not NaN.
+    # A run is never empty. This keeps the partial result of an empty one zero instead of NaN.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if slot < 0:
         target = out + (row * out_row + lane_head * out_head)[:, None] + dims[None, :]
         tl.store(target, acc.to(out.dtype.element_ty), mask=valid[:, None])
     else:
-        at = (slot + place).to(tl.int64) * HEADS + lane_head
-        tl.store(partial_out + at[:, None] * D + dims[None, :], acc, mask=valid[:, None])
-        tl.store(partial_lse + at, top + tl.log2(total), mask=valid)
+        index = (slot + place).to(tl.int64) * HEADS + lane_head
+        tl.store(partial_out + index[:, None] * D + dims[None, :], acc, mask=valid[:, None])
+        tl.store(partial_lse + index, top + tl.log2(total), mask=valid)
         if MERGE_IN_PLACE:
-            tl.debug_barrier()  # all that this block wrote comes before its counting
-            counts = tl.arange(0, ROWS)
-            counting = counts < positions
-            counted = tl.load(order + position + counts, mask=counting, other=0)
-            before = tl.atomic_add(counters + counted * (HEADS // GROUP) + head, 1, mask=counting, sem="acq_rel")
-            wanted = tl.load(rows + counted * 4 + 1, mask=counting, other=0)
-            last = (counting & (before + 1 == wanted)).to(tl.int32)
+            tl.debug_barrier()  # the block's writes must be visible before it counts
+            indices = tl.arange(0, ROWS)
+            active = indices < positions
+            item_rows = tl.load(order + position + indices, mask=active, other=0)
+            before = tl.atomic_add(counters + item_rows * (HEADS // GROUP) + head, 1, mask=active, sem="acq_rel")
+            expected = tl.load(rows + item_rows * 4 + 1, mask=active, other=0)
+            last = (active & (before + 1 == expected)).to(tl.int32)
             if tl.sum(last) > 0:
                 for i in range(positions):
-                    if tl.sum(tl.where(counts == i, last, 0)) > 0:
-                        done = tl.load(order + position + i)
+                    if tl.sum(tl.where(indices == i, last, 0)) > 0:
+                        complete = tl.load(order + position + i)
                         _finish(
-                            done, head, out, out_row, out_head, partial_out, partial_lse, rows, folds,
+                            complete, head, out, out_row, out_head, partial_out, partial_lse, rows, folds,
                             HEADS, GROUP, D, FOLD,
                         )  # fmt: skip
-                        tl.store(counters + done * (HEADS // GROUP) + head, 0)
+                        tl.store(counters + complete * (HEADS // GROUP) + head, 0)
 
 
 @triton.jit
@@ -215,7 +215,7 @@ def _finish(
     D: tl.constexpr,
     FOLD: tl.constexpr,
 ):
-    """Write one row from its partial results alone."""
+    """Write the output of one row from its partial results."""
     LANES: tl.constexpr = triton.next_power_of_2(GROUP)
     top = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
@@ -245,18 +245,18 @@ def partial_results(
     key_places,
     value_places,
     items,  # [items, 8] first chunk, chunks, first position, positions (0: no item), partial slot or -1, tail row or -1
-    order,  # [positions] row of each
+    order,  # [positions] row of each position
     rows,  # [b, 4] first fold, folds, first chunk of the tail, chunks of the tail
     folds,
-    tokens,  # [b] in the last chunk of each row
+    tokens,  # [b] tokens in the last chunk of each row
     partial_out,  # [slots, HEADS, D]
     partial_lse,  # [slots, HEADS]
     counters,  # [b, HEADS // GROUP], zero between launches
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    NARROW: tl.constexpr,  # lanes of a small tile
-    WIDE: tl.constexpr,  # lanes of a large one, 0 if there is none
+    NARROW: tl.constexpr,  # lanes of the small tile
+    WIDE: tl.constexpr,  # lanes of the large tile, 0 if no item needs it
     TILE: tl.constexpr,
     D: tl.constexpr,
     UNIT: tl.constexpr,
@@ -264,19 +264,19 @@ def partial_results(
     FOLD: tl.constexpr,
     MERGE_IN_PLACE: tl.constexpr,
 ):
-    """Grid: room for items, times KV heads. The heads of an item start together, costly items first."""
+    """Grid: (capacity of items) x (KV heads). The heads of an item start together; expensive items start first."""
     item = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
     positions = tl.load(items + item * 8 + 3)
     if positions > 0:
         if WIDE > 0 and positions * GROUP > NARROW:
-            _item(
+            _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
                 items, order, rows, folds, tokens, partial_out, partial_lse, counters,
                 HEADS, GROUP, CHUNK, WIDE, TILE, D, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
             )  # fmt: skip
         else:
-            _item(
+            _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
                 items, order, rows, folds, tokens, partial_out, partial_lse, counters,
                 HEADS, GROUP, CHUNK, NARROW, TILE, D, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
@@ -310,7 +310,7 @@ def merge_rows(
     UNIT: tl.constexpr,
     FOLD: tl.constexpr,
 ):
-    """Grid: rows of q, times KV heads. Rows that an item has written are left alone."""
+    """Grid: (rows of q) x (KV heads). Does nothing for rows whose output an item has written."""
     row = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
     first = tl.load(rows + row * 4)
@@ -322,11 +322,11 @@ def merge_rows(
         dims = tl.arange(0, D)
         valid = lanes < GROUP
         heads = (head * GROUP + lanes).to(tl.int64)
-        # Asked for now, needed after the partial results.
+        # Load these early; they are needed after the partial results.
         length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
-        at = row.to(tl.int64) * q_row + heads * q_head
-        query = tl.load(q + at[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
-        # On as few lanes as there are heads: a matrix instruction's 16 would be zeros in every register.
+        index = row.to(tl.int64) * q_row + heads * q_head
+        query = tl.load(q + index[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
+        # Fold on as few lanes as there are heads: most of a matrix instruction's 16 lanes would hold zeros.
         FEW: tl.constexpr = triton.next_power_of_2(GROUP)
         top = tl.full([FEW], float("-inf"), tl.float32)
         total = tl.zeros([FEW], tl.float32)
@@ -355,7 +355,7 @@ def append_tokens(
     values,
     tail_keys,  # [b] places of the rows' last chunks
     tail_values,
-    tokens,  # [b] tokens in them, one more afterwards if not COUNTED
+    tokens,  # [b] tokens in the last chunks; the kernel adds one if not COUNTED
     KV_HEADS: tl.constexpr,
     LANES: tl.constexpr,  # KV heads, rounded up to a power of two
     CHUNK: tl.constexpr,
@@ -363,7 +363,7 @@ def append_tokens(
     UNIT: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Grid: rows. Writes one token behind the last of each row and counts it; in further layers it is COUNTED."""
+    """Grid: rows. Append one token to each row and count it. In further layers it is already COUNTED."""
     row = tl.program_id(0)
     slot = tl.load(tokens + row) - COUNTED
     heads = tl.arange(0, LANES)

@@ -1,6 +1,6 @@
-"""Compiles the kernels for a GPU generation, with or without such a GPU at hand, and says what they take of it.
+"""Compiles the kernels for a GPU generation, even without such a GPU, and reports their use of its resources.
 
-Must be imported where TRITON_INTERPRET is not set: interpreted kernels cannot be compiled.
+TRITON_INTERPRET must not be set when this module is imported: interpreted kernels cannot be compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chunkbench.kernels.triton import attention, constants
 from chunkbench.kernels.triton.tuning import Tuning
 
 SHARED_BYTES = {80: 167936, 90: 233472}
-"""Shared memory of a multiprocessor by compute capability; each block takes 1 KB of it beside its own."""
+"""Shared memory of a multiprocessor by compute capability. The system reserves 1 KB of it per block."""
 REGISTERS = 65536
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POINTERS = {
@@ -31,27 +31,27 @@ _POINTERS = {
 
 
 class Built(NamedTuple):
-    """What one block of a compiled kernel takes."""
+    """Resources of one block of a compiled kernel."""
 
     kernel: str
     """`partial_results wide` and `narrow`: with the large tile, and without."""
     registers: int
-    """Of each thread."""
+    """Per thread."""
     stack_bytes: int
-    """Spilled to memory, of each thread."""
+    """Bytes per thread that are spilled to memory."""
     shared_bytes: int
     warps: int
     asynchronous_loads: int
-    """Copies of 16 bytes to shared memory that the program does not wait for."""
+    """Number of asynchronous 16-byte copies to shared memory in the program."""
     ahead: int
-    """Tiles of K and of V for which there is room in shared memory at a time, at least."""
+    """Smallest number of tiles of K or of V that shared memory holds at a time."""
 
     def blocks(self, generation: int) -> int:
-        """Blocks that a multiprocessor runs side by side."""
-        of_warp = -(-self.registers * 32 // 256) * 256
-        known = [older for older in SHARED_BYTES if older <= generation]
-        shared = SHARED_BYTES[max(known)] // (self.shared_bytes + 1024)
-        return min(shared, REGISTERS // (of_warp * self.warps))
+        """Blocks that a multiprocessor runs at the same time."""
+        registers_of_warp = -(-self.registers * 32 // 256) * 256
+        listed = [older for older in SHARED_BYTES if older <= generation]
+        shared = SHARED_BYTES[max(listed)] // (self.shared_bytes + 1024)
+        return min(shared, REGISTERS // (registers_of_warp * self.warps))
 
 
 def build(
@@ -79,7 +79,7 @@ def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, wa
     types = {name: "*" + (dtype if kind == "data" else kind) for kind, names in _POINTERS.items() for name in names}
     types |= {"scale": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
-    # What the launch finds out by itself: tensors are aligned, rows and heads of q and out begin at multiples of 16.
+    # What a launch detects itself: aligned tensors, and strides of q and out that are multiples of 16.
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, (name, kind) in enumerate(signature.items())
@@ -90,9 +90,9 @@ def _build(name: str, constants: dict[str, Any], generation: int, dtype: str, wa
     compiled = triton.compile(source, target=GPUTarget("cuda", generation, 32), options={"num_warps": warps})
     registers, stack = _resources(compiled.asm["cubin"])
     loads = len(re.findall(r"cp\.async\.cg[^;]*0x10", compiled.asm["ptx"]))
-    rooms = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+xb?f16", compiled.asm["ttgir"])
+    tiles = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+xb?f16", compiled.asm["ttgir"])
     return Built(
-        name + variant, registers, stack, compiled.metadata.shared, warps, loads, min(map(int, rooms), default=0)
+        name + variant, registers, stack, compiled.metadata.shared, warps, loads, min(map(int, tiles), default=0)
     )
 
 
@@ -101,8 +101,8 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    if found is None:
-        raise RuntimeError(f"cuobjdump does not tell the registers: {said.strip()}")
-    return int(found[1]), int(found[2])
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+)", output)
+    if match is None:
+        raise RuntimeError(f"cuobjdump does not report the registers: {output.strip()}")
+    return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""What each kernel is compiled for, by shape and tuning: the same for a launch and for the compiler alone."""
+"""Compile-time constants of each kernel, from shape and tuning. Launches and `compile.build` both use them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from chunkbench.kernels.triton.tuning import Tuning
 
 PLACE_BYTES = 16
-"""Unit of the places of chunks: loads of so many bytes are aligned."""
-_NARROW = 16  # query heads of the small tile, at least: the fewest that a matrix instruction takes
+"""Unit of the places of chunks, in bytes. So the compiler knows that loads of 16 bytes are aligned."""
+_NARROW = 16  # smallest number of query heads in a tile: what a matrix instruction needs
 
 
 def power_of_two(number: int) -> int:
-    """The number, rounded up to a power of two."""
+    """`number`, rounded up to a power of two."""
     return 1 << (number - 1).bit_length()
 
 
 def narrow(group: int) -> int:
-    """Query heads of the small tile, where `group` of them share a KV head."""
+    """Query heads of the small tile, if `group` query heads share a KV head."""
     return max(_NARROW, power_of_two(group))
 
 
 class Sizes(NamedTuple):
-    """The shape of a store's chunks, and of what reads them."""
+    """The shape of a store's chunks, and the number of query heads."""
 
     heads: int
     kv_heads: int
@@ -34,30 +34,30 @@ class Sizes(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Query heads per KV head."""
         return self.heads // self.kv_heads
 
 
 def append_tokens(sizes: Sizes) -> dict[str, Any]:
-    """Of `attention.append_tokens`."""
+    """Constants of `attention.append_tokens`."""
     return _chunks(sizes) | {"KV_HEADS": sizes.kv_heads, "LANES": power_of_two(sizes.kv_heads)}
 
 
 def partial_results(sizes: Sizes, tuning: Tuning, wide: bool) -> dict[str, Any]:
-    """Of `attention.partial_results`, with the large tile or without."""
+    """Constants of `attention.partial_results`, with the large tile or without it."""
     return _queries(sizes) | {
         "NARROW": narrow(sizes.group),
         "WIDE": tuning.wide if wide else 0,
         "TILE": tuning.tile,
         "STAGES": tuning.stages,
-        "FOLD": 1,  # it shares its registers with the tiles
+        "FOLD": 1,  # the merge in place shares its registers with the tiles
         "MERGE_IN_PLACE": tuning.in_place,
     }
 
 
 def merge_rows(sizes: Sizes, tuning: Tuning) -> dict[str, Any]:
-    """Of `attention.merge_rows`."""
-    # Partial results to load at a time: as many as the table says where registers suffice, which wide groups need.
+    """Constants of `attention.merge_rows`."""
+    # Partial results per load: as in the table, but fewer for wide groups, which need more registers for each.
     fold = max(1, min(tuning.fold, 4096 // (power_of_two(sizes.group) * sizes.head_dim)))
     return _queries(sizes) | {"LANES": narrow(sizes.group), "TILE": tuning.merge_tile, "FOLD": fold}
 

@@ -1,4 +1,4 @@
-"""The chunk store of the GPU kernels: places of chunks, and the rows' tails, which advance on the device."""
+"""The chunk store of the GPU kernels: places of chunks, and the end of each row, which advances on the device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chunkbench.kvcache.integers import Ints
 
 
 class TritonStore(AddressedStore):
-    """A chunk store that appends with one launch and knows on the device where each row ends.
+    """A chunk store that appends with one launch and keeps the end of each row on the device.
 
-    While rows grow inside their chunks nothing is copied to the device: the launch that writes a token counts it.
+    While rows grow inside their chunks, it copies no integers to the device: the launch that writes a token counts it.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class TritonStore(AddressedStore):
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
         self.tail_values = self.tail_keys
         self.tokens = self.tail_keys
-        """`[rows]` int32: tokens in the last chunk of each row, current on the device."""
+        """`[rows]` int32: current number of tokens in the last chunk of each row."""
         self._staging = Staging(self.device, 0)
-        self._chunks = np.empty(0, np.int64)  # what the device holds
+        self._chunks = np.empty(0, np.int64)  # last chunk of each row, as on the device
         self._tokens = np.empty(0, np.int64)
         self._room = 0
 
     def places(self, chunks: Ints) -> tuple[Ints, Ints]:
-        """Where K and V of chunks are, in units of 16 bytes from the first slab's."""
+        """Places of K and V of chunks: offsets from K and V of the first slab, in units of 16 bytes."""
         if not self.slabs:
             return chunks, chunks
         keys, values = self.addresses(chunks)
@@ -50,7 +50,7 @@ class TritonStore(AddressedStore):
         return (keys - first_key) // PLACE_BYTES, (values - first_value) // PLACE_BYTES
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for the tails of so many rows, by new buffers where it has to be: launches then need them."""
+        """Make room for the ends of `rows` rows. If the buffers are too small, replaces them, also for launches."""
         if rows <= self._room:
             return
         room = -(-max(rows, 2 * self._room) // 32) * 32
@@ -59,10 +59,10 @@ class TritonStore(AddressedStore):
         self.tail_keys = flat[: 2 * room].view(torch.int64)
         self.tail_values = flat[2 * room : 4 * room].view(torch.int64)
         self.tokens = flat[4 * room :]
-        self._chunks = np.empty(0, np.int64)  # the new ones hold nothing
+        self._chunks = np.empty(0, np.int64)  # the new buffers are empty
 
     def follow(self, chunks: Ints, tokens: Ints) -> None:
-        """Make the rows end in these chunks `[b]`, holding so many tokens `[b]`; a copy only where that is news."""
+        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. Copies only new values."""
         if np.array_equal(chunks, self._chunks) and np.array_equal(tokens, self._tokens):
             return
         rows = len(chunks)
@@ -76,16 +76,16 @@ class TritonStore(AddressedStore):
         self._chunks, self._tokens = chunks.copy(), np.array(tokens, np.int64)
 
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
-        """Write k, v `[n, h_kv, d]` of a layer where the tokens that were appended go.
+        """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens.
 
-        One token for every row takes one launch. Others take what the device has to be told beside it.
+        One token for every row needs one launch. Other appends also copy indices to the device.
         """
         chunks, slots = appended.chunks, appended.slots
         if len(chunks) == 0:
             return
         if not appended.every_row:
             super().append(appended, k, v, layer)
-            self._chunks = np.empty(0, np.int64)  # the device no longer knows where rows end
+            self._chunks = np.empty(0, np.int64)  # the ends of rows on the device are outdated
             return
         counted = np.array_equal(chunks, self._chunks) and np.array_equal(slots + 1, self._tokens)
         if not counted:

@@ -11,29 +11,29 @@ from typing import Any, NamedTuple
 
 TABLE = Path(__file__).with_name("tuning.json")
 VARIABLE = "CHUNKBENCH_TUNING"
-"""Names a table to use instead of the packaged one."""
+"""Environment variable: path of a table to use instead of the packaged one."""
 
 
 class Tuning(NamedTuple):
     """One row of the table."""
 
     tile: int
-    """Tokens that a block multiplies at a time."""
+    """Tokens per tile: a block multiplies so many at a time."""
     wide: int
-    """Query heads of the large tile; the small one has 16."""
+    """Query heads of the large tile; the small tile has 16."""
     warps: int
     stages: int
-    """Depth of the pipeline of loads."""
+    """Stages of the load pipeline."""
     blocks: int
-    """Blocks that a multiprocessor runs side by side, as the planner assumes."""
+    """Blocks that a multiprocessor runs at the same time, as the planner assumes."""
     narrow_blocks: int
-    """The same of plans without an item that needs the large tile."""
+    """The same for plans in which no item needs the large tile."""
     merge_tile: int
     merge_warps: int
     fold: int
-    """Partial results that the merge loads at a time."""
+    """Number of partial results that the merge loads at a time."""
     in_place: bool
-    """Whether the last block of a row merges it, one partial result after the other, instead of a second launch."""
+    """True: the last block of a row merges it, one partial result at a time. False: a second launch merges."""
 
 
 class UnusableTable(ValueError):
@@ -41,7 +41,7 @@ class UnusableTable(ValueError):
 
 
 def path() -> Path:
-    """The table in use."""
+    """The path of the table in use."""
     return Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else TABLE
 
 
@@ -57,7 +57,7 @@ def _table(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def read(table: Path | None = None) -> dict[str, dict[int, Tuning]]:
-    """All rows: by generation (`sm_80`), then by head dimension. Raises UnusableTable."""
+    """All rows, by generation (`sm_80`), then by head dimension. Raises UnusableTable."""
     source = path() if table is None else table
     try:
         return {
@@ -69,7 +69,7 @@ def read(table: Path | None = None) -> dict[str, dict[int, Tuning]]:
 
 
 def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
-    """Write a table, sorted, so that two of them can be compared as text."""
+    """Write a table, sorted, so that two tables can be compared as text."""
     plain = {
         generation: {str(head_dim): row._asdict() for head_dim, row in sorted(rows.items())}
         for generation, rows in sorted(table.items())
@@ -78,8 +78,8 @@ def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
     _table.cache_clear()
 
 
-def chosen(capability: int, head_dim: int) -> Tuning:
-    """The row for a compute capability (90 for 9.0): of its generation, else of the nearest older one.
+def tuning_for(capability: int, head_dim: int) -> Tuning:
+    """The row for a compute capability (90 for 9.0): of its generation, or else of the nearest older one.
 
     Raises UnusableTable.
     """

@@ -10,21 +10,21 @@ from chunkbench.store.manifest import ExpectationFacts
 
 
 def expectation(**changes: Any) -> ExpectationFacts:
-    usual = {"where": {}, "implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5}
-    return ExpectationFacts.model_validate(usual | changes)
+    defaults = {"where": {}, "implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5}
+    return ExpectationFacts.model_validate(defaults | changes)
 
 
 @pytest.fixture
 def rows(facts):
-    def one(name: str, us: float, **changes: Any):
+    def case(name: str, us: float, **changes: Any):
         return facts(name, samples_us=((us, us),) * 3, **changes)
 
     return derive(
         [
-            one("chunk_attn", 20.0, n_s=512),
-            one("naive", 60.0, n_s=512),
-            one("chunk_attn", 30.0, n_s=0),
-            one("naive", 27.0, n_s=0),
+            case("chunk_attn", 20.0, n_s=512),
+            case("naive", 60.0, n_s=512),
+            case("chunk_attn", 30.0, n_s=0),
+            case("naive", 27.0, n_s=0),
             facts("xformers", n_s=0, status="unavailable", samples_us=()),
         ]
     )
@@ -51,26 +51,26 @@ def rows(facts):
     ],
 )
 def test_verdicts(rows, changes: dict[str, Any], values: list[float], verdicts: list[str]) -> None:
-    found = outcomes(rows, [expectation(**changes)])
-    assert [outcome.value for outcome in found] == pytest.approx(values)
-    assert [outcome.verdict for outcome in found] == verdicts
+    judged = outcomes(rows, [expectation(**changes)])
+    assert [outcome.value for outcome in judged] == pytest.approx(values)
+    assert [outcome.verdict for outcome in judged] == verdicts
 
 
-def test_what_was_not_measured_says_why(rows) -> None:
-    found = outcomes(rows, [expectation(against="xformers"), expectation(implementation="nobody", where={"n_s": 0})])
-    assert [outcome.verdict for outcome in found] == ["not measured"] * 3
-    assert [outcome.reason for outcome in found] == [
+def test_an_unmeasured_expectation_has_a_reason(rows) -> None:
+    judged = outcomes(rows, [expectation(against="xformers"), expectation(implementation="nobody", where={"n_s": 0})])
+    assert [outcome.verdict for outcome in judged] == ["not measured"] * 3
+    assert [outcome.reason for outcome in judged] == [
         "xformers: unavailable",
         "xformers is not in this run",
         "not in this run",
     ]
 
 
-def test_a_fraction_beyond_the_machine_reaches_nothing(facts) -> None:
+def test_a_fraction_above_the_roofline_has_no_verdict(facts) -> None:
     rows = derive([facts(samples_us=((1.0, 1.0),))])
-    (found,) = outcomes(rows, [expectation(metric="roofline_fraction", bar=0.5)])
-    assert found.verdict == "not measured"
-    assert "probe" in found.reason
+    (outcome,) = outcomes(rows, [expectation(metric="roofline_fraction", bar=0.5)])
+    assert outcome.verdict == "not measured"
+    assert "probe" in outcome.reason
 
 
 def test_ranges_and_trees_are_selected_as_experiments_write_them(facts) -> None:
@@ -90,6 +90,6 @@ def test_ranges_and_trees_are_selected_as_experiments_write_them(facts) -> None:
     assert selected(tree=[[512, [[64, 2], [0, 30]]]]) == [(1024, tree)]
 
 
-def test_a_metric_that_is_not_known_is_not_judged(rows) -> None:
-    verdicts = {(one.verdict, one.reason) for one in outcomes(rows, [expectation(metric="beauty")])}
+def test_an_unknown_metric_is_not_judged(rows) -> None:
+    verdicts = {(outcome.verdict, outcome.reason) for outcome in outcomes(rows, [expectation(metric="beauty")])}
     assert verdicts == {("not measured", "this version does not know the metric beauty")}

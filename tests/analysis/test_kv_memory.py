@@ -1,4 +1,4 @@
-"""Savings and losses of K/V memory, against what a prefix tree of integers really holds."""
+"""Savings and empty slots of K/V memory, against a prefix tree of integers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chunkbench.analysis.kv_memory import saving, token_bytes
 from chunkbench.kvcache import ChunkPool, PrefixTree
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # it keeps nothing between examples
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture has no state
 @given(
     n_s=st.integers(0, 70),
     private=st.integers(0, 40),
@@ -19,7 +19,7 @@ from chunkbench.kvcache import ChunkPool, PrefixTree
     prompts=st.integers(1, 3),
     c=st.sampled_from([1, 4, 16]),
 )
-def test_empty_slots_are_those_of_the_tree_and_within_the_bound(
+def test_empty_slots_of_a_real_tree_stay_within_the_bound(
     n_s: int, private: int, n_c: int, b: int, prompts: int, c: int, facts
 ) -> None:
     n_p, prompts = max(1, n_s + private), min(prompts, b)
@@ -32,20 +32,20 @@ def test_empty_slots_are_those_of_the_tree_and_within_the_bound(
     for _ in range(n_c):
         tree.append([next(token) for _ in range(b)])
     axes = {"n_p": n_p, "n_s": n_s, "n_c": n_c, "batch_size": b, "prompts": prompts, "chunk_size": c}
-    found = saving(None, facts(**axes, kv_bytes=pool.in_use * c * token_bytes(facts())))
-    assert found is not None
-    assert found.empty is not None
-    assert -1e-9 <= found.empty <= found.bound + 1e-9
-    assert found.at_batch <= found.limit * (1 + 1e-9)
+    memory = saving(None, facts(**axes, kv_bytes=pool.in_use * c * token_bytes(facts())))
+    assert memory is not None
+    assert memory.empty is not None
+    assert -1e-9 <= memory.empty <= memory.bound + 1e-9
+    assert memory.at_batch <= memory.limit * (1 + 1e-9)
 
 
-def test_ragged_prompts_and_trees_have_no_one_ratio(facts) -> None:
+def test_ragged_prompts_and_trees_have_no_saving(facts) -> None:
     assert saving(None, facts(n_p=(3, 9), kv_bytes=1)) is None
     assert saving(None, facts(n_s=None, tree=((4, 2),), kv_bytes=1)) is None
 
 
 def test_many_sequences_come_near_the_limit(facts) -> None:
-    one = saving(None, facts(n_p=1024, n_s=768, n_c=0, batch_size=1 << 20))
-    assert one is not None
-    assert one.limit == 4
-    assert one.at_batch == pytest.approx(4, rel=1e-4)
+    memory = saving(None, facts(n_p=1024, n_s=768, n_c=0, batch_size=1 << 20))
+    assert memory is not None
+    assert memory.limit == 4
+    assert memory.at_batch == pytest.approx(4, rel=1e-4)

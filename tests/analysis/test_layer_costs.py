@@ -1,4 +1,4 @@
-"""FLOPs, bytes and intensity of Table 1, to the digits that the paper printed."""
+"""FLOPs, bytes and intensity of Table 1, in every digit that the paper prints."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TABLE = list(
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['batch_size']}-{row['metric']}")
 def test_every_printed_digit(row: dict[str, str], module: str) -> None:
     cost = MODULES[module](shape_of("llama2-7b"), int(row["batch_size"]), 2048)
-    ours = {"flops": cost.flops / 1e6, "bytes": cost.bytes / 1e6, "arithmetic_intensity": cost.intensity}
-    if row["metric"] in ours:
-        assert f"{ours[row['metric']]:.2f}" == row[module]
+    figures = {"flops": cost.flops / 1e6, "bytes": cost.bytes / 1e6, "arithmetic_intensity": cost.intensity}
+    if row["metric"] in figures:
+        assert f"{figures[row['metric']]:.2f}" == row[module]
 
 
 def test_grouped_heads_read_less_and_compute_the_same() -> None:

@@ -19,11 +19,11 @@ def peaks(read: float, matrix: float = 1e15) -> Peaks:
     return Peaks(read_bytes_per_s=read, matrix_flops_per_s=matrix, matrix_torch_flops_per_s=matrix)
 
 
-def test_private_contexts_of_the_papers_table_3() -> None:
+def test_roofline_of_table_3_without_sharing() -> None:
     # 32 sequences of 1024 tokens, 32 heads of 128, two bytes: 537 MB of K and V, half a megabyte of q and out.
     moved = unique_bytes(32 * 1024, 2 * 32 * 128 * 2, 32, 32, 128, 2)
     assert moved == 536_870_912 + 524_288
-    # On a card that reads 3.0 TB/s that is 179 us.
+    # A GPU that reads 3.0 TB/s needs 179 us.
     assert roofline_us(moved, flops(32 * 1024, 32, 128), peaks(3.0e12)) == pytest.approx(179, abs=0.5)
 
 
@@ -33,15 +33,15 @@ def test_flops_of_the_papers_table_1() -> None:
     assert flops(32 * 2049, 32, 128) == pytest.approx(1074.27e6, rel=1e-4)
 
 
-def test_reading_a_shared_prefix_for_every_sequence_costs_its_bytes_every_time() -> None:
+def test_an_implementation_without_sharing_reads_the_prefix_for_every_sequence() -> None:
     shape = (256, 4, 2, 64, 2)  # token_bytes, b, h, d, element_bytes
     once = read_bytes(4 * 100, 100, True, *shape)
-    each = read_bytes(4 * 100, 100, False, *shape)
-    assert each - once == 300 * 256
+    repeated = read_bytes(4 * 100, 100, False, *shape)
+    assert repeated - once == 300 * 256
     assert once == unique_bytes(100, *shape)
 
 
-def test_the_slower_of_memory_and_arithmetic_bounds_a_step() -> None:
+def test_the_longer_of_memory_and_arithmetic_time_bounds_a_step() -> None:
     assert roofline_us(1000, 10, peaks(1e9, 1e12)) == pytest.approx(1.0)
     assert roofline_us(1000, 10_000_000, peaks(1e9, 1e12)) == pytest.approx(10.0)
 
@@ -54,8 +54,8 @@ def test_fraction_sums_bounds_and_latencies_over_the_steps(facts) -> None:
     assert mean_roofline_us(case) == pytest.approx(7.5)
 
 
-def test_every_round_is_judged_by_its_own_peaks(facts) -> None:
-    # The machine slows down by half in the last two rounds and the kernel with it: the fraction stays.
+def test_every_round_uses_its_own_peaks(facts) -> None:
+    # In the last two rounds the machine has half its speed and so has the kernel: the fraction stays.
     slow = ((20.0, 40.0),) * 2
     case = facts(samples_us=((10.0, 20.0), *slow), peaks=(peaks(1e9), peaks(0.5e9), peaks(0.5e9)))
     assert roofline_fraction(case) == pytest.approx(0.5)

@@ -43,7 +43,7 @@ def test_confidence_is_a_probability(confidence: float) -> None:
 @pytest.mark.parametrize(
     ("rounds", "confidence", "rank"),
     [
-        # From published tables of distribution-free intervals for a median: n, confidence -> rank of the lower end.
+        # From published tables of distribution-free intervals for a median.
         (6, 0.95, 1),
         (8, 0.95, 1),
         (9, 0.95, 2),
@@ -76,11 +76,11 @@ def test_coverage_by_simulation() -> None:
         trials = 4000
         hits = 0
         for _ in range(trials):
-            # Skewed, as latencies are; the median of expovariate(1) is ln 2.
+            # The distribution is skewed, as latencies are; its median is ln 2.
             low, high, _ = interval([rng.expovariate(1) for _ in range(rounds)], 0.95)
             hits += low <= 0.6931471805599453 <= high
         assert hits / trials >= 0.94  # 3 standard errors below 0.95
-        assert hits / trials <= 0.99  # the widest of these covers 0.969: not simply the range
+        assert hits / trials <= 0.99  # the highest exact coverage is 0.969; the plain range would cover more
 
 
 def test_thousands_of_rounds_do_not_underflow() -> None:
@@ -97,7 +97,7 @@ def test_an_interval_holds_the_median(means: list[float], confidence: float) -> 
     assert min(means) <= low <= stdlib.median(means) <= high <= max(means)
 
 
-def test_relative_half_width_reads_as_give_or_take() -> None:
+def test_relative_half_width_is_plus_or_minus() -> None:
     assert relative_half_width([98.0, 100.0, 102.0], 0.95) == pytest.approx(0.02)
 
 

@@ -1,4 +1,4 @@
-"""LayeredChunkAttention against the float64 oracle: every layer of random forests, over one tree and one plan."""
+"""LayeredChunkAttention against the float64 reference: all layers of random forests, with one tree and one plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNELS: list[Kernel] = ["torch", *(["native"] if cpu.native() is not None else 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny tensors on a busy machine: threads that wait for each other would be all that is measured."""
+    """One thread: with tiny tensors on a busy machine, threads mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,63 +30,63 @@ def one_thread() -> Iterator[None]:
 
 
 class Model:
-    """Drives the class as a model with random layers would. K and V of a token follow from the ids up to it."""
+    """Uses the class as a model with random layers does. The token ids up to a token determine its K and V."""
 
     def __init__(self, kernel: Kernel, chunk_size: int, dtype: torch.dtype = torch.float32) -> None:
         self.attention = LayeredChunkAttention(
             LAYERS, HEADS, DIM, KV_HEADS, chunk_size=chunk_size, dtype=dtype, kernel=kernel
         )
-        self.held: dict[int, list[int]] = {}
-        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+        self.contexts: dict[int, list[int]] = {}
+        self._kv_of_prefix: dict[tuple[int, ...], torch.Tensor] = {}
         self._random = torch.Generator().manual_seed(0)
 
     def join(self, tokens: list[int]) -> None:
         joined = self.attention.join(tokens)
         assert joined.tokens == len(tokens) - joined.cached
-        self.held[joined.sequence] = list(tokens)
-        kv = self._of(tokens)
-        for layer in reversed(range(LAYERS)):  # in any order
+        self.contexts[joined.sequence] = list(tokens)
+        kv = self._kv(tokens)
+        for layer in reversed(range(LAYERS)):  # the order of layers does not matter
             self.attention.write(layer, joined, kv[layer, 0, joined.cached :], kv[layer, 1, joined.cached :])
 
     def extend(self, counts: dict[int, int]) -> None:
-        lists = [[len(self.held[sequence]) % 2] * count for sequence, count in counts.items()]
+        lists = [[len(self.contexts[sequence]) % 2] * count for sequence, count in counts.items()]
         flat = [token for tokens in lists for token in tokens]
         extended = self.attention.extend(flat, list(counts), list(counts.values()))
         kv = []
         for sequence, tokens in zip(counts, lists, strict=True):
-            self.held[sequence] += tokens
-            kv.append(self._of(self.held[sequence])[:, :, len(self.held[sequence]) - len(tokens) :])
+            self.contexts[sequence] += tokens
+            kv.append(self._kv(self.contexts[sequence])[:, :, len(self.contexts[sequence]) - len(tokens) :])
         together = torch.cat(kv, 2)
         for layer in range(LAYERS):
             self.attention.write(layer, extended, together[layer, 0], together[layer, 1])
 
     def step(self) -> None:
-        tokens = [len(held) % 2 for held in self.held.values()]
+        tokens = [len(context) % 2 for context in self.contexts.values()]
         extended = self.attention.extend(tokens)
-        for held, token in zip(self.held.values(), tokens, strict=True):
-            held.append(token)
-        kv = torch.cat([self._of(held)[:, :, -1:] for held in self.held.values()], 2)
+        for context, token in zip(self.contexts.values(), tokens, strict=True):
+            context.append(token)
+        kv = torch.cat([self._kv(context)[:, :, -1:] for context in self.contexts.values()], 2)
         for layer in range(LAYERS):
             self.attention.write(layer, extended, kv[layer, 0], kv[layer, 1])
 
     def check(self) -> None:
-        assert self.attention.sequences == list(self.held)
+        assert self.attention.sequences == list(self.contexts)
         for layer in range(LAYERS):
-            q = torch.randn(len(self.held), HEADS, DIM, generator=self._random).to(self.attention.dtype)
+            q = torch.randn(len(self.contexts), HEADS, DIM, generator=self._random).to(self.attention.dtype)
             out = self.attention.attend(layer, q)
-            kv = [self._of(held)[layer] for held in self.held.values()]
+            kv = [self._kv(context)[layer] for context in self.contexts.values()]
             expected = torch.stack([attention(q[row], k, v) for row, (k, v) in enumerate(kv)])
             error = (out.double() - expected).abs().max() / expected.abs().max()
             assert error <= TOLERANCE[self.attention.dtype], f"layer {layer}: relative error {error}"
 
-    def _of(self, tokens: list[int]) -> torch.Tensor:
+    def _kv(self, tokens: list[int]) -> torch.Tensor:
         """K and V `[layers, 2, n, kv_heads, d]` of a sequence."""
         for n in range(1, len(tokens) + 1):
             prefix = tuple(tokens[:n])
-            if prefix not in self._known:
+            if prefix not in self._kv_of_prefix:
                 drawn = torch.randn(LAYERS, 2, KV_HEADS, DIM, generator=self._random)
-                self._known[prefix] = drawn.to(self.attention.dtype)
-        return torch.stack([self._known[tuple(tokens[:n])] for n in range(1, len(tokens) + 1)], 2)
+                self._kv_of_prefix[prefix] = drawn.to(self.attention.dtype)
+        return torch.stack([self._kv_of_prefix[tuple(tokens[:n])] for n in range(1, len(tokens) + 1)], 2)
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=40)
@@ -107,51 +107,51 @@ def test_random_forests(history: list[tuple], kernel: Kernel, dtype: torch.dtype
     model = Model(kernel, 16, dtype)
     model.join([0, 1, 0, 1, 0])
     for name, *arguments in history:
-        ids = list(model.held)
+        ids = list(model.contexts)
         match name, arguments:
             case "join", (tokens,):
                 model.join(tokens)
-            case "join like", (which, rest) if ids:
-                model.join(model.held[ids[which % len(ids)]] + rest)
+            case "join like", (which, own) if ids:
+                model.join(model.contexts[ids[which % len(ids)]] + own)
             case "extend", (counts,) if ids:
                 model.extend({ids[which % len(ids)]: count for which, count in counts.items()})
             case "step", () if ids:
                 model.step()
             case "fork", (which,) if ids:
                 source = ids[which % len(ids)]
-                model.held[model.attention.fork(source)] = list(model.held[source])
-            case "truncate", (which, part) if ids:
+                model.contexts[model.attention.fork(source)] = list(model.contexts[source])
+            case "truncate", (which, share) if ids:
                 sequence = ids[which % len(ids)]
-                length = max(1, round(part * len(model.held[sequence])))
+                length = max(1, round(share * len(model.contexts[sequence])))
                 try:
                     model.attention.truncate(sequence, length)
                 except SharedChunk:
                     continue
-                del model.held[sequence][length:]
+                del model.contexts[sequence][length:]
             case "remove", (which,) if ids:
                 model.attention.remove_sequence(ids[which % len(ids)])
-                del model.held[ids[which % len(ids)]]
-        if model.held:
+                del model.contexts[ids[which % len(ids)]]
+        if model.contexts:
             model.check()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_step_of_a_server(kernel: Kernel) -> None:
-    """Some sequences decode, one gets a piece of its prompt, one joins, one leaves: all in the same step."""
+    """In one step some sequences decode, one gets a part of its prompt, one joins, and one leaves."""
     model = Model(kernel, 16)
     for own in range(4):
         model.join([0, 1] * 20 + [own % 2])
     for _ in range(20):
-        first, second, third, fourth = list(model.held)
+        first, second, third, fourth = list(model.contexts)
         model.extend({third: 1, first: 7, fourth: 1})
         model.join([1, 0] * 18)
         model.attention.remove_sequence(second)
-        del model.held[second]
+        del model.contexts[second]
         model.check()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_layers_are_bytes_and_one_tree(kernel: Kernel) -> None:
+def test_more_layers_need_more_bytes_but_one_plan(kernel: Kernel) -> None:
     layered, single = (
         LayeredChunkAttention(LAYERS, HEADS, DIM, chunk_size=16, kernel=kernel),
         ChunkAttention(HEADS, DIM, chunk_size=16, kernel=kernel),
@@ -166,7 +166,7 @@ def test_layers_are_bytes_and_one_tree(kernel: Kernel) -> None:
     assert layered.plan_rebuilds == 1
 
 
-def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
+def test_misuse_is_refused_and_changes_nothing() -> None:
     attention = LayeredChunkAttention(LAYERS, HEADS, DIM, KV_HEADS, chunk_size=16, max_tokens=64)
     joined = attention.join(range(40))
     k = torch.randn(40, KV_HEADS, DIM)
@@ -189,5 +189,5 @@ def test_what_is_wrong_is_refused_and_changes_nothing() -> None:
         with pytest.raises(error):
             attention.extend(*arguments)  # type: ignore[arg-type]
     assert attention.length(joined.sequence) == 40
-    with pytest.raises(ValueError, match="layers is at least 1"):
+    with pytest.raises(ValueError, match="layers must be at least 1"):
         LayeredChunkAttention(0, HEADS, DIM)

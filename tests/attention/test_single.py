@@ -1,4 +1,4 @@
-"""ChunkAttention against the float64 oracle, over contexts that the tests keep for themselves."""
+"""ChunkAttention against the float64 reference. The tests keep their own copy of every context."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ PARTITIONS = ("two-phase", "sequence-first")
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Tiny tensors on a busy machine: threads that wait for each other would be all that is measured."""
+    """One thread: with tiny tensors on a busy machine, threads mostly wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,25 +32,25 @@ def one_thread():
 
 
 class Contexts:
-    """Drives a ChunkAttention and keeps every sequence's tokens, K and V beside it, contiguous and unshared."""
+    """Uses a ChunkAttention, and keeps a contiguous, unshared copy of every sequence's tokens, K and V."""
 
     def __init__(self, heads=4, head_dim=16, kv_heads=None, seed=0, scale=1.0, **options):
         self.attention = ChunkAttention(heads, head_dim, kv_heads, **options)
         self.kv_heads = kv_heads or heads
         self.random = torch.Generator().manual_seed(seed)
         self.scale = scale
-        self.held: dict[int, tuple[list[int], torch.Tensor, torch.Tensor]] = {}
-        self.known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.copies: dict[int, tuple[list[int], torch.Tensor, torch.Tensor]] = {}
+        self.kv_of_prefix: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def randn(self, *shape):
         return (self.scale * torch.randn(*shape, generator=self.random)).to(self.attention.dtype)
 
     def token(self, prefix):
         """K and V of the last token of a prefix: the same for equal prefixes, as in a model."""
-        if prefix not in self.known:
+        if prefix not in self.kv_of_prefix:
             shape = (self.kv_heads, self.attention.head_dim)
-            self.known[prefix] = self.randn(*shape), self.randn(*shape)
-        return self.known[prefix]
+            self.kv_of_prefix[prefix] = self.randn(*shape), self.randn(*shape)
+        return self.kv_of_prefix[prefix]
 
     def rows(self, tokens, start=0):
         pairs = [self.token(tuple(tokens[: n + 1])) for n in range(start, len(tokens))]
@@ -58,54 +58,54 @@ class Contexts:
         empty = torch.empty(shape, dtype=self.attention.dtype)
         return tuple(torch.stack([pair[i] for pair in pairs]) if pairs else empty for i in (0, 1))
 
-    def add(self, tokens, whole=True):
+    def add(self, tokens, with_cached_rows=True):
         tokens = list(tokens)
         k, v = self.rows(tokens)
-        cached = 0 if whole else self.attention.cached_tokens(tokens)
+        cached = 0 if with_cached_rows else self.attention.cached_tokens(tokens)
         sequence = self.attention.add_sequence(tokens, k[cached:], v[cached:])
-        self.held[sequence] = tokens, k, v
+        self.copies[sequence] = tokens, k, v
         return sequence
 
     def append(self, tokens):
-        rows = [[*held[0], token] for held, token in zip(self.held.values(), tokens, strict=True)]
+        rows = [[*context[0], token] for context, token in zip(self.copies.values(), tokens, strict=True)]
         pairs = [self.token(tuple(row)) for row in rows]
         k, v = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
         self.attention.append(tokens, k, v)
-        for sequence, row in zip(self.held, rows, strict=True):
-            self.held[sequence] = (row, *self.rows(row))
+        for sequence, row in zip(self.copies, rows, strict=True):
+            self.copies[sequence] = (row, *self.rows(row))
 
     def append_to(self, counts):
-        """Tokens 0, 1, 0, ... for some sequences: id -> how many."""
+        """Append tokens 0, 1, 0, ... to some sequences. `counts` maps a sequence id to the number of its new tokens."""
         rows = {
-            sequence: [*self.held[sequence][0], *(n % 2 for n in range(count))] for sequence, count in counts.items()
+            sequence: [*self.copies[sequence][0], *(n % 2 for n in range(count))] for sequence, count in counts.items()
         }
-        added = [self.rows(row, len(self.held[sequence][0])) for sequence, row in rows.items()]
+        added = [self.rows(row, len(self.copies[sequence][0])) for sequence, row in rows.items()]
         k, v = (torch.cat([pair[i] for pair in added]) for i in (0, 1))
-        tokens = [token for sequence, row in rows.items() for token in row[len(self.held[sequence][0]) :]]
+        tokens = [token for sequence, row in rows.items() for token in row[len(self.copies[sequence][0]) :]]
         self.attention.append(tokens, k, v, list(counts), list(counts.values()))
         for sequence, row in rows.items():
-            self.held[sequence] = (row, *self.rows(row))
+            self.copies[sequence] = (row, *self.rows(row))
 
     def fork(self, sequence):
         forked = self.attention.fork(sequence)
-        self.held[forked] = self.held[sequence]
+        self.copies[forked] = self.copies[sequence]
         return forked
 
     def truncate(self, sequence, length):
         self.attention.truncate(sequence, length)
-        tokens, k, v = self.held[sequence]
-        self.held[sequence] = tokens[:length], k[:length], v[:length]
+        tokens, k, v = self.copies[sequence]
+        self.copies[sequence] = tokens[:length], k[:length], v[:length]
 
     def remove(self, sequence):
         self.attention.remove_sequence(sequence)
-        del self.held[sequence]
+        del self.copies[sequence]
 
     def check(self):
-        assert self.attention.sequences == list(self.held)
-        q = self.randn(len(self.held), self.attention.heads, self.attention.head_dim)
+        assert self.attention.sequences == list(self.copies)
+        q = self.randn(len(self.copies), self.attention.heads, self.attention.head_dim)
         out = torch.full_like(q, torch.nan)
         assert self.attention.decode(q, out) is out
-        expected = torch.stack([attention(q[row], k, v) for row, (_, k, v) in enumerate(self.held.values())])
+        expected = torch.stack([attention(q[row], k, v) for row, (_, k, v) in enumerate(self.copies.values())])
         error = (out.double() - expected).abs().max() / expected.abs().max()
         assert error <= TOLERANCE[self.attention.dtype], f"relative error {error}"
 
@@ -133,12 +133,12 @@ def test_random_forests(history, chunk_size, heads, partition):
     contexts = Contexts(heads[0], 16, heads[1], chunk_size=chunk_size, partition=partition)
     contexts.add([0, 1, 0, 1, 0])
     for name, *arguments in history:
-        ids = list(contexts.held)
+        ids = list(contexts.copies)
         match name, arguments:
-            case "add", (prompt, whole):
-                contexts.add(prompt, whole)
-            case "add like", (which, rest) if ids:
-                contexts.add(contexts.held[ids[which % len(ids)]][0] + rest, whole=False)
+            case "add", (prompt, with_cached_rows):
+                contexts.add(prompt, with_cached_rows)
+            case "add like", (which, own) if ids:
+                contexts.add(contexts.copies[ids[which % len(ids)]][0] + own, with_cached_rows=False)
             case "append", (steps, same) if ids:
                 for step in range(steps):
                     contexts.append([step % 2 if same else row % 2 for row in range(len(ids))])
@@ -146,14 +146,14 @@ def test_random_forests(history, chunk_size, heads, partition):
                 contexts.append_to({ids[which % len(ids)]: count for which, count in counts.items()})
             case "fork", (which,) if ids:
                 contexts.fork(ids[which % len(ids)])
-            case "truncate", (which, part) if ids:
+            case "truncate", (which, share) if ids:
                 sequence = ids[which % len(ids)]
-                length = max(1, round(part * len(contexts.held[sequence][0])))
+                length = max(1, round(share * len(contexts.copies[sequence][0])))
                 with contextlib.suppress(SharedChunk):
                     contexts.truncate(sequence, length)
             case "remove", (which,) if ids:
                 contexts.remove(ids[which % len(ids)])
-        contexts.check() if contexts.held else None
+        contexts.check() if contexts.copies else None
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
@@ -164,7 +164,7 @@ def test_a_batch_with_a_system_prompt(shared, dtype, partition):
     for row in range(5):
         contexts.add([*range(shared), *([1000 + row] * (24 - shared))])
     contexts.check()
-    for step in range(18):  # across two chunk borders
+    for step in range(18):  # across two chunk boundaries
         contexts.append([step] * 5)
         contexts.check()
 
@@ -217,7 +217,7 @@ def test_very_large_scores_do_not_overflow(partition):
     contexts.check()
 
 
-def test_a_chunk_whose_scores_are_all_minus_infinity_weighs_nothing():
+def test_a_chunk_whose_scores_are_all_minus_infinity_has_zero_weight():
     instance = ChunkAttention(1, 16, chunk_size=2)
     for own in (5, 6):
         k, v = torch.randn(6, 1, 16), torch.randn(6, 1, 16)
@@ -254,18 +254,18 @@ def test_remove_then_append():
     contexts.check()
 
 
-def test_a_join_that_matches_generated_chunks():
+def test_add_sequence_matches_chunks_filled_by_append():
     contexts = Contexts(chunk_size=4)
     contexts.add(range(4))
     for token in range(4, 10):
         contexts.append([token])
     assert contexts.attention.cached_tokens(range(12)) == 8
-    contexts.add(range(12), whole=False)
+    contexts.add(range(12), with_cached_rows=False)
     contexts.check()
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
-def test_rewinding_gives_back_what_was(partition):
+def test_truncate_restores_the_earlier_state(partition):
     contexts = Contexts(chunk_size=4, partition=partition)
     ids = [contexts.add([*range(8), row, row]) for row in range(3)]
     for _ in range(2):
@@ -279,25 +279,25 @@ def test_rewinding_gives_back_what_was(partition):
         assert contexts.attention.kv_bytes < used
 
 
-def test_what_a_sequence_leaves_behind_reaches_nobody():
+def test_stale_values_of_a_removed_sequence_reach_no_other_sequence():
     contexts = Contexts(chunk_size=4)
     kept = contexts.add(range(6))
-    bad = torch.full((7, 4, 16), torch.nan)
-    gone = contexts.attention.add_sequence([9] * 7, bad, bad)
-    contexts.attention.remove_sequence(gone)
+    nans = torch.full((7, 4, 16), torch.nan)
+    removed = contexts.attention.add_sequence([9] * 7, nans, nans)
+    contexts.attention.remove_sequence(removed)
     contexts.add([8] * 5)  # reuses a full chunk and a partial one
     contexts.check()
     for step in range(5):
         contexts.append([step, step])
         contexts.check()
-    contexts.attention.append([1, 1], bad[:2], bad[:2])
-    for sequence in list(contexts.held):
-        contexts.attention.truncate(sequence, len(contexts.held[sequence][0]))
+    contexts.attention.append([1, 1], nans[:2], nans[:2])
+    for sequence in list(contexts.copies):
+        contexts.attention.truncate(sequence, len(contexts.copies[sequence][0]))
     contexts.check()
     assert contexts.attention.length(kept) == 11
 
 
-def test_scattered_chunks_are_read_as_well():
+def test_scattered_chunks():
     contexts = Contexts(chunk_size=2)
     ids = [contexts.add([row, row + 1, row + 2, row + 3]) for row in range(0, 60, 10)]
     for sequence in ids[::2]:
@@ -309,7 +309,7 @@ def test_scattered_chunks_are_read_as_well():
         contexts.check()
 
 
-def test_room_that_grows_in_slabs_and_room_that_was_reserved():
+def test_grown_and_reserved_stores_hold_the_same():
     grown, reserved = Contexts(chunk_size=2), Contexts(chunk_size=2)
     reserved.attention.reserve(200)
     for contexts in (grown, reserved):
@@ -321,7 +321,7 @@ def test_room_that_grows_in_slabs_and_room_that_was_reserved():
     assert grown.attention.kv_bytes == reserved.attention.kv_bytes
 
 
-def test_bytes_count_whole_chunks_once():
+def test_kv_bytes_counts_each_chunk_in_full_and_once():
     instance = ChunkAttention(4, 16, 2, chunk_size=8, dtype=torch.bfloat16)
     chunk = 2 * 8 * 2 * 16 * 2
     k = torch.zeros(17, 2, 16, dtype=torch.bfloat16)
@@ -354,7 +354,7 @@ def test_tensors_that_require_gradients_leave_no_graph():
     assert not instance.decode(q).requires_grad
 
 
-def test_the_thread_count_is_left_alone():
+def test_the_thread_count_stays_unchanged():
     torch.set_num_threads(2)
     contexts = Contexts()
     contexts.add(range(3))
@@ -376,12 +376,12 @@ def test_the_thread_count_is_left_alone():
         {"partition": "chunk-first"},
     ],
 )
-def test_options_that_make_no_sense(options):
+def test_wrong_options_are_refused(options):
     with pytest.raises(ValueError):  # noqa: PT011 - nine messages, one type
         ChunkAttention(**{"heads": 4, "head_dim": 16, **options})
 
 
-def seen(instance, q):
+def observe(instance, q):
     return instance.sequences, instance.kv_bytes, instance.decode(q), instance.cached_tokens([0, 1, 2, 3, 4, 5])
 
 
@@ -393,11 +393,11 @@ K = torch.zeros
     [
         (lambda a: a.add_sequence([], K(0, 2, 16), K(0, 2, 16)), EmptySequence, "at least one token"),
         (lambda a: a.add_sequence([1.5], K(1, 2, 16), K(1, 2, 16)), WrongTokens, "integers"),
-        (lambda a: a.add_sequence([7, 8], K(3, 2, 16), K(3, 2, 16)), KVCacheError, "3 rows for 2 tokens: it takes 2"),
+        (lambda a: a.add_sequence([7, 8], K(3, 2, 16), K(3, 2, 16)), KVCacheError, "3 rows for 2 tokens: it needs 2"),
         (
             lambda a: a.add_sequence([0, 1, 2, 3, 9], K(2, 2, 16), K(2, 2, 16)),
             KVCacheError,
-            "it takes 5 rows, or the 1 that are not cached",
+            "it needs 5 rows, or 1 for the tokens not cached",
         ),
         (lambda a: a.add_sequence([7], K(1, 4, 16), K(1, 4, 16)), KVCacheError, r"k has shape \(1, 4, 16\)"),
         (lambda a: a.add_sequence([7], K(1, 2, 16), K(2, 2, 16)), KVCacheError, r"v has shape \(2, 2, 16\)"),
@@ -412,7 +412,7 @@ K = torch.zeros
         (lambda a: a.remove_sequence(0), UnknownSequence, "0 has left"),
         (lambda a: a.fork(0), UnknownSequence, "0 has left"),
         (lambda a: a.truncate(1, 3), SharedChunk, "2 sequences cover"),
-        (lambda a: a.truncate(1, 0), EmptySequence, "one is the least"),
+        (lambda a: a.truncate(1, 0), EmptySequence, "a sequence needs at least one"),
         (lambda a: a.truncate(1, 99), WrongTokens, "fewer than 99"),
         (lambda a: a.length(0), UnknownSequence, "0 has left"),
         (lambda a: a.reserve(17), PoolExhausted, "may hold 4"),
@@ -428,15 +428,15 @@ def test_misuse_is_refused_before_anything_changes(call, error, message):
     torch.manual_seed(0)
     instance = ChunkAttention(2, 16, chunk_size=4, max_tokens=16)
     k = torch.randn(6, 2, 16)
-    gone = instance.add_sequence([9, 9], k[:2], k[:2])
-    instance.remove_sequence(gone)
+    removed = instance.add_sequence([9, 9], k[:2], k[:2])
+    instance.remove_sequence(removed)
     instance.add_sequence([0, 1, 2, 3, 4, 5], k, k)
     instance.add_sequence([0, 1, 2, 3, 6, 7], k, k)
     q = torch.randn(2, 2, 16)
-    before = seen(instance, q)
+    before = observe(instance, q)
     with pytest.raises(error, match=message):
         call(instance)
-    after = seen(instance, q)
+    after = observe(instance, q)
     assert before[:2] == after[:2]
     assert torch.equal(before[2], after[2])
     assert before[3] == after[3]
@@ -459,7 +459,7 @@ def test_no_sequences_give_no_rows():
     assert ChunkAttention(2, 16).decode(torch.empty(0, 2, 16)).shape == (0, 2, 16)
 
 
-def test_running_out_of_memory_leaves_the_cache_as_it_was(monkeypatch):
+def test_a_failed_allocation_leaves_the_cache_unchanged(monkeypatch):
     contexts = Contexts(chunk_size=4)
     contexts.add(range(6))
     before = contexts.attention.kv_bytes

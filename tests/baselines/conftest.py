@@ -1,7 +1,7 @@
-"""Stand-ins for GPU libraries, and the signatures of the real ones where they are unpacked.
+"""Stand-ins for GPU libraries, and the signatures of the real libraries if their source is installed.
 
-A library that cannot be imported without a GPU is parsed instead: what an adapter passes is bound to the parameters
-that the library's own source declares.
+Some libraries cannot be imported without a GPU. The tests parse their source instead and bind the arguments that an
+adapter passes to the parameters that the source declares.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def make_point() -> Callable[..., Point]:
 
 
 @pytest.fixture
-def agrees() -> Callable[[Session, PooledInputs], None]:
-    """Decodes a session before and after blocks of 16 are full, twice, and compares with float64."""
+def check_session() -> Callable[[Session, PooledInputs], None]:
+    """Decodes at steps before and after a block of 16 fills, rewinds, repeats, and compares with float64."""
 
     def check(session: Session, inputs: PooledInputs) -> None:
         point = inputs.point
@@ -70,7 +70,7 @@ def agrees() -> Callable[[Session, PooledInputs], None]:
 
 @pytest.fixture
 def signature() -> Signature:
-    """Signature of a function or method in a package's source, by package, file and dotted name; skips without it."""
+    """Finds a signature in a package's source by package, file and dotted name; skips if the package is missing."""
 
     def find(package: str, file: str, name: str) -> inspect.Signature:
         spec = importlib.util.find_spec(package)
@@ -85,38 +85,39 @@ def signature() -> Signature:
 def _parsed(path: Path, name: str) -> inspect.Signature:
     scope: ast.Module | ast.ClassDef | ast.FunctionDef = ast.parse(path.read_text())
     for part in name.split("."):
-        # The last of several: what stands before are the overloads of the one that runs.
+        # The last definition runs; the ones before it are its overloads.
         scope = [node for node in scope.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part][
             -1
         ]
     assert isinstance(scope, ast.FunctionDef)
-    given = scope.args
-    kinds = inspect.Parameter
-    positional = [*given.posonlyargs, *given.args]
-    optional = len(positional) - len(given.defaults)
+    arguments = scope.args
+    parameter = inspect.Parameter
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
     parameters = [
-        kinds(
+        parameter(
             argument.arg,
-            kinds.POSITIONAL_ONLY if place < len(given.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
-            default=None if place >= optional else kinds.empty,
+            parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else parameter.POSITIONAL_OR_KEYWORD,
+            default=None if index >= required else parameter.empty,
         )
-        for place, argument in enumerate(positional)
+        for index, argument in enumerate(positional)
     ]
-    if given.vararg:
-        parameters.append(kinds(given.vararg.arg, kinds.VAR_POSITIONAL))
-    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else None))
-    if given.kwarg:
-        parameters.append(kinds(given.kwarg.arg, kinds.VAR_KEYWORD))
+    if arguments.vararg:
+        parameters.append(parameter(arguments.vararg.arg, parameter.VAR_POSITIONAL))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        empty = parameter.empty if default is None else None
+        parameters.append(parameter(argument.arg, parameter.KEYWORD_ONLY, default=empty))
+    if arguments.kwarg:
+        parameters.append(parameter(arguments.kwarg.arg, parameter.VAR_KEYWORD))
     return inspect.Signature(parameters)
 
 
-def bound(to: inspect.Signature | None, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call, its arguments first bound to a signature (without `self`)."""
+def bound(signature: inspect.Signature | None, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a call so that its arguments are first bound to `signature`."""
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if to is not None:
-            to.bind(*args, **kwargs)
+        if signature is not None:
+            signature.bind(*args, **kwargs)
         return call(*args, **kwargs)
 
     return checked
@@ -131,7 +132,7 @@ def binding() -> Callable[[inspect.Signature | None, Callable[..., Any]], Callab
 def partial_attention() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Attention of q `[r, h, d]` over k, v `[n, h_kv, d]`, and its log-sum-exp in base 2 `[r, h]`.
 
-    Of nothing: zeros and -5e4, which is FlashInfer's minus infinity.
+    Over no tokens: zeros and -5e4, FlashInfer's value for minus infinity.
     """
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,7 +142,7 @@ def partial_attention() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
         scores = torch.einsum("rhd,nhd->rhn", q.double(), keys) * q.shape[-1] ** -0.5
         lse = scores.logsumexp(-1)
-        found = torch.einsum("rhn,nhd->rhd", (scores - lse[..., None]).exp(), values)
-        return found.to(q.dtype), (lse / torch.log(torch.tensor(2.0))).float()
+        out = torch.einsum("rhn,nhd->rhd", (scores - lse[..., None]).exp(), values)
+        return out.to(q.dtype), (lse / torch.log(torch.tensor(2.0))).float()
 
     return attend

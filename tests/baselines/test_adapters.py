@@ -1,4 +1,4 @@
-"""Every implementation that can run here, against the float64 oracle, through the contract and nothing else."""
+"""Compares every implementation that can run here with the float64 reference; uses only the contract."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_decode_agrees_with_float64_at_every_step_and_after_rewinding(name: str,
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())
-def test_a_shared_prefix_is_held_once_by_those_who_say_so(name: str) -> None:
+def test_an_implementation_with_shares_storage_holds_a_shared_prefix_once(name: str) -> None:
     implementation = REGISTRY.load(name)
     if not implementation.availability("cpu").ok:
         pytest.skip("unavailable")
@@ -85,7 +85,7 @@ def test_a_shared_prefix_is_held_once_by_those_who_say_so(name: str) -> None:
         assert held >= 8 * 320
 
 
-def test_what_is_unavailable_says_why_and_how_to_mend_it() -> None:
+def test_an_unavailable_implementation_gives_a_reason_and_a_remedy() -> None:
     for surveyed in REGISTRY.survey("cpu"):
         if not surveyed.answer.ok:
             assert surveyed.answer.reason
@@ -94,6 +94,6 @@ def test_what_is_unavailable_says_why_and_how_to_mend_it() -> None:
     assert "NVIDIA GPU" in xformers.remedy
 
 
-def test_an_unknown_name_is_met_with_a_suggestion() -> None:
+def test_the_error_for_an_unknown_name_suggests_a_close_one() -> None:
     with pytest.raises(UnknownImplementation, match="did you mean chunk_attn"):
         REGISTRY.load("chunk_atn")

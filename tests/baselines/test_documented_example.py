@@ -1,4 +1,4 @@
-"""The implementation that `docs/adding-a-baseline.md` prints works as printed."""
+"""The example implementation in `docs/adding-a-baseline.md` works as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flash-attn and fa3-fwd: the adapters' one call with a stand-in of the same meaning, bound to the real signatures."""
+"""flash-attn and fa3-fwd: a stand-in computes the adapters' one call, and the call is bound to the real signatures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Bind = Callable[[inspect.Signature | None, Callable[..., Any]], Callable[..., An
 DENSE = (flash_attn_package, flash_attn_package.FlashAttnPackage, "flash_attn", "flash_attn_interface.py")
 PAGED = (flash_attn_package, flash_attn_package.FlashAttnPackagePaged, "flash_attn", "flash_attn_interface.py")
 THIRD = (flash_attn_3, flash_attn_3.FlashAttn3, "fa3_fwd_interface", "")
-KINDS = {kind.id: (module, kind, package, file) for module, kind, package, file in (DENSE, PAGED, THIRD)}
+ADAPTERS = {adapter.id: (module, adapter, package, file) for module, adapter, package, file in (DENSE, PAGED, THIRD)}
 POINTS: dict[str, dict[str, Any]] = {
     "part shared": {},
     "rewound inside a block": {"n_p": 66, "n_c": 5},
@@ -57,54 +57,54 @@ def with_kvcache(attend: Attend) -> Callable[..., torch.Tensor]:
 
 
 @pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
-@pytest.mark.parametrize(("module", "kind", "package", "file"), KINDS.values(), ids=KINDS.keys())
-def test_what_is_passed_is_attention(
+@pytest.mark.parametrize(("module", "adapter", "package", "file"), ADAPTERS.values(), ids=ADAPTERS.keys())
+def test_the_adapters_call_computes_attention(
     module: Any,
-    kind: type[Implementation],
+    adapter: type[Implementation],
     package: str,
     file: str,
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
     partial_attention: Attend,
 ) -> None:
-    found = SimpleNamespace(flash_attn_with_kvcache=with_kvcache(partial_attention))
-    monkeypatch.setattr(module, "library", lambda: found)
+    library = SimpleNamespace(flash_attn_with_kvcache=with_kvcache(partial_attention))
+    monkeypatch.setattr(module, "library", lambda: library)
     inputs = PooledInputs(make_point(**axes), seed=1)
-    agrees(kind().prepare(inputs), inputs)
+    check_session(adapter().prepare(inputs), inputs)
 
 
 @pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}], ids=["equal", "ragged"])
-@pytest.mark.parametrize(("module", "kind", "package", "file"), KINDS.values(), ids=KINDS.keys())
-def test_the_call_fits_the_real_packages_signature(
+@pytest.mark.parametrize(("module", "adapter", "package", "file"), ADAPTERS.values(), ids=ADAPTERS.keys())
+def test_the_call_matches_the_real_packages_signature(
     module: Any,
-    kind: type[Implementation],
+    adapter: type[Implementation],
     package: str,
     file: str,
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
     partial_attention: Attend,
     binding: Bind,
     signature: Callable[[str, str, str], inspect.Signature],
 ) -> None:
     real = signature(package, file, "flash_attn_with_kvcache")
-    found = SimpleNamespace(flash_attn_with_kvcache=binding(real, with_kvcache(partial_attention)))
-    monkeypatch.setattr(module, "library", lambda: found)
+    library = SimpleNamespace(flash_attn_with_kvcache=binding(real, with_kvcache(partial_attention)))
+    monkeypatch.setattr(module, "library", lambda: library)
     inputs = PooledInputs(make_point(**axes), seed=1)
-    agrees(kind().prepare(inputs), inputs)
+    check_session(adapter().prepare(inputs), inputs)
 
 
-def test_pages_of_flash_attn_hold_multiples_of_256_tokens(make_point: Callable[..., Point]) -> None:
+def test_flash_attn_takes_only_pages_of_a_multiple_of_256_tokens(make_point: Callable[..., Point]) -> None:
     paged = flash_attn_package.FlashAttnPackagePaged()
     assert paged.supports(make_point(dtype="float16", block_size=512)).ok
     refused = paged.supports(make_point(dtype="float16", block_size=16))
     assert (refused.ok, refused.remedy) == (False, "set block_size: 256")
 
 
-def test_dtypes_and_head_sizes_that_are_not_taken_are_unsupported(make_point: Callable[..., Point]) -> None:
+def test_dtypes_and_head_sizes_that_the_libraries_refuse_are_unsupported(make_point: Callable[..., Point]) -> None:
     second, third = flash_attn_package.FlashAttnPackage(), flash_attn_3.FlashAttn3()
     assert [second.supports(make_point(dtype=d)).ok for d in ("float32", "float16", "bfloat16")] == [False, True, True]
     assert [third.supports(make_point(dtype=d)).ok for d in ("float32", "float16", "bfloat16")] == [False, False, True]
@@ -113,7 +113,7 @@ def test_dtypes_and_head_sizes_that_are_not_taken_are_unsupported(make_point: Ca
 
 
 def test_fa3_fwd_is_built_as_the_adapter_says() -> None:
-    """The real package's record of how it was built: no float16, no pages; splits and packed groups."""
+    """The real package's build record: without float16 and pages, with splits and packed groups."""
     config = pytest.importorskip("fa3_fwd_config", reason="fa3-fwd is not installed here")
     flags = config.CONFIG["build_flags"]
     assert flags["FLASHATTENTION_DISABLE_FP16"]

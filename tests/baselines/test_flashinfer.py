@@ -1,5 +1,8 @@
-"""The FlashInfer adapters: their arithmetic with a stand-in that reads the very index arrays they plan with, and the
-arguments of every call bound to the signatures of the real package where that is installed."""
+"""The FlashInfer adapters.
+
+A stand-in computes attention from the index arrays that the adapters plan with. If the real package is installed, the
+arguments of every call are bound to its signatures.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ POINTS: dict[str, dict[str, Any]] = {
     "one sequence": {"batch_size": 1},
     "grouped heads": {"kv_heads": 2},
     "many heads in a group": {"kv_heads": 1, "heads": 5},
-    "two prompts in turns": {"prompts": 2},
+    "two prompts alternating": {"prompts": 2},
     "tree": {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))},
     "ragged": {"n_p": (50, 90)},
     "other blocks": {"block_size": 32},
@@ -42,7 +45,7 @@ POINTS: dict[str, dict[str, Any]] = {
 
 
 class Requests:
-    """What both wrappers do: attention of runs of query rows over pages, written for plainness."""
+    """The work of both wrappers, in simple code: attention of ranges of query rows over pages."""
 
     def __init__(self, attend: Attend) -> None:
         self.attend = attend
@@ -50,7 +53,7 @@ class Requests:
     def planned(self, qo: Any, kv: Any, indices: Any, last: Any, heads: int, kv_heads: int, d: int, page: int) -> None:
         for indptr in (qo, kv, indices, last):
             assert indptr.dtype == torch.int32
-            assert indptr.device.type == "cpu"  # the library would wait for the GPU to read them
+            assert indptr.device.type == "cpu"  # for a GPU tensor the library would wait for the GPU
         assert len(qo) == len(kv) == len(last) + 1
         self.qo, self.kv, self.indices, self.last, self.page = qo, kv, indices, last, page
         self.sizes = (heads, kv_heads, d)
@@ -66,14 +69,13 @@ class Requests:
             pages = self.indices[int(self.kv[request]) : int(self.kv[request + 1])].long()
             slots = (pages[:, None] * self.page + torch.arange(self.page)).flatten()
             held = slots[: max(0, len(pages) - 1) * self.page + last]
-            found, weight = self.attend(q[rows], k[held], v[held])
-            out[rows] = found
+            out[rows], request_lse = self.attend(q[rows], k[held], v[held])
             if lse is not None:
-                lse[rows] = weight
+                lse[rows] = request_lse
 
 
 def stand_in(attend: Attend, bind: Bind, signatures: dict[str, inspect.Signature]) -> SimpleNamespace:
-    """A library of the same names; every call is bound to the signature of that name, if there is one."""
+    """A library with the same names; every call is bound to the signature of its name, if there is one."""
 
     class Decode:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -125,32 +127,32 @@ def stand_in(attend: Attend, bind: Bind, signatures: dict[str, inspect.Signature
 
 
 @pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.id)
-def test_what_is_planned_and_merged_is_attention(
-    kind: type[Implementation],
+@pytest.mark.parametrize("adapter", CLASSES, ids=lambda adapter: adapter.id)
+def test_the_planned_and_merged_calls_compute_attention(
+    adapter: type[Implementation],
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
     partial_attention: Attend,
     binding: Bind,
 ) -> None:
     monkeypatch.setattr(flashinfer_, "library", lambda: stand_in(partial_attention, binding, {}))
     inputs = PooledInputs(make_point(**axes), seed=1)
-    agrees(kind().prepare(inputs), inputs)
+    check_session(adapter().prepare(inputs), inputs)
 
 
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.id)
-def test_every_call_fits_the_real_packages_signatures(
-    kind: type[Implementation],
+@pytest.mark.parametrize("adapter", CLASSES, ids=lambda adapter: adapter.id)
+def test_every_call_matches_the_real_packages_signatures(
+    adapter: type[Implementation],
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
     partial_attention: Attend,
     binding: Bind,
     signature: Callable[[str, str, str], inspect.Signature],
 ) -> None:
-    found = {
+    signatures = {
         f"{module}.{method}": signature("flashinfer", f"{module}.py", f"{wrapper}.{method}")
         for module, wrapper, methods in (
             ("decode", "BatchDecodeWithPagedKVCacheWrapper", ("__init__", "plan", "_plan_impl", "run")),
@@ -159,15 +161,15 @@ def test_every_call_fits_the_real_packages_signatures(
         for method in methods
     }
     for name in ("merge_state_in_place", "merge_states"):
-        found[name] = signature("flashinfer", "cascade.py", name)
-    monkeypatch.setattr(flashinfer_, "library", lambda: stand_in(partial_attention, binding, found))
+        signatures[name] = signature("flashinfer", "cascade.py", name)
+    monkeypatch.setattr(flashinfer_, "library", lambda: stand_in(partial_attention, binding, signatures))
     inputs = PooledInputs(make_point(n_s=None, tree=((32, ((16, 2), (20, 1))), (48, 1)), n_p=64), seed=1)
-    agrees(kind().prepare(inputs), inputs)
+    check_session(adapter().prepare(inputs), inputs)
 
 
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.id)
+@pytest.mark.parametrize("adapter", CLASSES, ids=lambda adapter: adapter.id)
 def test_a_shared_prefix_is_held_once(
-    kind: type[Implementation],
+    adapter: type[Implementation],
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
     partial_attention: Attend,
@@ -175,10 +177,10 @@ def test_a_shared_prefix_is_held_once(
 ) -> None:
     monkeypatch.setattr(flashinfer_, "library", lambda: stand_in(partial_attention, binding, {}))
     point = make_point(n_p=320, n_s=320, batch_size=8, n_c=2)
-    assert kind().prepare(PooledInputs(point, seed=1)).kv_bytes() == 320 * point.token_bytes
+    assert adapter().prepare(PooledInputs(point, seed=1)).kv_bytes() == 320 * point.token_bytes
 
 
-def test_what_flashinfer_does_not_take_is_unsupported(make_point: Callable[..., Point]) -> None:
+def test_points_that_flashinfer_refuses_are_unsupported(make_point: Callable[..., Point]) -> None:
     supports = flashinfer_.FlashInferFlat().supports
     assert supports(make_point(dtype="bfloat16")).ok
     assert not supports(make_point()).ok

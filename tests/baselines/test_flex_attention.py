@@ -1,4 +1,4 @@
-"""FlexAttention over all distinct K/V as one sequence: its arithmetic in plain operations, and the mask's blocks."""
+"""FlexAttention over all distinct K/V as one sequence: its result in uncompiled PyTorch, and the mask's blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POINTS: dict[str, dict[str, Any]] = {
     "everything shared": {"n_s": 70},
     "one sequence": {"batch_size": 1},
     "grouped heads": {"kv_heads": 2},
-    "two prompts in turns": {"prompts": 2},
+    "two prompts alternating": {"prompts": 2},
     "tree": {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))},
     "ragged": {"n_p": (50, 90)},
     "bfloat16": {"dtype": "bfloat16"},
@@ -33,11 +33,11 @@ POINTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
-def test_what_the_mask_shows_is_attention(
-    axes: dict[str, Any], make_point: Callable[..., Point], agrees: Callable[[Session, PooledInputs], None]
+def test_attention_under_the_mask_is_right(
+    axes: dict[str, Any], make_point: Callable[..., Point], check_session: Callable[[Session, PooledInputs], None]
 ) -> None:
     inputs = PooledInputs(make_point(**axes), seed=1)
-    agrees(flex_attention.FlexSession(inputs, compiled=False), inputs)
+    check_session(flex_attention.FlexSession(inputs, compiled=False), inputs)
 
 
 def test_a_shared_prefix_is_held_once(make_point: Callable[..., Point]) -> None:
@@ -47,10 +47,10 @@ def test_a_shared_prefix_is_held_once(make_point: Callable[..., Point]) -> None:
 
 
 @pytest.mark.parametrize(("rows", "chunk"), [(3, 16), (3, 256), (200, 32), (130, 64)])
-def test_blocks_of_the_mask_leave_nothing_out_and_full_ones_are_full(rows: int, chunk: int) -> None:
+def test_the_masks_blocks_cover_every_visible_slot_and_full_blocks_are_full(rows: int, chunk: int) -> None:
     tree = PrefixTree(chunk)
     for row in range(rows):
-        # Every third row has a prefix of its own; rows of one prefix are not neighbours.
+        # Three prefixes; rows with the same prefix are not neighbours.
         tree.join(
             [*range(1000 * (row % 3), 1000 * (row % 3) + 300), *(100_000 + 100 * row + i for i in range(row % 50))]
         )
@@ -58,8 +58,8 @@ def test_blocks_of_the_mask_leave_nothing_out_and_full_ones_are_full(rows: int, 
     slots = tree.pool.in_use * chunk
     sees = np.zeros((rows, slots), bool)
     for row, sequence in enumerate(tree.sequences):
-        places = (np.array(tree.path(sequence))[:, None] * chunk + np.arange(chunk)).ravel()
-        sees[row, places[: tree.lengths[row]]] = True
+        path_slots = (np.array(tree.path(sequence))[:, None] * chunk + np.arange(chunk)).ravel()
+        sees[row, path_slots[: tree.lengths[row]]] = True
     part, full = flex_attention.blocks_of(plan, slots)
     assert not (part & full).any()
     size = flex_attention.BLOCK
@@ -67,19 +67,19 @@ def test_blocks_of_the_mask_leave_nothing_out_and_full_ones_are_full(rows: int, 
         block = sees[i * size : (i + 1) * size, j * size : (j + 1) * size]
         assert full[i, j] == (block.all() and block.shape[1] == size)
         assert part[i, j] or full[i, j] or not block.any()
-    assert rows <= size or not (part | full).all()  # private chunks of the other rows are passed over
+    assert rows <= size or not (part | full).all()  # a block of rows skips private chunks of rows outside it
 
 
-def test_one_common_prefix_makes_full_blocks() -> None:
+def test_a_prefix_shared_by_all_rows_gives_full_blocks() -> None:
     tree = PrefixTree(64)
     for row in range(4):
         tree.join([*range(512), 1000 + row])
     part, full = flex_attention.blocks_of(tree.plan(), tree.pool.in_use * 64)
     assert full.sum() == 512 // flex_attention.BLOCK
-    assert part.sum() == 2  # four private chunks
+    assert part.sum() == 2  # the four private chunks of 64 slots
 
 
-def test_a_point_is_compiled_once_for_all_copies_steps_and_plans(
+def test_pytorch_compiles_once_for_all_copies_steps_and_plans_of_a_point(
     monkeypatch: pytest.MonkeyPatch, make_point: Callable[..., Point]
 ) -> None:
     counter = CompileCounterWithBackend("eager")

@@ -1,4 +1,4 @@
-"""Every implementation that is registered says yes or no on every machine, and why."""
+"""Every registered implementation answers on every machine whether it is available, with a reason for a no."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chunkbench.experiment.point import Point
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 ENTRY_POINTS = PYPROJECT["project"]["entry-points"]["chunkbench.baselines"]
-GPU_ALONE = (
+GPU_ONLY = (
     "flash_attn_package",
     "flash_attn_package_paged",
     "flash_attn_3",
@@ -32,15 +32,14 @@ GPU_ALONE = (
 
 
 def load(name: str) -> Implementation:
-    """From pyproject.toml, so that a line added there is tested before the package is installed anew."""
-    kind = EntryPoint(name, ENTRY_POINTS[name], "chunkbench.baselines").load()
-    implementation: Implementation = kind()
+    """Loads from pyproject.toml, so that a new line there is tested before the package is installed again."""
+    implementation: Implementation = EntryPoint(name, ENTRY_POINTS[name], "chunkbench.baselines").load()()
     return implementation
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_availability_is_an_answer_everywhere(name: str, device: str) -> None:
+def test_availability_answers_on_every_device(name: str, device: str) -> None:
     implementation = load(name)
     answer = implementation.availability(device)
     assert isinstance(answer, Answer)
@@ -48,15 +47,15 @@ def test_availability_is_an_answer_everywhere(name: str, device: str) -> None:
     assert isinstance(implementation.package_version(), str)
 
 
-@pytest.mark.parametrize("name", GPU_ALONE)
-def test_on_a_cpu_a_gpu_library_names_the_remedy(name: str) -> None:
+@pytest.mark.parametrize("name", GPU_ONLY)
+def test_a_gpu_library_is_unavailable_on_a_cpu_with_a_remedy(name: str) -> None:
     answer = load(name).availability("cpu")
     assert not answer.ok
     assert answer.remedy == gpu.GPU_REMEDY
 
 
-@pytest.mark.parametrize("name", GPU_ALONE)
-def test_without_a_gpu_or_the_package_the_remedy_says_what_is_missing(name: str) -> None:
+@pytest.mark.parametrize("name", GPU_ONLY)
+def test_the_remedy_names_the_missing_gpu_or_package(name: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     answer = load(name).availability("cuda")
@@ -66,7 +65,7 @@ def test_without_a_gpu_or_the_package_the_remedy_says_what_is_missing(name: str)
         assert answer.remedy[len("pip install 'chunkbench[") : -2] in PYPROJECT["project"]["optional-dependencies"]
 
 
-@pytest.mark.parametrize("name", GPU_ALONE)
+@pytest.mark.parametrize("name", GPU_ONLY)
 def test_supports_needs_no_gpu(name: str, make_point: Callable[..., Point]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")

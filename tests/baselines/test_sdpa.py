@@ -1,4 +1,4 @@
-"""SDPA adapters: the layout with the one backend that every machine has, and what is refused where."""
+"""SDPA adapters: the layout, tested with the backend that every machine has, and the points that each refuses."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from chunkbench.workers.inputs import PooledInputs
 
 
 @pytest.mark.parametrize("axes", [{}, {"kv_heads": 2}, {"n_p": (50, 90)}], ids=["equal", "grouped heads", "ragged"])
-def test_what_is_passed_is_attention(
-    axes: dict[str, Any], make_point: Callable[..., Point], agrees: Callable[[Session, PooledInputs], None]
+def test_the_adapters_call_computes_attention(
+    axes: dict[str, Any], make_point: Callable[..., Point], check_session: Callable[[Session, PooledInputs], None]
 ) -> None:
     inputs = PooledInputs(make_point(**axes), seed=1)
-    agrees(sdpa.SdpaSession(inputs, SDPBackend.MATH), inputs)
+    check_session(sdpa.SdpaSession(inputs, SDPBackend.MATH), inputs)
 
 
-def test_the_backend_is_the_named_one(make_point: Callable[..., Point]) -> None:
+def test_an_adapter_uses_its_own_backend_only(make_point: Callable[..., Point]) -> None:
     inputs = PooledInputs(make_point(n_c=1), seed=1)
     out = torch.empty(4, 4, 64)
-    for kind in (sdpa.SdpaEfficient, sdpa.Cudnn):
-        session = kind().prepare(inputs)
-        if not torch.cuda.is_available():  # on the host PyTorch has neither, and takes no other instead
+    for adapter in (sdpa.SdpaEfficient, sdpa.Cudnn):
+        session = adapter().prepare(inputs)
+        if not torch.cuda.is_available():  # PyTorch has neither backend on a CPU, and must not use another one
             with pytest.raises(RuntimeError, match=r"No (available kernel|viable backend)"):
                 session.decode(inputs.queries(1), out)
 
 
-def test_what_is_not_taken_is_unsupported(make_point: Callable[..., Point]) -> None:
+def test_points_that_a_backend_refuses_are_unsupported(make_point: Callable[..., Point]) -> None:
     efficient, cudnn = sdpa.SdpaEfficient(), sdpa.Cudnn()
     assert efficient.supports(make_point()).ok
     assert efficient.supports(make_point(n_p=(50, 90))).ok

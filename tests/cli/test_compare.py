@@ -1,4 +1,4 @@
-"""`chunkbench compare` and `history` on run directories, whole and damaged: what is printed and the exit code."""
+"""Output and exit codes of `chunkbench compare` and `history`, on complete and on damaged run directories."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def base(tmp_path: Path) -> Path:
     return write(tmp_path / "base", [case("a"), case("b")])
 
 
-def test_the_same_passes(base: Path, tmp_path: Path) -> None:
+def test_unchanged_cases_pass(base: Path, tmp_path: Path) -> None:
     done = run("compare", base, write(tmp_path / "head", [case("a"), case("b")]))
     assert done.exit_code == 0, done.output
     assert "2 same: passes (exit code 0)" in done.output
 
 
-def test_slower_fails_and_every_report_is_there(base: Path, tmp_path: Path) -> None:
+def test_a_slower_case_fails_and_every_report_is_written(base: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", [case("a", 150.0), case("b")])
     done = run("compare", base / "cases.jsonl", head, "--out", tmp_path / "out", "--format", "json")
     assert done.exit_code == 1
-    found = Comparison.model_validate_json(done.output)
-    assert [one.verdict for one in found.cases] == ["slower", "same"]
-    assert found.command.startswith("chunkbench ")
+    comparison = Comparison.model_validate_json(done.output)
+    assert [verdict.verdict for verdict in comparison.cases] == ["slower", "same"]
+    assert comparison.command.startswith("chunkbench ")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"comparison.txt", "comparison.md", "comparison.json", "comparison.xml", "summary.md"} <= names
     assert run("compare", base, head, "--fail-on", "none", "-q").exit_code == 0
@@ -92,7 +92,7 @@ def tear(run_directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
 
 
-def test_a_torn_line_is_a_missing_case_and_said(base: Path, tmp_path: Path) -> None:
+def test_a_torn_line_is_a_missing_case_with_a_warning(base: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", [case("a"), case("b")])
     tear(head)
     done = run("compare", base, head)
@@ -109,9 +109,10 @@ def test_a_torn_base_is_refused(base: Path, tmp_path: Path) -> None:
     assert "not fit for a BASE, since cases.jsonl is cut short" in done.output
 
 
-def test_the_command_that_settles_keeps_the_question(base: Path, tmp_path: Path) -> None:
+def test_the_settling_command_keeps_threshold_confidence_and_metric(base: Path, tmp_path: Path) -> None:
     head = write(tmp_path / "head", [case("a", 100.0)])
-    few = write(tmp_path / "few", [case("a").model_copy(update={"samples_us": ((1.0,),) * 3, "yardsticks": ()})])
+    three_rounds = {"samples_us": ((1.0,),) * 3, "yardsticks": (), "groups": (0,) * 3}
+    few = write(tmp_path / "few", [case("a").model_copy(update=three_rounds)])
     done = run("compare", few, head, "--threshold", "3%", "--format", "json")
     command = json.loads(done.output)["cases"][0]["command"]
     assert command.startswith("chunkbench gate x.yaml --against")
@@ -131,10 +132,10 @@ def test_schema_versions(base: Path, tmp_path: Path) -> None:
     older = write(tmp_path / "older", [case("a"), case("b")])
     manifest = json.loads((older / "manifest.json").read_text())
     cases = [json.loads(line) for line in (older / "cases.jsonl").read_text().splitlines()]
-    for one in cases:  # as version 1 wrote it
-        del one["yardsticks"]
+    for line in cases:  # version 1 had no yardsticks
+        del line["yardsticks"]
     (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 1}))
-    (older / "cases.jsonl").write_text("".join(json.dumps(one) + "\n" for one in cases))
+    (older / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cases))
     done = run("compare", older, base)
     assert done.exit_code == 0, done.output
     assert "no yardsticks" in " ".join(done.output.split())
@@ -154,7 +155,7 @@ def test_empty_runs_never_pass(base: Path, tmp_path: Path, empty: str) -> None:
     assert "no case was measured, there is nothing to compare" in done.output
 
 
-def test_nothing_in_common_names_the_reason(base: Path, tmp_path: Path) -> None:
+def test_runs_without_a_common_case_are_refused_with_the_reason(base: Path, tmp_path: Path) -> None:
     done = run("compare", base, write(tmp_path / "head", [case("z")], dtype="bfloat16"))
     assert done.exit_code == 2
     assert "no case in common (dtype: None and bfloat16)" in done.output
@@ -179,7 +180,7 @@ def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "history.png").stat().st_size > 10_000
 
 
-def test_history_of_nothing(tmp_path: Path) -> None:
+def test_history_of_a_folder_without_runs(tmp_path: Path) -> None:
     done = run("history", tmp_path)
     assert done.exit_code == 2
     assert "neither a run, nor a recording, nor a folder of those" in done.output

@@ -1,4 +1,4 @@
-"""The command `doctor`: forms of output and exit codes."""
+"""The command `chunkbench doctor`: output formats and exit codes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: st
     return result.exit_code, result.output
 
 
-def test_warnings_are_shown_with_their_remedy_and_exit_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_show_their_remedy_and_exit_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run(monkeypatch, [FINE, BAD])
     assert code == 0
     assert "2.13.0" in output
     assert "pip install 'chunkbench[xformers]'" in " ".join(output.split())
 
 
-def test_an_error_exits_2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, [FINE, WORSE])[0] == 2
 
 
-def test_quiet_shows_what_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_hides_findings_that_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run(monkeypatch, [FINE, BAD], "-q")
     assert code == 0
     assert "torch" not in output
     assert "xformers" in output
 
 
-def test_json_for_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run(monkeypatch, [FINE, WORSE], "--format", "json")
     assert code == 2
     assert [(entry["level"], entry["title"]) for entry in json.loads(output)] == [("ok", "torch"), ("error", "results")]

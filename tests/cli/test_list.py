@@ -33,7 +33,7 @@ def test_experiments() -> None:
     assert all(row["title"] for row in rows)
 
 
-def test_axes_state_meaning_values_and_default() -> None:
+def test_axes_have_meaning_values_and_default() -> None:
     rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
     axes = "model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim chunk_size block_size dtype threads"
     assert " ".join(row["axis"] for row in rows) == axes
@@ -43,7 +43,7 @@ def test_axes_state_meaning_values_and_default() -> None:
 
 
 @pytest.mark.usefixtures("two_implementations")
-def test_implementations_with_state_reason_and_remedy() -> None:
+def test_implementations_have_state_reason_and_remedy() -> None:
     rows = json.loads(CliRunner().invoke(command, ["implementations", "--format", "json"]).output)
     assert [(row["implementation"], row["available"]) for row in rows] == [("chunk_attn", True), ("xformers", False)]
     assert rows[1]["reason"] == "xformers has no CPU operator [at all]"
@@ -52,7 +52,7 @@ def test_implementations_with_state_reason_and_remedy() -> None:
     assert {"ChunkAttn", "yes", "no", "[at", "GPU"} <= set(words)
 
 
-def test_nothing_registered_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_implementations_the_remedy_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(REGISTRY, "survey", lambda device: [])
     assert "make setup" in CliRunner().invoke(command, ["implementations"]).stderr
 
@@ -70,7 +70,7 @@ def test_completion(shell: str, mark: str) -> None:
     assert "_CHUNKBENCH_COMPLETE" in result.output
 
 
-def test_closed_output_is_no_reason_for_a_traceback(tmp_path: Path) -> None:
+def test_a_closed_output_gives_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "chunkbench", "list", "axes"]
     done = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path

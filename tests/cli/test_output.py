@@ -1,4 +1,4 @@
-"""What the commands have in common: exit codes, and messages with the options that mend something."""
+"""What commands share: exit codes, and messages with the options that solve a problem."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_failed_cases_make_the_exit_code_3(statuses: list[Any], code: int) -> No
     assert run_exit_code(statuses) == code
 
 
-def test_messages_name_the_options_that_mend_something() -> None:
+def test_messages_name_the_options_that_solve_the_problem() -> None:
     assert explain("plain") == "plain"
-    assert explain(RunError("x: taken", remedy="elsewhere")) == "x: taken (--out DIR chooses)"
+    assert explain(RunError("x: taken", remedy="elsewhere")) == "x: taken (--out DIR names another folder)"
     assert explain(RunError("x: damaged")) == "x: damaged"

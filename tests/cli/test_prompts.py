@@ -23,7 +23,7 @@ def traffic(tmp_path: Path) -> Path:
     return path
 
 
-def test_figures_of_each_group(traffic: Path) -> None:
+def test_values_of_each_group(traffic: Path) -> None:
     done = CliRunner().invoke(command, [str(traffic), "--n-c", "89", "--format", "json"])
     assert done.exit_code == 0, done.output
     chat, odd = json.loads(done.stdout)
@@ -34,14 +34,14 @@ def test_figures_of_each_group(traffic: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_tables_stand_beside_the_paper(traffic: Path, form: str) -> None:
+def test_tables_show_the_papers_values_too(traffic: Path, form: str) -> None:
     done = CliRunner().invoke(command, [str(traffic), "--format", form, "--model", "llama3-8b"])
     assert done.exit_code == 0, done.output
     for word in ("chat", "900", "Chameleon", "2,626", "llama3-8b", "128 KiB"):
         assert word in done.stdout
 
 
-def test_the_experiment_can_be_run(traffic: Path, tmp_path: Path) -> None:
+def test_the_written_experiment_is_valid(traffic: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     done = CliRunner().invoke(command, [str(traffic), "--experiment", str(path)])
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""`chunkbench reproduce` on experiments of its own size: runs, goes on, reports, refuses."""
+"""`chunkbench reproduce` on two small experiments: it measures, resumes, reports and refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sweep:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two small experiments in the place of the paper's."""
+    """Replaces the paper's experiments by two small ones; returns the folder for their runs."""
     for name in ("first", "second"):
         (tmp_path / f"{name}.yaml").write_text(TIMED.format(name=name))
     monkeypatch.setattr(reproduce, "EXPERIMENTS", (str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")))
@@ -39,7 +39,7 @@ def call(*words: str) -> Result:
     return CliRunner().invoke(cli, ["reproduce", *words], catch_exceptions=False)
 
 
-def test_all_run_once_and_one_report_comes_of_them(small: Path) -> None:
+def test_all_experiments_run_once_and_make_one_report(small: Path) -> None:
     done = call("--out", str(small))
     assert done.exit_code == 0, done.output
     assert "claims: " in done.output
@@ -49,13 +49,13 @@ def test_all_run_once_and_one_report_comes_of_them(small: Path) -> None:
     assert "chunkbench run" in page
     assert (small / "report.md").read_text().count("# a small one") == 2
     started = [open_run(small / name).manifest.started_at for name in ("first", "second")]
-    again = call("--out", str(small))
-    assert again.exit_code == 0
-    assert again.output.count("already measured") == 2
+    repeated = call("--out", str(small))
+    assert repeated.exit_code == 0
+    assert repeated.output.count("already measured") == 2
     assert [open_run(small / name).manifest.started_at for name in ("first", "second")] == started
 
 
-def test_what_was_cut_short_goes_on(small: Path) -> None:
+def test_an_interrupted_run_is_resumed(small: Path) -> None:
     call("--out", str(small), "-q")
     cases = small / "second" / "cases.jsonl"
     lines = cases.read_text().splitlines(keepends=True)
@@ -80,13 +80,13 @@ def test_an_unfinished_run_of_another_experiment_is_refused(small: Path, tmp_pat
     assert "choose another folder with --out" in refused.output
 
 
-def test_budgets_keep_their_proportion_and_names_are_known() -> None:
+def test_budgets_keep_their_proportion_and_unknown_names_are_refused() -> None:
     experiments = [load_experiment(name) for name in EXPERIMENTS]
     scaled = within(experiments, 600)
-    assert sum(one.budget_s for one in scaled) == pytest.approx(600)
+    assert sum(experiment.budget_s for experiment in scaled) == pytest.approx(600)
     assert scaled[2].budget_s / scaled[0].budget_s == pytest.approx(experiments[2].budget_s / experiments[0].budget_s)
-    # What all of it takes by default leaves room for set-up and preparation within half an hour.
-    assert sum(one.budget_s for one in experiments) <= 25 * 60
+    # The default budgets leave time for set-up and preparation within half an hour.
+    assert sum(experiment.budget_s for experiment in experiments) <= 25 * 60
     wrong = call("--only", "table9")
     assert wrong.exit_code == 2
     assert "table9 is none of table1, memory" in wrong.output

@@ -1,4 +1,4 @@
-"""Asking for a GPU where there is none: described, refused with a reason, and its options understood."""
+"""`chunkbench run --device cuda` without a GPU: the dry run works, the run is refused, options are checked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from chunkbench.experiment import load_experiment
 from chunkbench.store import RunError
 
 ROOT = Path(__file__).parents[2]
-nobody = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(cli, ["run", *words])
 
 
-@nobody
+@without_gpu
 @pytest.mark.parametrize("name", ["table3", "figure3", "figure4"])
-def test_a_run_can_be_described_where_there_is_no_gpu(name: str) -> None:
+def test_a_dry_run_works_without_a_gpu(name: str) -> None:
     done = run(str(ROOT / "experiments" / f"{name}.yaml"), "--device", "cuda", "--dry-run")
     assert done.exit_code == 0, done.output
     assert "on cuda in float16" in done.output
@@ -32,10 +32,10 @@ def test_a_run_can_be_described_where_there_is_no_gpu(name: str) -> None:
     assert "the budget is" in done.output
 
 
-@nobody
-def test_but_not_measured(tmp_path: Path) -> None:
+@without_gpu
+def test_a_run_without_a_gpu_is_refused(tmp_path: Path) -> None:
     done = run("smoke", "--device", "cuda", "--out", str(tmp_path / "run"))
-    assert isinstance(done.exception, RunError), "which the command turns into exit code 2"
+    assert isinstance(done.exception, RunError), "main() turns this error into exit code 2"
     assert "PyTorch sees no NVIDIA GPU" in str(done.exception)
     assert not (tmp_path / "run").exists()
 
@@ -47,7 +47,7 @@ def test_modes_and_caches_are_chosen_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("table3", "--modes", "graphs"), "'graphs' is none of eager, events, graph"),
         (("table3", "--caches", "hot"), "'hot' is none of cold, warm"),
@@ -55,23 +55,23 @@ def test_modes_and_caches_are_chosen_on_the_command_line() -> None:
         (("memory", "--modes", "eager"), "this experiment times nothing"),
     ],
 )
-def test_what_cannot_be_chosen_is_wrong_usage(words: tuple[str, ...], said: str) -> None:
+def test_impossible_modes_and_caches_are_wrong_usage(words: tuple[str, ...], message: str) -> None:
     done = run(*words, "--dry-run")
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output
 
 
-def test_a_cpu_is_timed_eagerly_and_a_gpu_in_every_mode_that_the_file_does_not_rule_out(tmp_path: Path) -> None:
+def test_a_cpu_has_the_mode_eager_and_a_gpu_has_all_modes_of_the_file(tmp_path: Path) -> None:
     experiment = load_experiment("table3")
     for device, modes in (("cpu", {"eager"}), ("cuda", {"events", "graph", "eager"})):
         (point, *_) = experiment.model_copy(update={"device": "auto"}).points(device, "float16")  # type: ignore[arg-type]
         assert {case.mode for case in experiment.cases(point)} == modes
     memory = load_experiment("memory")
     (point, *_) = memory.points("cuda", "float16")
-    assert {case.mode for case in memory.cases(point)} == {"eager"}, "nothing is timed"
+    assert {case.mode for case in memory.cases(point)} == {"eager"}, "this experiment times nothing"
     (tmp_path / "one.yaml").write_text(
         "implementations: [naive]\nbaseline: naive\nmodes: graph\nsweep:\n  - {n_p: 8, n_s: 0}\n"
     )
-    stated = load_experiment(tmp_path / "one.yaml")
-    (point,) = stated.points("cuda", "float16")
-    assert [case.mode for case in stated.cases(point)] == ["graph"]
+    graph_only = load_experiment(tmp_path / "one.yaml")
+    (point,) = graph_only.points("cuda", "float16")
+    assert [case.mode for case in graph_only.cases(point)] == ["graph"]

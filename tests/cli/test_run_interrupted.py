@@ -1,4 +1,4 @@
-"""Going on with a run: what the command line says of it, and what it refuses."""
+"""Resuming a run: the command that the user gets, and the options that are refused."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chunkbench.runner import run as runner
 from chunkbench.runner.options import RunOptions
 
 
-def test_a_second_interrupt_still_shows_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def again(run: object) -> None:
+def test_a_second_interrupt_still_prints_the_command_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted_build(run: object) -> None:
         raise KeyboardInterrupt
 
     outcome = SimpleNamespace(run=SimpleNamespace(cases=[object()]), interrupted=True)
     monkeypatch.setattr(runner, "run_experiment", lambda *_: outcome)
-    monkeypatch.setattr(report, "build", again)
+    monkeypatch.setattr(report, "build", interrupted_build)
     words = ["run", "smoke", "--out", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["chunkbench", *words])
     result = CliRunner().invoke(command, words[1:])
@@ -33,26 +33,26 @@ def test_a_second_interrupt_still_shows_how_to_go_on(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--retry", "crashed"], "--retry goes with --resume"),
+        (["--retry", "crashed"], "--retry needs --resume"),
         (["--resume", "--retry", "slow"], "'slow' is none of noisy, incorrect"),
         (["--resume", "--retry", ""], "'' is none of"),
         (["--resume", "--retry", "ok"], "'ok' is none of"),
     ],
 )
-def test_what_to_retry_is_checked(words: list[str], message: str) -> None:
+def test_statuses_to_retry_are_checked(words: list[str], message: str) -> None:
     result = CliRunner().invoke(command, ["smoke", *words])
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_what_to_retry_reaches_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_statuses_to_retry_reach_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    retried = []
 
     def run_experiment(*arguments: object) -> SimpleNamespace:
-        seen.extend(argument.retry for argument in arguments if isinstance(argument, RunOptions))
+        retried.extend(argument.retry for argument in arguments if isinstance(argument, RunOptions))
         return SimpleNamespace(run=SimpleNamespace(cases=[]), interrupted=False)
 
     monkeypatch.setattr(runner, "run_experiment", run_experiment)
     words = ["smoke", "--out", str(tmp_path), "--resume", "--retry", "crashed, noisy"]
     assert CliRunner().invoke(command, words).exit_code == 0
-    assert seen == [{"crashed", "noisy"}]
+    assert retried == [{"crashed", "noisy"}]

@@ -1,4 +1,4 @@
-"""Reading /proc and /sys: hand-made trees of machines that this one is not."""
+"""Reading /proc and /sys, with hand-made folders that describe other machines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_topology_caches_and_settings(server: Path) -> None:
     assert huge_pages(server) == "never"
 
 
-def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+def test_without_proc_and_sys_most_fields_are_none(tmp_path: Path) -> None:
     cpu = read_cpu(tmp_path)
     assert cpu.threads >= cpu.cores >= 1
     assert (cpu.governor, cpu.turbo, cpu.l3_bytes, cpu.numa_nodes, cpu.smt) == (None, None, None, None, False)
@@ -77,7 +77,7 @@ def test_a_quota_limits_the_usable_threads(
     assert read_cpu(server).usable_threads == usable
 
 
-def test_version_2_takes_the_strictest_group_and_leaves_the_cache_out(tmp_path: Path) -> None:
+def test_cgroups_version_2_use_the_strictest_group_without_page_cache(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -94,7 +94,7 @@ def test_version_2_takes_the_strictest_group_and_leaves_the_cache_out(tmp_path: 
     assert available_memory(tmp_path) == 3600
 
 
-def test_version_1_inside_a_container_whose_path_is_not_mounted(tmp_path: Path) -> None:
+def test_cgroups_version_1_in_a_container_whose_path_is_not_mounted(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -107,7 +107,7 @@ def test_version_1_inside_a_container_whose_path_is_not_mounted(tmp_path: Path) 
     assert available_memory(tmp_path) == 8000 - (7000 - 1500)
 
 
-def test_no_limit_leaves_the_free_memory_of_the_machine(tmp_path: Path) -> None:
+def test_without_a_limit_the_machines_free_memory_is_available(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -120,7 +120,7 @@ def test_no_limit_leaves_the_free_memory_of_the_machine(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
 
 
-def test_a_full_group_leaves_nothing_rather_than_less(tmp_path: Path) -> None:
+def test_a_group_above_its_limit_leaves_zero_bytes(tmp_path: Path) -> None:
     write(
         tmp_path,
         {

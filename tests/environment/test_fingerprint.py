@@ -1,4 +1,4 @@
-"""The fingerprint: complete, plain JSON, and silent about whose machine it is."""
+"""The fingerprint: complete, plain JSON, and without anything that identifies the owner."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def here() -> dict[str, Any]:
     return fingerprint()
 
 
-def test_it_survives_json_and_validates(here: dict[str, Any]) -> None:
-    again = json.loads(json.dumps(here))
-    assert again == here
-    assert Environment.model_validate(again).model_dump(mode="json") == here
+def test_the_fingerprint_survives_json_and_validates(here: dict[str, Any]) -> None:
+    reread = json.loads(json.dumps(here))
+    assert reread == here
+    assert Environment.model_validate(reread).model_dump(mode="json") == here
 
 
-def test_it_says_what_torch_says(here: dict[str, Any]) -> None:
+def test_the_fingerprint_agrees_with_torch(here: dict[str, Any]) -> None:
     assert here["torch"]["version"] == torch.__version__
     assert here["torch"]["threads"] == torch.get_num_threads()
     assert here["cpu"]["cores"] >= 1
@@ -39,7 +39,7 @@ def test_it_says_what_torch_says(here: dict[str, Any]) -> None:
         assert ("generic path" in here["torch"]["note"]) == (here["cpu"]["vendor"] != "GenuineIntel")
 
 
-def test_it_names_neither_host_nor_user_nor_folder(here: dict[str, Any]) -> None:
+def test_the_fingerprint_names_no_host_user_or_folder(here: dict[str, Any]) -> None:
     text = json.dumps(here)
     for name in {socket.gethostname(), getpass.getuser()}:
         assert not re.search(rf"\b{re.escape(name)}\b", text), name
@@ -47,14 +47,14 @@ def test_it_names_neither_host_nor_user_nor_folder(here: dict[str, Any]) -> None
         assert folder not in text
 
 
-def test_a_kernel_release_with_the_host_in_it_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_and_user_in_the_kernel_release_are_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "annas-box.example.org")
     monkeypatch.setattr("getpass.getuser", lambda: "anna")
     monkeypatch.setattr("platform.release", lambda: "6.1.0-Annas-Box+anna")
     assert fingerprint()["kernel"].endswith("6.1.0-<name>+<name>")
 
 
-def test_scrub_takes_paths_and_leaves_ordinary_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrub_replaces_paths_and_keeps_ordinary_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "vm")
     monkeypatch.setenv("HOME", "/home/anna")
     assert scrub("cannot open /opt/lib/libx.so.1 for vmlinux on vm, see /home/anna/notes") == (
@@ -76,7 +76,7 @@ def test_scrub_takes_paths_and_leaves_ordinary_words(monkeypatch: pytest.MonkeyP
         (("packages",), {"xformers": "1"}, True),
     ],
 )
-def test_the_id_of_the_hardware_changes_with_it_alone(
+def test_the_hardware_id_changes_only_with_the_hardware(
     here: dict[str, Any], path: tuple[str, ...], value: object, same: bool
 ) -> None:
     other = copy.deepcopy(here)
@@ -87,12 +87,12 @@ def test_the_id_of_the_hardware_changes_with_it_alone(
     assert (hardware_id(other) == hardware_id(here)) is same
 
 
-def test_hardware_id_forgives_what_the_kernel_keeps_to_itself(here: dict[str, Any]) -> None:
-    one, two = (here | {"memory_bytes": 24 * 2**30 + offset} for offset in (-(2**20), 2**20))
-    assert hardware_id(one) == hardware_id(two)
+def test_small_differences_in_memory_size_do_not_change_the_hardware_id(here: dict[str, Any]) -> None:
+    less, more = (here | {"memory_bytes": 24 * 2**30 + offset} for offset in (-(2**20), 2**20))
+    assert hardware_id(less) == hardware_id(more)
 
 
-def test_importing_the_room_does_not_import_torch(tmp_path: Path) -> None:
+def test_importing_chunkbench_environment_does_not_import_torch(tmp_path: Path) -> None:
     code = "import sys, chunkbench.environment; sys.exit('torch' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What NVML says, read through a library that is not there."""
+"""Reading NVML, with a stand-in for its library."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class NotSupported(Exception):
 
 
 def library(processes: list[tuple[int, int | None]] | None = None, **answers: Any) -> SimpleNamespace:
-    """A `pynvml` whose every other question is not supported."""
+    """A `pynvml` that gives these processes and `answers`; the temperature is not supported."""
 
     def refuse(*_: Any) -> Any:
         raise NotSupported
 
     held = None if processes is None else [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes]
-    known: dict[str, Any] = {
+    functions: dict[str, Any] = {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
@@ -35,10 +35,10 @@ def library(processes: list[tuple[int, int | None]] | None = None, **answers: An
         "nvmlSystemGetDriverVersion": lambda: b"575.57.08",
     }
     constants = {"NVMLError": NotSupported, "NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2, "NVML_TEMPERATURE_GPU": 0}
-    return SimpleNamespace(**constants, **(known | answers))
+    return SimpleNamespace(**constants, **(functions | answers))
 
 
-def test_what_the_driver_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_condition_and_driver_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library([(os.getpid(), 10), (10**9, 500), (10**9 + 1, 700)]))
     nvml = open_nvml("GPU-1")
     assert nvml is not None
@@ -54,11 +54,11 @@ def test_what_the_driver_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], (0, 0)),
         ([(os.getpid(), None)], (0, 0)),
         ([(os.getpid(), 5), (10**9, None)], (1, None)),
-        # In a container we go by a number of the host's: one of them is ours, and nobody knows how much it holds.
+        # In a container NVML lists the host's process ids: one is ours, and its memory is unknown.
         ([(10**9, 5), (10**9 + 1, 7)], (1, None)),
     ],
 )
-def test_processes_of_others_are_counted(
+def test_other_processes_on_the_device_are_counted(
     processes: list[tuple[int, int | None]] | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library(processes))
@@ -67,7 +67,7 @@ def test_processes_of_others_are_counted(
     assert nvml.condition()[-2:] == expected
 
 
-def test_without_the_library_or_the_driver_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_or_the_driver_there_is_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert open_nvml() is None
 

@@ -1,4 +1,4 @@
-"""The id of a machine: what a user says, what the host keeps, else its hardware."""
+"""The id of a machine: the user's choice, else the id that the host stores, else the id of its hardware."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def no_id_of_this_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
-def test_a_fresh_container_on_the_same_hardware_is_the_same_machine() -> None:
+def test_a_new_container_on_the_same_hardware_is_the_same_machine() -> None:
     assert machine_id(HERE).id == hardware_id(dict(HERE)) == machine_id({**HERE, "python": "another", "torch": {}}).id
     assert machine_id(HERE).id != machine_id({**HERE, "gpus": [{"name": "G", "compute_capability": "9.0"}]}).id
 
 
-def test_a_host_can_keep_an_id_and_the_variable_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_can_store_an_id_and_the_variable_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     id_file().parent.mkdir()
     id_file().write_text("lab-3\n")
     assert machine_id(HERE).id == "lab-3"
@@ -33,13 +33,13 @@ def test_a_host_can_keep_an_id_and_the_variable_goes_before_it(monkeypatch: pyte
     assert machine_id(HERE).id == "lab-3"
 
 
-def test_an_id_that_cannot_be_read_is_none() -> None:
+def test_an_unreadable_stored_id_is_ignored() -> None:
     id_file().parent.mkdir()
     id_file().write_bytes(b"\xff\xfe")
     assert machine_id(HERE).id == hardware_id(HERE)
 
 
-def test_doctor_says_which_id_and_how_to_choose_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_the_id_and_how_to_choose_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHUNKBENCH_MACHINE", "lab-7")
     finding = check_machine()
     assert finding.detail.startswith("lab-7 (CHUNKBENCH_MACHINE)")

@@ -1,4 +1,4 @@
-"""The noise meter, on made-up clocks and on a process that really keeps a CPU busy."""
+"""The noise meter, with invented clocks and with a real process that keeps a CPU busy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_steal_and_foreign_load_over_the_interval(monkeypatch: pytest.MonkeyPatc
     machine = Machine(monkeypatch)
     meter = NoiseMeter()
     meter.start()
-    machine.now += 10  # 20 CPU seconds: 12 busy, of which 7 ours (2 of them a worker that has ended), and 1 stolen
+    machine.now += 10  # 20 CPU seconds: 12 busy and 1 stolen; 7 of the 12 are ours, 2 of these of an ended worker
     machine.user += 12
     machine.own += 5
     machine.own_children += 2
@@ -70,7 +70,7 @@ def test_stop_needs_start() -> None:
         NoiseMeter().stop()
 
 
-def test_a_busy_process_is_foreign_until_it_is_said_to_be_ours(spinner: subprocess.Popen[bytes]) -> None:
+def test_a_busy_process_is_foreign_unless_its_pid_is_given(spinner: subprocess.Popen[bytes]) -> None:
     foreign, ours = NoiseMeter(), NoiseMeter([spinner.pid])
     before = psutil.Process(spinner.pid).cpu_times().user
     foreign.start()
@@ -83,8 +83,8 @@ def test_a_busy_process_is_foreign_until_it_is_said_to_be_ours(spinner: subproce
 
 
 def test_heavy_processes_are_named_without_paths_unless_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "HEAVY", 0.02)  # on a crowded machine it may not get a fifth of a CPU
-    # Not a descendant: its parent ends at once and leaves it behind. An inherited pipe would keep `run` waiting.
+    monkeypatch.setattr(noise, "HEAVY", 0.02)  # on a busy machine the process may not get a fifth of a CPU
+    # The process is no descendant, because its parent ends at once. With an inherited pipe, `run` would wait for it.
     orphan = f"""if True:
         import subprocess, sys
         command = [sys.executable, "-S", "-c", {SPIN!r}]
@@ -92,35 +92,35 @@ def test_heavy_processes_are_named_without_paths_unless_excluded(monkeypatch: py
     pid = int(subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=True).stdout)
     try:
         name = psutil.Process(pid).name()
-        found = heavy_processes(interval_s=0.4)
-        assert any(entry.split(" (")[0] == name for entry in found)
-        assert not any("/" in entry for entry in found)
-        everyone = psutil.pids()
-        monkeypatch.setattr(psutil, "pids", lambda: everyone)  # whoever starts now is nobody's fault
-        assert heavy_processes(everyone, interval_s=0.1) == []
+        heavy = heavy_processes(interval_s=0.4)
+        assert any(entry.split(" (")[0] == name for entry in heavy)
+        assert not any("/" in entry for entry in heavy)
+        pids = psutil.pids()
+        monkeypatch.setattr(psutil, "pids", lambda: pids)  # ignore processes that start from now on
+        assert heavy_processes(pids, interval_s=0.1) == []
     finally:
         os.kill(pid, 9)
 
 
 @pytest.mark.parametrize(
-    ("told", "name"), [("kworker/0:1-events", "kworker"), ("/opt/tool/server", "server"), ("server", "server")]
+    ("full_name", "name"), [("kworker/0:1-events", "kworker"), ("/opt/tool/server", "server"), ("server", "server")]
 )
-def test_kernel_threads_and_paths_lose_what_a_slash_parts(
-    told: str, name: str, spinner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+def test_names_of_kernel_threads_and_paths_are_shortened(
+    full_name: str, name: str, spinner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noise, "HEAVY", 0.02)
-    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])  # the spinner is one
-    monkeypatch.setattr(psutil.Process, "name", lambda process: told)
-    everyone = psutil.pids()
-    monkeypatch.setattr(psutil, "pids", lambda: everyone)
-    others = [pid for pid in everyone if pid not in (os.getpid(), spinner.pid)]
+    monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])  # else the spinner is excluded
+    monkeypatch.setattr(psutil.Process, "name", lambda process: full_name)
+    pids = psutil.pids()
+    monkeypatch.setattr(psutil, "pids", lambda: pids)
+    others = [pid for pid in pids if pid not in (os.getpid(), spinner.pid)]
     assert heavy_processes(others, interval_s=0.3) == [name]
 
 
 def test_our_own_descendants_are_not_heavy_processes(
     spinner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everyone = psutil.pids()
-    monkeypatch.setattr(psutil, "pids", lambda: everyone)  # whoever starts now is nobody's fault
-    others = [pid for pid in everyone if pid not in (os.getpid(), spinner.pid)]
+    pids = psutil.pids()
+    monkeypatch.setattr(psutil, "pids", lambda: pids)  # ignore processes that start from now on
+    others = [pid for pid in pids if pid not in (os.getpid(), spinner.pid)]
     assert heavy_processes(others, interval_s=0.2) == []

@@ -25,7 +25,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_clean_dirty_and_ignored(checkout: Path) -> None:
+def test_untracked_files_make_a_checkout_dirty_and_ignored_files_do_not(checkout: Path) -> None:
     commit = git(checkout, "rev-parse", "HEAD")
     (checkout / "ignored").write_text("")
     assert git_state(checkout) == {"commit": commit, "dirty": False}
@@ -33,12 +33,14 @@ def test_clean_dirty_and_ignored(checkout: Path) -> None:
     assert git_state(checkout) == {"commit": commit, "dirty": True}
 
 
-def test_a_folder_inside_somebody_elses_repository_is_no_revision_of_ours(checkout: Path) -> None:
+def test_a_folder_inside_another_repository_has_no_revision(checkout: Path) -> None:
     (checkout / "site-packages").mkdir()
     assert git_state(checkout / "site-packages") is None
 
 
-def test_no_repository_no_commit_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_repository_a_commit_or_git_there_is_no_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert git_state(tmp_path) is None
     git(tmp_path, "init", "-q")
     assert git_state(tmp_path) is None

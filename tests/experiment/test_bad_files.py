@@ -1,4 +1,4 @@
-"""Bad experiment files: every problem is found, in words and at the place that the table says."""
+"""Bad experiment files: loading reports every problem with the message and the place of the table."""
 
 # ruff: noqa: E501
 
@@ -12,14 +12,24 @@ from chunkbench.experiment import ExperimentError, load_experiment
 
 BAD = Path(__file__).parent / "bad"
 
-# File -> (line, column, the text that stands there, what is said about it). The text keeps the columns honest.
+# File -> (line, column, the text at that place, the message). The text checks that the columns are right.
 PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
     "ambiguous_scalars": [
-        (1, 8, "no", "title: no is read as false by some and as text by others; write false, or 'no' in quotes"),
-        (3, 7, "1_000", "seed: 1_000 is a number to some and text to others; write 1000"),
-        (4, 9, "12", "budget: 12:30 is read in base 60 by some; write a duration like 12m30s, or '12:30' in quotes"),
-        (6, 10, "010", "n_p: 010 is read as octal by some and as decimal by others; write 10"),
-        (7, 14, "0b11", "n_s: 0b11 is a binary number to some and text to others; write it in decimal"),
+        (
+            1,
+            8,
+            "no",
+            "title: no is read as false by some YAML readers and as text by others; write false, or 'no' in quotes",
+        ),
+        (3, 7, "1_000", "seed: 1_000 is a number to some YAML readers and text to others; write 1000"),
+        (
+            4,
+            9,
+            "12",
+            "budget: 12:30 is read in base 60 by some YAML readers; write a duration like 12m30s, or '12:30' in quotes",
+        ),
+        (6, 10, "010", "n_p: 010 is read as octal by some YAML readers and as decimal by others; write 10"),
+        (7, 14, "0b11", "n_s: 0b11 is a binary number to some YAML readers and text to others; write it in decimal"),
     ],
     "anchors_and_aliases": [
         (2, 11, "&common", "defaults: anchors (&common) are not used in experiments; common axes go under defaults"),
@@ -46,7 +56,7 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
         (1, 1, "", "the file is empty; it holds no experiment"),
     ],
     "exclude_everything": [
-        (4, 1, "exclude", "exclude: takes every combination away; no points are left"),
+        (4, 1, "exclude", "exclude: removes every combination; no points are left"),
     ],
     "exclude_nothing": [
         (6, 5, "{", "exclude: matches no combination of the sweep"),
@@ -77,7 +87,7 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
             "128",
             "n_s: 128 is larger than the shortest prompt, n_p low = 96: shared tokens are part of the prompt",
         ),
-        (4, 20, "0.5", "n_s: '0.5 n_p' is a share of n_p, which has to be one number then, not a range"),
+        (4, 20, "0.5", "n_s: '0.5 n_p' is a share of n_p, so n_p must be one number, not a range"),
         (5, 17, "128", "low: 128 is larger than high = 64"),
         (6, 11, "{", "n_p: a range needs low, as in {low: 512, high: 1024}"),
         (6, 12, "lo", "lo: unknown key; did you mean low?"),
@@ -87,7 +97,7 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
     ],
     "kind_memory": [
         (3, 1, "protocols", "protocols: is about timing, and `kind: memory` times nothing; leave it out"),
-        (5, 6, "model", "model: goes with `kind: modules` alone; write heads, kv_heads and head_dim"),
+        (5, 6, "model", "model: is only for `kind: modules`; write heads, kv_heads and head_dim instead"),
     ],
     "kind_modules": [
         (2, 19, "naive", "implementations: unknown implementation 'naive'; one of qkv_projection, self_attention, mlp"),
@@ -95,12 +105,12 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
             3,
             12,
             "chunk_size",
-            "chunk_size: does not go with `kind: modules`, whose modules share nothing; leave it out",
+            "chunk_size: cannot be used with `kind: modules`, whose modules share nothing; leave it out",
         ),
         (5, 13, "llama2-7c", "model: llama2-7c: no known model and no config.json; did you mean llama2-7b?"),
         (5, 35, "heads", "heads: follows from model; leave it out"),
-        (5, 45, "n_s", "n_s: does not go with `kind: modules`, whose modules share nothing; leave it out"),
-        (6, 5, "{", "sweep: model is missing, here and under defaults: whose layer is it?"),
+        (5, 45, "n_s", "n_s: cannot be used with `kind: modules`, whose modules share nothing; leave it out"),
+        (6, 5, "{", "sweep: model is missing, here and under defaults; it names the model of the layer"),
     ],
     "many_kinds": [
         (1, 1, "titel", "titel: unknown key; did you mean title?"),
@@ -144,10 +154,10 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
         (1, 1, "#", "the file is empty; it holds no experiment"),
     ],
     "prompts_without_sequences": [
-        (6, 18, "4", "prompts: 4 is larger than batch_size = 2: a prompt without sequences"),
+        (6, 18, "4", "prompts: 4 is larger than batch_size = 2: some prompts would have no sequence"),
     ],
     "share_not_whole": [
-        (4, 11, "0.3", "n_s: '0.3 n_p' of n_p = 1024 is 307.2 tokens; it has to come to whole tokens"),
+        (4, 11, "0.3", "n_s: '0.3 n_p' of n_p = 1024 is 307.2 tokens; it must be a whole number of tokens"),
         (4, 29, "1.5", "n_s: '1.5 n_p' is more than the whole prompt"),
         (4, 38, "half", "n_s: 'half n_p' is not a number of tokens; write it like 512, n_p, 0.5 n_p or 3/4 n_p"),
         (4, 48, "1/0", "n_s: '1/0 n_p' is not a number of tokens; write it like 512, n_p, 0.5 n_p or 3/4 n_p"),
@@ -189,19 +199,19 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
     "tree_disagrees": [
         (3, 47, "17", "tree: 65 tokens down to here are more than n_p = 64"),
         (3, 70, "5", "batch_size: 5 disagrees with tree, which holds 4 sequences; leave it out"),
-        (4, 15, "n_s", "n_s: cannot stand beside tree, which says the same in full; keep one"),
+        (4, 15, "n_s", "n_s: cannot be used together with tree, which replaces it; keep one"),
         (
             5,
             22,
             "[",
-            "tree: must be a pair [tokens, children]; a tree is a list of [tokens, children], children a number of sequences or again such a list",
+            "tree: must be a pair [tokens, children]; a tree is a list of [tokens, children]; children is a number of sequences or another such list",
         ),
         (5, 37, "0", "tree: 0 is outside 1 to 65536"),
         (
             5,
             41,
             "3",
-            "tree: must be a pair [tokens, children]; a tree is a list of [tokens, children], children a number of sequences or again such a list",
+            "tree: must be a pair [tokens, children]; a tree is a list of [tokens, children]; children is a number of sequences or another such list",
         ),
         (5, 51, "two", "tree: must be a whole number, not 'two'"),
     ],
@@ -244,22 +254,22 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
 }
 
 
-def test_every_bad_file_has_its_expectation() -> None:
+def test_every_bad_file_has_expected_problems() -> None:
     assert {file.stem for file in BAD.glob("*.yaml")} == PROBLEMS.keys()
     assert len(PROBLEMS) >= 20
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_problems(name: str) -> None:
+def test_all_problems_are_reported(name: str) -> None:
     file = BAD / f"{name}.yaml"
     with pytest.raises(ExperimentError) as caught:
         load_experiment(file)
-    expected = [f"{file}:{line}:{column}: {said}" for line, column, _, said in PROBLEMS[name]]
+    expected = [f"{file}:{line}:{column}: {message}" for line, column, _, message in PROBLEMS[name]]
     assert str(caught.value).splitlines() == expected
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_places(name: str) -> None:
+def test_expected_text_is_at_the_expected_place(name: str) -> None:
     lines = [*(BAD / f"{name}.yaml").read_text().split("\n"), ""]
     for line, column, text, _ in PROBLEMS[name]:
         assert lines[line - 1][column - 1 :].startswith(text)

@@ -1,4 +1,4 @@
-"""Shapes of models: the known ones, and those of config files."""
+"""Shapes of models: known models, and config files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CONFIG = {
 }
 
 
-def test_llama2_holds_half_a_mebibyte_for_a_token() -> None:
+def test_llama2_7b_needs_half_a_mebibyte_per_token() -> None:
     assert shape_of("llama2-7b").kv_bytes() == 512 * 1024
     assert shape_of("llama3-8b").kv_bytes() == 128 * 1024
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_config_file_leaves_out_what_has_a_default(tmp_path: Path, folder: bool) -> None:
+def test_a_config_file_may_omit_fields_with_defaults(tmp_path: Path, folder: bool) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
     shape = shape_of(str(tmp_path if folder else path))
@@ -38,13 +38,13 @@ def test_a_config_file_leaves_out_what_has_a_default(tmp_path: Path, folder: boo
     ("content", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "holds no object"),
+        ("[]", "must hold a JSON object"),
         (json.dumps({"hidden_size": 64}), "intermediate_size: Input should be a valid integer"),
-        (json.dumps(CONFIG | {"num_key_value_heads": 3}), "no multiple of num_key_value_heads = 3"),
+        (json.dumps(CONFIG | {"num_key_value_heads": 3}), "not a multiple of num_key_value_heads = 3"),
         (json.dumps(CONFIG | {"num_attention_heads": 0}), "num_attention_heads: Input should be greater than 0"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_an_invalid_config_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
     with pytest.raises(ShapeError, match=message):
@@ -54,6 +54,6 @@ def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> 
 @pytest.mark.parametrize(
     ("name", "message"), [("llama2-7", "did you mean llama2-7b"), ("nowhere/config.json", "No such file")]
 )
-def test_unknown_models_say_what_is_known(name: str, message: str) -> None:
+def test_an_unknown_model_gets_a_hint(name: str, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         shape_of(name)

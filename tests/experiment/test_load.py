@@ -1,4 +1,4 @@
-"""Loading: files that are no experiments, positions, and no exception but `ExperimentError` for any content."""
+"""Loading: files that are not experiments, positions of problems, and only `ExperimentError` for any content."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ def refusal(path: Path | str, content: bytes | str | None = None) -> str:
     return str(caught.value).removeprefix(f"{path}:")
 
 
-def test_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_gets_a_hint_at_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(GOOD)
     assert refusal(tmp_path / "swep.yaml") == " no such file; did you mean sweep.yaml?"
     assert "table3" in refusal(tmp_path / "elsewhere" / "x.yaml")
 
 
-def test_directory(tmp_path: Path) -> None:
+def test_a_directory_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path) == " is a directory, not an experiment"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_file(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "secret.yaml"
     file.write_text(GOOD)
     file.chmod(0)
     assert "Permission denied" in refusal(file)
 
 
-def test_bundled_name() -> None:
+def test_a_bundled_experiment_is_found_by_name() -> None:
     assert load_experiment("table3").name == "table3"
     assert refusal("tabel3").endswith("did you mean table3?")
     listed = refusal("zzz")
     assert all(name in listed for name in bundled_experiments())
 
 
-def test_null_byte_in_path() -> None:
+def test_a_null_byte_in_the_path_is_refused() -> None:
     assert refusal("a\0.yaml").endswith(f"the bundled experiments are {', '.join(bundled_experiments())}")
 
 
-def test_binary_and_other_encodings(tmp_path: Path) -> None:
+def test_binary_files_and_other_encodings_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     assert refusal(file, b"title: caf\xe9\n") == "1:11: not text in UTF-8; is this a binary file?"
     assert refusal(file, b"a: 1\n\x7fELF\0\0") == "2:5: not text in UTF-8; is this a binary file?"
     assert refusal(file, GOOD.encode("utf-16")) == "1:1: the file is in UTF-16; save it as UTF-8"
-    assert refusal(file, "title: \x1b[31m\n") == r"1:8: the character '\x1b' cannot stand in YAML"
+    assert refusal(file, "title: \x1b[31m\n") == r"1:8: the character '\x1b' is not allowed in YAML"
     assert "larger than" in refusal(file, b"#" * 300_000)
 
 
-def test_byte_order_mark_and_dos_line_ends_do_not_move_columns(tmp_path: Path) -> None:
+def test_byte_order_mark_and_dos_line_ends_do_not_shift_columns(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
     assert len(load_experiment(file).points("cpu", "float32")) == 1
     bad = GOOD.replace("n_s: 0", "n_s: 65").replace("\n", "\r\n").encode()
-    said = refusal(file, b"\xef\xbb\xbf" + bad)
-    assert said == "2:24: n_s: 65 is larger than n_p = 64: shared tokens are part of the prompt"
+    message = refusal(file, b"\xef\xbb\xbf" + bad)
+    assert message == "2:24: n_s: 65 is larger than n_p = 64: shared tokens are part of the prompt"
 
 
 def test_wide_characters_count_as_one_column(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_wide_characters_count_as_one_column(tmp_path: Path) -> None:
     ).startswith("1:16: sed: unknown key; did you mean seed?")
 
 
-def test_one_line_per_problem_whatever_the_key(tmp_path: Path) -> None:
-    said = refusal(tmp_path / "x.yaml", GOOD + '"evil\\n\\e[31m": 1\n')
-    assert said.startswith(r"3:1: evil\n\x1b[31m: unknown key; ")
-    assert len(said.splitlines()) == 1
+def test_a_problem_is_one_line_for_any_key(tmp_path: Path) -> None:
+    message = refusal(tmp_path / "x.yaml", GOOD + '"evil\\n\\e[31m": 1\n')
+    assert message.startswith(r"3:1: evil\n\x1b[31m: unknown key; ")
+    assert len(message.splitlines()) == 1
 
 
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_aliases_do_not_expand(tmp_path: Path) -> None:
     letters = "abcdefghijklmnopqrst"
     bomb = "a: &a [x, x]\n"
     bomb += "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old, new in itertools.pairwise(letters))
-    said = refusal(tmp_path / "x.yaml", bomb).splitlines()
-    assert sum("aliases (*" in line for line in said) == 2 * (len(letters) - 1)
-    assert len(said) < 100
+    message = refusal(tmp_path / "x.yaml", bomb).splitlines()
+    assert sum("aliases (*" in line for line in message) == 2 * (len(letters) - 1)
+    assert len(message) < 100
 
 
-def test_quoted_words_and_plain_numbers_mean_what_they_look_like(tmp_path: Path) -> None:
+def test_quoted_words_are_text_and_numbers_have_units_and_percent(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(GOOD + "title: 'no'\nprecision: 1e-2\nseed: 0x10\nbudget: 1h30m\nconfidence: 99%\n")
     experiment = load_experiment(file)

@@ -58,27 +58,27 @@ def test_table3(name: str, kv_heads: int, paper: str | None) -> None:
 def test_smoke_covers_every_implementation_and_every_kind_of_shape() -> None:
     loaded = load_experiment("smoke")
     points = loaded.points("cpu", "float32")
-    on_gpus = {name for one in ("gpu-kernels", "table3-gpu") for name in load_experiment(one).implementations}
+    on_gpus = {id_ for name in ("gpu-kernels", "table3-gpu") for id_ in load_experiment(name).implementations}
     assert set(loaded.implementations) | on_gpus == registered()
     assert any(point.tree for point in points)
     assert any(point.prompts > 1 for point in points)
     assert any(isinstance(point.n_p, tuple) for point in points)
     assert any(point.kv_heads < point.heads for point in points)
     assert loaded.budget_s == 20
-    # Small enough for seconds: K and V of every sequence apart.
+    # K and V of all sequences, nothing shared, are small enough for a run of seconds.
     for point in points:
         longest = point.n_p if isinstance(point.n_p, int) else point.n_p[1]
         assert point.batch_size * (longest + point.n_c) * point.token_bytes < 4 << 20
 
 
 @pytest.mark.parametrize("name", bundled_experiments())
-def test_dump_is_the_same_experiment(name: str) -> None:
+def test_a_dumped_experiment_loads_unchanged(name: str) -> None:
     loaded = load_experiment(name)
     again = type(loaded).model_validate(json.loads(loaded.model_dump_json()))
     assert again == loaded.model_copy(update={"source": "", "path": ""})
 
 
-def test_known_names_are_the_registered_ones() -> None:
+def test_known_implementations_are_the_registered_ones() -> None:
     assert registered() <= set(known_implementations("decode"))
     assert known_implementations("modules") == ("qkv_projection", "self_attention", "mlp")
     assert set(known_implementations()) == {*known_implementations("decode"), *known_implementations("modules")}
@@ -99,7 +99,7 @@ POINT = Point(
 
 
 def test_key_is_pinned() -> None:
-    # Computed from this text with sha256sum: runs on disk are found by it, so it must not change unnoticed.
+    # Computed from this text with sha256sum. Resume finds recorded cases by key, so a change must not go unnoticed.
     # {"batch_size":32,"block_size":32,"cache":"cold","chunk_size":64,"device":"cpu","dtype":"bfloat16","head_dim":128,
     #  "heads":32,"implementation":"chunk_attn","kv_heads":8,"mode":"eager","n_c":64,"n_p":1024,"n_s":512,"prompts":1,
     #  "protocol":"strict","threads":null,"tree":null}, all on one line without spaces
@@ -145,7 +145,7 @@ def test_tolerance_keeps_the_defaults_of_other_dtypes() -> None:
     assert experiment(tolerance={"float32": 1e-4}).tolerance == {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
 
 
-def test_model_itself_refuses_a_sweep_that_does_not_fit() -> None:
+def test_the_model_refuses_a_sweep_with_a_conflict() -> None:
     with pytest.raises(ValueError, match="65 is larger than n_p = 64"):
         experiment(sweep=[{"n_p": 64, "n_s": 65}])
 
@@ -158,7 +158,7 @@ def test_expectation_selects_points() -> None:
     assert loaded.expect[0].implementation == "chunk_attn"
 
 
-def test_idle_expectation_is_refused(tmp_path: Path) -> None:
+def test_an_expectation_that_matches_no_point_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(
         "implementations: chunk_attn\nsweep: [{n_p: 64, n_s: 0}]\n"
@@ -166,7 +166,7 @@ def test_idle_expectation_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=r"x\.yaml:4:38: where: matches no point of the sweep"):
         load_experiment(file)
-    assert load_experiment(file, {"n_p": "32"}).expect  # a narrowed sweep may leave expectations idle
+    assert load_experiment(file, {"n_p": "32"}).expect  # an override may leave expectations without points
 
 
 def test_schema_knows_every_axis_and_key() -> None:
@@ -182,7 +182,7 @@ def test_schema_knows_every_axis_and_key() -> None:
     assert schema["additionalProperties"] is False
 
 
-def test_schema_accepts_what_is_bundled_and_refuses_slips() -> None:
+def test_schema_accepts_bundled_experiments_and_refuses_mistakes() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     yaml = pytest.importorskip("yaml")
     validator = jsonschema.Draft202012Validator(json_schema())
@@ -191,7 +191,7 @@ def test_schema_accepts_what_is_bundled_and_refuses_slips() -> None:
         assert not list(validator.iter_errors(yaml.safe_load(file.read_text())))
     good = {"implementations": "naive", "sweep": [{"n_p": 64, "n_s": "0.5 n_p"}]}
     assert validator.is_valid(good)
-    for slip in (
+    for mistake in (
         {**good, "titel": "x"},
         {**good, "sweep": [{"n_p": 64, "ns": 0}]},
         {**good, "sweep": [{"n_p": 64, "n_s": "half"}]},
@@ -202,7 +202,7 @@ def test_schema_accepts_what_is_bundled_and_refuses_slips() -> None:
         {**good, "sweep": [{"n_p": 64, "tree": [[8]]}]},
         {"sweep": [{"n_p": 64, "n_s": 0}]},
     ):
-        assert not validator.is_valid(slip), slip
+        assert not validator.is_valid(mistake), mistake
 
 
 def test_loading_needs_neither_torch_nor_any_adapter() -> None:

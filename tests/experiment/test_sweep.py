@@ -1,4 +1,4 @@
-"""Sweeps: how many points, which, in what order; overrides; trees and ragged prompts."""
+"""Sweeps: number, values and order of points; overrides; trees and ragged prompts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shapes(experiment: Experiment, *axes: str) -> list[tuple[Any, ...]]:
     return [tuple(getattr(point, axis) for axis in axes) for point in experiment.points("cpu", "float32")]
 
 
-def test_lists_multiply_blocks_add_up_and_points_come_once(tmp_path: Path) -> None:
+def test_lists_multiply_blocks_add_up_and_points_are_unique(tmp_path: Path) -> None:
     text = """
 sweep:
   - {n_p: [64, 128], n_s: [0, n_p]}
@@ -40,7 +40,7 @@ sweep:
     assert shapes(load(tmp_path, text), "n_p", "n_s") == [(64, 0), (64, 64), (128, 0), (128, 128), (32, 0)]
 
 
-def test_defaults_yield_to_blocks_and_kv_heads_follow_heads(tmp_path: Path) -> None:
+def test_blocks_override_defaults_and_kv_heads_default_to_heads(tmp_path: Path) -> None:
     text = """
 defaults: {n_p: 64, n_s: 0, heads: [4, 8]}
 sweep:
@@ -50,7 +50,7 @@ sweep:
     assert shapes(load(tmp_path, text), "heads", "kv_heads") == [(4, 4), (8, 8), (16, 2)]
 
 
-def test_exclude_counts_shares_and_defaults(tmp_path: Path) -> None:
+def test_exclude_matches_shares_and_defaults(tmp_path: Path) -> None:
     text = """
 sweep: [{n_p: [64, 128], n_s: [0, 0.5 n_p, 64]}]
 exclude: [{n_s: n_p}, {n_p: 128, n_s: [32, 64], kv_heads: 32}]
@@ -58,7 +58,7 @@ exclude: [{n_s: n_p}, {n_p: 128, n_s: [32, 64], kv_heads: 32}]
     assert shapes(load(tmp_path, text), "n_p", "n_s") == [(64, 0), (64, 32), (128, 0)]
 
 
-def test_excluded_combinations_need_not_fit_together(tmp_path: Path) -> None:
+def test_excluded_combinations_are_not_checked_for_conflicts(tmp_path: Path) -> None:
     text = "sweep: [{n_p: [64, 128], n_s: [0, 100]}]\nexclude: [{n_p: 64, n_s: 100}]\n"
     assert shapes(load(tmp_path, text), "n_p", "n_s") == [(64, 0), (128, 0), (128, 100)]
 
@@ -68,7 +68,7 @@ def test_shares_are_exact(tmp_path: Path) -> None:
     assert shapes(load(tmp_path, text), "n_s") == [(300,), (375,), (1,), (1000,)]
 
 
-def test_tree_gives_batch_size_and_displaces_default_sharing(tmp_path: Path) -> None:
+def test_tree_sets_batch_size_and_displaces_default_n_s_and_prompts(tmp_path: Path) -> None:
     text = """
 defaults: {n_p: 64, n_s: 32, prompts: 2}
 sweep:
@@ -92,14 +92,14 @@ def test_range_draws_ragged_prompts(tmp_path: Path) -> None:
     assert lengths == point.prompt_lengths(7) != point.prompt_lengths(8)
 
 
-def test_auto_yields_to_what_the_file_says(tmp_path: Path) -> None:
+def test_the_dtype_of_the_file_replaces_auto(tmp_path: Path) -> None:
     text = "sweep: [{n_p: 64, n_s: 0, dtype: [auto, float16]}, {n_p: 64, n_s: 0}]\n"
     auto = load(tmp_path, text)
     assert [point.dtype for point in auto.points("cuda", "bfloat16")] == ["bfloat16", "float16"]
     assert {point.device for point in auto.points("cuda", "bfloat16")} == {"cuda"}
     fixed = load(tmp_path, f"dtype: float32\ndevice: cpu\n{text}")
-    found = [(point.device, point.dtype) for point in fixed.points("cuda", "bfloat16")]
-    assert found == [("cpu", "bfloat16"), ("cpu", "float16"), ("cpu", "float32")]
+    targets = [(point.device, point.dtype) for point in fixed.points("cuda", "bfloat16")]
+    assert targets == [("cpu", "bfloat16"), ("cpu", "float16"), ("cpu", "float32")]
 
 
 def test_overrides_replace_an_axis_in_every_block(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_overrides_replace_an_axis_in_every_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             {"n_s": "0,2048"},
@@ -119,13 +119,13 @@ def test_overrides_replace_an_axis_in_every_block(tmp_path: Path) -> None:
         ),
         ({"ns": "1"}, "--set ns=1: ns: unknown axis; did you mean n_s?"),
         ({"n_s": ""}, "--set n_s=: n_s: an empty list leaves no points; give a value or leave the key out"),
-        ({"n_s": "010"}, "--set n_s=010: 010 is read as octal by some and as decimal by others; write 10"),
+        ({"n_s": "010"}, "--set n_s=010: 010 is read as octal by some YAML readers and as decimal by others; write 10"),
         ({"n_p": "32"}, "x.yaml:2:24: n_s: 64 is larger than n_p = 32: shared tokens are part of the prompt"),
-        ({"tree": "[[8, 2]]"}, "--set tree=[[8, 2]]: tree: does not go with n_s in x.yaml:2:19"),
+        ({"tree": "[[8, 2]]"}, "--set tree=[[8, 2]]: tree: cannot be used together with n_s in x.yaml:2:19"),
     ],
 )
-def test_bad_overrides(tmp_path: Path, overrides: dict[str, str], said: str) -> None:
-    assert said in refusal(tmp_path, "sweep: [{n_p: 64, n_s: 64}]\n", overrides)
+def test_bad_overrides_are_reported(tmp_path: Path, overrides: dict[str, str], message: str) -> None:
+    assert message in refusal(tmp_path, "sweep: [{n_p: 64, n_s: 64}]\n", overrides)
 
 
 @settings(max_examples=60, deadline=None)
@@ -152,7 +152,7 @@ AXIS_VALUES = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(blocks=st.lists(AXIS_VALUES, min_size=1, max_size=3))
 def test_number_of_points(tmp_path_factory: pytest.TempPathFactory, blocks: list[dict[str, Any]]) -> None:
-    # n_s tells the blocks apart, so that no point of one is a point of another.
+    # n_s differs between blocks, so that no two blocks have a common point.
     numbered = [{**block, "n_s": index} for index, block in enumerate(blocks)]
     text = "sweep: " + json.dumps(numbered)
     experiment = load(tmp_path_factory.getbasetemp(), text)
@@ -165,7 +165,7 @@ def test_number_of_points(tmp_path_factory: pytest.TempPathFactory, blocks: list
     points = experiment.points("cpu", "float32")
     assert len(points) == len(set(points)) == expected
     for index, block in enumerate(blocks):
-        of_block = [point for point in points if point.n_s == index]
-        assert {point.n_p for point in of_block} == set(block["n_p"])
+        block_points = [point for point in points if point.n_s == index]
+        assert {point.n_p for point in block_points} == set(block["n_p"])
     again = type(experiment).model_validate(json.loads(experiment.model_dump_json()))
     assert again.points("cpu", "float32") == points

@@ -21,7 +21,7 @@ def test_duration(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("300", "write 300s for seconds or 300m for minutes"),
         ("5min", "unknown unit 'min'"),
@@ -36,8 +36,8 @@ def test_duration(text: str, seconds: float) -> None:
         ("1e3s", "unknown unit 'e'"),
     ],
 )
-def test_bad_duration(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bad_duration(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_duration(text)
 
 

@@ -1,4 +1,4 @@
-"""Forests of sequences for tests of kernels: what a tree and a store are fed, and what each sequence then holds."""
+"""Random forests for kernel tests: fill a tree and a store, and keep a copy of every sequence's K and V."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.reference import attention
 from chunkbench.kvcache import ChunkPool, PrefixTree
 
-_LONGEST = 64
-"""Tokens of a segment, at most."""
+_MAX_TOKENS = 64
+"""Largest number of tokens of a segment."""
 
 
 class Forest:
-    """A tree and a store that grow together, and each row's whole K and V `[layers, n, h_kv, d]` beside them."""
+    """A tree and a store that grow together, and a copy of each row's K and V `[layers, n, h_kv, d]`."""
 
     def __init__(self, store: ChunkStore, seed: int) -> None:
         self.store = store
@@ -31,15 +31,15 @@ class Forest:
         return drawn.to(self.store.dtype).to(self.store.device)
 
     def join(self, path: list[tuple[int, int]]) -> int:
-        """Add a sequence of segments `(name, tokens)`; sequences that begin alike share tokens and values."""
+        """Add a sequence of segments `(name, tokens)`. Sequences with a common prefix share tokens and values."""
         ids, keys, values = [], list[torch.Tensor](), list[torch.Tensor]()
         for depth, (name, tokens) in enumerate(path):
-            above = (*path[:depth], (name, 0))
-            if above not in self._segments:
-                self._segments[above] = self._tokens(_LONGEST), self._tokens(_LONGEST)
+            prefix = (*path[:depth], (name, 0))
+            if prefix not in self._segments:
+                self._segments[prefix] = self._tokens(_MAX_TOKENS), self._tokens(_MAX_TOKENS)
             ids += [1000 * name + token for token in range(tokens)]
-            keys.append(self._segments[above][0][:, :tokens])
-            values.append(self._segments[above][1][:, :tokens])
+            keys.append(self._segments[prefix][0][:, :tokens])
+            values.append(self._segments[prefix][1][:, :tokens])
         k, v = torch.cat(keys, 1), torch.cat(values, 1)
         joined = self.tree.join(ids)
         for layer in range(self.store.layers):
@@ -48,25 +48,25 @@ class Forest:
         return joined.sequence
 
     def append(self) -> None:
-        """Every sequence takes one token."""
+        """Append one token to every sequence."""
         self._append(list(range(len(self.contexts))), None)
 
     def append_to(self, counts: dict[int, int]) -> None:
-        """Sequences take tokens: row -> how many."""
+        """Append tokens to some sequences. `counts` maps a row to the number of its new tokens."""
         self._append(list(counts), list(counts.values()))
 
     def _append(self, rows: list[int], counts: list[int] | None) -> None:
         sequences = None if counts is None else [self.tree.sequences[row] for row in rows]
-        taken = counts or [1] * len(rows)
-        k, v = self._tokens(sum(taken)), self._tokens(sum(taken))
-        ids = [self._random.randrange(10**6, 10**7) for _ in range(sum(taken))]
+        token_counts = counts or [1] * len(rows)
+        k, v = self._tokens(sum(token_counts)), self._tokens(sum(token_counts))
+        ids = [self._random.randrange(10**6, 10**7) for _ in range(sum(token_counts))]
         appended = self.tree.append(ids, sequences, counts)
         for layer in range(self.store.layers):
             self.store.append(appended, k[layer], v[layer], layer)
-        for row, mine in zip(rows, zip(k.split(taken, 1), v.split(taken, 1), strict=True), strict=True):
+        for row, added in zip(rows, zip(k.split(token_counts, 1), v.split(token_counts, 1), strict=True), strict=True):
             self.contexts[row] = (
-                torch.cat([self.contexts[row][0], mine[0]], 1),
-                torch.cat([self.contexts[row][1], mine[1]], 1),
+                torch.cat([self.contexts[row][0], added[0]], 1),
+                torch.cat([self.contexts[row][1], added[1]], 1),
             )
 
     def leave(self, row: int) -> None:
@@ -77,9 +77,9 @@ class Forest:
     def error(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> float:
         """Largest error of out `[b, h, d]` over the largest reference value."""
         expected = torch.stack([attention(q[row], k[layer], v[layer]) for row, (k, v) in enumerate(self.contexts)])
-        got = out[: len(expected)].double()
-        assert torch.isfinite(got).all()
-        return ((got - expected).abs().max() / expected.abs().max()).item()
+        actual = out[: len(expected)].double()
+        assert torch.isfinite(actual).all()
+        return ((actual - expected).abs().max() / expected.abs().max()).item()
 
     def _tokens(self, count: int) -> torch.Tensor:
         return self.normal(self.store.layers, count, self.store.kv_heads, self.store.head_dim)

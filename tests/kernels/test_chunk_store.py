@@ -12,14 +12,14 @@ def make(*slabs, c=4, h=2, d=16, dtype=torch.float32):
     for chunks in slabs:
         total += chunks
         store.grow(total)
-    for slab in store.slabs:  # whatever an allocator may leave in fresh memory
+    for slab in store.slabs:  # fresh memory may hold anything
         slab.keys.fill_(torch.nan)
         slab.values.fill_(torch.nan)
     return store
 
 
 def read(store, chunks, tokens):
-    """K and V `[n, h, d]` of the first tokens of a path of chunks."""
+    """K and V `[n, h, d]` of the first tokens in some chunks, and V of the remaining token slots."""
     slab, place = store.locate(np.array(chunks))
     k = torch.cat([store.slabs[s].keys[0, p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
     v = torch.cat([store.slabs[s].values[0, p].transpose(0, 1) for s, p in zip(slab, place, strict=True)])
@@ -37,10 +37,10 @@ def test_fill_writes_tokens_to_their_slots(chunks, short):
     n = 4 * len(chunks) - short
     k, v = torch.randn(n, 2, 16), torch.randn(n, 2, 16)
     store.fill(ids(*chunks), k, v)
-    got_k, got_v, void = read(store, chunks, n)
+    got_k, got_v, free = read(store, chunks, n)
     assert torch.equal(got_k, k)
     assert torch.equal(got_v, v)
-    assert torch.equal(void, torch.zeros_like(void))
+    assert torch.equal(free, torch.zeros_like(free))
 
 
 def test_fill_takes_any_strides():
@@ -68,14 +68,14 @@ def test_append_writes_one_token_per_row_and_nothing_else(chunks, slots):
     assert sum(int((slab.keys != 0).sum()) for slab in store.slabs) == k.numel()
 
 
-def test_a_new_chunk_holds_no_leftovers_in_v():
+def test_append_clears_v_of_a_new_chunk():
     store = make(2, 2)
-    begun = Append(ids(1, 3), ids(0, 0), ids(1, 3), every_row=True)
-    store.append(begun, torch.ones(2, 2, 16), torch.ones(2, 2, 16))
+    appended = Append(ids(1, 3), ids(0, 0), ids(1, 3), every_row=True)
+    store.append(appended, torch.ones(2, 2, 16), torch.ones(2, 2, 16))
     for chunk in (1, 3):
-        _, v, void = read(store, [chunk], 1)
+        _, v, free = read(store, [chunk], 1)
         assert torch.equal(v, torch.ones(1, 2, 16))
-        assert torch.equal(void, torch.zeros(3, 2, 16))
+        assert torch.equal(free, torch.zeros(3, 2, 16))
 
 
 def test_copy_and_cut():
@@ -84,16 +84,16 @@ def test_copy_and_cut():
     store.fill(ids(0), k, v)
     store.copy(0, 1, 3)
     store.cut(0, 1, held=4)
-    got_k, got_v, void = read(store, [1], 3)
+    got_k, got_v, free = read(store, [1], 3)
     assert torch.equal(got_k, k)
     assert torch.equal(got_v, v)
-    assert torch.equal(void, torch.zeros(1, 2, 16))
-    _, got_v, void = read(store, [0], 1)
+    assert torch.equal(free, torch.zeros(1, 2, 16))
+    _, got_v, free = read(store, [0], 1)
     assert torch.equal(got_v, v[:1])
-    assert torch.equal(void, torch.zeros(3, 2, 16))
+    assert torch.equal(free, torch.zeros(3, 2, 16))
 
 
-def test_growth_adds_exactly_what_is_missing_and_moves_nothing():
+def test_grow_adds_one_slab_of_the_missing_chunks_and_moves_nothing():
     store = make(3)
     address = store.slabs[0].keys.data_ptr()
     store.grow(10)
@@ -103,15 +103,15 @@ def test_growth_adds_exactly_what_is_missing_and_moves_nothing():
     assert store.slabs[0].keys.data_ptr() == address
 
 
-def test_runs_break_where_ids_or_slabs_do():
+def test_runs_end_where_ids_or_slabs_are_not_consecutive():
     store = make(4, 4)
-    found = [(r.slab, r.start, r.chunks, r.begin) for r in store.runs(ids(1, 2, 3, 4, 5, 7, 6, 0))]
-    assert found == [(0, 1, 3, 0), (1, 0, 2, 3), (1, 3, 1, 5), (1, 2, 1, 6), (0, 0, 1, 7)]
+    runs = [(r.slab, r.start, r.chunks, r.begin) for r in store.runs(ids(1, 2, 3, 4, 5, 7, 6, 0))]
+    assert runs == [(0, 1, 3, 0), (1, 0, 2, 3), (1, 3, 1, 5), (1, 2, 1, 6), (0, 0, 1, 7)]
     assert list(store.runs(ids())) == []
 
 
 @pytest.mark.parametrize("chunk", [-1, 4])
-def test_ids_without_room_are_refused(chunk):
+def test_ids_beyond_the_capacity_are_refused(chunk):
     with pytest.raises(IndexError, match="chunks 0 to 3"):
         make(4).locate(ids(chunk))
 

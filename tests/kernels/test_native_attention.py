@@ -1,4 +1,4 @@
-"""The native kernels against float64: every instruction set of this CPU, every dtype, forests and edge cases."""
+"""The native kernels against float64, for every instruction set of this CPU, every dtype, forests and edge cases."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-class Checked:
-    """A `ChunkAttention` beside plain K and V of every sequence."""
+class CheckedCache:
+    """A `ChunkAttention`, and the token ids of every sequence. `tables` holds K and V of each token id."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, chunk: int, dtype: torch.dtype, seed: int = 0) -> None:
         self.attention = ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native")
@@ -46,7 +46,7 @@ class Checked:
         self.heads = heads
         self.random = torch.Generator().manual_seed(seed)
         self.tables = [self._normal(997, *self.shape) for _ in range(2)]
-        self.held: dict[int, list[int]] = {}
+        self.contexts: dict[int, list[int]] = {}
         self.next = 500
 
     def _normal(self, *shape: int) -> torch.Tensor:
@@ -55,23 +55,23 @@ class Checked:
     def join(self, tokens: list[int]) -> int:
         k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
         sequence = self.attention.add_sequence(tokens, k, v)
-        self.held[sequence] = list(tokens)
+        self.contexts[sequence] = list(tokens)
         return sequence
 
     def step(self) -> None:
-        tokens = list(range(self.next, self.next + len(self.held)))
+        tokens = list(range(self.next, self.next + len(self.contexts)))
         self.next += len(tokens)
         k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
         self.attention.append(tokens, k, v)
-        for own, token in zip(self.held.values(), tokens, strict=True):
+        for own, token in zip(self.contexts.values(), tokens, strict=True):
             own.append(token)
 
     def error(self, scale: float = 1.0) -> float:
-        q = (self._normal(len(self.held), self.heads, self.shape[1]).float() * scale).to(self.dtype)
+        q = (self._normal(len(self.contexts), self.heads, self.shape[1]).float() * scale).to(self.dtype)
         out = torch.full_like(q, float("nan"))
         self.attention.decode(q, out)
         worst = 0.0
-        for row, tokens in enumerate(self.held.values()):
+        for row, tokens in enumerate(self.contexts.values()):
             k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
             expected = attention(q[row], k, v)
             worst = max(worst, float((out[row].double() - expected).abs().max() / expected.abs().max()))
@@ -81,115 +81,115 @@ class Checked:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (6, 1)])
 @pytest.mark.parametrize("dim", [16, 48, 64, 128, 256])
-def test_every_shape_of_head(isa: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
-    made = Checked(heads, kv_heads, dim, 32, dtype)
+def test_head_counts_and_dimensions(isa: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    cache = CheckedCache(heads, kv_heads, dim, 32, dtype)
     shared = list(range(70))
     for k in range(7):
-        made.join([*shared, *range(100 + 10 * k, 100 + 13 * k)])
-    made.join([3])
+        cache.join([*shared, *range(100 + 10 * k, 100 + 13 * k)])
+    cache.join([3])
     for _ in range(3):
-        made.step()
-        assert made.error() < TOLERANCE[dtype]
+        cache.step()
+        assert cache.error() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk", [16, 48, 64, 256])
 def test_every_number_of_tokens_in_the_last_chunk(isa: str, dtype: torch.dtype, chunk: int) -> None:
-    made = Checked(2, 2, 32, chunk, dtype)
-    made.join(list(range(chunk - 3)))
-    made.join([*range(chunk), 7])
+    cache = CheckedCache(2, 2, 32, chunk, dtype)
+    cache.join(list(range(chunk - 3)))
+    cache.join([*range(chunk), 7])
     for _ in range(20):
-        made.step()
-        assert made.error() < TOLERANCE[dtype]
+        cache.step()
+        assert cache.error() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_truncating_forking_and_leaving(isa: str, dtype: torch.dtype) -> None:
-    made = Checked(4, 2, 64, 16, dtype)
-    first, second = made.join(list(range(45))), made.join([*range(32), 90, 91])
+def test_fork_truncate_and_remove(isa: str, dtype: torch.dtype) -> None:
+    cache = CheckedCache(4, 2, 64, 16, dtype)
+    first, second = cache.join(list(range(45))), cache.join([*range(32), 90, 91])
     for _ in range(5):
-        made.step()
-    fork = made.attention.fork(first)
-    made.held[fork] = list(made.held[first])
-    made.step()
-    assert made.error() < TOLERANCE[dtype]
-    made.attention.truncate(first, 49)
-    del made.held[first][49:]
-    made.step()
-    assert made.error() < TOLERANCE[dtype]
-    made.attention.remove_sequence(second)
-    del made.held[second]
-    made.join([*range(48), 5])
-    made.step()
-    assert made.error() < TOLERANCE[dtype]
+        cache.step()
+    fork = cache.attention.fork(first)
+    cache.contexts[fork] = list(cache.contexts[first])
+    cache.step()
+    assert cache.error() < TOLERANCE[dtype]
+    cache.attention.truncate(first, 49)
+    del cache.contexts[first][49:]
+    cache.step()
+    assert cache.error() < TOLERANCE[dtype]
+    cache.attention.remove_sequence(second)
+    del cache.contexts[second]
+    cache.join([*range(48), 5])
+    cache.step()
+    assert cache.error() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rms_error_is_at_most_a_quarter_above_that_of_pytorch(isa: str, dtype: torch.dtype) -> None:
-    made = Checked(8, 4, 128, 64, dtype)
+def test_rms_error_is_at_most_1_25_times_that_of_pytorch(isa: str, dtype: torch.dtype) -> None:
+    cache = CheckedCache(8, 4, 128, 64, dtype)
     for k in range(8):
-        made.join([*range(512), *range(600 + 50 * k, 650 + 60 * k)])
-    made.step()
-    q = made._normal(8, 8, 128)
-    out = made.attention.decode(q)
-    ours = theirs = 0.0
-    for row, tokens in enumerate(made.held.values()):
-        k, v = (table[torch.tensor(tokens) % 997] for table in made.tables)
+        cache.join([*range(512), *range(600 + 50 * k, 650 + 60 * k)])
+    cache.step()
+    q = cache._normal(8, 8, 128)
+    out = cache.attention.decode(q)
+    native_error = pytorch_error = 0.0
+    for row, tokens in enumerate(cache.contexts.values()):
+        k, v = (table[torch.tensor(tokens) % 997] for table in cache.tables)
         expected = attention(q[row], k, v)
         batched = (x.transpose(0, 1)[None] for x in (q[row][None], k, v))
         pytorch = scaled_dot_product_attention(*batched, enable_gqa=True)[0, :, 0]
-        ours += float((out[row].double() - expected).square().sum())
-        theirs += float((pytorch.double() - expected).square().sum())
-    assert ours**0.5 <= 1.25 * theirs**0.5
+        native_error += float((out[row].double() - expected).square().sum())
+        pytorch_error += float((pytorch.double() - expected).square().sum())
+    assert native_error**0.5 <= 1.25 * pytorch_error**0.5
 
 
-def test_few_heads_and_one_long_sequence_on_several_threads(isa: str, threads: int) -> None:
-    made = Checked(1, 1, 64, 16, torch.float32)
-    made.join([token % 977 for token in range(2000)])
-    made.step()
-    assert made.error() < 1e-5
-    made.attention.plan()
-    assert (made.attention.work_items > 1) == (threads > 0)
+def test_one_head_and_one_long_sequence_on_several_threads(isa: str, threads: int) -> None:
+    cache = CheckedCache(1, 1, 64, 16, torch.float32)
+    cache.join([token % 977 for token in range(2000)])
+    cache.step()
+    assert cache.error() < 1e-5
+    cache.attention.plan()
+    assert (cache.attention.work_items > 1) == (threads > 0)
 
 
-def test_more_queries_than_an_item_takes(isa: str) -> None:
-    made = Checked(8, 1, 32, 16, torch.float32)
+def test_more_queries_than_one_item_holds(isa: str) -> None:
+    cache = CheckedCache(8, 1, 32, 16, torch.float32)
     for k in range(40):
-        made.join([*range(64), 100 + k])
-    made.step()
-    assert made.error() < 1e-5
+        cache.join([*range(64), 100 + k])
+    cache.step()
+    assert cache.error() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_scores_of_ten_thousand(isa: str, dtype: torch.dtype) -> None:
-    made = Checked(2, 2, 64, 16, dtype)
-    made.join(list(range(100)))
-    made.join([*range(64), *range(200, 210)])
-    made.step()
-    assert made.error(scale=1e4) < TOLERANCE[dtype] * 2
+    cache = CheckedCache(2, 2, 64, 16, dtype)
+    cache.join(list(range(100)))
+    cache.join([*range(64), *range(200, 210)])
+    cache.step()
+    assert cache.error(scale=1e4) < TOLERANCE[dtype] * 2
 
 
-def test_infinite_and_nan_keys_end_as_the_reference_ends(isa: str) -> None:
+def test_infinite_and_nan_keys_give_the_result_of_the_reference(isa: str) -> None:
     for value in (float("-inf"), float("inf"), float("nan")):
-        made = Checked(1, 1, 16, 16, torch.float32)
-        made.tables[0][5] = 0.0
-        made.tables[0][5, 0, 3] = value
-        made.join([1, 2, 5, 9])
+        cache = CheckedCache(1, 1, 16, 16, torch.float32)
+        cache.tables[0][5] = 0.0
+        cache.tables[0][5, 0, 3] = value
+        cache.join([1, 2, 5, 9])
         q = torch.ones(1, 1, 16)
-        got = made.attention.decode(q)
+        out = cache.attention.decode(q)
         tokens = torch.tensor([1, 2, 5, 9])
-        expected = attention(q[0], made.tables[0][tokens], made.tables[1][tokens]).float()
-        torch.testing.assert_close(got[0], expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+        expected = attention(q[0], cache.tables[0][tokens], cache.tables[1][tokens]).float()
+        torch.testing.assert_close(out[0], expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_denormal_values_are_kept(isa: str) -> None:
-    made = Checked(1, 1, 16, 16, torch.float32)
-    made.tables[1] *= 1e-41
-    made.join([1, 2, 3])
-    got = made.attention.decode(torch.zeros(1, 1, 16))
-    expected = made.tables[1][torch.tensor([1, 2, 3])].double().mean(0)
+    cache = CheckedCache(1, 1, 16, 16, torch.float32)
+    cache.tables[1] *= 1e-41
+    cache.join([1, 2, 3])
+    out = cache.attention.decode(torch.zeros(1, 1, 16))
+    expected = cache.tables[1][torch.tensor([1, 2, 3])].double().mean(0)
     assert expected.abs().max() > 0
-    torch.testing.assert_close(got[0].double(), expected, rtol=0, atol=4e-45)
+    torch.testing.assert_close(out[0].double(), expected, rtol=0, atol=4e-45)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -205,12 +205,12 @@ def test_denormal_values_are_kept(isa: str) -> None:
 def test_random_forests(
     isa: str, paths: list[tuple[int, ...]], chunk: int, heads: tuple[int, int], dtype: torch.dtype, steps: int
 ) -> None:
-    made = Checked(*heads, 32, chunk, dtype)
+    cache = CheckedCache(*heads, 32, chunk, dtype)
     for root, long, branch, more in paths:
-        made.join([*range(100 * root, 100 * root + long), *range(400 + 100 * branch, 400 + 100 * branch + more)])
+        cache.join([*range(100 * root, 100 * root + long), *range(400 + 100 * branch, 400 + 100 * branch + more)])
     for _ in range(steps):
-        made.step()
-    assert made.error() < TOLERANCE[dtype]
+        cache.step()
+    assert cache.error() < TOLERANCE[dtype]
 
 
 def test_an_instruction_set_that_the_cpu_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +223,10 @@ def test_an_instruction_set_that_the_cpu_lacks_is_an_error(monkeypatch: pytest.M
 def test_results_do_not_depend_on_the_number_of_threads_beyond_rounding(threads_now: int) -> None:
     def output(threads: int) -> torch.Tensor:
         torch.set_num_threads(threads)
-        made = Checked(2, 1, 64, 16, torch.float32)
+        cache = CheckedCache(2, 1, 64, 16, torch.float32)
         for k in range(3):
-            made.join([*range(700), 900 + k])
-        return made.attention.decode(torch.ones(3, 2, 64))
+            cache.join([*range(700), 900 + k])
+        return cache.attention.decode(torch.ones(3, 2, 64))
 
     before = torch.get_num_threads()
     try:

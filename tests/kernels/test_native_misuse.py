@@ -1,4 +1,4 @@
-"""The native module and what stands before it: a wrong call is an exception with a sentence, never a crash."""
+"""Wrong calls of the native module and its Python wrappers raise an exception with a clear message, never crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def addresses(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def arguments() -> dict[str, Any]:
-    """Two rows: both read chunk 0 and fold its results in, then row 0 reads chunk 1, row 1 chunk 2."""
+    """A valid plan of two rows: both share chunk 0 and fold its results in; row 0 also reads chunk 1, row 1 chunk 2."""
     return {
         "dtype": "float32",
         "heads": HEADS,
@@ -59,7 +59,7 @@ def with_item(index: int, column: int, value: int) -> np.ndarray[Any, np.dtype[n
     return items
 
 
-def test_the_plan_that_the_others_spoil_is_right() -> None:
+def test_the_unchanged_arguments_are_a_valid_plan() -> None:
     plan = native.DecodePlan(**arguments())
     plan.set_last_tokens(ints(16, 3))
     q, out = torch.zeros(2, HEADS, DIM), torch.zeros(2, HEADS, DIM)
@@ -98,7 +98,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("batch", 1, "row"),
     ("partials", -1, "partials"),
     ("partials", 1, "partial"),
-    # Times two heads and sixteen numbers this is zero in 64 bits.
+    # Times two heads and sixteen numbers, this overflows to zero in 64 bits.
     ("partials", HUGE, "partial"),
     *(
         ("items", with_item(index, column, value), "item")
@@ -131,15 +131,15 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "says"), WRONG, ids=lambda value: str(value).replace("\n", ""))
-def test_a_wrong_plan_is_refused(name: str, value: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+@pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=lambda value: str(value).replace("\n", ""))
+def test_a_wrong_plan_is_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         native.DecodePlan(**{**arguments(), name: value})
 
 
 @pytest.mark.parametrize("name", ["items", "chunk_keys", "chunk_values", "rows", "folds"])
 @pytest.mark.parametrize(
-    "spoil",
+    "change",
     [
         lambda array: array.astype(np.int32),
         lambda array: array.astype(np.float64),
@@ -149,14 +149,14 @@ def test_a_wrong_plan_is_refused(name: str, value: Any, says: str) -> None:
     ],
     ids=["int32", "float64", "dimension", "list", "none"],
 )
-def test_another_kind_of_array_is_a_type_error_or_converted(name: str, spoil: Callable[[Any], Any]) -> None:
-    changed = spoil(arguments()[name])
+def test_a_wrong_kind_of_array_is_refused_or_converted(name: str, change: Callable[[Any], Any]) -> None:
+    changed = change(arguments()[name])
     try:
         plan = native.DecodePlan(**{**arguments(), name: changed})
     except TypeError as error:
         refused = str(error)
     else:
-        # nanobind converts other numbers; the plan then holds its own copy.
+        # nanobind converts other number types, and the plan holds its own copy.
         refused = "" if isinstance(changed, np.ndarray) and changed.ndim == arguments()[name].ndim else "not refused"
         assert plan.item_count == 3
     assert refused == "" or "incompatible function arguments" in refused
@@ -184,20 +184,20 @@ def test_wrong_last_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, -(2**31)])
-def test_decode_needs_a_thread(threads: int) -> None:
+def test_decode_needs_at_least_one_thread(threads: int) -> None:
     plan = native.DecodePlan(**arguments())
     with pytest.raises(ValueError, match="threads must be at least 1"):
         plan.decode(0, 0, 0.25, threads)
 
 
-def test_threads_that_find_nothing_to_do_cost_nothing() -> None:
+def test_threads_without_work_cost_nothing() -> None:
     plan = native.DecodePlan(**arguments())
     out = torch.zeros(2, HEADS, DIM)
     plan.decode(QUERY.data_ptr(), out.data_ptr(), 0.25, 2**31 - 1)
     torch.testing.assert_close(out, torch.ones_like(out))
 
 
-def test_a_plan_that_was_not_made_cannot_be_used() -> None:
+def test_an_uninitialized_plan_is_refused() -> None:
     plan = native.DecodePlan.__new__(native.DecodePlan)
     with pytest.warns(RuntimeWarning, match="uninitialized"), pytest.raises(TypeError):
         plan.decode(0, 0, 1.0, 1)
@@ -220,7 +220,7 @@ def pack(**changes: Any) -> None:
     native.pack(**{**call, **changes})
 
 
-def test_packing_nothing_is_fine() -> None:
+def test_pack_accepts_no_tokens() -> None:
     pack()
 
 
@@ -240,13 +240,13 @@ def test_packing_nothing_is_fine() -> None:
     ],
     ids=str,
 )
-def test_packing_wrongly_is_refused_before_anything_is_written(changes: dict[str, Any]) -> None:
+def test_pack_refuses_wrong_arguments_before_it_writes(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         pack(**changes)
 
 
 @pytest.mark.parametrize(("tokens", "held"), [(-1, 3), (4, 3), (0, 17), (17, 17), (-2, -1)])
-def test_cutting_wrongly_is_refused(tokens: int, held: int) -> None:
+def test_cut_refuses_wrong_arguments(tokens: int, held: int) -> None:
     with pytest.raises(ValueError, match="tokens <= held"):
         native.cut("float32", HEADS, DIM, CHUNK, KEYS.data_ptr(), VALUES.data_ptr(), tokens, held)
     with pytest.raises(ValueError, match="head_dim"):
@@ -254,22 +254,22 @@ def test_cutting_wrongly_is_refused(tokens: int, held: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"head_dim": 272}, "head dimensions up to 256"),
         ({"chunk_size": 24}, "multiples of 16"),
         ({"device": "meta"}, "not on meta"),
     ],
 )
-def test_the_class_refuses_what_the_kernel_does_not_take_and_falls_back(changes: dict[str, Any], says: str) -> None:
+def test_an_unsupported_shape_is_refused_or_falls_back_to_torch(changes: dict[str, Any], message: str) -> None:
     call: dict[str, Any] = {"heads": 2, "head_dim": 16, **changes}
-    with pytest.raises(ValueError, match=f"kernel='native'.*{says}"):
+    with pytest.raises(ValueError, match=f"kernel='native'.*{message}"):
         ChunkAttention(**call, kernel="native")
     assert ChunkAttention(**call, kernel="auto").kernel == "torch"
     assert ChunkAttention(2, 16, kernel="auto").kernel == "native"
 
 
-def test_the_instruction_set_is_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_selects_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHUNKBENCH_ISA", raising=False)
     assert chosen_isa() == native.isas()[-1]
     for isa in native.isas():
@@ -280,18 +280,18 @@ def test_the_instruction_set_is_the_one_asked_for(monkeypatch: pytest.MonkeyPatc
         ChunkAttention(1, 16, kernel="native")
 
 
-def three_rows(rows: int = 3) -> tuple[ChunkAttention, torch.Tensor, torch.Tensor]:
-    """Rows of twenty tokens of their own, and K and V `[rows, 20, 2, 16]`."""
-    made = ChunkAttention(4, 16, 2, 16, kernel="native")
+def private_rows(rows: int = 3) -> tuple[ChunkAttention, torch.Tensor, torch.Tensor]:
+    """A cache with `rows` sequences of twenty own tokens, and their K and V `[rows, 20, 2, 16]`."""
+    cache = ChunkAttention(4, 16, 2, 16, kernel="native")
     random = torch.Generator().manual_seed(3)
     k, v = torch.randn(2, rows, 20, 2, 16, generator=random)
     for row in range(rows):
-        made.add_sequence(list(range(100 * row, 100 * row + 20)), k[row], v[row])
-    return made, k, v
+        cache.add_sequence(list(range(100 * row, 100 * row + 20)), k[row], v[row])
+    return cache, k, v
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers, with other numbers between them and the last two dimensions turned."""
+    """The same numbers in a view with gaps between the numbers and the last two dimensions transposed in memory."""
     wide = torch.full((*tensor.shape[:-2], tensor.shape[-1], 2 * tensor.shape[-2]), 7.0, dtype=tensor.dtype)
     view = wide[..., ::2].transpose(-1, -2)
     view.copy_(tensor)
@@ -300,44 +300,44 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_q_and_out_need_not_be_contiguous() -> None:
-    made, k, v = three_rows()
+    cache, k, v = private_rows()
     q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(4))
     out = strided(torch.zeros(3, 4, 16))
-    assert made.decode(strided(q), out) is out
+    assert cache.decode(strided(q), out) is out
     for row in range(3):
         torch.testing.assert_close(out[row].double(), attention(q[row], k[row], v[row]), rtol=1e-5, atol=1e-6)
-    # Between the numbers of out nothing was written.
+    # The kernel wrote nothing into the gaps between the numbers of out.
     assert bool((out.transpose(-1, -2).as_strided((3, 16, 4), (128, 8, 2), 1) == 7.0).all())
 
 
 def test_k_and_v_need_not_be_contiguous() -> None:
-    made = ChunkAttention(2, 16, 2, 16, kernel="native")
+    cache = ChunkAttention(2, 16, 2, 16, kernel="native")
     k, v = torch.randn(2, 20, 2, 16, generator=torch.Generator().manual_seed(5))
-    made.add_sequence(list(range(19)), strided(k[:19]), strided(v[:19]))
-    made.append([19], strided(k[19:]), strided(v[19:]))
+    cache.add_sequence(list(range(19)), strided(k[:19]), strided(v[:19]))
+    cache.append([19], strided(k[19:]), strided(v[19:]))
     q = torch.ones(1, 2, 16)
-    torch.testing.assert_close(made.decode(q)[0].double(), attention(q[0], k, v), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cache.decode(q)[0].double(), attention(q[0], k, v), rtol=1e-5, atol=1e-6)
 
 
 def test_out_may_be_q() -> None:
-    made, k, v = three_rows()
+    cache, k, v = private_rows()
     q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(6))
     out = q.clone()
-    made.decode(out, out)
+    cache.decode(out, out)
     for row in range(3):
         torch.testing.assert_close(out[row].double(), attention(q[row], k[row], v[row]), rtol=1e-5, atol=1e-6)
 
 
-def test_threads_of_python_that_share_a_plan_do_not_disturb_each_other() -> None:
-    made, _, _ = three_rows(8)
+def test_python_threads_can_share_a_plan() -> None:
+    cache, _, _ = private_rows(8)
     queries = [torch.full((8, 4, 16), float(n)) for n in range(4)]
-    expected = [made.decode(q) for q in queries]
+    expected = [cache.decode(q) for q in queries]
     wrong: list[int] = []
 
     def work(n: int) -> None:
         out = torch.empty_like(queries[n])
         for _ in range(200):
-            made.decode(queries[n], out.fill_(float("nan")))
+            cache.decode(queries[n], out.fill_(float("nan")))
             if not torch.equal(out, expected[n]):
                 wrong.append(n)
 

@@ -1,4 +1,4 @@
-"""The native probes: right sums, plausible rates, a free interpreter lock, and a clear word when they are missing."""
+"""The native probes: correct sums, plausible rates, a released interpreter lock, clear errors without the module."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def native() -> ModuleType:
 
 
 @pytest.fixture
-def forgotten() -> Iterator[None]:
-    """Forget the loaded module, before and after."""
+def cleared_cache() -> Iterator[None]:
+    """Clear the cache of the loaded module before and after the test."""
     cpu._load.cache_clear()
     yield
     cpu._load.cache_clear()
 
 
-# Lengths around the widest step (16 floats x 12 sums), cache lines and the block of 2**20.
+# Lengths near the widest step (16 floats x 12 sums), near a cache line, and near a block of 2**20.
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 191, 192, 193, 4099, (1 << 20) + 7])
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_every_instruction_set_adds_every_element_once(native: ModuleType, count: int, threads: int) -> None:
-    # Small whole numbers: their sums are exact in float32, in any order. Each position weighs differently.
+    # Sums of small whole numbers are exact in float32, in any order. Neighbours differ, so a wrong position shows.
     buffer = (torch.arange(count) % 13).float()
     for isa in native.isas():
         seconds, total = native.read_pass(buffer, threads, isa)
@@ -47,15 +47,15 @@ def test_every_instruction_set_adds_every_element_once(native: ModuleType, count
 def test_read_seconds_is_about_what_torch_needs(native: ModuleType) -> None:
     buffer = torch.ones(1 << 24)
     cpu.read_seconds(buffer, 1)
-    ours = min(cpu.read_seconds(buffer, 1) for _ in range(5))
+    native_seconds = min(cpu.read_seconds(buffer, 1) for _ in range(5))
     start = time.perf_counter()
     buffer.sum()
-    theirs = time.perf_counter() - start
-    # No machine reads 64 MiB at 2 TB/s on one thread, and we are not ten times slower than a plain sum on one core.
-    assert 64 * 2**20 / 2e12 < ours < 20 * theirs
+    torch_seconds = time.perf_counter() - start
+    # No machine reads 64 MiB at 2 TB/s on one thread, and the probe is not 20 times slower than torch.sum.
+    assert 64 * 2**20 / 2e12 < native_seconds < 20 * torch_seconds
 
 
-def test_matrix_rates_are_plausible_and_wider_is_not_slower(native: ModuleType) -> None:
+def test_matrix_rates_are_plausible_and_the_best_isa_is_not_slower(native: ModuleType) -> None:
     rates = {isa: max(native.matrix_flops_per_s("float32", 1, 5, isa) for _ in range(3)) for isa in native.isas()}
     assert all(1e8 < rate < 1e13 for rate in rates.values()), rates
     plain, *_, best = rates.values()
@@ -64,7 +64,7 @@ def test_matrix_rates_are_plausible_and_wider_is_not_slower(native: ModuleType) 
         assert 1e8 < cpu.matrix_flops_per_s(dtype, 2, 2) < 1e14
 
 
-def test_the_time_given_is_the_time_taken(native: ModuleType) -> None:
+def test_a_probe_takes_the_requested_time(native: ModuleType) -> None:
     start = time.perf_counter()
     cpu.matrix_flops_per_s("float32", 1, 60)
     assert 0.055 < time.perf_counter() - start < 1.0
@@ -90,7 +90,7 @@ def test_other_python_threads_run_during_a_probe(native: ModuleType) -> None:
 
 @needs_native
 @pytest.mark.parametrize(
-    ("buffer", "error", "words"),
+    ("buffer", "error", "message"),
     [
         (torch.ones(8, dtype=torch.float64), TypeError, "must be float32, got float64"),
         (torch.ones(8, dtype=torch.bfloat16), TypeError, "got bfloat16"),
@@ -101,18 +101,18 @@ def test_other_python_threads_run_during_a_probe(native: ModuleType) -> None:
         ([1.0], TypeError, "must be a torch.Tensor, got list"),
     ],
 )
-def test_another_kind_of_buffer_is_refused_by_name(buffer: torch.Tensor, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_a_wrong_buffer_is_refused(buffer: torch.Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         cpu.read_seconds(buffer, 1)
 
 
-def test_any_shape_that_is_contiguous_will_do(native: ModuleType) -> None:
+def test_any_contiguous_shape_is_accepted(native: ModuleType) -> None:
     assert cpu.read_seconds(torch.ones(4, 5, 6, requires_grad=True), 2) > 0
 
 
 @needs_native
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("float64", 1, 1.0), "got 'float64'"),
         (("float32", 0, 1.0), "threads must be at least 1"),
@@ -121,46 +121,46 @@ def test_any_shape_that_is_contiguous_will_do(native: ModuleType) -> None:
         (("float32", 1, 1e9), "milliseconds"),
     ],
 )
-def test_arguments_out_of_range(arguments: tuple[str, int, float], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_arguments_out_of_range_are_refused(arguments: tuple[str, int, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         cpu.matrix_flops_per_s(*arguments)
     with pytest.raises(ValueError, match="threads must be at least 1"):
         cpu.read_seconds(torch.ones(8), 0)
 
 
-def test_an_instruction_set_that_is_not_there_is_refused_not_executed(native: ModuleType) -> None:
+def test_an_instruction_set_that_the_cpu_lacks_is_refused(native: ModuleType) -> None:
     absent = next(name for name in ("avx512_bf16", "avx512", "neon", "sve9") if name not in native.isas())
     with pytest.raises(ValueError, match=f"'{absent}' is not one that this CPU can run"):
         native.matrix_flops_per_s("float32", 1, 1, absent)
 
 
-def test_features_agree_with_the_kernel(native: ModuleType) -> None:
+def test_features_agree_with_those_of_the_operating_system(native: ModuleType) -> None:
     from chunkbench.environment.cpu import read_cpu
 
-    known = read_cpu().isa
+    flags = read_cpu().isa
     features = native.cpu_features()
     if read_cpu().architecture == "x86_64":
-        assert features["avx2"] == ("avx2" in known and "fma" in known)
-        assert features["avx512f"] == ("avx512f" in known)
-        assert features["f16c"] == ("f16c" in known)
+        assert features["avx2"] == ("avx2" in flags and "fma" in flags)
+        assert features["avx512f"] == ("avx512f" in flags)
+        assert features["f16c"] == ("f16c" in flags)
     assert cpu.isa() == native.isas()[-1]
 
 
-@pytest.mark.usefixtures("forgotten")
+@pytest.mark.usefixtures("cleared_cache")
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "message"),
     [
         (ModuleNotFoundError("no", name="chunkbench.kernels.cpu._native"), "was not built .*compiler"),
         (ModuleNotFoundError("No module named 'half'", name="half"), "does not load: No module named 'half'"),
         (ImportError("libstdc++.so.6: version not found"), r"does not load: libstdc\+\+"),
     ],
 )
-def test_without_the_module_it_says_why(error: ImportError, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_gives_the_reason(error: ImportError, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> ModuleType:
         raise error
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     assert cpu.native() is None
     for call in (cpu.isa, lambda: cpu.read_seconds(torch.ones(4), 1), lambda: cpu.matrix_flops_per_s("float32", 1, 1)):
-        with pytest.raises(cpu.NativeMissing, match=words):
+        with pytest.raises(cpu.NativeMissing, match=message):
             call()

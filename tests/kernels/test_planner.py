@@ -1,4 +1,4 @@
-"""Plans of the native kernels: whatever is cut, every row meets each chunk of its own once."""
+"""Plans of the native kernels: however items are cut, every row reads each of its chunks exactly once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkbench.kernels.cpu.planner import (
-    LEAST_CHUNKS,
     MAX_QUERIES,
+    MIN_CHUNKS,
     UNITS_PER_THREAD,
     Grain,
     ItemArrays,
@@ -25,7 +25,7 @@ from chunkbench.kvcache import ChunkPool, Plan, PrefixTree
 
 
 class Forest(NamedTuple):
-    """A plan as `kvcache` makes it, and what it was made from: the chunk ids of every row, first to last."""
+    """A plan as `kvcache` makes it, and the chunk ids of every row in token order."""
 
     plan: Plan
     contexts: list[list[int]]
@@ -33,7 +33,7 @@ class Forest(NamedTuple):
 
 @st.composite
 def forests(draw: st.DrawFn) -> Forest:
-    """Groups of rows under a shared run, in it perhaps groups under another, and a run of each row's own."""
+    """Groups of rows that may share runs, on up to three levels, and one own run per row."""
     rows = draw(st.integers(1, 30))
     order = np.random.default_rng(draw(st.integers(0, 99))).permutation(rows).tolist()
     contexts: list[list[int]] = [[] for _ in range(rows)]
@@ -54,8 +54,8 @@ def forests(draw: st.DrawFn) -> Forest:
             share(begin, middle, depth + 1)
             share(middle, end, depth + 1)
         else:
-            for at in range(begin, end):
-                segment(at, at + 1, draw(st.integers(1, 60)))
+            for position in range(begin, end):
+                segment(position, position + 1, draw(st.integers(1, 60)))
 
     share(0, rows, 0)
     runs, begins, ends = zip(*segments, strict=True)
@@ -73,7 +73,7 @@ def forests(draw: st.DrawFn) -> Forest:
     return Forest(plan, contexts)
 
 
-def of_tables(contexts: list[list[int]]) -> Items:
+def table_items(contexts: list[list[int]]) -> Items:
     chunks = np.array(list(chain.from_iterable(contexts)), np.int64)
     return items_of_tables(chunks, np.array([len(c) for c in contexts], np.int64), np.arange(len(contexts)))
 
@@ -82,46 +82,46 @@ GRAINS = st.builds(Grain, st.integers(1, 70), st.sampled_from([1, 2, 8]), st.sam
 
 
 def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
-    """Hold flattened items against the chunk ids of every row."""
-    met: dict[int, list[int]] = defaultdict(list)
-    tails: dict[int, list[int]] = defaultdict(list)
-    owner: dict[int, int] = {}
-    finisher: dict[int, list[int]] = {}
+    """Compare item arrays with the chunk ids of every row."""
+    chunks_read: dict[int, list[int]] = defaultdict(list)
+    tail_chunks: dict[int, list[int]] = defaultdict(list)
+    row_of_partial: dict[int, int] = {}
+    folds_of_row: dict[int, list[int]] = {}
     for index, (first, count, tail, first_row, rows, partial, first_fold, folds) in enumerate(flat.items.tolist()):
         chunks = flat.chunks[first : first + count].tolist()
         assert len(chunks) == count
         members = flat.rows[first_row : first_row + rows].tolist()
         assert len(members) == rows > 0
-        assert (partial >= 0) == (index < flat.partial_items), "partial results are left before anyone folds them in"
+        assert (partial >= 0) == (index < flat.partial_items), "items that write partial results come first"
         for place, row in enumerate(members):
-            met[row] += chunks
+            chunks_read[row] += chunks
             if partial >= 0:
                 assert count > 0
-                assert partial + place not in owner, "two items write one partial result"
-                owner[partial + place] = row
+                assert partial + place not in row_of_partial, "two items write the same partial result"
+                row_of_partial[partial + place] = row
             else:
-                assert row not in finisher, "two items write the output of one row"
-                finisher[row] = flat.folds[first_fold : first_fold + folds].tolist()
+                assert row not in folds_of_row, "two items write the output of the same row"
+                folds_of_row[row] = flat.folds[first_fold : first_fold + folds].tolist()
                 assert rows == 1 or folds == 0
         if tail >= 0:
             assert members == [tail]
-            tails[tail].append(chunks[-1])
+            tail_chunks[tail].append(chunks[-1])
     for row, context in enumerate(contexts):
-        assert sorted(met[row]) == sorted(context)
-        assert tails[row] == [context[-1]]
-    assert sorted(owner) == list(range(flat.partials))
-    assert set(finisher) == set(range(len(contexts)))
-    left: dict[int, list[int]] = defaultdict(list)
-    for partial, row in owner.items():
-        left[row].append(partial)
-    assert {row: sorted(folds) for row, folds in finisher.items() if folds} == {
-        row: sorted(partials) for row, partials in left.items()
+        assert sorted(chunks_read[row]) == sorted(context)
+        assert tail_chunks[row] == [context[-1]]
+    assert sorted(row_of_partial) == list(range(flat.partials))
+    assert set(folds_of_row) == set(range(len(contexts)))
+    partials_of_row: dict[int, list[int]] = defaultdict(list)
+    for partial, row in row_of_partial.items():
+        partials_of_row[row].append(partial)
+    assert {row: sorted(folds) for row, folds in folds_of_row.items() if folds} == {
+        row: sorted(partials) for row, partials in partials_of_row.items()
     }
 
 
 @settings(max_examples=60)
 @given(forest=forests(), grain=GRAINS, chunk_first=st.booleans())
-def test_every_row_meets_each_of_its_chunks_once(forest: Forest, grain: Grain, chunk_first: bool) -> None:
+def test_every_row_reads_each_of_its_chunks_once(forest: Forest, grain: Grain, chunk_first: bool) -> None:
     items = cut(items_of_forest(forest.plan, chunk_first), grain)
     check(arrays(items, len(forest.contexts)), forest.contexts)
     if not chunk_first:
@@ -130,40 +130,40 @@ def test_every_row_meets_each_of_its_chunks_once(forest: Forest, grain: Grain, c
 
 @settings(max_examples=40)
 @given(forest=forests(), grain=GRAINS)
-def test_items_are_bounded_and_the_longest_work_comes_first(forest: Forest, grain: Grain) -> None:
+def test_items_are_bounded_and_expensive_items_come_first(forest: Forest, grain: Grain) -> None:
     items = cut(items_of_forest(forest.plan, True), grain)
     assert (items.row_count * grain.group <= max(MAX_QUERIES, grain.group)).all()
-    for sooner, later in pairwise(zip(items.chunk_count.tolist(), items.row_count.tolist(), strict=True)):
-        # Of two items, one that is no longer and has no more rows cannot cost more.
-        smaller = sooner[0] <= later[0] and sooner[1] <= later[1]
-        assert not smaller or sooner == later
+    for earlier, later in pairwise(zip(items.chunk_count.tolist(), items.row_count.tolist(), strict=True)):
+        # An item with at most as many chunks and rows as another one costs no more, so it cannot come before it.
+        smaller = earlier[0] <= later[0] and earlier[1] <= later[1]
+        assert not smaller or earlier == later
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8, 64])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
-def test_one_long_sequence_gives_every_thread_enough_to_do(threads: int, kv_heads: int) -> None:
-    length = LEAST_CHUNKS * UNITS_PER_THREAD * threads
-    lengths = cut(of_tables([list(range(length))]), Grain(threads, kv_heads, 1)).chunk_count
+def test_one_long_sequence_gives_every_thread_enough_items(threads: int, kv_heads: int) -> None:
+    length = MIN_CHUNKS * UNITS_PER_THREAD * threads
+    lengths = cut(table_items([list(range(length))]), Grain(threads, kv_heads, 1)).chunk_count
     assert len(lengths) * kv_heads >= threads * UNITS_PER_THREAD
-    assert lengths.min() >= LEAST_CHUNKS
+    assert lengths.min() >= MIN_CHUNKS
     assert lengths.max() - lengths.min() <= 1
 
 
 def test_a_short_run_is_not_cut() -> None:
-    items = cut(of_tables([list(range(2 * LEAST_CHUNKS - 1))]), Grain(64, 1, 1))
-    assert items.chunk_count.tolist() == [2 * LEAST_CHUNKS - 1]
+    items = cut(table_items([list(range(2 * MIN_CHUNKS - 1))]), Grain(64, 1, 1))
+    assert items.chunk_count.tolist() == [2 * MIN_CHUNKS - 1]
     assert items.tail_row.tolist() == [0]
 
 
 def test_many_short_sequences_write_their_output_directly() -> None:
-    items = cut(of_tables([[row] for row in range(100)]), Grain(2, 4, 1))
+    items = cut(table_items([[row] for row in range(100)]), Grain(2, 4, 1))
     flat = arrays(items, 100)
     check(flat, [[row] for row in range(100)])
     assert flat.partials == flat.partial_items == 0
 
 
-def test_nothing_is_nothing() -> None:
-    flat = arrays(cut(of_tables([]), Grain(2, 1, 1)), 0)
+def test_no_sequences_give_no_items() -> None:
+    flat = arrays(cut(table_items([]), Grain(2, 1, 1)), 0)
     check(flat, [])
     assert flat.items.shape == (0, 8)
 
@@ -179,7 +179,7 @@ def test_a_prefix_tree_of_three_levels_and_256_rows(chunk_first: bool) -> None:
         tree.join([*system, *group, *own])
     plan = tree.plan()
     flat = arrays(cut(items_of_forest(plan, chunk_first), Grain(8, 4, 2)), 256)
-    # From the token ids alone: 16 chunks for all, 8 for every 16 rows, the rest each row's own.
+    # Expected from the token ids: 16 chunks that all rows share, 8 for every group of 16 rows, and own chunks.
     readers: dict[int, int] = defaultdict(int)
     contexts: list[list[int]] = [[] for _ in range(256)]
     for first, count, _, first_row, rows, *_ in flat.items.tolist():

@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("half", [False, True])
-def test_both_arithmetics_agree_with_float64(half, dtype, add):
+def test_both_kinds_of_products_agree_with_float64(half, dtype, add):
     torch.manual_seed(0)
     scratch = Scratch(CPU)
     products = HalfProducts(0.25, scratch, dtype) if half else Float32Products(0.25, scratch, loads=True)
@@ -25,15 +25,15 @@ def test_both_arithmetics_agree_with_float64(half, dtype, add):
     torch.testing.assert_close(out.double(), expected, **tolerance)
 
 
-def test_float16_scores_overflow_only_where_the_scaled_score_does():
+def test_float16_scores_overflow_only_if_the_scaled_score_does():
     products = HalfProducts(1 / 16, Scratch(CPU), torch.float16)
     q, k = torch.full((1, 1, 256), 30.0).half(), torch.full((1, 1, 256), 30.0).half()
     scores = torch.empty(1, 1, 1)
-    products.scores(scores, q, k)  # 230400 before it is scaled, beyond 65504
+    products.scores(scores, q, k)  # 230400 before scaling, beyond 65504
     assert scores.item() == pytest.approx(14400, rel=1e-3)
 
 
-def test_processors_without_instructions_for_a_dtype_convert_it(monkeypatch):
+def test_a_processor_without_matrix_instructions_converts_to_float32(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
     products = products_for(torch.bfloat16, CPU, 1.0, Scratch(CPU))
@@ -50,7 +50,7 @@ def test_float32_is_never_converted():
     assert has_native_products(torch.float32, CPU)
 
 
-def test_scratch_grows_and_then_stays():
+def test_scratch_reuses_its_largest_buffer():
     scratch = Scratch(CPU)
     large = scratch.take("x", (4, 8))
     assert scratch.take("x", (2, 2)).data_ptr() == large.data_ptr()

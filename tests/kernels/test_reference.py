@@ -6,7 +6,7 @@ import torch
 from chunkbench.kernels.reference import attention
 
 
-def by_hand(q, k, v, scale):
+def attention_in_python(q, k, v, scale):
     """Attention in plain Python floats, one head at a time."""
     group = len(q) // len(k[0])
     out = []
@@ -29,29 +29,29 @@ def by_hand(q, k, v, scale):
 def test_agrees_with_plain_python(heads, kv_heads):
     torch.manual_seed(heads)
     q, k, v = torch.randn(heads, 8), torch.randn(5, kv_heads, 8), torch.randn(5, kv_heads, 8)
-    expected = by_hand(q.tolist(), k.tolist(), v.tolist(), 8**-0.5)
+    expected = attention_in_python(q.tolist(), k.tolist(), v.tolist(), 8**-0.5)
     assert attention(q, k, v).dtype == torch.float64
     torch.testing.assert_close(attention(q, k, v), expected, rtol=1e-13, atol=1e-13)
-    expected = by_hand(q.tolist(), k.tolist(), v.tolist(), 3.0)
+    expected = attention_in_python(q.tolist(), k.tolist(), v.tolist(), 3.0)
     torch.testing.assert_close(attention(q, k, v, scale=3.0), expected, rtol=1e-13, atol=1e-13)
 
 
 def test_agrees_with_pytorch():
     torch.manual_seed(0)
     q, k, v = (torch.randn(n, 4, 16, dtype=torch.float64) for n in (1, 9, 9))
-    theirs = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
-    torch.testing.assert_close(attention(q[0], k, v), theirs[:, 0], rtol=1e-12, atol=1e-12)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+    torch.testing.assert_close(attention(q[0], k, v), expected[:, 0], rtol=1e-12, atol=1e-12)
 
 
-def test_several_queries_and_a_choice_of_heads():
+def test_several_queries_and_selected_heads():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 6, 16), torch.randn(7, 2, 16), torch.randn(7, 2, 16)
-    whole = attention(q, k, v)
-    assert whole.shape == (3, 6, 16)
+    complete = attention(q, k, v)
+    assert complete.shape == (3, 6, 16)
     for row in range(3):
-        torch.testing.assert_close(whole[row], attention(q[row], k, v))
-    torch.testing.assert_close(attention(q, k, v, heads=[5, 0]), whole[:, [5, 0]])
-    torch.testing.assert_close(attention(q[1], k, v, heads=[2]), whole[1, [2]])
+        torch.testing.assert_close(complete[row], attention(q[row], k, v))
+    torch.testing.assert_close(attention(q, k, v, heads=[5, 0]), complete[:, [5, 0]])
+    torch.testing.assert_close(attention(q[1], k, v, heads=[2]), complete[1, [2]])
 
 
 def test_huge_scores_do_not_overflow():
@@ -61,7 +61,7 @@ def test_huge_scores_do_not_overflow():
     assert attention(q, k, v).tolist() == [[0.0] * 16]
 
 
-def test_infinite_scores_are_limits():
+def test_infinite_scores_follow_the_limits():
     q = torch.ones(1, 16)
     k = torch.zeros(4, 1, 16)
     v = torch.tensor([1.0, 2.0, 4.0, 8.0])[:, None, None].expand(4, 1, 16)

@@ -7,7 +7,7 @@ from chunkbench.kvcache import BlockTables, UnknownSequence
 
 
 def read(tables, memory):
-    """Every sequence's tokens as paged attention would read them."""
+    """The tokens of every sequence, read through the table as paged attention does."""
     size = tables.block_size
     return [
         [int(memory[tables.table[row, n // size] * size + n % size]) for n in range(length)]
@@ -22,7 +22,7 @@ def read(tables, memory):
     st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=12),
     st.integers(0, 12),
 )
-def test_tables_lead_to_the_tokens(share, block_size, prompts, steps):
+def test_tables_map_to_the_tokens(share, block_size, prompts, steps):
     tables = BlockTables(block_size, share)
     memory = np.full(1000, -1)
     for prompt in prompts:
@@ -55,7 +55,7 @@ def test_sharing_maps_a_prefix_to_the_same_blocks():
     assert private.pool.in_use == 6
 
 
-def test_the_table_is_contiguous_and_keeps_its_width_when_room_was_asked_for():
+def test_the_table_is_contiguous_and_keeps_its_width_up_to_max_tokens():
     tables = BlockTables(16, share=False, max_tokens=100)
     for _ in range(9):
         tables.join(range(33))
@@ -67,7 +67,7 @@ def test_the_table_is_contiguous_and_keeps_its_width_when_room_was_asked_for():
     assert tables.lengths.dtype == np.int32
 
 
-def test_a_sequence_that_left_is_unknown():
+def test_a_removed_sequence_is_unknown():
     tables = BlockTables(2, share=True)
     sequence = tables.join([1]).sequence
     tables.leave(sequence)

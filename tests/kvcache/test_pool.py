@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from chunkbench.kvcache import ChunkPool, PoolExhausted
 
 
-def test_ids_are_consecutive_and_the_lowest_free_go_first():
+def test_ids_are_consecutive_and_the_lowest_free_ids_come_first():
     pool = ChunkPool()
     assert pool.allocate(3) == [0, 1, 2]
     assert pool.allocate(2) == [3, 4]
@@ -13,7 +13,7 @@ def test_ids_are_consecutive_and_the_lowest_free_go_first():
     assert pool.allocate(4) == [1, 2, 4, 5]
 
 
-def test_capacity_never_shrinks_and_peak_remembers_the_most_in_use():
+def test_capacity_never_shrinks_and_peak_is_the_most_ids_in_use():
     pool = ChunkPool()
     ids = pool.allocate(7)
     capacity = pool.capacity
@@ -43,7 +43,7 @@ def test_growth_on_demand_needs_few_steps():
     assert pool.capacity <= 1500
 
 
-def test_an_exhausted_pool_gives_nothing_rather_than_a_part():
+def test_an_exhausted_pool_allocates_nothing():
     pool = ChunkPool(limit=4)
     pool.allocate(3)
     with pytest.raises(PoolExhausted, match="2 more chunks are needed, but 3 of at most 4"):
@@ -60,7 +60,7 @@ def test_reserve_beyond_the_limit_is_refused():
 
 
 @pytest.mark.parametrize("ids", [[1, 1], [0, 9], [2, 0, 2]])
-def test_double_and_foreign_releases_release_nothing(ids):
+def test_a_release_with_a_repeated_or_free_id_releases_nothing(ids):
     pool = ChunkPool()
     pool.allocate(3)
     with pytest.raises(ValueError, match="not all in use"):
@@ -73,7 +73,7 @@ def test_a_limit_below_one_is_refused():
         ChunkPool(limit=0)
 
 
-def test_without_room_nothing_is_handed_out():
+def test_a_failed_growth_allocates_nothing():
     def no_room(capacity):
         raise MemoryError(capacity)
 
@@ -86,23 +86,23 @@ def test_without_room_nothing_is_handed_out():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 6), st.sets(st.integers(0, 20))), max_size=20), st.integers(1, 25))
-def test_an_id_is_never_in_two_hands(actions, limit):
-    room = [0]
-    pool = ChunkPool(limit, room.append)
-    held: set[int] = set()
+def test_an_id_in_use_is_never_allocated_again(actions, limit):
+    capacities = [0]
+    pool = ChunkPool(limit, capacities.append)
+    used: set[int] = set()
     for action in actions:
         if isinstance(action, int):
-            if len(held) + action > limit:
+            if len(used) + action > limit:
                 with pytest.raises(PoolExhausted):
                     pool.allocate(action)
                 continue
             ids = pool.allocate(action)
-            assert room[-1] == pool.capacity
-            assert held.isdisjoint(ids)
+            assert capacities[-1] == pool.capacity
+            assert used.isdisjoint(ids)
             assert len(set(ids)) == action
-            held.update(ids)
+            used.update(ids)
         else:
-            pool.release(held & action)
-            held -= action
-        assert pool.in_use == len(held) <= pool.peak <= pool.capacity <= limit
-        assert all(0 <= chunk < pool.capacity for chunk in held)
+            pool.release(used & action)
+            used -= action
+        assert pool.in_use == len(used) <= pool.peak <= pool.capacity <= limit
+        assert all(0 <= chunk < pool.capacity for chunk in used)

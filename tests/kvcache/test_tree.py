@@ -18,7 +18,7 @@ def segments(tree):
     return [(s.chunks.tolist(), s.begin, s.end) for s in tree.plan().segments]
 
 
-def test_a_prompt_takes_consecutive_chunks_of_which_the_last_is_partial():
+def test_a_prompt_takes_consecutive_chunks_and_the_last_may_be_partial():
     tree = PrefixTree(4)
     joined = tree.join(range(10))
     assert joined.cached == 0
@@ -28,8 +28,8 @@ def test_a_prompt_takes_consecutive_chunks_of_which_the_last_is_partial():
     assert tree.path(joined.sequence) == [0, 1, 2]
 
 
-def test_whole_chunks_are_shared_and_no_less():
-    # The authors' code shares 64 of a common prefix of 100 with chunks of 64, and so does this.
+def test_only_full_chunks_are_shared():
+    # With chunks of 64, the authors' code shares 64 tokens of a common prefix of 100 tokens. So does this tree.
     tree = PrefixTree(64)
     common = list(range(100))
     tree.join([*common, 1000, 1001])
@@ -46,7 +46,7 @@ def test_the_same_tokens_after_another_prefix_are_not_shared():
     assert tree.join([2, 2, 5, 5]).cached == 0
 
 
-def test_a_prompt_that_is_cached_as_a_whole_needs_no_chunk():
+def test_a_fully_cached_prompt_needs_no_new_chunk():
     tree = PrefixTree(2)
     tree.join([1, 2, 3, 4, 5, 6])
     joined = tree.join([1, 2, 3, 4])
@@ -55,8 +55,8 @@ def test_a_prompt_that_is_cached_as_a_whole_needs_no_chunk():
     assert segments(tree) == [([0, 1], 0, 2), ([2], 1, 2)]
 
 
-def test_interleaved_prefixes_get_a_permutation():
-    # Added A B A B: depth first the As come together, and `order` leads back to the rows.
+def test_interleaved_prefixes_are_grouped_in_depth_first_order():
+    # Added as A B A B. In depth-first order both As come first, and `order` maps positions to rows.
     tree = PrefixTree(2)
     for prefix, own in [(1, 11), (2, 12), (1, 13), (2, 14)]:
         tree.join([prefix, prefix, own])
@@ -64,7 +64,7 @@ def test_interleaved_prefixes_get_a_permutation():
     assert tree.plan().order.tolist() == [0, 2, 1, 3]
 
 
-def test_append_fills_slots_and_then_takes_chunks_for_those_that_are_full():
+def test_append_fills_the_last_chunk_and_then_takes_a_new_one():
     tree = PrefixTree(2)
     tree.join([1, 2])
     tree.join([3])
@@ -76,7 +76,7 @@ def test_append_fills_slots_and_then_takes_chunks_for_those_that_are_full():
     assert tree.tokens(1).tolist() == [3, 20, 21]
 
 
-def test_generated_full_chunks_are_found_by_later_joins():
+def test_later_joins_match_chunks_filled_by_append():
     tree = PrefixTree(2)
     tree.join([1])
     for token in (2, 3, 4):
@@ -85,7 +85,7 @@ def test_generated_full_chunks_are_found_by_later_joins():
     assert tree.join([1, 2, 3, 4, 5]).cached == 4
 
 
-def test_sequences_that_come_to_agree_do_not_merge_but_both_can_be_matched():
+def test_live_sequences_with_equal_tokens_do_not_merge_but_both_can_be_matched():
     tree = PrefixTree(2)
     a = tree.join([1]).sequence
     b = tree.join([1]).sequence
@@ -93,7 +93,7 @@ def test_sequences_that_come_to_agree_do_not_merge_but_both_can_be_matched():
     tree.append([7, 8])
     tree.append([7, 8])
     assert tree.pool.in_use == 4
-    # Whichever twin leads further is taken.
+    # The match follows the twin with the longer common prefix.
     assert tree.match([1, 2, 7, 7]) == 4
     assert tree.match([1, 2, 8, 8]) == 4
     tree.leave(a)
@@ -103,7 +103,7 @@ def test_sequences_that_come_to_agree_do_not_merge_but_both_can_be_matched():
     assert tree.match([1, 2]) == 0
 
 
-def test_only_live_sequences_are_held():
+def test_only_live_sequences_are_cached():
     tree = PrefixTree(2)
     a = tree.join([1, 2, 3, 4]).sequence
     b = tree.join([1, 2, 5]).sequence
@@ -116,7 +116,7 @@ def test_only_live_sequences_are_held():
 
 
 def test_ten_sequences_leave_in_any_order():
-    # Clearing four sequences crashes the authors' code.
+    # The authors' code crashes when four sequences are removed.
     tree = PrefixTree(2)
     ids = [tree.join([1, 2, k, k, k]).sequence for k in range(10)]
     for sequence in [ids[k] for k in (3, 0, 9, 5, 1, 8, 2, 7, 4, 6)]:
@@ -148,7 +148,7 @@ def test_fork_copies_the_partial_chunk_at_once():
     assert tree.tokens(forked.sequence).tolist() == [1, 2, 3, 4, 5, 6, 8]
 
 
-def test_fork_at_a_chunk_border_copies_nothing():
+def test_fork_at_a_chunk_boundary_copies_nothing():
     tree = PrefixTree(2)
     a = tree.join([1, 2]).sequence
     forked = tree.fork(a)
@@ -163,7 +163,7 @@ def test_truncate_drops_chunks_and_cuts_the_last():
     assert tree.truncate(a, 6) == Cut(chunk=1, tokens=2)
     assert tree.pool.in_use == 2
     assert tree.tokens(a).tolist() == [0, 1, 2, 3, 4, 5]
-    # What was a full chunk no longer is one.
+    # The second chunk is no longer full, so it does not match.
     assert tree.match(range(8)) == 4
     tree.append([60])
     tree.append([70])
@@ -185,7 +185,7 @@ def test_truncate_rewinds_a_batch():
     assert tree.lengths.tolist() == [9, 9, 9]
 
 
-def test_after_a_cut_to_the_end_of_a_chunk_the_next_token_begins_one():
+def test_the_next_token_after_a_cut_at_a_chunk_boundary_takes_a_new_chunk():
     tree = PrefixTree(8)
     a = tree.join(range(8)).sequence
     tree.append([9])
@@ -196,7 +196,7 @@ def test_after_a_cut_to_the_end_of_a_chunk_the_next_token_begins_one():
     assert appended.new.tolist() == appended.chunks.tolist() == tree.path(a)[1:]
 
 
-def test_truncate_refuses_to_cut_a_chunk_of_others():
+def test_truncate_refuses_to_cut_a_shared_chunk():
     tree = PrefixTree(4)
     a = tree.join([*range(8), 1]).sequence
     b = tree.join([*range(8), 2]).sequence
@@ -226,7 +226,7 @@ def test_appends_inside_a_chunk_keep_the_plan_and_its_lengths_stay_current():
     assert [plan.tokens(s) for s in plan.segments] == [2, 3]
     assert plan.last_tokens.tolist() == [2, 3]
     assert tree.plan_rebuilds == 1
-    tree.append([5, 5])  # row 1's chunk is full now, still no chunk more
+    tree.append([5, 5])  # row 1's chunk is now full, but nobody needs a new chunk yet
     assert tree.plan() is plan
     tree.append([5, 5])
     assert tree.plan() is not plan
@@ -254,7 +254,7 @@ def test_segments_are_maximal():
         ([[1], [1, 2]], WrongTokens),
     ],
 )
-def test_joins_of_no_tokens_or_of_no_integers_are_refused(tokens, error):
+def test_join_refuses_empty_prompts_and_wrong_tokens(tokens, error):
     tree = PrefixTree(2)
     with pytest.raises(error):
         tree.join(tokens)
@@ -262,7 +262,7 @@ def test_joins_of_no_tokens_or_of_no_integers_are_refused(tokens, error):
     assert tree.pool.in_use == 0
 
 
-def test_unknown_and_departed_sequences():
+def test_unknown_and_removed_sequences_are_refused():
     tree = PrefixTree(2)
     a = tree.join([1]).sequence
     tree.leave(a)
@@ -284,7 +284,7 @@ def test_append_takes_one_token_for_each_sequence(tokens):
     assert tree.lengths.tolist() == [1, 1]
 
 
-def test_truncate_to_nothing_or_beyond_the_end():
+def test_truncate_to_nothing_or_beyond_the_end_is_refused():
     tree = PrefixTree(2)
     a = tree.join([1, 2, 3]).sequence
     with pytest.raises(EmptySequence):
@@ -294,15 +294,15 @@ def test_truncate_to_nothing_or_beyond_the_end():
     assert tree.tokens(a).tolist() == [1, 2, 3]
 
 
-def test_an_exhausted_pool_leaves_the_tree_as_it_was():
-    # In the authors' code a half-inserted sequence stays behind and the next call corrupts the heap.
+def test_an_exhausted_pool_leaves_the_tree_unchanged():
+    # In the authors' code a half-inserted sequence remains, and the next call corrupts the heap.
     tree = PrefixTree(2, ChunkPool(limit=4))
     a = tree.join([1, 2, 3]).sequence
     b = tree.join([1, 2, 4, 5]).sequence
     plan = tree.plan()
     with pytest.raises(PoolExhausted):
         tree.join([1, 2, 9, 9, 9])
-    tree.append([3, 6])  # takes the last chunk
+    tree.append([3, 6])  # takes the last free chunk
     with pytest.raises(PoolExhausted):
         tree.append([7, 7])
     with pytest.raises(PoolExhausted):
@@ -315,7 +315,7 @@ def test_an_exhausted_pool_leaves_the_tree_as_it_was():
     assert tree.append([8]).slots.tolist() == [1]
 
 
-def test_token_ids_come_as_lists_ranges_or_arrays_of_any_integer_type():
+def test_token_ids_may_be_lists_ranges_or_arrays_of_any_integer_type():
     tree = PrefixTree(2)
     tree.join(np.array([1, 2, 3], np.int32))
     assert tree.match((1, 2)) == 2
@@ -323,13 +323,13 @@ def test_token_ids_come_as_lists_ranges_or_arrays_of_any_integer_type():
     assert tree.match(np.array([1, 9, 2, 9], np.uint16)[::2]) == 2
 
 
-def test_a_plan_that_grew_is_the_plan_of_the_forest() -> None:
-    """Chunks that sequences begin are added to the plan; whatever else happens between has it built anew."""
+def test_a_grown_plan_equals_a_plan_built_anew() -> None:
+    """The tree adds new last chunks to the plan. Every other change of structure makes it build a new plan."""
     rng = np.random.default_rng(1)
     tree = PrefixTree(4)
     for row in range(6):
         tree.join([*range(9), *range(100 * row, 100 * row + row + 1)])
-    grew = 0
+    grown_plans = 0
     for step in range(60):
         before = tree.plan()
         tree.append([step] * len(tree))
@@ -340,9 +340,9 @@ def test_a_plan_that_grew_is_the_plan_of_the_forest() -> None:
         if step % 11 == 3:
             tree.truncate(tree.sequences[0], int(tree.lengths[0]) - 1)
         if step % 5 == 0:
-            tree.append([step] * len(tree))  # two at once
+            tree.append([step] * len(tree))  # two steps without a plan between them
         plan, built = tree.plan(), tree._build_plan()
-        grew += plan.growth is not None and plan is not before
+        grown_plans += plan.growth is not None and plan is not before
         for name in ("chunks", "starts", "begins", "ends", "order", "last_chunks", "last_tokens"):
             assert getattr(plan, name).tolist() == getattr(built, name).tolist()
-    assert grew > 10
+    assert grown_plans > 10

@@ -1,4 +1,4 @@
-"""Random joins, leaves, forks, appends and truncates against a model that knows nothing of trees."""
+"""Random joins, leaves, forks, appends and truncates, checked against a model without trees."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 def state(tree):
-    """All that can be seen of a tree."""
+    """Everything that a caller can observe of a tree."""
     plan = tree.plan()
     return {
         "tokens": {s: tree.tokens(s).tolist() for s in tree.sequences},
@@ -35,7 +35,7 @@ class Model(RuleBasedStateMachine):
         self.memory: dict[tuple[int, int], int] = {}
 
     def attempt(self, call):
-        """Run an operation; where it raises, nothing may have changed."""
+        """Run an operation. If it raises, the tree must be unchanged."""
         before, peak = state(self.tree), self.tree.pool.peak
         try:
             return call()
@@ -64,7 +64,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(tokens=prompts, data=st.data())
     @precondition(lambda self: self.tokens)
-    def join_like_another(self, tokens, data):
+    def join_with_a_common_prefix(self, tokens, data):
         other = self.tokens[self.pick(data)]
         self.join(other[: data.draw(st.integers(0, len(other)))] + tokens)
 
@@ -79,7 +79,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     def append(self, data):
         tokens = data.draw(st.lists(st.integers(0, 1), min_size=len(self.tokens), max_size=len(self.tokens)))
-        needed = sum(len(held) % self.c == 0 for held in self.tokens.values())
+        needed = sum(len(own) % self.c == 0 for own in self.tokens.values())
         appended = self.attempt(lambda: self.tree.append(tokens))
         if isinstance(appended, KVCacheError):
             assert isinstance(appended, PoolExhausted)
@@ -92,18 +92,18 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.tokens)
     def append_to_some(self, data):
-        """Any sequences in any order, any number of tokens for each, chunk after chunk."""
-        some = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True, max_size=4))
-        one_each = data.draw(st.booleans())
-        most = 1 if one_each else 3 * self.c + 1
-        lists = [data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=most)) for _ in some]
+        """Any subset of the sequences in any order, any number of tokens for each."""
+        subset = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True, max_size=4))
+        one_token_each = data.draw(st.booleans())
+        most = 1 if one_token_each else 3 * self.c + 1
+        lists = [data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=most)) for _ in subset]
         flat = [token for tokens in lists for token in tokens]
-        counts = None if one_each else [len(tokens) for tokens in lists]
+        counts = None if one_token_each else [len(tokens) for tokens in lists]
         needed = sum(
             (len(self.tokens[sequence]) + len(tokens) - 1) // self.c - (len(self.tokens[sequence]) - 1) // self.c
-            for sequence, tokens in zip(some, lists, strict=True)
+            for sequence, tokens in zip(subset, lists, strict=True)
         )
-        appended = self.attempt(lambda: self.tree.append(flat, some, counts))
+        appended = self.attempt(lambda: self.tree.append(flat, subset, counts))
         if isinstance(appended, KVCacheError):
             assert isinstance(appended, PoolExhausted)
             return
@@ -111,7 +111,7 @@ class Model(RuleBasedStateMachine):
         assert not appended.every_row
         for chunk, slot, token in zip(appended.chunks.tolist(), appended.slots.tolist(), flat, strict=True):
             self.write(chunk, slot, token)
-        for sequence, tokens in zip(some, lists, strict=True):
+        for sequence, tokens in zip(subset, lists, strict=True):
             self.tokens[sequence] += tokens
 
     @rule(data=st.data())
@@ -148,12 +148,12 @@ class Model(RuleBasedStateMachine):
         wrong = [0] * (len(self.tokens) + 1)
         assert isinstance(self.attempt(lambda: self.tree.append(wrong)), KVCacheError)
         assert isinstance(self.attempt(lambda: self.tree.join([])), KVCacheError)
-        some = sorted(self.tokens)[:1]
+        subset = sorted(self.tokens)[:1]
         for sequences, counts, tokens in (
-            ([unknown] if unknown not in self.tokens else [*some, *some, *some], None, [0, 0, 0]),
-            (some, [2], [0]),
-            (some, [0], []),
-            (some, [1, 1], [0, 0]),
+            ([unknown] if unknown not in self.tokens else [*subset, *subset, *subset], None, [0, 0, 0]),
+            (subset, [2], [0]),
+            (subset, [0], []),
+            (subset, [1, 1], [0, 0]),
             (None, [1] * (len(self.tokens) + 1), wrong),
         ):
             if sequences != []:
@@ -161,16 +161,16 @@ class Model(RuleBasedStateMachine):
                 assert isinstance(refused, KVCacheError)
 
     def write(self, chunk, slot, token):
-        """No write may change what a live sequence reads."""
+        """Write a token. `paths_hold_the_tokens` fails if a live sequence then reads another token."""
         self.memory[chunk, slot] = token
 
     def common(self, tokens, other):
-        """Tokens of the whole chunks that agree."""
-        whole = min(len(tokens), len(other)) // self.c * self.c
-        return max(n for n in range(0, whole + 1, self.c) if tokens[:n] == other[:n])
+        """Number of tokens in the leading full chunks that both lists have in common."""
+        full = min(len(tokens), len(other)) // self.c * self.c
+        return max(n for n in range(0, full + 1, self.c) if tokens[:n] == other[:n])
 
     @invariant()
-    def paths_spell_the_tokens(self):
+    def paths_hold_the_tokens(self):
         assert self.tree.sequences == list(self.tokens)
         assert self.tree.lengths.tolist() == [len(tokens) for tokens in self.tokens.values()]
         for sequence, tokens in self.tokens.items():
@@ -198,20 +198,20 @@ class Model(RuleBasedStateMachine):
         order = [self.tree.sequences[row] for row in plan.order]
         assert sorted(order) == sorted(self.tokens)
         paths: dict[int, list[int]] = {sequence: [] for sequence in order}
-        held: dict[int, int] = dict.fromkeys(order, 0)
-        seen: list[int] = []
+        token_counts: dict[int, int] = dict.fromkeys(order, 0)
+        chunks: list[int] = []
         for segment in plan.segments:
             assert segment.begin < segment.end
             assert len(segment.chunks) > 0
-            seen += segment.chunks.tolist()
+            chunks += segment.chunks.tolist()
             for sequence in order[segment.begin : segment.end]:
                 paths[sequence] += segment.chunks.tolist()
-                held[sequence] += plan.tokens(segment)
-        assert len(set(seen)) == len(seen)
-        # With every chunk's sequences in one range, and segments from the root down, this gives back the paths.
+                token_counts[sequence] += plan.tokens(segment)
+        assert len(set(chunks)) == len(chunks)
+        # The sequences of a chunk are one range, and parents come before children, so this restores the paths.
         assert paths == {sequence: self.tree.path(sequence) for sequence in order}
-        assert held == {sequence: len(self.tokens[sequence]) for sequence in order}
-        # Maximal: no segment continues another one with the same sequences.
+        assert token_counts == {sequence: len(self.tokens[sequence]) for sequence in order}
+        # Segments are maximal: no two segments have the same sequences.
         ranges = [(segment.begin, segment.end) for segment in plan.segments]
         assert len(set(ranges)) == len(ranges)
 

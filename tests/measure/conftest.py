@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# Tests are imported by file; what several of them share is found beside them.
+# pytest imports tests by file, so the folder of the shared module `fake_gpu` must be on the path.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def as_in_a_worker() -> Iterator[None]:
-    """It keeps what its libraries made out of the collections before rounds; with pytest's heap they take long."""
+def freeze_heap() -> Iterator[None]:
+    """Like a worker, exclude existing objects from the garbage collections before rounds: pytest's heap is large."""
     gc.freeze()
     yield
     gc.unfreeze()

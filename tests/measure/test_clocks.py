@@ -12,7 +12,7 @@ from chunkbench.store.facts import GpuState, Noise
 
 
 class Script:
-    """A device whose clock is read from a list, and then stays."""
+    """A device whose clock readings come from a list; the last one repeats."""
 
     def __init__(self, clocks: Iterable[int | None], reasons: int = 0) -> None:
         self.clocks, self.reasons = list(clocks), reasons
@@ -28,7 +28,7 @@ def test_below_75_percent_of_the_median_is_throttled() -> None:
     usual = [300, 1980, 1980, 1980, 1980]
     assert throttled(1484, usual)
     assert not throttled(1485, usual)
-    assert not throttled(100, []), "the first clock is all that is known"
+    assert not throttled(100, []), "no clock can be throttled before the usual clock is known"
 
 
 def test_a_throttled_sample_is_discarded_and_taken_again() -> None:
@@ -42,10 +42,10 @@ def test_a_throttled_sample_is_discarded_and_taken_again() -> None:
     assert (state.sm_mhz, state.sm_mhz_lowest, state.slow_samples) == (1980, 1980, 0)
     assert state.throttled_by == ("power cap",)
     assert (state.power_w, state.temperature_c, state.other_processes) == (350.5, 61, 0)
-    assert guard.finish()[1] == 0, "a round's figures are its own"
+    assert guard.finish()[1] == 0, "finish starts a new count"
 
 
-def test_one_that_stays_throttled_is_kept_and_marked() -> None:
+def test_a_sample_that_stays_throttled_is_kept_and_marked() -> None:
     guard = ClockGuard(Script([1980, 1980, 900]), lambda _: None)
     for _ in range(2):
         guard.take(lambda: 10.0)
@@ -58,7 +58,7 @@ def test_one_that_stays_throttled_is_kept_and_marked() -> None:
 
 
 @given(st.lists(st.integers(200, 2000), min_size=1, max_size=40), st.integers(1, 10))
-def test_there_always_is_a_sample_and_every_try_is_accounted_for(clocks: list[int], wanted: int) -> None:
+def test_every_take_gives_a_sample_and_every_other_try_counts_as_discarded(clocks: list[int], wanted: int) -> None:
     guard = ClockGuard(Script(clocks), lambda _: None)
     tries = 0
 
@@ -67,15 +67,15 @@ def test_there_always_is_a_sample_and_every_try_is_accounted_for(clocks: list[in
         tries += 1
         return float(tries)
 
-    taken = [guard.take(sample) for _ in range(wanted)]
+    samples = [guard.take(sample) for _ in range(wanted)]
     state, discarded = guard.finish()
-    assert len(taken) == wanted
+    assert len(samples) == wanted
     assert discarded == tries - wanted
     assert state is not None
     assert state.slow_samples <= wanted
 
 
-def test_without_a_reader_nothing_is_known_and_nothing_discarded() -> None:
+def test_without_a_clock_no_sample_is_discarded() -> None:
     guard = ClockGuard(None)
     assert guard.take(lambda: 5.0) == 5.0
     assert guard.finish() == (None, 0)

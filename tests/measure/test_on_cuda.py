@@ -1,4 +1,4 @@
-"""What can only be seen on a GPU: that the device behind the loop does what the loop's fake pretends."""
+"""Tests that need a GPU: the real device behaves like the fake one that the other tests of the loop use."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_copies_take_turns_in_every_mode(mode: str, inputs: PooledInputs) -> Non
     copies = [REGISTRY.load("naive").prepare(inputs) for _ in range(3)]
     out = torch.empty(4, 4, 64, dtype=torch.float16, device="cuda")
     guard = ClockGuard(clock_reader())
-    done = run_gpu_round(copies, inputs, out, 2, (1, 2), 1, mode, None, CudaDevice(), guard)  # type: ignore[arg-type]
-    assert len(done.decode_us) == 2
-    assert all(1 < us < 1e5 for us in done.decode_us)
+    result = run_gpu_round(copies, inputs, out, 2, (1, 2), 1, mode, None, CudaDevice(), guard)  # type: ignore[arg-type]
+    assert len(result.decode_us) == 2
+    assert all(1 < us < 1e5 for us in result.decode_us)
 
 
 @pytest.mark.parametrize("mode", ["graph", "eager"])
-def test_what_a_mode_ran_is_right(mode: str, inputs: PooledInputs) -> None:
+def test_decode_once_gives_the_right_output_in_every_mode(mode: str, inputs: PooledInputs) -> None:
     from chunkbench.measure.cuda import CudaDevice
 
     session = REGISTRY.load("naive").prepare(inputs)
@@ -68,37 +68,37 @@ def test_what_a_mode_ran_is_right(mode: str, inputs: PooledInputs) -> None:
     assert check.max_error(out) < 4e-3
 
 
-def test_a_call_that_waits_for_the_device_cannot_be_captured_and_spoils_nothing() -> None:
+def test_after_a_failed_capture_pytorch_works_as_before() -> None:
     from chunkbench.measure.cuda import CudaDevice
 
     device, x = CudaDevice(), torch.ones(8, device="cuda")
     with pytest.raises(CaptureError, match="cannot be captured"):
         device.capture([[lambda: print(x.sum().item())]])
-    torch.cuda.empty_cache()  # the allocator is itself again
-    assert torch.randn(4, device="cuda").isfinite().all()  # and so are generators
+    torch.cuda.empty_cache()  # raises if the allocator is still in capture mode
+    assert torch.randn(4, device="cuda").isfinite().all()  # raises if the generator is still in capture mode
     (replay,) = device.capture([[lambda: x.add_(1)]])  # type: ignore[list-item]
     before = float(x[0])
     replay()
     assert float(x[0]) == before + 1
 
 
-def test_peaks_are_of_this_century() -> None:
-    found = PeakProbe("cuda", "float16", 1).probe()
-    assert found.sum_bytes_per_s is not None
-    assert found.copy_bytes_per_s is not None
-    assert found.read_bytes_per_s == max(found.sum_bytes_per_s, found.copy_bytes_per_s) > 1e11
-    assert found.matrix_flops_per_s > 1e12
+def test_peaks_are_plausible_for_a_gpu() -> None:
+    peaks = PeakProbe("cuda", "float16", 1).probe()
+    assert peaks.sum_bytes_per_s is not None
+    assert peaks.copy_bytes_per_s is not None
+    assert peaks.read_bytes_per_s == max(peaks.sum_bytes_per_s, peaks.copy_bytes_per_s) > 1e11
+    assert peaks.matrix_flops_per_s > 1e12
 
 
-def test_the_device_has_room_and_a_cache() -> None:
-    found = cuda_rounds().room()
-    assert 0 < found["free_bytes"] <= torch.cuda.get_device_properties(0).total_memory
-    assert found["l2_bytes"] > 1 << 18
+def test_the_device_reports_free_memory_and_an_l2_cache() -> None:
+    room = cuda_rounds().room()
+    assert 0 < room["free_bytes"] <= torch.cuda.get_device_properties(0).total_memory
+    assert room["l2_bytes"] > 1 << 18
 
 
-def test_a_whole_run(tmp_path: Path) -> None:
-    (tmp_path / "it.yaml").write_text(EXPERIMENT)
-    experiment = load_experiment(tmp_path / "it.yaml")
+def test_a_run_measures_every_cache_and_mode(tmp_path: Path) -> None:
+    (tmp_path / "gpu.yaml").write_text(EXPERIMENT)
+    experiment = load_experiment(tmp_path / "gpu.yaml")
     run = run_experiment(experiment, resolve(experiment), tmp_path / "run", False, [], RunProgress(quiet=True)).run
     assert {(case.cache, case.mode) for case in run.cases} == {
         (cache, mode) for cache in ("cold", "warm") for mode in ("events", "graph", "eager")

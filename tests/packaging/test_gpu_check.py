@@ -1,4 +1,4 @@
-"""`make gpu-check` runs from a plain checkout; what needs no GPU of it is tried here."""
+"""`make gpu-check` runs from a plain checkout. Tests its parts that need no GPU."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def script() -> ModuleType:
     return module
 
 
-def test_a_checkout_that_is_not_installed_has_its_implementations(script: ModuleType, tmp_path: Path) -> None:
+def test_register_makes_a_checkout_and_its_implementations_importable(script: ModuleType, tmp_path: Path) -> None:
     environment = script.register(tmp_path / "site")
-    said = "from importlib.metadata import version; from chunkbench.baselines.registry import REGISTRY"
-    command = [sys.executable, "-c", f"{said}; print(version('chunkbench'), *REGISTRY.names())"]
-    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
-    found, *names = ran.stdout.split()
-    assert found == "0"  # the folder's, though another may be installed
+    imports = "from importlib.metadata import version; from chunkbench.baselines.registry import REGISTRY"
+    command = [sys.executable, "-c", f"{imports}; print(version('chunkbench'), *REGISTRY.names())"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    version, *names = done.stdout.split()
+    assert version == "0"  # the version that `register` writes, even if chunkbench is installed
     assert set(names) == set(REGISTRY.names())
 
 
-def test_implementations_that_compile_say_so(script: ModuleType, tmp_path: Path) -> None:
+def test_compiled_at_first_use_lists_the_implementations_that_compile(script: ModuleType, tmp_path: Path) -> None:
     compiling = script.compiled_at_first_use(script.register(tmp_path / "site"))
     assert compiling == ["flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat", "flashinfer_paged"]
 
 
-def test_steps_keep_their_output_and_end_in_time(script: ModuleType, tmp_path: Path) -> None:
+def test_steps_keep_their_output_and_end_at_their_time_limit(script: ModuleType, tmp_path: Path) -> None:
     steps = script.Steps(tmp_path, script.register(tmp_path / "site"), seconds=60)
     assert steps.run("words", [sys.executable, "-c", "print('two words')"], 30) == 0
     assert (tmp_path / "words.txt").read_text() == "two words\n"
@@ -52,9 +52,9 @@ def test_steps_keep_their_output_and_end_in_time(script: ModuleType, tmp_path: P
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_it_exits_with_a_message(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert "unavailable: PyTorch sees no NVIDIA GPU here" in ran.stderr
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "unavailable: PyTorch sees no NVIDIA GPU here" in done.stderr
     assert not (tmp_path / "out").exists()

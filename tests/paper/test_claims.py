@@ -1,4 +1,4 @@
-"""The ledger, on invented rows: the paper's own figures as if they had been measured, and changes of them."""
+"""The claims, judged by invented rows: the paper's own figures as measurements, and changed figures."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def rows(facts) -> Callable[..., list[Row]]:
     return make
 
 
-def ledger(*runs: Sequence[Row]) -> dict[str, Claim]:
-    return {one.id: one for one in claims(runs)}
+def judge(*runs: Sequence[Row]) -> dict[str, Claim]:
+    return {claim.id: claim for claim in claims(runs)}
 
 
-def test_every_claim_has_a_judge_and_none_is_judged_from_nothing() -> None:
-    found = ledger()
-    assert list(found) == [row["id"] for row in paper_rows("claims")]
+def test_without_runs_only_analytic_claims_hold() -> None:
+    judged = judge()
+    assert list(judged) == [row["id"] for row in paper_rows("claims")]
     by_verdict = {
-        verdict: {id for id, one in found.items() if one.verdict == verdict}
-        for verdict in {o.verdict for o in found.values()}
+        verdict: {id for id, claim in judged.items() if claim.verdict == verdict}
+        for verdict in {claim.verdict for claim in judged.values()}
     }
     assert by_verdict["holds"] == {
         "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "RA-bound", "RA-hit", "X-figure4",
@@ -46,9 +46,9 @@ def test_every_claim_has_a_judge_and_none_is_judged_from_nothing() -> None:
     }  # fmt: skip
     assert by_verdict["needs a GPU"] == {"F5-1024", "F5-2048", "T4-kv", "T4-batch", "T4-noregress"}
     assert by_verdict.keys() == {"holds", "needs a GPU", "not measured"}
-    assert all(not one.rows for one in found.values())
-    assert found["S1-gpt3-kv"].measured == 4.5
-    assert found["PA-kv13b"].measured == 800
+    assert all(not claim.rows for claim in judged.values())
+    assert judged["S1-gpt3-kv"].measured == 4.5
+    assert judged["PA-kv13b"].measured == 800
 
 
 def test_the_longest_shared_prefix_first_computes_every_edge_once() -> None:
@@ -58,18 +58,22 @@ def test_the_longest_shared_prefix_first_computes_every_edge_once() -> None:
         return prefill._serve(requests, choose)
 
     assert served(lambda tree, waiting: max(waiting, key=tree.match)) == (7, 4, 3)
-    assert served(lambda _, waiting: waiting[0]) == (9, 4, 1)  # (5,) drops what the next would have shared
+    assert served(lambda _, waiting: waiting[0]) == (
+        9,
+        4,
+        1,
+    )  # (5,) evicts what the next request shares
 
 
-def test_the_papers_own_table_bears_its_section_out_but_not_its_abstract(rows) -> None:
-    found = ledger(rows(table3()))
+def test_the_papers_table_confirms_its_section_but_not_its_abstract(rows) -> None:
+    judged = judge(rows(table3()))
     for id in ("T3-star", "T3-naive", "T3-hwcache", "T3-noregress", "T3-agnostic"):
-        assert found[id].verdict == "holds", found[id].reason
-        assert found[id].rows
-    assert found["T3-star"].measured == pytest.approx(154.46 / 56)
-    assert found["T3-hwcache"].measured == pytest.approx(1 - 663.84 / 1399.51)
-    assert found["ABS-speedup"].verdict == "different here"
-    assert "2.76x" in found["ABS-speedup"].reason
+        assert judged[id].verdict == "holds", judged[id].reason
+        assert judged[id].rows
+    assert judged["T3-star"].measured == pytest.approx(154.46 / 56)
+    assert judged["T3-hwcache"].measured == pytest.approx(1 - 663.84 / 1399.51)
+    assert judged["ABS-speedup"].verdict == "different here"
+    assert "2.76x" in judged["ABS-speedup"].reason
 
 
 def changed(factors: Mapping[str, float], where: Callable[[int, int], bool] = lambda n_p, n_s: True) -> Latencies:
@@ -92,17 +96,17 @@ def changed(factors: Mapping[str, float], where: Callable[[int, int], bool] = la
         ({"chunk_attn": 1.2}, "T3-noregress", "does not hold"),
     ],
 )
-def test_other_figures_other_verdicts(factors: Mapping[str, float], id: str, verdict: str, rows) -> None:
-    found = ledger(rows(changed(factors)))[id]
-    assert found.verdict == verdict, found.reason
-    assert found.measured is not None
+def test_verdicts_follow_the_figures(factors: Mapping[str, float], id: str, verdict: str, rows) -> None:
+    judged = judge(rows(changed(factors)))[id]
+    assert judged.verdict == verdict, judged.reason
+    assert judged.measured is not None
 
 
-def test_dependence_on_n_s_is_told_from_noise(rows, facts) -> None:
+def test_dependence_on_n_s_is_separated_from_noise(rows, facts) -> None:
     dependent = changed({"flash_attn": 1.2}, lambda n_p, n_s: n_s == 0)
-    found = ledger(rows(dependent))["T3-agnostic"]
-    assert found.verdict == "does not hold"
-    assert found.measured == pytest.approx(0.2, abs=0.02)
+    judged = judge(rows(dependent))["T3-agnostic"]
+    assert judged.verdict == "does not hold"
+    assert judged.measured == pytest.approx(0.2, abs=0.02)
     noisy = derive(
         [
             facts("naive", n_p=1024, n_s=n_s, samples_us=tuple((us, us) for us in samples))
@@ -110,10 +114,10 @@ def test_dependence_on_n_s_is_told_from_noise(rows, facts) -> None:
         ]
         + [facts("chunk_attn", n_p=1024, n_s=n_s) for n_s in (0, 512)]
     )
-    assert ledger(noisy)["T3-agnostic"].verdict == "not measured"
+    assert judge(noisy)["T3-agnostic"].verdict == "not measured"
 
 
-def test_what_the_machines_own_speed_explains_is_not_held_against_n_s(rows, facts) -> None:
+def test_a_change_of_the_machines_own_speed_is_no_dependence_on_n_s(rows, facts) -> None:
     def run(sweep_us: float) -> list[Row]:
         return derive(
             [
@@ -129,56 +133,56 @@ def test_what_the_machines_own_speed_explains_is_not_held_against_n_s(rows, fact
             ]
         )
 
-    assert ledger(run(2010.0))["T3-agnostic"].verdict == "does not hold"
-    found = ledger(run(2400.0))["T3-agnostic"]
-    assert found.verdict == "not measured"
-    assert "the machine's own speed" in found.reason
+    assert judge(run(2010.0))["T3-agnostic"].verdict == "does not hold"
+    judged = judge(run(2400.0))["T3-agnostic"]
+    assert judged.verdict == "not measured"
+    assert "the machine's own speed" in judged.reason
 
 
-def test_a_run_that_lacks_an_implementation_does_not_hide_another(rows) -> None:
-    whole = rows(table3(), experiment="table3")
+def test_a_run_without_an_implementation_does_not_hide_another_run(rows) -> None:
+    complete = rows(table3(), experiment="table3")
     star = {key: us for key, us in changed({"chunk_attn": 1.3}).items() if key[2] in ("chunk_attn", "paged_attn_star")}
-    without = rows(star, experiment="figure3")
-    for order in ((whole, without), (without, whole)):
-        found = ledger(*order)
-        assert found["T3-naive"].verdict == "holds"
-        assert found["T3-star"].measured == pytest.approx(154.46 / 56)  # its own experiment before all else
+    partial = rows(star, experiment="figure3")
+    for order in ((complete, partial), (partial, complete)):
+        judged = judge(*order)
+        assert judged["T3-naive"].verdict == "holds"
+        assert judged["T3-star"].measured == pytest.approx(154.46 / 56)  # a run of `table3` counts first
 
 
-def test_the_faster_of_ours_and_vllms_is_the_opponent_and_is_named(rows) -> None:
-    mine = dict(table3())
-    mine |= {
+def test_the_faster_kernel_of_a_column_counts_and_is_named(rows) -> None:
+    latencies = dict(table3())
+    latencies |= {
         (n_p, n_s, "vllm_paged_attn_star"): us * 0.5
         for (n_p, n_s, name), us in table3().items()
         if name == "paged_attn_star"
     }
-    found = ledger(rows(mine))["T3-star"]
-    assert found.verdict == "different here"
-    assert "over vLLM* at 1024" in found.reason
-    assert found.measured == pytest.approx(154.46 / 56 / 2)
+    judged = judge(rows(latencies))["T3-star"]
+    assert judged.verdict == "different here"
+    assert "over vLLM* at 1024" in judged.reason
+    assert judged.measured == pytest.approx(154.46 / 56 / 2)
 
 
-def test_the_last_run_counts_and_other_setups_do_not(rows) -> None:
+def test_the_last_run_counts_and_other_setups_do_not_count(rows) -> None:
     first, second = rows(table3()), rows(changed({"chunk_attn": 1.3}))
-    assert ledger(first, second)["T3-star"].verdict == "different here"
-    assert ledger(second, first)["T3-star"].verdict == "holds"
+    assert judge(first, second)["T3-star"].verdict == "different here"
+    assert judge(second, first)["T3-star"].verdict == "holds"
     for other in ({"head_dim": 64}, {"protocol": "paper"}, {"cache": "warm"}, {"kv_heads": 8}):
-        assert ledger(rows(table3(), **other))["T3-star"].verdict == "not measured"
+        assert judge(rows(table3(), **other))["T3-star"].verdict == "not measured"
 
 
 def figure3(rows, gain: Mapping[int, float]) -> list[Row]:
     def latencies(times: float) -> Latencies:
-        of = {"chunk_attn": 1.0, "paged_attn_star": times, "paged_attn": 1.9 * times}
-        return {(2048, 2048, name): 100 * factor for name, factor in of.items()}
+        factors = {"chunk_attn": 1.0, "paged_attn_star": times, "paged_attn": 1.9 * times}
+        return {(2048, 2048, name): 100 * factor for name, factor in factors.items()}
 
     return [row for n_c, times in gain.items() for row in rows(latencies(times), n_c=n_c)]
 
 
 def test_the_gain_shrinks_while_sequences_diverge(rows) -> None:
-    found = ledger(figure3(rows, {64: 3.1, 512: 2.0, 2048: 1.5}))
-    assert [found[id].verdict for id in ("F3-512", "F3-2048", "F3-decay")] == ["holds"] * 3
-    found = ledger(figure3(rows, {64: 1.2, 512: 1.9, 2048: 1.1}))
-    assert [found[id].verdict for id in ("F3-512", "F3-2048", "F3-decay")] == [
+    judged = judge(figure3(rows, {64: 3.1, 512: 2.0, 2048: 1.5}))
+    assert [judged[id].verdict for id in ("F3-512", "F3-2048", "F3-decay")] == ["holds"] * 3
+    judged = judge(figure3(rows, {64: 1.2, 512: 1.9, 2048: 1.1}))
+    assert [judged[id].verdict for id in ("F3-512", "F3-2048", "F3-decay")] == [
         "different here",
         "different here",
         "does not hold",
@@ -195,23 +199,23 @@ def test_peak_and_growth_over_the_batch_size(best: int, verdict: str, rows) -> N
             batch_size=b,
         )
     ]
-    found = ledger(run)
-    assert found["F4-peak"].verdict == verdict
-    assert f"Naive at {best}" in found["F4-peak"].reason or f"naive at {best}" in found["F4-peak"].reason
-    assert found["F4-growth"].verdict == "holds"
-    assert found["F4-growth"].measured == pytest.approx(1.96 / 1.16)
+    judged = judge(run)
+    assert judged["F4-peak"].verdict == verdict
+    assert f"Naive at {best}" in judged["F4-peak"].reason or f"naive at {best}" in judged["F4-peak"].reason
+    assert judged["F4-growth"].verdict == "holds"
+    assert judged["F4-growth"].measured == pytest.approx(1.96 / 1.16)
 
 
-def test_less_than_the_papers_within_the_scatter_is_no_verdict(facts) -> None:
+def test_a_figure_below_the_papers_within_the_scatter_has_no_verdict(facts) -> None:
     def at(b: int, *samples: float) -> CaseFacts:
         return facts("chunk_attn", n_p=2048, n_s=2048, batch_size=b, samples_us=tuple((us, us) for us in samples))
 
     clear = derive([at(16, 16.0, 16.0, 16.0), at(96, 80.0, 80.0, 80.0)])
-    assert ledger(clear)["F4-growth"].verdict == "different here"
+    assert judge(clear)["F4-growth"].verdict == "different here"
     scattered = derive([at(16, 15.0, 16.0, 18.0), at(96, 70.0, 80.0, 82.0)])
-    found = ledger(scattered)["F4-growth"]
-    assert found.verdict == "not measured"
-    assert "no more than the rounds scatter" in found.reason
+    judged = judge(scattered)["F4-growth"]
+    assert judged.verdict == "not measured"
+    assert "no more than the rounds scatter" in judged.reason
 
 
 def test_memory_claims(facts) -> None:
@@ -229,11 +233,11 @@ def test_memory_claims(facts) -> None:
             ]
         )
 
-    found = ledger(run(1.0))
-    assert found["S3-waste"].verdict == "holds"
-    assert found["S3-sharing"].verdict == "holds"
-    assert found["S3-sharing"].measured == pytest.approx(1088 / 128)
-    assert len(found["S3-sharing"].rows) == 4
-    found = ledger(run(2.0))
-    assert found["S3-waste"].verdict == "does not hold"
-    assert found["S3-sharing"].verdict == "does not hold"
+    judged = judge(run(1.0))
+    assert judged["S3-waste"].verdict == "holds"
+    assert judged["S3-sharing"].verdict == "holds"
+    assert judged["S3-sharing"].measured == pytest.approx(1088 / 128)
+    assert len(judged["S3-sharing"].rows) == 4
+    judged = judge(run(2.0))
+    assert judged["S3-waste"].verdict == "does not hold"
+    assert judged["S3-sharing"].verdict == "does not hold"

@@ -12,21 +12,21 @@ def test_table_3_is_complete() -> None:
     assert set(table3()) == {(*point, column) for point in points for column in COLUMNS}
 
 
-def test_numbers_at_the_end_of_the_table(facts) -> None:
+def test_the_last_rows_of_table_3(facts) -> None:
     case = facts("naive", n_p=4096, n_s=4096)
     assert paper_us(case) == 1370.41
-    # Section 4.1: Naive is 6.6 times slower than ChunkAttn when 4096 tokens are shared.
+    # Section 4.1: at 4096 shared tokens, Naive takes 6.6 times as long as ChunkAttn.
     assert paper_ratio(case, "chunk_attn") == pytest.approx(6.6, abs=0.05)
 
 
 @pytest.mark.parametrize(("n", "times"), [(1024, 2.76), (2048, 3.06), (4096, 3.22)])
-def test_star_over_chunk_with_everything_shared(facts, n: int, times: float) -> None:
+def test_ratio_of_paged_attn_star_with_everything_shared(facts, n: int, times: float) -> None:
     for name in ("paged_attn_star", "vllm_paged_attn_star"):
         assert paper_ratio(facts(name, n_p=n, n_s=n), "chunk_attn") == pytest.approx(times, abs=0.005)
 
 
 def test_the_unit_is_microseconds(facts) -> None:
-    # Table 1: 687.74 us for 32 sequences of 2048 tokens; on average over 64 steps there are 2048 + 32.
+    # Table 1: 687.74 us for 32 sequences of 2048 tokens. Over 64 steps the mean context is 2048 + 32 tokens.
     assert paper_us(facts("paged_attn", n_p=2048, n_s=0)) == pytest.approx(687.74 * 2080 / 2048, rel=0.01)
 
 
@@ -46,11 +46,11 @@ def test_the_unit_is_microseconds(facts) -> None:
         {"prompts": 2},
     ],
 )
-def test_no_number_for_another_setup(facts, change: dict[str, object]) -> None:
+def test_another_setup_has_no_number(facts, change: dict[str, object]) -> None:
     assert paper_us(facts(**change)) is None
     assert paper_ratio(facts(**change), "chunk_attn") is None
 
 
-def test_no_number_for_what_the_paper_did_not_measure(facts) -> None:
+def test_implementations_that_the_paper_lacks_have_no_number(facts) -> None:
     assert paper_us(facts("shared_prefix_matmul")) is None
     assert paper_ratio(facts("naive"), "shared_prefix_matmul") is None

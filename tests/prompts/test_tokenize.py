@@ -1,4 +1,4 @@
-"""Tokenizers: one from a file for real, and what is said where there is none."""
+"""Tokenizers: a real one from a file, and the errors without one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TEXTS = [Prompt("g", "a b a", place="p.jsonl:1"), Prompt("g", "b c", place="p.js
 def tokenizer_file(tmp_path: Path) -> Path:
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")
-    made = tokenizers.Tokenizer(model)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     path = tmp_path / "tokenizer.json"
-    made.save(str(path))
+    tokenizer.save(str(path))
     return path
 
 
@@ -27,27 +27,27 @@ def test_a_tokenizer_from_a_file(tokenizer_file: Path) -> None:
     assert tokenized(TEXTS, str(tokenizer_file)) == [(0, 1, 0), (1, 2)]
 
 
-def test_token_ids_need_none() -> None:
+def test_token_ids_need_no_tokenizer() -> None:
     assert tokenized([Prompt("g", tokens=(3, 4))], None) == [(3, 4)]
     assert tokenized([Prompt("g", tokens=(3, 4))], "no such tokenizer") == [(3, 4)]
 
 
-def test_texts_need_one() -> None:
+def test_texts_need_a_tokenizer() -> None:
     with pytest.raises(PromptsError, match=r"p.jsonl:1: is text, and no tokenizer was chosen: name a tokenizer.json"):
         tokenized(TEXTS, None)
 
 
 def test_token_ids_and_texts_do_not_mix(tokenizer_file: Path) -> None:
-    with pytest.raises(PromptsError, match="token ids beside texts"):
+    with pytest.raises(PromptsError, match="token ids among texts"):
         tokenized([*TEXTS, Prompt("g", tokens=(3,), place="x")], str(tokenizer_file))
 
 
-def test_a_text_without_tokens(tokenizer_file: Path) -> None:
-    with pytest.raises(PromptsError, match=r"p:9: the tokenizer makes no token of it"):
+def test_a_text_for_which_the_tokenizer_gives_no_token_raises(tokenizer_file: Path) -> None:
+    with pytest.raises(PromptsError, match=r"p:9: the tokenizer gives no token for this prompt"):
         tokenized([Prompt("g", " ", place="p:9")], str(tokenizer_file))
 
 
-def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_tokenizer_file_raises(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     path = tmp_path / "tokenizer.json"
     with pytest.raises(PromptsError, match="no such file"):
@@ -58,7 +58,7 @@ def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "library"), [("cl100k_base", "tiktoken"), ("gpt2", "tokenizers")])
-def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, name: str, library: str) -> None:
+def test_the_error_names_a_missing_library(monkeypatch: pytest.MonkeyPatch, name: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(PromptsError, match=rf"{name}: needs {library}: pip install 'chunkbench\[prompts\]'"):

@@ -1,4 +1,4 @@
-"""The gate for real, on a point of a millisecond: with nothing changed, and with a worker that is faulty on purpose."""
+"""The real gate on a point of a millisecond: without a change, and with a worker that has a deliberate fault."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from chunkbench.cli.progress import RepeatProgress
 from chunkbench.experiment import Experiment, load_experiment
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.gate import gate
-from chunkbench.regression.recording import BUILD, next_number, record, repeater
-from chunkbench.regression.remeasure import Gated
+from chunkbench.regression.job import Job, Repeats
+from chunkbench.regression.recording import BUILD, Recording, next_number, record, repeater
+from chunkbench.regression.verdicts import Comparison
 from chunkbench.runner.target import resolve
 from chunkbench.store import RunError, open_runs
 
@@ -35,14 +36,14 @@ def experiment(spec: Path) -> Experiment:
 
 @pytest.fixture(scope="module")
 def recorded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once: it takes some seconds."""
+    """A recording, made once: it takes some seconds."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "tiny.yaml").write_text(tiny)
     experiment = load_experiment(folder / "tiny.yaml")
     target = resolve(experiment)
     path = folder / "recording"
-    with RepeatProgress(quiet=True) as progress, repeater(experiment, target, path, [], progress) as measuring:
-        runs, interrupted = record(experiment, measuring, path, 3, 1)
+    with RepeatProgress(quiet=True) as progress, repeater(Job(experiment, target, path, progress)) as measuring:
+        runs, interrupted = record(measuring, processes=3, first=1)
     assert len(runs) == 3
     assert not interrupted
     return path
@@ -50,23 +51,23 @@ def recorded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recording(recorded: Path, tmp_path: Path) -> Path:
-    """A copy, to be damaged at will."""
+    """A copy of the recording, which a test may damage."""
     return shutil.copytree(recorded, tmp_path / "recording")
 
 
-def gated(
+def run_gate(
     experiment: Experiment, recording: Path, out: Path, *fault: str, again: int = 1, as_recorded: bool = False
-) -> Gated:
-    target = resolve(experiment)
+) -> Comparison:
     worker = [sys.executable, FAULTY, *fault] if fault else None
-    recorded = open_runs(recording)
     with RepeatProgress(quiet=True) as progress:
-        return gate(
-            experiment, target, recording, recorded, Options(), 3, again, out, progress, as_recorded, worker=worker
-        )
+        job = Job(experiment, resolve(experiment), out, progress)
+        base = Recording(recording, open_runs(recording))
+        comparison = gate(job, base, Options(), Repeats(3, again), as_recorded, worker).comparison
+    assert comparison is not None
+    return comparison
 
 
-def test_a_recording_is_several_runs_and_can_be_added_to(recording: Path, experiment: Experiment) -> None:
+def test_a_recording_has_several_runs_and_can_grow(recording: Path, experiment: Experiment) -> None:
     runs = open_runs(recording)
     assert [run.path.name for run in runs] == ["1", "2", "3"]
     for run in runs:
@@ -86,21 +87,23 @@ def test_a_recording_is_several_runs_and_can_be_added_to(recording: Path, experi
 @pytest.mark.parametrize("as_recorded", [False, True])
 def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool) -> None:
     out = tmp_path / "out"
-    found = gated(experiment, recording, out, "chunk_attn", "wrong", as_recorded=as_recorded).comparison
-    assert found is not None
-    assert found.settings.in_turns is not as_recorded
-    assert found.exit_code == 3
-    assert {case.implementation: case.verdict for case in found.cases if case.failed} == {"chunk_attn": "incorrect"}
+    comparison = run_gate(experiment, recording, out, "chunk_attn", "wrong", as_recorded=as_recorded)
+    assert comparison.settings.in_turns is not as_recorded
+    assert comparison.exit_code == 3
+    assert {case.implementation: case.verdict for case in comparison.cases if case.failed} == {
+        "chunk_attn": "incorrect"
+    }
 
 
-def test_a_crash_is_found_and_costs_nobody_else(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
-    found = gated(experiment, recording, tmp_path / "out", "chunk_attn", "crash").comparison
-    assert found is not None
-    assert found.exit_code == 3
-    crashed = next(case for case in found.cases if case.implementation == "chunk_attn")
+def test_a_crash_is_found_and_the_other_case_is_measured(
+    recording: Path, experiment: Experiment, tmp_path: Path
+) -> None:
+    comparison = run_gate(experiment, recording, tmp_path / "out", "chunk_attn", "crash")
+    assert comparison.exit_code == 3
+    crashed = next(case for case in comparison.cases if case.implementation == "chunk_attn")
     assert (crashed.verdict, crashed.failed) == ("missing", True)
     assert "SIGABRT" in crashed.reason
-    assert next(case for case in found.cases if case.implementation == "paged_attn").head_rounds > 0
+    assert next(case for case in comparison.cases if case.implementation == "paged_attn").head_rounds > 0
 
 
 @pytest.mark.parametrize("as_recorded", [False, True])
@@ -108,10 +111,9 @@ def test_twice_as_slow_is_measured_again(
     recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
 ) -> None:
     out = tmp_path / "out"
-    found = gated(experiment, recording, out, "chunk_attn", "1.0", again=2, as_recorded=as_recorded).comparison
-    assert found is not None
-    slowed = next(case for case in found.cases if case.implementation == "chunk_attn" and case.metric == "latency")
-    # How sure three processes can be depends on the machine; that it was looked at again does not.
+    comparison = run_gate(experiment, recording, out, "chunk_attn", "1.0", again=2, as_recorded=as_recorded)
+    slowed = next(case for case in comparison.cases if case.implementation == "chunk_attn" and case.metric == "latency")
+    # The certainty of three processes depends on the machine. That the case is measured again does not.
     assert slowed.ratio is None or slowed.ratio > 1.3
     assert slowed.verdict in ("slower", "inconclusive")
     assert slowed.verdict == "inconclusive" or slowed.remeasured
@@ -121,59 +123,56 @@ def test_twice_as_slow_is_measured_again(
 
 def rewrite(archive: Path, name: str, change: Callable[[str], str]) -> None:
     with zipfile.ZipFile(archive) as old:
-        kept = {one: old.read(one) for one in old.namelist()}
-    kept[name] = change(kept[name].decode()).encode()
+        files = {path: old.read(path) for path in old.namelist()}
+    files[name] = change(files[name].decode()).encode()
     with zipfile.ZipFile(archive, "w") as new:
-        for one, content in kept.items():
-            new.writestr(one, content)
+        for path, content in files.items():
+            new.writestr(path, content)
 
 
-def test_what_was_recorded_decides_what_is_new_and_what_is_missing(
+def test_cases_are_new_or_missing_against_the_recorded_cases(
     recording: Path, experiment: Experiment, tmp_path: Path
 ) -> None:
     other = experiment.model_copy(update={"implementations": ("naive", "chunk_attn"), "baseline": "naive"})
-    found = gated(other, recording, tmp_path / "out", again=0).comparison
-    assert found is not None
-    verdicts = {case.implementation: case.verdict for case in found.cases}
+    comparison = run_gate(other, recording, tmp_path / "out", again=0)
+    verdicts = {case.implementation: case.verdict for case in comparison.cases}
     assert (verdicts["naive"], verdicts["paged_attn"]) == ("new", "missing")
     assert verdicts["chunk_attn"] not in ("new", "missing")
 
 
-def test_the_recorded_build_runs_and_not_this_one(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
+def test_base_is_the_recorded_build(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
     rewrite(recording / BUILD, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
-    found = gated(experiment, recording, tmp_path / "out", again=0).comparison
-    assert found is not None
-    assert {case.implementation: case.verdict for case in found.cases}["chunk_attn"] == "new"
+    comparison = run_gate(experiment, recording, tmp_path / "out", again=0)
+    assert {case.implementation: case.verdict for case in comparison.cases}["chunk_attn"] == "new"
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "warning"),
     [
         (lambda archive: archive.unlink(), "it keeps no build"),
         (lambda archive: archive.write_bytes(b"PK\x03\x04 torn"), "its build cannot be read"),
         (lambda archive: retagged(archive, python="cpython-27"), "its build is for python cpython-27, not"),
     ],
 )
-def test_without_a_build_that_runs_the_recorded_times_serve(
-    recording: Path, experiment: Experiment, tmp_path: Path, damage: Callable[[Path], object], told: str
+def test_without_a_usable_build_the_recorded_times_are_the_base(
+    recording: Path, experiment: Experiment, tmp_path: Path, damage: Callable[[Path], object], warning: str
 ) -> None:
     damage(recording / BUILD)
-    found = gated(experiment, recording, tmp_path / "out", again=0).comparison
-    assert found is not None
-    assert not found.settings.in_turns
-    assert any(told in warning for warning in found.warnings)
+    comparison = run_gate(experiment, recording, tmp_path / "out", again=0)
+    assert not comparison.settings.in_turns
+    assert any(warning in text for text in comparison.warnings)
 
 
 def retagged(archive: Path, **tag: str) -> None:
-    with zipfile.ZipFile(archive, "w") as kept:
-        kept.writestr("build.json", json.dumps(tag))
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("build.json", json.dumps(tag))
 
 
 def test_a_build_of_another_protocol_is_refused(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
-    older = functools.partial(re.sub, r"(?m)^PROTOCOL = \d+$", "PROTOCOL = 1")
-    rewrite(recording / BUILD, "chunkbench/workers/protocol.py", older)
+    with_protocol_1 = functools.partial(re.sub, r"(?m)^PROTOCOL = \d+$", "PROTOCOL = 1")
+    rewrite(recording / BUILD, "chunkbench/workers/protocol.py", with_protocol_1)
     with pytest.raises(RunError, match="the worker speaks protocol 1, this runner speaks"):
-        gated(experiment, recording, tmp_path / "out")
+        run_gate(experiment, recording, tmp_path / "out")
 
 
 def run_cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -190,23 +189,23 @@ def run_cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.usefixtures("spec")
 def test_the_command_records_and_gates(tmp_path: Path) -> None:
-    few = ("--processes", "2", "--budget", "1s")
-    done = run_cli("gate", "tiny.yaml", "--record", "rec", *few, cwd=tmp_path)
+    short = ("--processes", "2", "--budget", "1s")
+    done = run_cli("gate", "tiny.yaml", "--record", "rec", *short, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "recorded 6 processes in rec" in done.stderr
     assert (tmp_path / "rec" / "build.zip").stat().st_size < 2 << 20
-    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", *few, "--format", "json", cwd=tmp_path)
+    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", *short, "--format", "json", cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)["exit_code"] == done.returncode
     assert (tmp_path / "out" / "comparison.xml").exists()
-    again = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "is not empty" in again.stderr
+    repeated = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", cwd=tmp_path)
+    assert repeated.returncode == 2
+    assert "is not empty" in repeated.stderr
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["settings"]["in_turns"]
-    compared = compare(open_runs(tmp_path / "rec"), open_runs(tmp_path / "out" / "head"), Options())
-    assert compared.settings.timed_cases == 2
-    few = (*few, "--as-recorded", "--again", "0")
-    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "old", *few, "--format", "json", cwd=tmp_path)
+    comparison = compare(open_runs(tmp_path / "rec"), open_runs(tmp_path / "out" / "head"), Options())
+    assert comparison.settings.timed_cases == 2
+    short = (*short, "--as-recorded", "--again", "0")
+    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "old", *short, "--format", "json", cwd=tmp_path)
     assert not json.loads(done.stdout)["settings"]["in_turns"]
 
 
@@ -221,7 +220,7 @@ def test_the_command_records_and_gates(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("spec")
-def test_wrong_usage_says_what_to_mend(tmp_path: Path, words: list[str], message: str) -> None:
+def test_messages_for_wrong_usage(tmp_path: Path, words: list[str], message: str) -> None:
     done = run_cli(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr

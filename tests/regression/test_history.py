@@ -20,26 +20,29 @@ def recording(facts: MakeFacts, number: int, us: float, model: str = "A", **chan
         "git": {"commit": f"{number:040x}", "dirty": False},
         "environment": {"cpu": {"model": model}},
     }
-    found = Manifest.model_validate(manifest)
-    cases = [facts(key="k", samples_us=((us, us),) * 3, **({"machine": found.only_machine} | changes))]
-    return [Run(Path("run"), found, cases)]
+    made = Manifest.model_validate(manifest)
+    cases = [facts(key="k", samples_us=((us, us),) * 3, **({"machine": made.only_machine} | changes))]
+    return [Run(Path("run"), made, cases)]
 
 
 def test_a_change_is_found_with_its_commit(facts: MakeFacts) -> None:
     dice = np.random.default_rng(0)
     levels = [100.0] * 8 + [120.0] * 8
     runs = [recording(facts, 1 + i, us * dice.lognormal(0, 0.02)) for i, us in enumerate(levels)]
-    (series,) = history(list(reversed(runs)), 0.05, 0.99)  # in whatever order they were found
+    (series,) = history(list(reversed(runs)), 0.05, 0.99)  # history sorts the runs by time
     assert [change.index for change in series.changes] == [8]
     assert series.changes[0].commit == f"{9:040x}"[:12]
     assert 1.15 < series.changes[0].ratio < 1.25
     assert [m.started_at for m in series.measurements] == sorted(m.started_at for m in series.measurements)
 
 
-def test_machines_make_series_of_their_own(facts: MakeFacts) -> None:
+def test_each_machine_has_its_own_series(facts: MakeFacts) -> None:
     runs = [recording(facts, 1 + i, 100.0 if i < 6 else 300.0, "A" if i < 6 else "B") for i in range(12)]
-    found = history(runs, 0.05, 0.99)
-    assert [(one.machine, len(one.measurements), one.changes) for one in found] == [(1, 6, ()), (2, 6, ())]
+    all_series = history(runs, 0.05, 0.99)
+    assert [(series.machine, len(series.measurements), series.changes) for series in all_series] == [
+        (1, 6, ()),
+        (2, 6, ()),
+    ]
 
 
 def peaks(factor: float) -> tuple[Peaks, ...]:
@@ -47,8 +50,8 @@ def peaks(factor: float) -> tuple[Peaks, ...]:
     return (Peaks(read_bytes_per_s=rate, matrix_flops_per_s=rate, matrix_torch_flops_per_s=rate),) * 3
 
 
-def test_another_machines_level_stands_beside_the_first_ones(facts: MakeFacts) -> None:
-    """Fixed work takes three times as long there, the case four times."""
+def test_a_second_machine_is_compared_with_the_first(facts: MakeFacts) -> None:
+    """On the second machine, fixed work takes three times as long, and the case four times."""
     runs = [recording(facts, 1, 100.0, "A", peaks=peaks(1.0)), recording(facts, 2, 400.0, "B", peaks=peaks(3.0))]
     first, second = history(runs, 0.05, 0.99)
     assert first.across is None
@@ -62,7 +65,7 @@ def test_another_machines_level_stands_beside_the_first_ones(facts: MakeFacts) -
     assert "3.00..3.00" in text
 
 
-def test_without_fixed_work_machines_are_not_judged_against_each_other(facts: MakeFacts) -> None:
+def test_without_fixed_work_the_second_machine_is_inconclusive(facts: MakeFacts) -> None:
     runs = [recording(facts, 1, 100.0, "A", peaks=()), recording(facts, 2, 400.0, "B", peaks=())]
     _, second = history(runs, 0.05, 0.99)
     assert second.across is not None
@@ -70,12 +73,12 @@ def test_without_fixed_work_machines_are_not_judged_against_each_other(facts: Ma
     assert second.across.machine_low is None
 
 
-def test_ids_tell_machines_of_one_kind_apart(facts: MakeFacts) -> None:
+def test_equal_machines_with_different_ids_are_two_machines(facts: MakeFacts) -> None:
     runs = [recording(facts, 1 + i, 100.0, machine=f"host-{i % 2}") for i in range(4)]
-    assert [(one.machine, len(one.measurements)) for one in history(runs, 0.05, 0.99)] == [(1, 2), (2, 2)]
+    assert [(series.machine, len(series.measurements)) for series in history(runs, 0.05, 0.99)] == [(1, 2), (2, 2)]
 
 
-def test_calm_processes_count_where_there_are_any(facts: MakeFacts) -> None:
+def test_only_calm_processes_count_if_there_are_any(facts: MakeFacts) -> None:
     runs = recording(facts, 1, 100.0) + recording(facts, 1, 900.0, noise=Noise(foreign_cpus=1.0))
     (series,) = history([runs], 0.05, 0.99)
     assert series.measurements[0].latency_us == pytest.approx(100.0)

@@ -1,4 +1,4 @@
-"""The intervals: exact against scipy's tests, and on simulated streams as often right as they claim."""
+"""The intervals agree with scipy's exact tests, and contain a simulated shift as often as they claim."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_holds_the_true_shift_as_often_as_it_claims(
     dice = np.random.default_rng(seed)
     hits = 0
     for _ in range(TRIALS):
-        found = between(NOISES[noise](dice, base), NOISES[noise](dice, head) + shift, confidence)
-        hits += found.low <= shift <= found.high
-    # Where the claim holds, chance alone has fewer hits once in a million.
+        interval = between(NOISES[noise](dice, base), NOISES[noise](dice, head) + shift, confidence)
+        hits += interval.low <= shift <= interval.high
+    # If the claim holds, the chance of fewer hits is one in a million.
     assert hits >= binom.ppf(1e-6, TRIALS, confidence)
 
 
@@ -60,45 +60,46 @@ def test_pairs_hold_the_true_shift_as_often_as_they_claim(
     hits = 0
     for _ in range(TRIALS):
         both = NOISES[noise](dice, 2 * pairs)
-        found = centre(both[:pairs] + shift - both[pairs:], confidence)
-        hits += found.low <= shift <= found.high
+        interval = centre(both[:pairs] + shift - both[pairs:], confidence)
+        hits += interval.low <= shift <= interval.high
     assert hits >= binom.ppf(1e-6, TRIALS, confidence)
 
 
-def test_three_rounds_are_not_enough_where_a_bootstrap_would_claim_95_percent() -> None:
-    found = between([1.0, 1.1, 0.9], [1.0, 1.2, 1.1], 0.95)
-    assert not found.enough
-    assert (found.low, found.high) == (-math.inf, math.inf)
-    assert found.value == pytest.approx(0.1)
+def test_three_rounds_have_no_interval_of_95_percent() -> None:
+    """A bootstrap of three rounds would have one, and cover only 76%."""
+    interval = between([1.0, 1.1, 0.9], [1.0, 1.2, 1.1], 0.95)
+    assert not interval.enough
+    assert (interval.low, interval.high) == (-math.inf, math.inf)
+    assert interval.value == pytest.approx(0.1)
     assert not centre([0.1, 0.2, 0.1], 0.95).enough
 
 
 @pytest.mark.parametrize(("base", "head"), [(7, 5), (12, 12), (30, 10)])
-def test_ends_are_where_the_exact_test_stops_rejecting(base: int, head: int) -> None:
+def test_an_interval_ends_where_the_exact_test_stops_rejecting(base: int, head: int) -> None:
     dice = np.random.default_rng(base)
     x, y = dice.normal(size=base), dice.normal(size=head) + 0.3
-    found = between(x, y, 0.95)
-    assert found.enough
+    interval = between(x, y, 0.95)
+    assert interval.enough
 
     def chance(shift: float) -> float:
         return float(mannwhitneyu(y - shift, x, method="exact").pvalue)
 
-    assert chance(found.low - 1e-9) <= 0.05 < chance(found.low + 1e-9)
-    assert chance(found.high + 1e-9) <= 0.05 < chance(found.high - 1e-9)
+    assert chance(interval.low - 1e-9) <= 0.05 < chance(interval.low + 1e-9)
+    assert chance(interval.high + 1e-9) <= 0.05 < chance(interval.high - 1e-9)
 
 
-def test_ends_of_pairs_are_where_the_exact_test_stops_rejecting() -> None:
+def test_an_interval_of_pairs_ends_where_the_exact_test_stops_rejecting() -> None:
     differences = np.random.default_rng(3).normal(0.1, 1.0, 14)
-    found = centre(differences, 0.95)
+    interval = centre(differences, 0.95)
 
     def chance(shift: float) -> float:
         return float(wilcoxon(differences - shift, method="exact").pvalue)
 
-    assert chance(found.low - 1e-9) <= 0.05 < chance(found.low + 1e-9)
-    assert chance(found.high + 1e-9) <= 0.05 < chance(found.high - 1e-9)
+    assert chance(interval.low - 1e-9) <= 0.05 < chance(interval.low + 1e-9)
+    assert chance(interval.high + 1e-9) <= 0.05 < chance(interval.high - 1e-9)
 
 
-def test_many_values_go_over_to_the_normal_approximation_without_a_jump() -> None:
+def test_many_values_use_the_normal_approximation_without_a_jump() -> None:
     dice = np.random.default_rng(1)
     x, y = dice.normal(size=60), dice.normal(size=60)
     exact = between(x[:24], y[:24], 0.95)
@@ -108,19 +109,19 @@ def test_many_values_go_over_to_the_normal_approximation_without_a_jump() -> Non
     assert large.high - large.low == pytest.approx(expected, rel=0.35)
 
 
-def test_strata_are_compared_within_themselves_only() -> None:
+def test_values_are_compared_only_inside_their_stratum() -> None:
     dice = np.random.default_rng(5)
-    # HEAD was measured mostly while the machine was slow, BASE mostly while it was fast: nothing changed.
+    # Nothing changed, but HEAD was mostly measured while the machine was slow, and BASE while it was fast.
     fast, slow = dice.normal(0.0, 0.01, (2, 40)), dice.normal(0.3, 0.01, (2, 40))
     strata = [(fast[0], fast[1][:5]), (slow[0][:5], slow[1])]
-    found = between_strata(strata, 0.99)
-    assert found.low < 0 < found.high
-    assert found.high - found.low < 0.05
+    interval = between_strata(strata, 0.99)
+    assert interval.low < 0 < interval.high
+    assert interval.high - interval.low < 0.05
     pooled = between(np.concatenate([fast[0], slow[0][:5]]), np.concatenate([fast[1][:5], slow[1]]), 0.99)
     assert pooled.low > 0.2
 
 
-def test_what_correcting_for_many_comparisons_costs() -> None:
+def test_fewest_values_with_and_without_a_correction_for_many_cases() -> None:
     each = 1 - 0.01 / 84  # the cases of Table 3
     assert (fewest_in_pairs(0.99), fewest_in_pairs(each)) == (8, 15)
     assert (fewest_apart(0.99), fewest_apart(each)) == (5, 9)

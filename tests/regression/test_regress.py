@@ -1,4 +1,4 @@
-"""Two revisions measured in turns, and the base revision built for real."""
+"""Two revisions measured in turns, and a real build of the base revision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from chunkbench.environment import git_state
 from chunkbench.environment.revision import PROJECT
 from chunkbench.experiment import load_experiment
 from chunkbench.regression.compare import Options, compare
-from chunkbench.regression.paired import Measured, Side, Turns
+from chunkbench.regression.job import Job
+from chunkbench.regression.paired import PairedRuns, Side, Turns
 from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.target import resolve
 from chunkbench.store import open_run
@@ -27,51 +28,51 @@ FAULTY = str(Path(__file__).parents[2] / "benchmarks" / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
 
 
-Measure = Callable[..., Measured]
+Measure = Callable[..., PairedRuns]
 
 
 @pytest.fixture
 def measure(spec: Path, start_worker: Callable[..., WorkerProcess], tmp_path: Path) -> Measure:
-    """Measures four pairs of processes; HEAD may be given a fault."""
+    """Measures four pairs of processes. HEAD may get a fault."""
 
-    def measured(*fault: str) -> Measured:
-        experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # no more pairs than are asked for
+    def measure_pairs(*fault: str) -> PairedRuns:
+        experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # the budget adds no more pairs
         command = [sys.executable, FAULTY, *fault] if fault else None
         base = start_worker(*experiment.implementations)
         head = start_worker(*experiment.implementations, command=command)
-        sides = Side("base", base, {}), Side("head", head, {})
         with RepeatProgress(quiet=True) as progress:
-            return Turns(experiment, resolve(experiment), *sides, tmp_path / "out", progress).measure(4)
+            job = Job(experiment, resolve(experiment), tmp_path / "out", progress)
+            return Turns(job, Side("base", base, {}), Side("head", head, {})).measure(processes=4)
 
-    return measured
+    return measure_pairs
 
 
 def test_rounds_come_in_pairs(measure: Measure) -> None:
-    found = measure()
-    assert len(found.base) == len(found.head) == 4
-    for one, other in zip(found.base, found.head, strict=True):
-        assert one.manifest.in_turns_with == other.manifest.in_turns_with
-        for ours, theirs in zip(one.cases, other.cases, strict=True):
-            assert (ours.key, ours.status in ("ok", "noisy")) == (theirs.key, True)
-            assert len(ours.samples_us) == len(theirs.samples_us) >= 3
-    comparison = compare(found.base, found.head, Options())
+    pairs = measure()
+    assert len(pairs.base) == len(pairs.head) == 4
+    for base_run, head_run in zip(pairs.base, pairs.head, strict=True):
+        assert base_run.manifest.in_turns_with == head_run.manifest.in_turns_with
+        for base, head in zip(base_run.cases, head_run.cases, strict=True):
+            assert (base.key, base.status in ("ok", "noisy")) == (head.key, True)
+            assert len(base.samples_us) == len(head.samples_us) >= 3
+    comparison = compare(pairs.base, pairs.head, Options())
     assert comparison.settings.in_turns
-    # Four pairs are never enough for 99%: whatever the machine did, nothing may be called changed.
+    # Four pairs are never enough for 99%: no verdict may say that something changed.
     assert {case.verdict for case in comparison.cases} == {"inconclusive"}
     assert all("too few for this confidence" in case.reason for case in comparison.cases)
 
 
-def test_head_three_times_as_slow_shows(measure: Measure) -> None:
-    found = measure("chunk_attn", "2.0")
-    cases = {case.implementation: case for case in compare(found.base, found.head, Options()).cases}
+def test_a_head_that_is_three_times_as_slow(measure: Measure) -> None:
+    pairs = measure("chunk_attn", "2.0")
+    cases = {case.implementation: case for case in compare(pairs.base, pairs.head, Options()).cases}
     assert cases["chunk_attn"].ratio is not None
     assert cases["paged_attn"].ratio is not None
     assert cases["chunk_attn"].ratio > 1.5 * cases["paged_attn"].ratio
 
 
 def test_a_head_that_crashes_is_missing_and_the_other_case_is_measured(measure: Measure) -> None:
-    found = measure("chunk_attn", "crash")
-    comparison = compare(found.base, found.head, Options())
+    pairs = measure("chunk_attn", "crash")
+    comparison = compare(pairs.base, pairs.head, Options())
     cases = {case.implementation: case for case in comparison.cases}
     assert (cases["chunk_attn"].verdict, cases["chunk_attn"].failed) == ("missing", True)
     assert cases["paged_attn"].head_units == 4
@@ -90,7 +91,7 @@ def test_the_base_revision_is_built_measured_and_cleaned_up(spec: Path, tmp_path
     before = worktrees()
     command = [sys.executable, "-m", "chunkbench", "regress", "--base", "HEAD", str(spec), "--processes", "2"]
     out = tmp_path / "out"
-    # From the checkout itself: the base worker must not find the package that lies there.
+    # The current folder is the checkout: the worker of BASE must not import the package in it.
     done = subprocess.run(
         [*command, "--again", "0", "--out", str(out)], capture_output=True, text=True, check=False, cwd=PROJECT
     )
@@ -109,7 +110,7 @@ def test_the_base_revision_is_built_measured_and_cleaned_up(spec: Path, tmp_path
 
 @needs_checkout
 @pytest.mark.timeout(300)
-def test_interrupted_while_building_it_leaves_nothing_behind(spec: Path, tmp_path: Path) -> None:
+def test_an_interrupted_build_is_removed(spec: Path, tmp_path: Path) -> None:
     before, temporary = worktrees(), tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
@@ -124,7 +125,7 @@ def test_interrupted_while_building_it_leaves_nothing_behind(spec: Path, tmp_pat
         deadline = time.monotonic() + 120
         while not list(temporary.glob("chunkbench-base-*/source")) and time.monotonic() < deadline:
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGTERM)  # what a CI system does when a job is cancelled
+        os.killpg(process.pid, signal.SIGTERM)  # as a CI system does when a job is cancelled
         _, error = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -137,7 +138,7 @@ def test_interrupted_while_building_it_leaves_nothing_behind(spec: Path, tmp_pat
 @pytest.mark.parametrize(
     ("ref", "message"), [("no-such-branch", "no such revision here"), ("--upload-pack=x", "no such revision here")]
 )
-def test_a_revision_that_is_not_there(spec: Path, tmp_path: Path, ref: str, message: str) -> None:
+def test_an_unknown_revision(spec: Path, tmp_path: Path, ref: str, message: str) -> None:
     command = [sys.executable, "-m", "chunkbench", "regress", f"--base={ref}", str(spec)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Reports of comparisons, read by what reads them in earnest."""
+"""Reports of comparisons, read by real parsers where there are any."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ALL = (
     case("same", 1),
     case("new", 2, base=None, ratio=None, low=None, high=None),
     case("faster", 3),
-    case("inconclusive", 4, rounds_needed=90, head_rounds=40, reason="its interval reaches across the threshold"),
+    case("inconclusive", 4, rounds_needed=90, head_rounds=40, reason="the threshold lies inside its interval"),
     case("missing", 5, head=None, ratio=None, low=None, high=None, reason="HEAD: crashed: killed", failed=True),
     case("slower", 6),
     case(
@@ -107,7 +107,7 @@ def test_json_follows_its_schema() -> None:
     assert Comparison.model_validate(data) == comparison(*ALL)
 
 
-def test_text_has_the_worst_first_and_fits_the_terminal() -> None:
+def test_text_lists_the_worst_first_and_fits_the_terminal() -> None:
     text = render(comparison(*ALL), "table")
     assert max(map(len, text.splitlines())) <= 100
     lines = [
@@ -121,7 +121,7 @@ def test_text_has_the_worst_first_and_fits_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 400, 4000])
-def test_markdown_fits_where_it_is_put_and_keeps_the_worst(number: int) -> None:
+def test_markdown_keeps_to_the_size_limit_and_keeps_the_worst(number: int) -> None:
     many = comparison(*(case("same", n) for n in range(number)), case("slower", 10**6, reason="x" * 200))
     for text, limit in ((render(many, "markdown"), PULL_REQUEST_BYTES), (step_summary(many), STEP_SUMMARY_BYTES)):
         assert len(text.encode()) <= limit < 1 << 20
@@ -140,7 +140,7 @@ def test_github_shows_ten_annotations_at_the_most() -> None:
     assert "100%25 sure%0Anot" in warned
 
 
-def test_the_terminal_gets_one_screen_and_the_worst() -> None:
+def test_the_terminal_shows_one_screen_with_the_worst() -> None:
     many = comparison(*(case("inconclusive", n) for n in range(300)), case("slower", 10**6))
     lines = render(many, "table").splitlines()
     assert len(lines) < 100
@@ -149,11 +149,11 @@ def test_the_terminal_gets_one_screen_and_the_worst() -> None:
     assert "261 more cases, none worse than these, in comparison.json" in text
 
 
-def test_every_file_is_written_though_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(found: Comparison, form: str, colour: bool = False) -> str:
+def test_other_files_are_written_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(comparison: Comparison, form: str, colour: bool = False) -> str:
         if form == "json":
             raise RuntimeError("boom")
-        return render(found, form, colour)
+        return render(comparison, form, colour)
 
     monkeypatch.setattr(files_module, "render", broken)
     with pytest.raises(RuntimeError, match="boom"):

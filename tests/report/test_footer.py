@@ -1,11 +1,11 @@
-"""The small print says what is true of every dtype and claims no interval that there is not."""
+"""The footer has one error per dtype, and no interval where there is none."""
 
 from __future__ import annotations
 
 from chunkbench.report import build
 
 
-def test_each_dtype_has_its_error_beside_its_own_tolerance(make_case, make_run) -> None:
+def test_each_dtype_has_its_error_and_its_tolerance(make_case, make_run) -> None:
     run = make_run(
         [
             make_case("chunk_attn", dtype="float32", max_error=9e-6, tolerance=1e-5),
@@ -21,10 +21,10 @@ def test_a_single_round_has_no_interval(make_case, make_run) -> None:
     report = build(make_run([make_case("chunk_attn", us=[100.0]), make_case("naive", us=[200.0])]))
     assert "interval" not in dict(report.footer)
     detail = report.tables[2]
-    place = [column.head for column in detail.columns].index("interval µs")
-    assert [row[place].text for row in detail.rows] == ["-", "-"]
+    index = [column.head for column in detail.columns].index("interval µs")
+    assert [row[index].text for row in detail.rows] == ["-", "-"]
 
 
-def test_our_own_version_is_said_once(make_case, make_run) -> None:
+def test_the_version_of_chunkbench_appears_once(make_case, make_run) -> None:
     run = make_run([make_case("chunk_attn", package_version="chunkbench 0.1.0")])
     assert dict(build(run).footer)["software"].count("chunkbench") == 1

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: what it shows, sorts, fetches and where it would run over."""
+"""The HTML report in a real browser: content, sorting, requests and width."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def text(table3, make_case, make_run) -> str:
 
 @pytest.fixture
 def page(text: str, browser, tmp_path: Path) -> Iterator[Any]:
-    """The page, and in `page.complaints` everything that a console or a network would have seen."""
+    """The opened page; `page.complaints` lists console messages, errors and requests."""
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     opened = browser.new_page(viewport={"width": 1440, "height": 900})
     opened.complaints = []
@@ -71,7 +71,7 @@ def page(text: str, browser, tmp_path: Path) -> Iterator[Any]:
     opened.close()
 
 
-def test_it_renders_without_a_complaint_or_a_request(page) -> None:
+def test_the_page_renders_without_errors_or_requests(page) -> None:
     assert page.complaints == []
     assert page.title() == "The ChunkAttention paper, rerun"
     headings = page.locator("h2").all_text_contents()
@@ -90,17 +90,17 @@ def test_it_renders_without_a_complaint_or_a_request(page) -> None:
 
 @pytest.mark.parametrize("width", [380, 768, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_runs_over_the_edge(page, width: int, scheme: str) -> None:
+def test_nothing_is_wider_than_the_page(page, width: int, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    # What is wider than the page scrolls inside a region of its own, which a keyboard can reach.
+    # Wide content scrolls inside its own region, which a keyboard can reach.
     for region in page.locator(".scroll").all():
         assert region.get_attribute("tabindex") == "0"
         assert region.evaluate("e => e.getBoundingClientRect().right") <= width
 
 
-def test_a_press_on_a_heading_sorts_and_keeps_together_what_belongs_together(page) -> None:
+def test_a_press_on_a_heading_sorts_and_keeps_the_rows_of_a_point_together(page) -> None:
     latencies = "#table3 table >> nth=0"
     heading = page.locator(latencies).locator("thead th").nth(2)
     before = page.locator(latencies).locator("tbody").all_text_contents()
@@ -119,23 +119,23 @@ def test_a_press_on_a_heading_sorts_and_keeps_together_what_belongs_together(pag
     assert sorted(page.locator(latencies).locator("tbody").all_text_contents()) == sorted(before)
     ratios = page.locator("#table3 table").nth(1)
     ratios.locator("thead button").nth(1).click()
-    assert {body.locator("tr").count() for body in ratios.locator("tbody").all()} == {2}  # here, and the paper below
+    assert {body.locator("tr").count() for body in ratios.locator("tbody").all()} == {2}  # "here" and "paper"
 
 
-def test_dark_is_dark_and_paper_is_white(page) -> None:
-    def ground() -> str:
+def test_the_dark_scheme_is_dark_and_print_is_white(page) -> None:
+    def background() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
     page.emulate_media(color_scheme="light")
-    light = ground()
+    light = background()
     page.emulate_media(color_scheme="dark")
-    assert ground() != light == "rgb(255, 255, 255)"
+    assert background() != light == "rgb(255, 255, 255)"
     page.emulate_media(media="print", color_scheme="dark")
-    assert ground() == "rgb(255, 255, 255)"
+    assert background() == "rgb(255, 255, 255)"
     assert not page.locator("nav").is_visible()
 
 
-def test_it_has_landmarks_names_and_ids_that_are_its_own(page) -> None:
+def test_the_page_has_landmarks_captions_and_unique_ids(page) -> None:
     assert [page.locator(tag).count() for tag in ("main", "nav", "header", "h1")] == [1, 1, 1, 1]
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
@@ -147,13 +147,13 @@ def test_it_has_landmarks_names_and_ids_that_are_its_own(page) -> None:
     assert all(page.locator("table").evaluate_all("tables => tables.map(t => t.caption.textContent.trim() !== '')"))
 
 
-def test_nothing_is_fetched_and_everything_is_escaped(text: str) -> None:
+def test_the_page_loads_nothing_and_escapes_text(text: str) -> None:
     assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", text.replace("http://www.w3.org", ""))
     assert "<more>" not in text
     assert "Figure 3 &amp; &lt;more&gt;" in text
 
 
-def test_the_command_writes_it_beside_the_run_and_for_several(table3, tmp_path: Path) -> None:
+def test_the_command_writes_a_page_for_one_run_and_for_several_runs(table3, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         values = table3.manifest.model_dump(mode="json")
@@ -162,10 +162,10 @@ def test_the_command_writes_it_beside_the_run_and_for_several(table3, tmp_path: 
         lines = [case.model_dump_json() for case in table3.cases]
         (tmp_path / name / "cases.jsonl").write_text("\n".join([*lines, ""]))
 
-    def report(*words: str | Path) -> str:
-        done = CliRunner().invoke(cli, ["report", *map(str, words)], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
+    def report(*arguments: str | Path) -> str:
+        result = CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
 
     report(tmp_path / "one", "-q")
     assert 'href="./cases.jsonl"' in (tmp_path / "one" / "report.html").read_text()

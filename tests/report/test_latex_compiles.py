@@ -1,4 +1,4 @@
-"""LaTeX itself reads what the LaTeX report holds."""
+"""pdflatex compiles the LaTeX report."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def text(request, table3) -> str:
     return render_book(build_book([table3, table3], table3.path), "latex")
 
 
-def test_it_compiles(text: str, tmp_path: Path) -> None:
+def test_the_report_compiles(text: str, tmp_path: Path) -> None:
     if PDFLATEX is None and not os.environ.get("CHUNKBENCH_REQUIRE_READERS"):
         pytest.skip("no pdflatex here; `make readers` installs it")
     (tmp_path / "report.tex").write_text(DOCUMENT % text, encoding="utf-8")
-    words = [PDFLATEX or "pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
+    command = [PDFLATEX or "pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+    assert result.returncode == 0, result.stdout[-2000:]
     assert (tmp_path / "report.pdf").stat().st_size > 10_000

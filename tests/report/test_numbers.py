@@ -49,11 +49,11 @@ def test_shares(value: float, text: str) -> None:
     assert percent(value) == text
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_a_missing_value_is_a_dash() -> None:
     assert [micros(None), times(None), percent(None), megabytes(None), span(None, 1.0)] == ["-"] * 5
 
 
-def test_words() -> None:
+def test_counts_spans_and_megabytes() -> None:
     assert (count(1, "point"), count(12, "point")) == ("1 point", "12 points")
     assert span(27180.4, 28280.0) == "27,180..28,280"
     assert megabytes(537_395_200) == "537.4"

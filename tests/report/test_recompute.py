@@ -1,4 +1,4 @@
-"""The printed table, recomputed from the run directory with pandas and nothing of ours."""
+"""The printed table, recomputed from the run directory with pandas alone, without the code of `chunkbench`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from chunkbench.report import build, render
 
 
 def recompute(folder) -> pd.DataFrame:
-    """What docs/measuring.md shows: facts in, figures of the tables out."""
+    """The computation that docs/measuring.md shows: from facts to the figures of the tables."""
     experiment = json.loads((folder / "manifest.json").read_text())["experiment"]
     cases = pd.read_json(folder / "cases.jsonl", lines=True)
-    done = cases[cases.status.isin(["ok", "noisy"])].copy()
+    measured = cases[cases.status.isin(["ok", "noisy"])].copy()
 
-    rounds = done.explode(["samples_us", "groups", "peaks"])[["key", "samples_us", "groups", "peaks"]]
+    rounds = measured.explode(["samples_us", "groups", "peaks"])[["key", "samples_us", "groups", "peaks"]]
     rounds["mean_us"] = rounds.samples_us.map(lambda samples: sum(samples) / len(samples))
-    done["latency_us"] = done.key.map(rounds.groupby("key").mean_us.median())
+    measured["latency_us"] = measured.key.map(rounds.groupby("key").mean_us.median())
     for name in ("append", "plan"):
-        means = done[f"{name}_samples_us"].map(lambda all_rounds: [sum(r) / len(r) for r in all_rounds])
-        done[f"{name}_us"] = means.map(lambda values: pd.Series(values).median())
-    done["step_us"] = done.append_us + done.plan_us + done.latency_us
+        means = measured[f"{name}_samples_us"].map(lambda all_rounds: [sum(r) / len(r) for r in all_rounds])
+        measured[f"{name}_us"] = means.map(lambda values: pd.Series(values).median())
+    measured["step_us"] = measured.append_us + measured.plan_us + measured.latency_us
 
     def roofline_fraction(case) -> float:
         shares = [
@@ -36,20 +36,20 @@ def recompute(folder) -> pd.DataFrame:
         ]
         return float(pd.Series(shares).median())
 
-    done["roofline_fraction"] = done.apply(roofline_fraction, axis=1)
+    measured["roofline_fraction"] = measured.apply(roofline_fraction, axis=1)
 
-    # Ratios: only rounds of the memory groups that both ran in.
+    # Ratios use only rounds of the memory groups that both ran in.
     means = rounds.groupby(["key", "groups"]).mean_us.apply(list)
     point = ["n_p", "n_s", "protocol", "cache"]
-    base = done[done.implementation == experiment["baseline"]].set_index(point).key
+    base = measured[measured.implementation == experiment["baseline"]].set_index(point).key
 
     def ratio(case) -> float:
-        ours, theirs = means[case.key], means[base[tuple(case[point])]]
-        both = ours.index.intersection(theirs.index)
-        return float(pd.Series(ours[both].sum()).median() / pd.Series(theirs[both].sum()).median())
+        own, baseline = means[case.key], means[base[tuple(case[point])]]
+        shared = own.index.intersection(baseline.index)
+        return float(pd.Series(own[shared].sum()).median() / pd.Series(baseline[shared].sum()).median())
 
-    done["ratio_to_baseline"] = done.apply(ratio, axis=1)
-    return done
+    measured["ratio_to_baseline"] = measured.apply(ratio, axis=1)
+    return measured
 
 
 def four_digits(value: float) -> str:
@@ -58,7 +58,7 @@ def four_digits(value: float) -> str:
 
 def test_every_number_of_the_table_follows_from_the_run_directory(table3, tmp_path) -> None:
     changed = [
-        # A second memory group, in which the machine was slower: the ratio must not mix the two.
+        # A second memory group, in which the machine was slower: the ratio must not mix the two groups.
         case.model_copy(
             update={
                 "samples_us": (*case.samples_us, *(tuple(2 * x for x in r) for r in case.samples_us)),
@@ -81,9 +81,9 @@ def test_every_number_of_the_table_follows_from_the_run_directory(table3, tmp_pa
         next(i for i, line in enumerate(lines) if line.startswith(t)) for t in ("Latency", "Ratio", "ChunkAttn and")
     ]
     latencies, ratios, details = (lines[a:b] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True))
-    found = recompute(tmp_path)
-    assert len(found) == 84
-    for (n_p, n_s), cases in found.groupby(["n_p", "n_s"]):
+    recomputed = recompute(tmp_path)
+    assert len(recomputed) == 84
+    for (n_p, n_s), cases in recomputed.groupby(["n_p", "n_s"]):
         keys = re.compile(rf" *{n_p} +{n_s} ")
         latency_row = next(line for line in latencies if keys.match(line)).split()
         ratio_row = next(line for line in ratios if keys.match(line)).split()

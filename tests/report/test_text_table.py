@@ -35,12 +35,12 @@ def test_slow_noisy_machines_fit_100_columns(make_case, make_run) -> None:
     ]
     lines = lines_of(make_run(cases))
     assert max(map(len, lines)) <= 100
-    # Split, not cut: every number is there, and the keys lead each part.
+    # The table is split, not cut: every number is there, and each part begins with the keys.
     assert sum(line.count("~9,877,000") for line in lines) >= 2 * len(names)
     assert any("continued" in line for line in lines)
 
 
-def test_numbers_stand_under_their_headings_in_the_papers_order(table3) -> None:
+def test_columns_have_the_papers_order(table3) -> None:
     lines = lines_of(table3)
     assert row_after(lines, "Latency", "1024 +1024") == (
         ["1024", "1024", "25,870", "n/a", "106,700", "n/a", "n/a", "26,290", "6,019", "4,346", "6,982", "2,982"]
@@ -73,16 +73,16 @@ def test_losses_come_before_the_headline_and_both_before_the_tables(table3) -> N
     assert losses < headline < table
 
 
-def test_ratios_here_above_the_papers(table3) -> None:
+def test_measured_ratios_stand_above_the_papers(table3) -> None:
     lines = lines_of(table3)
     start = next(i for i, line in enumerate(lines) if line.startswith("Ratio to"))
     here = next(i for i in range(start, len(lines)) if re.match(r"1024 +1024 +here", lines[i]))
     assert lines[here].split()[3:] == ["8.67x", "n/a", "35.8x", "n/a", "n/a", "8.82x", "2.02x", "1.46x", "2.34x"]
-    # 154.46 / 56.00 = 2.76 stands under PagedAttn* and under vLLM*.
+    # 154.46 / 56.00 = 2.76 is in the column of PagedAttn* and in that of vLLM*.
     assert lines[here + 1].split() == ["paper", "6.46x", "6.77x", "28.3x", "6.35x", "2.76x", "6.35x", "2.76x", "-", "-"]
 
 
-def test_status_words_and_their_reasons_once(make_case, make_run) -> None:
+def test_statuses_are_words_and_each_reason_appears_once(make_case, make_run) -> None:
     failures = {
         "naive": ("error", "RuntimeError: no luck"),
         "flash_attn": ("timeout", "40 s a step, the limit is 10 s"),
@@ -102,7 +102,7 @@ def test_status_words_and_their_reasons_once(make_case, make_run) -> None:
     assert "wrong (incorrect) at every point: NaN in out" in text
 
 
-def test_reasons_that_differ_in_figures_are_one_reason(make_case, make_run) -> None:
+def test_reasons_that_differ_only_in_figures_are_one_reason(make_case, make_run) -> None:
     cases = [make_case("chunk_attn", n_s=n_s) for n_s in (0, 256, 512)]
     cases += [
         make_case("naive", n_s=n_s, status="oom", reason=f"needs {gigabytes} GiB", us=[])
@@ -113,27 +113,27 @@ def test_reasons_that_differ_in_figures_are_one_reason(make_case, make_run) -> N
     assert "Naive: oom at 0, 256 (2 of 3 points): needs 40.5 GiB (figures of the first" in text
 
 
-def test_same_reason_of_several_implementations_is_said_once(table3) -> None:
+def test_a_reason_of_several_implementations_appears_once(table3) -> None:
     text = " ".join(" ".join(lines_of(table3)).split())
     assert text.count("come with the next version") == 1
     assert "PagedAttn, PagedAttn*: n/a (unavailable) at every point" in text
 
 
-def test_noise_is_marked_where_it_is_shown_and_explained_once(make_case, make_run) -> None:
-    busy, apart = "other processes kept {} CPUs busy", "rounds lie up to {}% from their middle"
+def test_noisy_cells_are_marked_and_noise_is_explained_once(make_case, make_run) -> None:
+    busy, scatter = "other processes kept {} CPUs busy", "rounds lie up to {}% from their middle"
     cases = [
         make_case("chunk_attn"),
         make_case("naive", status="noisy", reason=busy.format(1.2)),
-        make_case("flash_attn", status="noisy", reason=f"{busy.format(0.9)}; {apart.format(9)}"),
-        make_case("vllm_paged_attn", status="noisy", reason=f"{busy.format(1.1)}; {apart.format(12)}"),
+        make_case("flash_attn", status="noisy", reason=f"{busy.format(0.9)}; {scatter.format(9)}"),
+        make_case("vllm_paged_attn", status="noisy", reason=f"{busy.format(1.1)}; {scatter.format(12)}"),
     ]
     text = text_table.render(build(make_run(cases)))
     assert "~25,870" in text
-    said = f"~ noisy, 3 of 4 cases; at worst: {busy.format(1.2)} (3); {apart.format(12)} (2)"
-    assert said in " ".join(text.split())
+    line = f"~ noisy, 3 of 4 cases; at worst: {busy.format(1.2)} (3); {scatter.format(12)} (2)"
+    assert line in " ".join(text.split())
 
 
-def test_impossible_fractions_are_reported_as_the_probes_error(make_case, make_run) -> None:
+def test_impossible_fractions_are_reported_as_an_error_of_the_probe(make_case, make_run) -> None:
     fast = {"chunk_attn": 100.0, "flash_attn": 50.0, "naive": 20000.0}
     report = build(make_run([make_case(name, us=[us]) for name, us in fast.items()]))
     assert re.search(r"\d%!", text_table.render(report))
@@ -141,7 +141,7 @@ def test_impossible_fractions_are_reported_as_the_probes_error(make_case, make_r
     assert warning.startswith("! An error of the probe, not a merit of the kernel, in 2 cases; the worst is FlashAttn")
 
 
-def test_footer_says_what_must_be_known(table3) -> None:
+def test_the_footer_describes_machine_software_data_and_timing(table3) -> None:
     text = " ".join(" ".join(lines_of(table3)).split())
     for part in (
         "Invented CPU 9000, 2 cores, 24 GiB",
@@ -161,20 +161,20 @@ def test_footer_says_what_must_be_known(table3) -> None:
         assert part in text, part
 
 
-def test_the_papers_footnote_is_left_out_where_no_number_of_it_is_shown(make_case, make_run) -> None:
+def test_the_note_on_the_paper_is_left_out_without_its_numbers(make_case, make_run) -> None:
     text = text_table.render(build(make_run([make_case("chunk_attn", n_s=100), make_case("naive", n_s=100)])))
     assert "A100" not in text
     assert "paper" not in text
 
 
-def test_notes_of_implementations_are_shown_once(make_case, make_run) -> None:
+def test_a_note_of_an_implementation_appears_once(make_case, make_run) -> None:
     cases = [make_case("flash_attn", n_s=n_s, note="shaped for prefill") for n_s in (0, 512)]
     text = text_table.render(build(make_run(cases)))
     assert text.count("shaped for prefill") == 1
     assert "FlashAttn: shaped for prefill" in text
 
 
-def test_partial_runs_say_so(table3) -> None:
+def test_a_partial_run_has_a_warning(table3) -> None:
     table3.cases[:] = [case for case in table3.cases if case.n_p == 1024]
     table3.manifest = table3.manifest.model_copy(update={"interrupted": True})
     lines = lines_of(table3)
@@ -209,7 +209,7 @@ def test_leading_columns_are_the_axes_that_vary(make_case, make_run) -> None:
 
 
 def test_expectations_are_counted(make_case, make_run) -> None:
-    wanted = {
+    expectation = {
         "where": {},
         "implementation": "chunk_attn",
         "metric": "speedup",
@@ -219,10 +219,10 @@ def test_expectations_are_counted(make_case, make_run) -> None:
     }
     cases = [
         make_case(name, n_s=n_s, us=[us])
-        for n_s, ours, theirs in ((0, 10.0, 9.0), (512, 10.0, 20.0), (1024, 10.0, 90.0))
-        for name, us in (("chunk_attn", ours), ("naive", theirs))
+        for n_s, chunk_us, naive_us in ((0, 10.0, 9.0), (512, 10.0, 20.0), (1024, 10.0, 90.0))
+        for name, us in (("chunk_attn", chunk_us), ("naive", naive_us))
     ]
-    lines = lines_of(make_run(cases, expect=[wanted]))
+    lines = lines_of(make_run(cases, expect=[expectation]))
     row = next(line for line in lines if line.startswith("speedup of ChunkAttn over Naive"))
     assert row.split()[-9:] == [">=", "1.5", ">=", "3", "0.9000", "1", "1", "1", "0"]
 
@@ -241,7 +241,7 @@ def test_brackets_in_reasons_are_text_not_markup(make_case, make_run) -> None:
 
 
 @pytest.mark.parametrize("missing", ["machines", "git", "chunkbench_version", "experiment", "points"])
-def test_manifests_that_know_less_still_render(table3, missing: str) -> None:
+def test_a_manifest_without_a_field_still_renders(table3, missing: str) -> None:
     values = table3.manifest.model_dump(mode="json")
     del values[missing]
     table3.manifest = Manifest.model_validate(values)
@@ -249,7 +249,7 @@ def test_manifests_that_know_less_still_render(table3, missing: str) -> None:
 
 
 def test_points_of_every_kind_in_one_run(make_case, make_run) -> None:
-    """As in the bundled smoke experiment: shares, grouped heads, several prompts, ragged lengths, a tree."""
+    """The kinds of points of the bundled smoke experiment: shares, grouped heads, prompts, ragged lengths, a tree."""
     shapes = [
         *({"n_p": 96, "n_s": n_s, "kv_heads": kv} for n_s in (0, 80, 96) for kv in (4, 2)),
         {"n_p": 256, "n_s": 128, "prompts": 2},
@@ -266,7 +266,7 @@ def test_points_of_every_kind_in_one_run(make_case, make_run) -> None:
     assert max(map(len, lines)) <= 100
     assert "each of 9 points: 2.00x to 2.00x" in " ".join(lines)
     assert row_after(lines, "Latency", "96-256")[1:] == ["64", "1", "-", "32", "20.00", "10.00"]
-    # Neither a range of lengths nor a tree has a place on an axis of n_s / n_p.
+    # A range of lengths and a tree have no n_s / n_p, so the figure leaves them out.
     picture = figures.draw(build(run), run.manifest)
     assert picture is not None
     titles = [plot.get_title() for plot in picture.axes if plot.get_visible()]

@@ -1,4 +1,4 @@
-"""What the issue demands: five broken implementations give five rows, and all others are intact."""
+"""Broken implementations: each gives rows with a status and a reason, and leaves all other rows intact."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def measure(
 
 
 @pytest.mark.usefixtures("fakes")
-def test_an_adapter_that_dies_before_any_point_costs_its_own_rows_alone(tmp_path: Path) -> None:
+def test_an_adapter_that_dies_in_the_survey_costs_only_its_own_rows(tmp_path: Path) -> None:
     cases = measure(tmp_path, ["fake_dies_at_once", "naive", "chunk_attn"])
     for n_s in (0, 32):
         assert cases["fake_dies_at_once", n_s].status == "crashed"
@@ -59,7 +59,7 @@ def test_an_adapter_that_dies_before_any_point_costs_its_own_rows_alone(tmp_path
 
 
 class Killer(RunProgress):
-    """Kills the worker when the first point is done: between two requests, so that no implementation is to blame."""
+    """Kills the worker after the first point: between two requests, so that no implementation is to blame."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -77,12 +77,12 @@ def test_a_worker_that_is_killed_between_points_costs_nothing(tmp_path: Path) ->
     cases = measure(tmp_path, ["naive", "chunk_attn"], killer)
     assert killer.killed == 1
     git = json.loads((tmp_path / "run" / "manifest.json").read_text())["git"]
-    assert (git and git["commit"]) == ((here := git_state()) and here["commit"])  # this checkout's, where it is one
+    assert (git and git["commit"]) == ((here := git_state()) and here["commit"])
     assert len(cases) == 4
     assert {case.status for case in cases.values()} <= {"ok", "noisy"}
 
 
-def test_a_worker_that_never_starts_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_never_starts_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RunError, match=r"a worker process does not start: .*code 1") as raised:
         measure(tmp_path, ["naive", "chunk_attn"])
@@ -90,7 +90,7 @@ def test_a_worker_that_never_starts_is_a_message(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("fakes")
-def test_five_broken_implementations_give_five_rows_and_spare_the_others(tmp_path: Path) -> None:
+def test_five_broken_implementations_give_five_rows_and_do_not_affect_the_others(tmp_path: Path) -> None:
     broken = {
         "fake_raises": ("error", "no kernel for this shape"),
         "fake_hangs": ("timeout", "no answer within 3 s"),
@@ -117,36 +117,34 @@ def test_five_broken_implementations_give_five_rows_and_spare_the_others(tmp_pat
 
 
 @pytest.mark.usefixtures("fakes")
-def test_one_that_goes_wrong_during_the_rounds_is_found_by_the_second_check(tmp_path: Path) -> None:
+def test_the_second_check_finds_an_implementation_that_goes_wrong_during_the_rounds(tmp_path: Path) -> None:
     cases = measure(tmp_path, ["fake_late", "chunk_attn"])
     late = cases["fake_late", 0]
     assert late.status == "incorrect"
     assert "after 3 completion tokens" in late.reason
-    assert len(late.samples_us) == 3, "what was measured stays in the facts"
+    assert len(late.samples_us) == 3, "the measured samples stay in the facts"
     assert cases["chunk_attn", 0].status in ("ok", "noisy")
 
 
 @pytest.mark.usefixtures("fakes")
-def test_one_that_states_fewer_bytes_than_its_tokens_need_is_an_error(tmp_path: Path) -> None:
+def test_an_implementation_that_states_fewer_bytes_than_its_tokens_need_is_an_error(tmp_path: Path) -> None:
     boasts = measure(tmp_path, ["fake_boasts", "chunk_attn"])["fake_boasts", 32]
     assert boasts.status == "error"
     assert "64 bytes" in boasts.reason
 
 
 @pytest.mark.usefixtures("fakes")
-def test_what_was_mended_is_measured_again_on_request_with_its_point_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_measures_only_the_points_of_failed_rows_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["fake_mends", "chunk_attn"]
     broken = measure(tmp_path, names)
     assert broken["fake_mends", 0].status in ("ok", "noisy")
     assert broken["fake_mends", 32].status == "error"
     assert broken["fake_mends", 32].reason.endswith("out of order")
-    assert measure(tmp_path, names, resume=True) == broken, "a row that failed is measured, unless said otherwise"
+    assert measure(tmp_path, names, resume=True) == broken, "without retry, a failed row counts as measured"
     monkeypatch.setenv("CHUNKBENCH_FAKE_MENDED", "1")
     mended = measure(tmp_path, names, resume=True, options=RunOptions(retry=frozenset({"error"})))
     assert mended["fake_mends", 32].status in ("ok", "noisy")
     assert len(mended) == 4
     for name in names:
-        assert mended[name, 0] == broken[name, 0], "this point had no such row"
-    assert mended["chunk_attn", 32] != broken["chunk_attn", 32], "rows of a point are measured side by side"
+        assert mended[name, 0] == broken[name, 0], "this point had no row with status error"
+    assert mended["chunk_attn", 32] != broken["chunk_attn", 32], "all rows of a point are measured together"

@@ -12,28 +12,28 @@ NEEDS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 100), min_si
 def test_every_implementation_is_in_a_group_that_fits_or_is_refused_with_figures(
     needs: dict[str, int], room: int
 ) -> None:
-    found = group(needs, list(needs), "a", room)
-    placed = [name for members in found.groups for name in members]
+    grouping = group(needs, list(needs), "a", room)
+    placed = [name for members in grouping.groups for name in members]
     for name, need in needs.items():
-        assert (name in found.too_large) == (need > room)
+        assert (name in grouping.too_large) == (need > room)
         assert (placed.count(name) >= 1) == (need <= room)
         if name != "a":
             assert placed.count(name) <= 1
-    for members in found.groups:
+    for members in grouping.groups:
         assert sum(needs[name] for name in members) <= room
         assert len(set(members)) == len(members)
 
 
 @given(NEEDS, st.integers(1, 250))
-def test_the_baseline_is_in_every_group_it_fits_in(needs: dict[str, int], room: int) -> None:
+def test_the_baseline_is_in_every_group_where_it_fits(needs: dict[str, int], room: int) -> None:
     for members in group(needs, list(needs), "a", room).groups:
         others = [name for name in members if name != "a"]
         if "a" in needs and others and needs["a"] + needs[others[0]] <= room:
             assert members[0] == "a"
 
 
-def test_figures_are_named() -> None:
-    found = group({"a": 30_000_000_000, "b": 10}, ["a", "b"], "b", 20_000_000_000)
-    assert found.groups == (("b",),)
-    assert "30.0 GB" in found.too_large["a"]
-    assert "20.0 GB" in found.too_large["a"]
+def test_the_reason_names_needed_and_available_bytes() -> None:
+    grouping = group({"a": 30_000_000_000, "b": 10}, ["a", "b"], "b", 20_000_000_000)
+    assert grouping.groups == (("b",),)
+    assert "30.0 GB" in grouping.too_large["a"]
+    assert "20.0 GB" in grouping.too_large["a"]

@@ -1,4 +1,4 @@
-"""Runs that are cut short: killed, interrupted, resumed, refused."""
+"""Runs that are killed or interrupted, then resumed or refused."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def start(spec: Path, out: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=spec.parent,
-        # Whoever runs the tests in the background has them ignore Ctrl-C, which children inherit.
+        # Tests in the background ignore Ctrl-C, and children would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )
 
 
 def wait_for_points(out: Path, count: int) -> None:
-    """Until so many points (of two cases each) are on disk."""
+    """Wait until `count` points (of two cases each) are on disk."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if (out / "cases.jsonl").exists() and len(open_run(out).cases) >= 2 * count:
@@ -57,7 +57,7 @@ def wait_for_points(out: Path, count: int) -> None:
     raise AssertionError("the run did not get that far")
 
 
-def test_kill_and_resume_completes_the_table_without_measuring_anything_twice(spec: Path, tmp_path: Path) -> None:
+def test_resume_after_a_kill_completes_the_table_and_measures_nothing_twice(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     running = start(spec, out)
     wait_for_points(out, 1)
@@ -70,14 +70,14 @@ def test_kill_and_resume_completes_the_table_without_measuring_anything_twice(sp
     printed, errors = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, errors
     after = open_run(out)
-    assert after.cases[: len(before.cases)] == before.cases, "finished points stay as they were"
+    assert after.cases[: len(before.cases)] == before.cases, "finished points are unchanged"
     assert len(after.cases) == 8
     assert len({case.key for case in after.cases}) == 8
     assert not after.manifest.interrupted
     assert all(str(n_p) in printed for n_p in (40, 48, 56, 64))
 
 
-def test_ctrl_c_keeps_finished_points_and_prints_the_command_that_resumes(spec: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_points_and_prints_the_resume_command(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     running = start(spec, out)
     wait_for_points(out, 1)
@@ -90,7 +90,7 @@ def test_ctrl_c_keeps_finished_points_and_prints_the_command_that_resumes(spec: 
     assert 2 <= len(open_run(out).cases) < 8
 
 
-def test_another_experiment_is_not_resumed(spec: Path, tmp_path: Path) -> None:
+def test_resume_refuses_another_experiment(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     running = start(spec, out)
     wait_for_points(out, 1)

@@ -27,75 +27,75 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_what_was_appended_is_read_back(run: Path) -> None:
-    assert [found.key for found in open_run(run).cases] == ["a", "b", "c"]
+def test_appended_cases_are_read_back(run: Path) -> None:
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "c"]
     assert open_run(run / "cases.jsonl").cases[0].samples_us == ((1.5,),)
 
 
-def test_a_torn_last_line_is_left_out_and_removed_on_resume(run: Path) -> None:
+def test_an_incomplete_last_line_is_left_out_and_removed_on_resume(run: Path) -> None:
     path = run / "cases.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     assert open_run(run).torn
-    assert [found.key for found in open_run(run).cases] == ["a", "b"]
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b"]
     writer = RunWriter.resume(run)
     writer.append([case("d")])
     writer.close()
-    assert [found.key for found in open_run(run).cases] == ["a", "b", "d"]
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "d"]
 
 
-def test_a_whole_last_line_without_its_end_is_torn_too(run: Path) -> None:
+def test_a_last_line_without_a_newline_is_incomplete(run: Path) -> None:
     path = run / "cases.jsonl"
     path.write_bytes(path.read_bytes()[:-1])
-    assert [found.key for found in open_run(run).cases] == ["a", "b"]
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b"]
 
 
-def test_damage_elsewhere_is_an_error_with_its_line(run: Path) -> None:
+def test_damage_before_the_last_line_is_an_error_with_its_line_number(run: Path) -> None:
     lines = (run / "cases.jsonl").read_text().splitlines(keepends=True)
     (run / "cases.jsonl").write_text(lines[0] + "{}\n" + lines[2])
     with pytest.raises(RunError, match=r"cases\.jsonl:2: damaged"):
         open_run(run)
 
 
-def test_a_second_writer_is_refused_while_the_first_is_at_work(run: Path) -> None:
+def test_a_second_writer_is_refused_while_the_first_one_writes(run: Path) -> None:
     writer = RunWriter.resume(run)
-    with pytest.raises(RunError, match="another chunkbench is writing"):
+    with pytest.raises(RunError, match="another chunkbench process is writing"):
         RunWriter.resume(run)
     writer.close()
     RunWriter.resume(run).close()
 
 
 def test_a_new_run_does_not_overwrite_an_old_one(run: Path) -> None:
-    with pytest.raises(RunError, match="go on with it"):
+    with pytest.raises(RunError, match="resume it"):
         RunWriter.create(run, MANIFEST)
     assert len(open_run(run).cases) == 3
 
 
-def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunError, match="holds other files and no run"):
+    with pytest.raises(RunError, match="holds other files but no run"):
         RunWriter.create(tmp_path, MANIFEST)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_broken_neighbour_does_not_hide_the_latest_run_of_an_experiment(run: Path) -> None:
+def test_a_broken_run_does_not_hide_the_latest_run_of_an_experiment(run: Path) -> None:
     for number, text in enumerate(["{", "[1]", '{"schema_version": 1}']):
         (run.parent / f"broken{number}").mkdir()
         (run.parent / f"broken{number}" / "manifest.json").write_text(text)
     assert latest_run(run.parent, "x") == run
 
 
-def test_what_is_measured_again_takes_the_place_of_what_was_there(run: Path) -> None:
+def test_a_case_that_is_measured_again_replaces_the_old_one(run: Path) -> None:
     writer = RunWriter.resume(run)
     again = case("b").model_copy(update={"samples_us": ((2.5,),)})
     writer.append([again, case("d")])
     assert writer.cases == open_run(run).cases
     writer.close()
-    assert [(found.key, found.samples_us[0][0]) for found in open_run(run).cases] == [
+    assert [(recorded.key, recorded.samples_us[0][0]) for recorded in open_run(run).cases] == [
         ("a", 1.5), ("c", 1.5), ("b", 2.5), ("d", 1.5),
     ]  # fmt: skip
 
 
-def test_another_schema_version_is_named(run: Path) -> None:
+def test_an_unknown_schema_version_is_reported(run: Path) -> None:
     (run / "manifest.json").write_text(json.dumps({"schema_version": 99}))
     with pytest.raises(RunError, match="schema version 99"):
         open_run(run)
@@ -108,7 +108,7 @@ def test_a_damaged_manifest_is_an_error(run: Path, text: str) -> None:
         open_run(run)
 
 
-def test_missing_places_are_named(tmp_path: Path) -> None:
+def test_a_missing_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no such run directory"):
         open_run(tmp_path / "nowhere")
     with pytest.raises(RunError, match="not a run directory"):

@@ -1,4 +1,4 @@
-"""A point on a GPU from the plan to its facts, with a pretended device under the worker: the tensors are a CPU's."""
+"""Measures a point on a GPU from the plan to its facts, with a fake device and all tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ L2 = 40_000
 """Five times this is 5 to 6 copies of the point's 34 KB."""
 
 
-class OnCpu:
-    """Inputs that say they are on a GPU."""
+class GpuInputs:
+    """CPU inputs whose point says that they are on a GPU."""
 
     def __init__(self, inputs: Any, point: Point) -> None:
         self._inputs, self.point = inputs, point
@@ -55,22 +55,22 @@ class OnCpu:
         return getattr(self._inputs, name)
 
 
-class PretendedWorker(worker.Worker):
+class FakeGpuWorker(worker.Worker):
     def __init__(self, device: FakeDevice, free: int) -> None:
         super().__init__(kinds.get("decode"))
         self._gpu = GpuRounds(device, ClockGuard(None), L2, lambda: free)
 
     def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
         reply = super().open(point | {"device": "cpu"}, seed, probe_bytes)
-        self._inputs = OnCpu(self._inputs, Point.model_validate(point))  # type: ignore[assignment]
+        self._inputs = GpuInputs(self._inputs, Point.model_validate(point))  # type: ignore[assignment]
         return reply
 
     def supports(self, implementation: str) -> dict[str, Any]:
-        return {"ok": True, "reason": "", "remedy": ""}  # as on the CPU, where it is really computed
+        return {"ok": True, "reason": "", "remedy": ""}  # the answer on the CPU, which really computes
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
         inputs = self._opened()
-        self._inputs = inputs._inputs  # type: ignore[attr-defined]  # adapters ask where the point is
+        self._inputs = inputs._inputs  # type: ignore[attr-defined]  # adapters must see the CPU as the device
         reply = super().prepare(implementation, needs, copies)
         self._inputs = inputs
         return reply
@@ -83,17 +83,17 @@ class PretendedWorker(worker.Worker):
 class InProcess(WorkerClient):
     pid = 1 << 30
 
-    def __init__(self, serving: worker.Worker) -> None:
-        self.serving = serving
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+    def __init__(self, worker: worker.Worker) -> None:
+        self.worker = worker
+        self.requests: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
-        self.asked.append((op, arguments))
-        reply = main._reply(self.serving, {"id": 1, "op": op, "arguments": arguments})
+        self.requests.append((op, arguments))
+        reply = main._reply(self.worker, {"id": 1, "op": op, "arguments": arguments})
         if "error" in reply:
             raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
-        found: dict[str, Any] = reply["ok"]
-        return found
+        result: dict[str, Any] = reply["ok"]
+        return result
 
     def kill(self) -> None:
         pass
@@ -108,15 +108,15 @@ def experiment(tmp_path: Path) -> TimedExperiment:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def as_in_a_worker() -> Iterator[None]:
-    """It keeps what its libraries made out of the collections before rounds."""
+def freeze_heap() -> Iterator[None]:
+    """Like a worker, exclude existing objects from the garbage collections before rounds."""
     gc.freeze()
     yield
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
-def not_our_number() -> Iterator[None]:
+def restore_thread_count() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -126,28 +126,28 @@ def measure(experiment: TimedExperiment, device: FakeDevice, free: int = 8 << 30
     clients: list[InProcess] = []
 
     def start() -> InProcess:
-        clients.append(InProcess(PretendedWorker(device, free)))
+        clients.append(InProcess(FakeGpuWorker(device, free)))
         return clients[-1]
 
     traits = {name: Traits(name, ok=True) for name in experiment.implementations}
     (point,) = experiment.points("cuda", "float32")
-    how = measuring(experiment)
-    assert isinstance(how, SessionMeasuring)
+    session_measuring = measuring(experiment)
+    assert isinstance(session_measuring, SessionMeasuring)
     target = resolve(experiment, describing=True)
-    runner = SessionMeasurer(experiment, how, target, [point], traits, start(), start, brief=True)
+    measurer = SessionMeasurer(experiment, session_measuring, target, [point], traits, start(), start, brief=True)
     cases = {point: experiment.cases(point)}
-    return runner.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point], clients[-1]
+    return measurer.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point], clients[-1]
 
 
 def test_a_point_has_three_cases_for_each_cache_and_implementation(experiment: TimedExperiment) -> None:
-    found, client = measure(experiment, FakeDevice())
-    assert [(case.cache, case.mode, case.implementation) for case in found] == [
+    cases, client = measure(experiment, FakeDevice())
+    assert [(case.cache, case.mode, case.implementation) for case in cases] == [
         (cache, mode, name)
         for cache in ("cold", "warm")
         for mode in ("events", "graph", "eager")
         for name in ("naive", "paged_attn")
     ]
-    for case in found:
+    for case in cases:
         assert case.status in ("ok", "noisy"), case.reason
         assert len(case.samples_us) == 3
         assert case.max_error is not None
@@ -156,17 +156,16 @@ def test_a_point_has_three_cases_for_each_cache_and_implementation(experiment: T
         assert not case.sampling.swept
         assert (case.sampling.calls == 1) == (case.mode == "eager")
     touched = 2 * 33 * 2 * 2 * 32 * 4
-    cold = next(case.sampling for case in found if case.cache == "cold")
+    cold = next(case.sampling for case in cases if case.cache == "cold")
     assert cold is not None
     assert (cold.copies - 1) * touched <= 5 * L2 < cold.copies * touched
-    assert [arguments["copies"] for op, arguments in client.asked if op == "prepare"] == [cold.copies] * 2
-    again = CaseFacts.model_validate_json(found[0].model_dump_json())
-    assert again == found[0]
+    assert [arguments["copies"] for op, arguments in client.requests if op == "prepare"] == [cold.copies] * 2
+    assert CaseFacts.model_validate_json(cases[0].model_dump_json()) == cases[0]
 
 
-def test_a_decode_that_no_graph_captures_costs_its_graph_cases_alone(experiment: TimedExperiment) -> None:
-    found, _ = measure(experiment, FakeDevice(refuses=lambda: True))
-    for case in found:
+def test_a_decode_that_no_graph_captures_makes_only_its_graph_cases_unsupported(experiment: TimedExperiment) -> None:
+    cases, _ = measure(experiment, FakeDevice(refuses=lambda: True))
+    for case in cases:
         if case.mode == "graph":
             assert (case.status, case.samples_us) == ("unsupported", ())
             assert case.reason == "its decode cannot be captured in a CUDA graph: it reads a length"
@@ -175,46 +174,46 @@ def test_a_decode_that_no_graph_captures_costs_its_graph_cases_alone(experiment:
 
 
 def test_a_replay_that_computes_nothing_is_incorrect(experiment: TimedExperiment) -> None:
-    found, _ = measure(experiment, FakeDevice(stale=True))
-    assert {case.status for case in found if case.mode == "graph"} == {"incorrect"}
-    assert {case.reason.partition(":")[0] for case in found if case.mode == "graph"} == {"replayed from a graph"}
-    assert {case.status for case in found if case.mode != "graph"} <= {"ok", "noisy"}
+    cases, _ = measure(experiment, FakeDevice(stale=True))
+    assert {case.status for case in cases if case.mode == "graph"} == {"incorrect"}
+    assert {case.reason.partition(":")[0] for case in cases if case.mode == "graph"} == {"replayed from a graph"}
+    assert {case.status for case in cases if case.mode != "graph"} <= {"ok", "noisy"}
 
 
-def test_where_copies_do_not_fit_the_cache_is_swept(
+def test_if_the_copies_do_not_fit_the_cache_is_swept(
     experiment: TimedExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[int] = []
     monkeypatch.setattr(GpuRounds, "_sweep", lambda self, device: lambda: swept.append(1))
-    found, _ = measure(experiment, FakeDevice(), free=0)
-    assert {case.status for case in found} == {"oom"}, "a device without room is a row that says so"
+    cases, _ = measure(experiment, FakeDevice(), free=0)
+    assert {case.status for case in cases} == {"oom"}, "a device without free memory gives rows with status oom"
     monkeypatch.setattr(memory_guard, "room_of", lambda free: free)
-    found, _ = measure(experiment.model_copy(update={"caches": ("cold",)}), FakeDevice(), free=150_000)
-    assert {case.status for case in found} <= {"ok", "noisy"}, found[0].reason
-    assert {(case.sampling.copies, case.sampling.swept) for case in found if case.sampling} == {(1, True)}
+    cases, _ = measure(experiment.model_copy(update={"caches": ("cold",)}), FakeDevice(), free=150_000)
+    assert {case.status for case in cases} <= {"ok", "noisy"}, cases[0].reason
+    assert {(case.sampling.copies, case.sampling.swept) for case in cases if case.sampling} == {(1, True)}
     assert swept
 
 
-def test_an_error_that_takes_the_device_ends_the_process_and_is_the_implementations_own(
+def test_an_error_that_destroys_the_context_crashes_only_the_implementation_at_fault(
     experiment: TimedExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing: list[str] = []
 
-    def prepare(self: PretendedWorker, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
+    def prepare(self: FakeGpuWorker, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
         if implementation == "paged_attn":
             failing.append(implementation)
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return original(self, implementation, needs, copies)
 
-    original = PretendedWorker.prepare
-    monkeypatch.setattr(PretendedWorker, "prepare", prepare)
+    original = FakeGpuWorker.prepare
+    monkeypatch.setattr(FakeGpuWorker, "prepare", prepare)
     monkeypatch.setattr(main, "lost", lambda: bool(failing))
-    found, _ = measure(experiment, FakeDevice())
-    assert {case.status for case in found if case.implementation == "paged_attn"} == {"crashed"}
-    assert "illegal memory access" in next(case.reason for case in found if case.implementation == "paged_attn")
-    assert {case.status for case in found if case.implementation == "naive"} <= {"ok", "noisy"}
-    assert failing == ["paged_attn"], "it is not asked again"
+    cases, _ = measure(experiment, FakeDevice())
+    assert {case.status for case in cases if case.implementation == "paged_attn"} == {"crashed"}
+    assert "illegal memory access" in next(case.reason for case in cases if case.implementation == "paged_attn")
+    assert {case.status for case in cases if case.implementation == "naive"} <= {"ok", "noisy"}
+    assert failing == ["paged_attn"], "the runner does not try it again"
 
 
-def test_a_worker_that_has_not_touched_a_device_has_lost_none() -> None:
+def test_without_a_cuda_context_none_is_lost() -> None:
     assert torch.cuda.is_initialized() or not gpu.lost()

@@ -1,4 +1,4 @@
-"""Figures of other kinds: their structure, not their pixels."""
+"""Figures other than speed-ups: their structure, not their pixels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PEAKS = Peaks(read_bytes_per_s=4e10, matrix_flops_per_s=8e11, matrix_torch_flops
 
 
 def drawn(run):
-    found = figures.draw(build(run), run.manifest)
-    assert found is not None
-    return found
+    figure = figures.draw(build(run), run.manifest)
+    assert figure is not None
+    return figure
 
 
 def shown(run):
@@ -24,7 +24,7 @@ def shown(run):
 
 
 def stated(run):
-    """The right axis, of the rates that the paper states."""
+    """The right axis, with the rates that the paper states."""
     (plot,) = (plot for plot in drawn(run).axes if plot.get_ylabel() == "paper, A100")
     return plot
 
@@ -85,14 +85,14 @@ def test_token_rate_against_the_batch_size(make_case, make_run) -> None:
     assert plot.get_xlabel() == "batch size b"
     right = stated(run)
     assert [line.get_ydata()[0] for line in right.get_lines()] == [155, 224]
-    # Shifted by what the paper's rates are to those here in the geometric mean: 1600 tokens in 160 us, 100 per ms.
+    # Shifted by the geometric mean of paper's rate / rate here; the rate here is 1600 tokens in 160 us, 100 per ms.
     factor = (155 * 224) ** 0.5 / 100
     assert right.get_ylim() == pytest.approx([limit * factor for limit in plot.get_ylim()])
     low, high = right.get_ylim()
     assert low < 155 < 224 < high
 
 
-def test_map_of_the_advantage_has_a_number_in_every_cell(make_case, make_run) -> None:
+def test_the_advantage_map_has_a_number_in_every_cell(make_case, make_run) -> None:
     cases = [
         make_case(name, n_s=n_s, batch_size=b, status="ok", reason="", us=[us, us * 1.01])
         for n_s, b in itertools.product((0, 512, 1024), (1, 8))
@@ -111,7 +111,7 @@ def test_map_of_the_advantage_has_a_number_in_every_cell(make_case, make_run) ->
 
 @pytest.fixture
 def modules(make_case, make_run):
-    """A run of the three modules at two batch sizes and so many contexts."""
+    """Makes a run of the three modules at two batch sizes and the given number of contexts."""
 
     def make(contexts: int):
         cases = [
@@ -136,7 +136,7 @@ def modules(make_case, make_run):
     return make
 
 
-def test_modules_stand_under_the_roofline(modules) -> None:
+def test_modules_are_drawn_under_the_roofline(modules) -> None:
     run = modules(1)
     (plot,) = shown(run)
     roof = next(line for line in plot.get_lines() if line.get_label() == "roofline")
@@ -147,7 +147,7 @@ def test_modules_stand_under_the_roofline(modules) -> None:
     assert "The first" not in caption(run)
 
 
-def test_a_figure_says_which_panels_it_leaves_out(modules) -> None:
+def test_the_caption_says_which_panels_are_left_out(modules) -> None:
     run = modules(11)
     assert len(shown(run)) == 9
     assert "The first 9 of 11 panels" in caption(run)
@@ -162,9 +162,9 @@ def test_a_caption_names_every_protocol_and_cache_once(make_case, make_run) -> N
     assert "protocol strict and paper, caches cold and warm" in caption(make_run(cases))
 
 
-def test_memory_has_bytes_savings_and_losses(make_case, make_run) -> None:
+def test_the_memory_figure_has_bytes_savings_and_empty_slots(make_case, make_run) -> None:
     cases = [
-        make_case(name, n_s=n_s, batch_size=b, samples_us=(), kv_bytes=size)
+        make_case(name, n_s=n_s, batch_size=b, us=[], kv_bytes=size)
         for n_s, b in ((0, 32), (512, 32), (1024, 32), (512, 8))
         for name, size in (("naive", b * 1088 * 16384), ("chunk_attn", (n_s + b * (1088 - n_s)) * 16384))
     ]
@@ -184,7 +184,7 @@ def test_memory_has_bytes_savings_and_losses(make_case, make_run) -> None:
     assert "protocol" not in caption(run)
 
 
-def test_nothing_to_draw(make_case, make_run) -> None:
+def test_there_is_no_figure_without_measurements(make_case, make_run) -> None:
     absent = [make_case("xformers"), make_case("xformers", n_s=0, batch_size=2)]
     for figure in ("speedup", "token_rate", "advantage"):
         run = make_run(absent, figure=figure)

@@ -25,7 +25,7 @@ def test_the_strongest_other_counts_and_our_own_ablations_do_not(make_case, make
     assert "Naive at 1, FlashAttn at 1" in report.headline
 
 
-def test_losses_name_point_opponent_and_factor_worst_first(make_case, make_run) -> None:
+def test_losses_name_point_other_implementation_and_ratio_worst_first(make_case, make_run) -> None:
     report = build(
         make_run(
             [
@@ -38,7 +38,7 @@ def test_losses_name_point_opponent_and_factor_worst_first(make_case, make_run) 
     assert report.losses == "ChunkAttn loses at 2 of 3 points (n_s): 256 to vLLM (0.80x), 0 to Naive (0.91x)."
 
 
-def test_no_losses_is_said_too(make_case, make_run) -> None:
+def test_the_line_says_if_there_are_no_losses(make_case, make_run) -> None:
     report = build(make_run(at(make_case, 0, chunk_attn=[100.0], naive=[200.0])))
     assert report.losses == "ChunkAttn loses at none of 1 point."
 
@@ -52,7 +52,7 @@ def test_a_fast_wrong_answer_is_not_the_strongest(make_case, make_run, status: s
     assert "Naive" in report.headline
 
 
-def test_what_never_ran_beside_the_baseline_is_not_compared(make_case, make_run) -> None:
+def test_an_implementation_without_a_common_memory_group_is_not_compared(make_case, make_run) -> None:
     cases = [
         make_case("chunk_attn", n_s=0, us=[100.0, 200.0], groups=(0, 1)),
         make_case("naive", n_s=0, us=[300.0], groups=(1,)),
@@ -76,13 +76,13 @@ def test_points_without_the_baseline_are_left_out_of_the_count(make_case, make_r
     assert "at one point" in report.headline
 
 
-def test_nothing_to_compare(make_case, make_run) -> None:
+def test_headline_without_a_second_implementation(make_case, make_run) -> None:
     report = build(make_run([make_case("chunk_attn")]))
     assert report.losses == ""
     assert "not measured side by side" in report.headline
 
 
-def test_another_baseline(make_case, make_run) -> None:
+def test_losses_of_another_baseline(make_case, make_run) -> None:
     cases = at(make_case, 0, chunk_attn=[100.0], naive=[150.0], chunk_attn_no_tpp=[120.0])
     report = build(make_run(cases, baseline="naive"))
     assert report.losses == "Naive loses at 1 of 1 point: to ChunkAttn (0.67x)."

@@ -1,4 +1,4 @@
-"""Experiments that do not time one decode after the other: modules, memory, and points that share a pass."""
+"""Experiments on modules and on memory, and points that share a pass."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CONFIG = {
 
 
 def measured(text: str, folder: Path, *more: str) -> Run:
-    (folder / "it.yaml").write_text(text)
+    (folder / "experiment.yaml").write_text(text)
     out = folder / "run"
-    words = ["run", str(folder / "it.yaml"), "-q", "--out", str(out), *more]
+    words = ["run", str(folder / "experiment.yaml"), "-q", "--out", str(out), *more]
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return open_run(out)
@@ -36,7 +36,7 @@ def measured(text: str, folder: Path, *more: str) -> Run:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_modules_of_any_shape_are_checked_and_timed(dtype: str, tmp_path: Path) -> None:
-    """A hidden state wider than the heads, grouped heads, one and several sequences."""
+    """The shapes: hidden size larger than heads * head_dim, grouped heads, one and several sequences."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     run = measured(
         f"kind: modules\ndtype: {dtype}\nbudget: 1s\nmax_rounds: 3\n"
@@ -62,10 +62,10 @@ def test_a_wrong_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from chunkbench.workloads.layer import modules
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "it.yaml").write_text(
+    (tmp_path / "experiment.yaml").write_text(
         f"kind: modules\nsweep:\n  - {{model: {tmp_path / 'config.json'}, n_p: 40, batch_size: 2}}\n"
     )
-    (point,) = load_experiment(tmp_path / "it.yaml").points("cpu", "float32")
+    (point,) = load_experiment(tmp_path / "experiment.yaml").points("cpu", "float32")
     monkeypatch.setattr(modules.torch.nn.functional, "silu", lambda x, inplace: x)
     worker = Worker(kinds.get("modules"))
     worker.open(point.as_json(), seed=0, probe_bytes=0)
@@ -114,7 +114,7 @@ def test_a_pass_is_measured_again_as_a_whole(tmp_path: Path) -> None:
     before = measured(THREE_LENGTHS, tmp_path)
     path = before.path / "cases.jsonl"
     first, *rest = path.read_text().splitlines(keepends=True)
-    assert json.loads(first)["n_c"] == 2, "not the longest, which leads the pass"
+    assert json.loads(first)["n_c"] == 2, "the first case is not of the longest point, whose steps all points share"
     path.write_text("".join([json.dumps(json.loads(first) | {"status": "oom"}) + "\n", *rest]))
     after = measured(THREE_LENGTHS, tmp_path, "--resume", "--retry", "oom")
     assert {case.key for case in after.cases} == {case.key for case in before.cases}
@@ -140,10 +140,10 @@ def test_points_that_differ_in_n_c_share_a_pass(tmp_path: Path) -> None:
         assert len(shorter.append_samples_us[0]) == n_c
     assert longest.longest_n_c is None
     assert longest.kv_bytes
-    assert "pass to 40" in dict(build(run).footer)["timing"]
+    assert "pass to n_c = 40" in dict(build(run).footer)["timing"]
 
 
-def test_memory_cannot_be_gated_but_compared(tmp_path: Path) -> None:
+def test_memory_runs_can_be_compared_but_not_gated(tmp_path: Path) -> None:
     text = (
         "kind: memory\ndtype: float32\nimplementations: [naive, chunk_attn]\n"
         "defaults: {n_c: 1, heads: 2, head_dim: 32, chunk_size: 16}\nsweep:\n  - {n_p: 32, n_s: 32, batch_size: 2}\n"
@@ -151,7 +151,7 @@ def test_memory_cannot_be_gated_but_compared(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         measured(text, tmp_path / name)
-    spec = str(tmp_path / "one" / "it.yaml")
+    spec = str(tmp_path / "one" / "experiment.yaml")
     for words in (["gate", spec, "--record", str(tmp_path / "r")], ["regress", spec, "--base", "HEAD"]):
         refused = CliRunner().invoke(cli, words)
         assert refused.exit_code == 2
@@ -162,12 +162,12 @@ def test_memory_cannot_be_gated_but_compared(tmp_path: Path) -> None:
     assert {case["verdict"] for case in json.loads(done.stdout)["cases"]} == {"same"}
 
 
-def test_a_model_on_the_command_line_and_every_step_in_full(tmp_path: Path) -> None:
+def test_model_from_the_command_line_and_full_timing_of_every_step(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "it.yaml").write_text(
+    (tmp_path / "experiment.yaml").write_text(
         "kind: modules\ndtype: float32\nsweep:\n  - {model: llama2-7b, n_p: 40, batch_size: 1, n_c: 12}\n"
     )
-    words = ["run", str(tmp_path / "it.yaml"), "--model", str(tmp_path / "config.json"), "--full"]
+    words = ["run", str(tmp_path / "experiment.yaml"), "--model", str(tmp_path / "config.json"), "--full"]
     planned = CliRunner().invoke(cli, [*words, "--dry-run"])
     assert planned.exit_code == 0, planned.output
     assert "model=tiny" in planned.output

@@ -10,16 +10,16 @@ from chunkbench.workloads.decode.curves import panels, x_axis
 
 
 def drawn(run):
-    found = figures.draw(build(run), run.manifest)
-    assert found is not None
-    return found
+    figure = figures.draw(build(run), run.manifest)
+    assert figure is not None
+    return figure
 
 
 def lines(plot) -> dict[str, tuple[list[float], list[float]]]:
-    """Curves by label; error bars carry theirs on their container."""
-    found = {line.get_label(): line for line in plot.get_lines()}
-    found |= {bars.get_label(): bars.lines[0] for bars in plot.containers}
-    return {label: (list(line.get_xdata()), list(line.get_ydata())) for label, line in found.items()}
+    """Label -> curve. Lines with error bars have their label on the container."""
+    curves = {line.get_label(): line for line in plot.get_lines()}
+    curves |= {bars.get_label(): bars.lines[0] for bars in plot.containers}
+    return {label: (list(line.get_xdata()), list(line.get_ydata())) for label, line in curves.items()}
 
 
 def test_one_panel_for_each_prompt_length(table3) -> None:
@@ -31,18 +31,18 @@ def test_one_panel_for_each_prompt_length(table3) -> None:
 
 
 def test_curves_here_and_in_the_paper(table3) -> None:
-    found = lines(drawn(table3).axes[0])
-    x, y = found["vLLM*"]
+    curves = lines(drawn(table3).axes[0])
+    x, y = curves["vLLM*"]
     assert x == [0, 0.5, 0.75, 1]
     assert y[-1] == pytest.approx((24.9 * 32 + 5.1 * 1024) / (26.0 * 32 + 2.1 * 1024))
-    x, y = found["vLLM*, paper"]
+    x, y = curves["vLLM*, paper"]
     assert x == [0, 0.5, 0.75, 1]
     assert y[-1] == pytest.approx(154.46 / 56.0)
-    # vLLM stands in for the column that was not measured: its paper curve is drawn once.
-    assert "PagedAttn*, paper" not in found
-    assert "xformers, paper" in found
-    assert "xformers" not in found
-    assert "Shared matmul, paper" not in found
+    # vLLM replaces the column that was not measured, so the paper's curve is drawn once.
+    assert "PagedAttn*, paper" not in curves
+    assert "xformers, paper" in curves
+    assert "xformers" not in curves
+    assert "Shared matmul, paper" not in curves
 
 
 def test_paper_is_dashed_and_hollow_here_is_solid_and_filled(table3) -> None:
@@ -55,12 +55,12 @@ def test_paper_is_dashed_and_hollow_here_is_solid_and_filled(table3) -> None:
     assert "white" not in {line.get_markerfacecolor() for line in here}
 
 
-def test_looks_differ_in_marker_not_in_colour_alone(table3) -> None:
+def test_curves_differ_in_marker_and_not_only_in_colour(table3) -> None:
     here = [bars.lines[0] for bars in drawn(table3).axes[0].containers]
     assert len({line.get_marker() for line in here}) == len(here) == 6
 
 
-def test_everything_drawn_lies_inside_the_limits_and_so_does_1(table3) -> None:
+def test_all_curves_and_1_lie_inside_the_limits(table3) -> None:
     for plot in drawn(table3).axes:
         low, high = plot.get_ylim()
         assert low < 1 < high
@@ -68,13 +68,13 @@ def test_everything_drawn_lies_inside_the_limits_and_so_does_1(table3) -> None:
             assert low < min(y) <= max(y) < high
 
 
-def test_caption_says_machine_dtype_and_protocol(table3) -> None:
+def test_the_caption_names_machine_dtype_and_protocol(table3) -> None:
     text = " ".join(" ".join(t.get_text() for t in drawn(table3).texts).split())
     for part in ("Invented CPU 9000", "bfloat16", "protocol strict, caches cold", "A100 80 GB, float16"):
         assert part in text
 
 
-def test_same_run_same_bytes(table3, tmp_path) -> None:
+def test_the_same_run_gives_identical_files(table3, tmp_path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
@@ -86,7 +86,7 @@ def test_same_run_same_bytes(table3, tmp_path) -> None:
         assert first
 
 
-def test_another_axis(make_case, make_run) -> None:
+def test_batch_size_is_the_x_axis_if_it_varies_most(make_case, make_run) -> None:
     cases = [
         make_case(name, n_s=100, batch_size=batch, heads=heads, us=[10.0 * batch])
         for batch, heads in itertools.product((16, 32, 64), (8, 32))
@@ -99,7 +99,7 @@ def test_another_axis(make_case, make_run) -> None:
     assert lines(plots[0])["Naive"] == ([16, 32, 64], [1, 1, 1])
 
 
-def test_numbers_that_double_stand_evenly_and_a_tree_is_no_number_of_prompts(make_case, make_run) -> None:
+def test_doubling_values_are_evenly_spaced_and_trees_are_left_out_of_a_prompts_axis(make_case, make_run) -> None:
     places = [{"n_s": 512, "prompts": prompts} for prompts in (1, 2, 4, 8)]
     places += [{"n_s": None, "tree": ((512, ((512, 16), (512, 16))),)}]
     run = make_run([make_case(name, us=[1.0], **place) for place in places for name in ("naive", "chunk_attn")])
@@ -109,7 +109,7 @@ def test_numbers_that_double_stand_evenly_and_a_tree_is_no_number_of_prompts(mak
     assert "1 point without a place on this axis" in " ".join(t.get_text().replace("\n", " ") for t in drawn(run).texts)
 
 
-def test_many_panels_are_cut_and_the_caption_says_so(make_case, make_run) -> None:
+def test_surplus_panels_are_left_out_and_the_caption_says_so(make_case, make_run) -> None:
     cases = [
         make_case(name, n_s=n_s, batch_size=batch, us=[1.0])
         for batch, n_s in itertools.product(range(1, 12), range(0, 1024, 80))
@@ -117,9 +117,9 @@ def test_many_panels_are_cut_and_the_caption_says_so(make_case, make_run) -> Non
     ]
     run = make_run(cases)
     assert len(panels(build(run))) == 11
-    found = drawn(run)
-    assert sum(plot.get_visible() for plot in found.axes) == MOST_PANELS
-    assert "The first 9 of 11 panels" in " ".join(t.get_text().replace("\n", " ") for t in found.texts)
+    figure = drawn(run)
+    assert sum(plot.get_visible() for plot in figure.axes) == MOST_PANELS
+    assert "The first 9 of 11 panels" in " ".join(t.get_text().replace("\n", " ") for t in figure.texts)
 
 
 def test_no_figure_without_a_comparison(make_case, make_run) -> None:
@@ -127,13 +127,13 @@ def test_no_figure_without_a_comparison(make_case, make_run) -> None:
     assert figures.draw(build(run), run.manifest) is None
 
 
-def test_one_point_alone(make_case, make_run) -> None:
+def test_a_figure_of_one_point(make_case, make_run) -> None:
     run = make_run([make_case("chunk_attn", n_s=100), make_case("naive", n_s=100)])
     (plot,) = drawn(run).axes
     assert lines(plot)["Naive"][0] == [pytest.approx(100 / 1024)]
 
 
-def test_one_wild_round_does_not_squeeze_the_curves(make_case, make_run) -> None:
+def test_one_extreme_round_does_not_squeeze_the_curves(make_case, make_run) -> None:
     cases = [make_case("chunk_attn", n_s=n_s, us=[10.0, 10.0, 0.01]) for n_s in (0, 512)]
     cases += [make_case("naive", n_s=n_s, us=[20.0, 20.0, 20.0]) for n_s in (0, 512)]
     (plot,) = drawn(make_run(cases)).axes

@@ -1,4 +1,4 @@
-"""Every quantitative claim of the source texts, held against what was measured here."""
+"""Every quantitative claim of the source texts, judged by the measured rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from chunkbench.analysis.derive import Row
 from chunkbench.paper.claims import analytic, decode, kv_memory, prefill
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Judgement, Verdict
+from chunkbench.paper.claims.judgement import ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
 
-__all__ = ["Claim", "Verdict", "claims"]
+__all__ = ["Claim", "ClaimVerdict", "claims"]
 
-_SERVER = Judgement("needs a GPU", "Open-Llama2 7B served in 16-bit numbers; this version drives no server")
+_SERVER = Judgement("needs a GPU", "it needs Open-Llama2 7B served in 16-bit numbers; this version drives no server")
 _TRACE = Judgement("not measured", "it depends on traces of requests that this suite does not have")
 
 _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
@@ -51,32 +51,34 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
 }
 
 _EXPERIMENT = {"T3": "table3", "ABS": "table3", "F3": "figure3", "F4": "figure4"}
-"""By the first part of a claim's id: the experiment that measures what it is about. Others may share points with it."""
+"""First part of a claim's id -> the experiment that measures this claim. Other experiments may share its points."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a source text, and what became of it here."""
+    """A statement of a source text, and the verdict on it."""
 
     id: str
     source: str
     statement: str
-    verdict: Verdict
+    verdict: ClaimVerdict
     measured: float | None
     low: float | None
     high: float | None
     paper: str
     reason: str
     rows: tuple[str, ...]
-    """Keys of the cases that it was judged by."""
+    """Keys of the cases that the verdict rests on."""
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "rows": list(self.rows)}
 
 
 def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
-    """The ledger: every claim of `results/paper/claims.csv`, in its order, judged by the rows of these runs."""
+    """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
     evidence = Evidence(runs)
     stated: Sequence[dict[str, Any]] = paper_rows("claims")
-    own = {name: evidence.led_by(experiment) for name, experiment in _EXPERIMENT.items()}
-    return [Claim(**row, **vars(_JUDGES[row["id"]](own.get(row["id"].split("-")[0], evidence)))) for row in stated]
+    preferred = {name: evidence.preferring(experiment) for name, experiment in _EXPERIMENT.items()}
+    return [
+        Claim(**row, **vars(_JUDGES[row["id"]](preferred.get(row["id"].split("-")[0], evidence)))) for row in stated
+    ]

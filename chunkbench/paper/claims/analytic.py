@@ -1,4 +1,4 @@
-"""Claims that follow from shapes, or from the paper's own numbers: no machine is needed."""
+"""Claims that follow from shapes or from the paper's own numbers, without a measurement."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ def table1() -> Judgement:
     shape = SHAPES["llama2-7b"]
     wrong, count = [], 0
     for printed in printed_figures():
-        ours = f"{FIGURES[printed.metric](MODULES[printed.module](shape, printed.batch_size, 2048)):.2f}"
+        computed = f"{FIGURES[printed.metric](MODULES[printed.module](shape, printed.batch_size, 2048)):.2f}"
         count += 1
-        if ours != printed.text:
+        if computed != printed.text:
             wrong.append(
-                f"{printed.metric} of {printed.module} at b = {printed.batch_size}: {ours}, not {printed.text}"
+                f"{printed.metric} of {printed.module} at b = {printed.batch_size}: {computed}, not {printed.text}"
             )
-    reason = f"{count - len(wrong)} of {count} printed figures follow from the shapes" + "".join(
-        f"; {w}" for w in wrong
-    )
+    reason = "; ".join([f"{count - len(wrong)} of {count} printed figures follow from the shapes", *wrong])
     return Judgement("does not hold" if wrong else "holds", reason, float(count - len(wrong)))
 
 
@@ -34,12 +32,12 @@ def gpt3_token() -> Judgement:
 
 
 def gpt3_capacity() -> Judgement:
-    """What 175e9 weights of 2 bytes leave of eight times 80 GB."""
+    """Tokens that fit into eight times 80 GB beside 175e9 weights of 2 bytes."""
     token = 2 * 96 * 12288 * 2
     binary, decimal = ((8 * 80 * unit - 175e9 * 2) / token for unit in (2**30, 1e9))
     reason = (
-        f"(8 * 80 GB - 350 GB of weights) / 4.5 MiB: {binary:,.0f} tokens where a GB is 2^30 bytes, which is how such "
-        f"cards are sold, {decimal:,.0f} where it is 10^9"
+        f"(8 * 80 GB - 350 GB of weights) / 4.5 MiB: {binary:,.0f} tokens if a GB is 2^30 bytes (the usual unit of "
+        f"such cards), {decimal:,.0f} if it is 10^9 bytes"
     )
     return Judgement("holds", reason, binary, decimal, binary)
 
@@ -64,8 +62,8 @@ def unit_of_table3() -> Judgement:
     stated = 687.74 * (2048 + 32) / 2048
     printed = table3()[2048, 0, "paged_attn"]
     reason = (
-        f"Table 1's 687.74 µs, taken to the mean of 64 decode steps, is {stated:.1f}; Table 3 prints {printed}: equal "
-        "within 1% as microseconds per decode step, and a thousandfold off as milliseconds"
+        f"Table 1's 687.74 µs, scaled to the mean context of 64 decode steps, is {stated:.1f} µs; Table 3 prints "
+        f"{printed}: within 1% of it in microseconds per decode step, a factor of 1000 above it in milliseconds"
     )
     near = abs(printed / stated - 1) < 0.01
     return Judgement("holds" if near else "does not hold", reason, printed / stated)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -10,99 +11,101 @@ from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import measured as timed
 from chunkbench.analysis.statistics import spread
 from chunkbench.paper.claims.evidence import PAGED, STAR, Evidence
-from chunkbench.paper.claims.judgement import Figure, Judgement, Verdict, absent, judged
+from chunkbench.paper.claims.judgement import ClaimVerdict, Figure, Judgement, absent, judged
 
 CHUNK = "chunk_attn"
 _LENGTHS = (1024, 2048, 4096)
-_HERE = "this machine's proportion of arithmetic to bandwidth, and its PagedAttn, are not those of the paper's A100"
+_HERE = "this machine's ratio of arithmetic to bandwidth, and its PagedAttn kernel, differ from the paper's A100"
 _INDEPENDENT = 0.03
+"""Largest spread over n_s that still counts as independent of n_s."""
 _ROUNDED = 0.05
-"""The text rounds its ratios to one digit."""
+"""The paper's text rounds its ratios to one decimal."""
 _GROWTH = 1.45
-_UNCLEAR = "less than the paper's, but by no more than the rounds scatter: measure longer"
+_UNCLEAR = "below the paper's, but by no more than the rounds scatter: measure longer"
 _AGNOSTIC = ("naive", "xformers", "flash_attn", *PAGED)
 
 
 def star(evidence: Evidence) -> Judgement:
-    """Against the faster PagedAttn*, the whole prompt shared."""
-    found = _over_star(evidence)
-    return _at_least(found, 2.8) if found else _table3("ChunkAttn beside PagedAttn* at n_s = n_p")
+    """ChunkAttn against the faster PagedAttn*, with the whole prompt shared."""
+    speedups = _over_star(evidence)
+    return _at_least(speedups, 2.8) if speedups else _table3("ChunkAttn and PagedAttn* at n_s = n_p")
 
 
 def abstract(evidence: Evidence) -> Judgement:
-    """The same figures against the abstract's range, which is not the section's."""
-    found = _over_star(evidence)
-    if not found:
-        return _table3("ChunkAttn beside PagedAttn* at n_s = n_p")
-    own = _at_least(found, 3.2)
+    """The figures of `star` against the abstract's range, which differs from the range of section 4.1."""
+    speedups = _over_star(evidence)
+    if not speedups:
+        return _table3("ChunkAttn and PagedAttn* at n_s = n_p")
+    judgement = _at_least(speedups, 3.2)
     paper = "the paper's own Table 3 gives 2.76 to 3.22 over PagedAttn* and 6.35 to 6.79 over PagedAttn"
-    return Judgement(own.verdict, f"{own.reason}; {paper}", own.measured, own.low, own.high, own.rows)
+    return replace(judgement, reason=f"{judgement.reason}; {paper}")
 
 
 def naive(evidence: Evidence) -> Judgement:
-    """Both halves at 4096 shared tokens."""
-    place = evidence.place(n_p=4096, n_s=4096)
-    over_chunk = place.ratio("naive", CHUNK) if place else None
-    other = place.fastest(STAR, CHUNK) if place else None
-    if place is None or over_chunk is None or other is None:
+    """Naive over ChunkAttn and over the faster PagedAttn*, at 4096 shared tokens."""
+    point = evidence.point(n_p=4096, n_s=4096)
+    over_chunk = point.ratio("naive", CHUNK) if point else None
+    fastest_star = point.fastest(STAR, CHUNK) if point else None
+    if point is None or over_chunk is None or fastest_star is None:
         return _table3("Naive, PagedAttn* and ChunkAttn at n_p = n_s = 4096")
-    over_star = place.ratio("naive", other[0])
+    over_star = point.ratio("naive", fastest_star[0])
     if over_star is None:
-        return _table3("Naive beside PagedAttn*")
-    reached = {f"over {CHUNK}": (over_chunk, 6.6), f"over {place.label(other[0])}": (over_star, 2.1)}
-    return _several({name.replace(CHUNK, "ChunkAttn"): pair for name, pair in reached.items()})
+        return _table3("Naive and PagedAttn*")
+    return _ratios({"over ChunkAttn": (over_chunk, 6.6), f"over {point.label(fastest_star[0])}": (over_star, 2.1)})
 
 
 def hardware_cache(evidence: Evidence) -> Judgement:
-    """1 - PagedAttn* / PagedAttn of the same kernel: the largest of those measured."""
-    place = evidence.place(n_p=4096, n_s=4096)
-    found = []
+    """1 - PagedAttn* / PagedAttn of the same kernel; the kernel with the largest saving decides."""
+    point = evidence.point(n_p=4096, n_s=4096)
+    savings = []
     for shared, private in zip(STAR, PAGED, strict=True):
-        one = place.ratio(shared, private) if place else None
-        if place is not None and one is not None:
-            found.append((place.label(shared), Figure(1 - one.value, 1 - one.high, 1 - one.low, one.rows)))
-    if not found:
+        ratio = point.ratio(shared, private) if point else None
+        if point is not None and ratio is not None:
+            saving = Figure(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.rows)
+            savings.append((point.label(shared), saving))
+    if not savings:
         return _table3("PagedAttn and PagedAttn* at n_p = n_s = 4096")
-    found.sort(key=lambda pair: -pair[1].value)
-    words = " and ".join(f"{figure.value:.0%} for {label}" for label, figure in found)
-    best = found[0][1]
-    verdict: Verdict = "does not hold" if best.low <= 0 else "holds" if best.value <= 0.57 else "different here"
+    savings.sort(key=lambda pair: -pair[1].value)
+    words = " and ".join(f"{figure.value:.0%} for {label}" for label, figure in savings)
+    best = savings[0][1]
+    verdict: ClaimVerdict = "does not hold" if best.low <= 0 else "holds" if best.value <= 0.57 else "different here"
     more = "" if verdict != "different here" else f": more than the paper's 52%; {_HERE}"
-    return judged(verdict, f"physical sharing alone takes {words} off{more}", [figure for _, figure in found])
+    reason = f"physical sharing alone reduces the latency by {words}{more}"
+    return judged(verdict, reason, [figure for _, figure in savings])
 
 
 def no_regression(evidence: Evidence) -> Judgement:
-    """ChunkAttn over the faster PagedAttn* with nothing shared: the worst of the lengths."""
-    found = []
+    """ChunkAttn over the faster PagedAttn* with nothing shared; the length with the highest ratio decides."""
+    ratios = []
     for n_p in _LENGTHS:
-        place = evidence.place(n_p=n_p, n_s=0)
-        other = place.fastest(STAR, CHUNK) if place else None
-        one = place.ratio(CHUNK, other[0]) if place and other else None
-        if one is not None:
-            found.append((n_p, one))
-    if not found:
-        return _table3("ChunkAttn beside PagedAttn* at n_s = 0")
-    found.sort(key=lambda pair: -pair[1].value)
-    words = ", ".join(f"{one.value:.2f} at n_p = {n_p}" for n_p, one in sorted(found))
-    worst = found[0][1]
-    verdict: Verdict = "does not hold" if worst.low > 1 else "holds"
-    doubt = " (the interval of the worst reaches 1)" if worst.low <= 1 < worst.value else ""
-    reason = f"ChunkAttn's latency over the faster PagedAttn*'s: {words}{doubt}"
-    return judged(verdict, reason, [one for _, one in found])
+        point = evidence.point(n_p=n_p, n_s=0)
+        fastest_star = point.fastest(STAR, CHUNK) if point else None
+        ratio = point.ratio(CHUNK, fastest_star[0]) if point and fastest_star else None
+        if ratio is not None:
+            ratios.append((n_p, ratio))
+    if not ratios:
+        return _table3("ChunkAttn and PagedAttn* at n_s = 0")
+    ratios.sort(key=lambda pair: -pair[1].value)
+    words = ", ".join(f"{ratio.value:.2f} at n_p = {n_p}" for n_p, ratio in sorted(ratios))
+    worst = ratios[0][1]
+    verdict: ClaimVerdict = "does not hold" if worst.low > 1 else "holds"
+    doubt = " (the interval of the highest ratio includes 1)" if worst.low <= 1 < worst.value else ""
+    reason = f"latency of ChunkAttn over that of the faster PagedAttn*: {words}{doubt}"
+    return judged(verdict, reason, [ratio for _, ratio in ratios])
 
 
 def agnostic(evidence: Evidence) -> Judgement:
-    """(largest - smallest) / smallest over n_s, of each implementation at each length.
+    """(largest - smallest) / smallest latency over n_s, of each implementation at each length.
 
-    Points with other n_s are measured minutes apart: what is no more than the machine's own speed changed by meanwhile,
-    as its yardsticks tell, says nothing of n_s.
+    Points with different n_s are measured minutes apart. A difference that the rounds' scatter or the machine's own
+    change of speed (read from the yardsticks) can explain says nothing about n_s.
     """
-    found: list[tuple[str, Figure, bool]] = []
+    spreads: list[tuple[str, Figure, bool]] = []  # the last: whether the latency may be independent of n_s
     for n_p in _LENGTHS:
-        places = list(evidence.places(n_p=n_p, n_s=...))
+        points = list(evidence.points(n_p=n_p, n_s=...))
         for name in _AGNOSTIC:
-            there = [place for place in places if name in place.rows and timed(place.rows[name].facts)]
-            rows = [place.rows[name] for place in there]
+            timed_points = [point for point in points if name in point.rows and timed(point.rows[name].facts)]
+            rows = [point.rows[name] for point in timed_points]
             if len(rows) < 2:
                 continue
             latencies = [row.derived.latency_us or 0.0 for row in rows]
@@ -110,98 +113,96 @@ def agnostic(evidence: Evidence) -> Judgement:
             least = max(0.0, max(lows) / min(highs) - 1)
             value = Figure(spread(latencies), least, max(highs) / min(lows) - 1, tuple(rows))
             possible = least <= max(_INDEPENDENT, _drift(rows))
-            found.append((f"{there[0].label(name)} at {n_p}", value, possible))
-    if not found:
+            spreads.append((f"{timed_points[0].label(name)} at {n_p}", value, possible))
+    if not spreads:
         return _table3("implementations that do not share, at several n_s")
-    worst = max(found, key=lambda one: one[1].value)
+    worst = max(spreads, key=lambda entry: entry[1].value)
     words = f"the latencies differ by up to {worst[1].value:.0%} over n_s ({worst[0]})"
     if worst[1].value <= _INDEPENDENT:
-        return judged("holds", words, [worst[1], *(one[1] for one in found)])
-    if all(possible for _, _, possible in found):
-        doubt = "no more than the rounds scatter or the machine's own speed changed between points: "
-        doubt += "this run can neither show 3% nor rule it out"
-        return judged("not measured", f"{words}, {doubt}", [worst[1]])
-    clear = max((one for one in found if not one[2]), key=lambda one: one[1].low)
+        return judged("holds", words, [worst[1], *(entry[1] for entry in spreads)])
+    causes = "the rounds' scatter and the change of the machine's own speed"
+    if all(possible for _, _, possible in spreads):
+        doubt = f"{causes} can explain this; the run can neither show 3% nor exclude it"
+        return judged("not measured", f"{words}: {doubt}", [worst[1]])
+    clear = max((entry for entry in spreads if not entry[2]), key=lambda entry: entry[1].low)
     reason = f"{clear[0]}: at least {clear[1].low:.0%} between two n_s"
-    return judged(
-        "does not hold", f"{words}; {reason}, more than rounds and the machine's own speed explain", [clear[1]]
-    )
+    return judged("does not hold", f"{words}; {reason}, more than {causes} explain", [clear[1]])
 
 
 def _drift(rows: Sequence[Row]) -> float:
-    """By how much the yardsticks beside these cases differ, as `spread` has it; 0 where a run has none."""
-    several = [row.facts.yardsticks for row in rows]
-    if not all(several):
+    """Spread of the yardsticks over these cases: how much the machine's own speed changed; 0 without yardsticks."""
+    by_case = [row.facts.yardsticks for row in rows]
+    if not all(by_case):
         return 0.0
-    arithmetic = [median(one.arithmetic_us for one in yardsticks) for yardsticks in several]
-    memory = [median(one.memory_us or 0.0 for one in yardsticks) for yardsticks in several]
+    arithmetic = [median(yardstick.arithmetic_us for yardstick in rounds) for rounds in by_case]
+    memory = [median(yardstick.memory_us or 0.0 for yardstick in rounds) for rounds in by_case]
     return max(spread(arithmetic), spread(memory) if all(memory) else 0.0)
 
 
 def figure3(evidence: Evidence, n_c: int, over_paged: float, over_star: float) -> Judgement:
-    """Token rates over the faster PagedAttn and the faster PagedAttn*."""
-    place = evidence.place(n_p=2048, n_s=2048, n_c=n_c)
-    paged = place.fastest(PAGED, CHUNK) if place else None
-    other = place.fastest(STAR, CHUNK) if place else None
-    if place is None or paged is None or other is None:
-        return absent(f"ChunkAttn, PagedAttn and PagedAttn* at n_p = n_s = 2048 to n_c = {n_c}", "figure3")
-    return _several(
+    """ChunkAttn's token rate over those of the faster PagedAttn and the faster PagedAttn*."""
+    point = evidence.point(n_p=2048, n_s=2048, n_c=n_c)
+    fastest_paged = point.fastest(PAGED, CHUNK) if point else None
+    fastest_star = point.fastest(STAR, CHUNK) if point else None
+    if point is None or fastest_paged is None or fastest_star is None:
+        return absent(f"ChunkAttn, PagedAttn and PagedAttn* at n_p = n_s = 2048 up to n_c = {n_c}", "figure3")
+    return _ratios(
         {
-            f"over {place.label(other[0])}": (other[1], over_star),
-            f"over {place.label(paged[0])}": (paged[1], over_paged),
+            f"over {point.label(fastest_star[0])}": (fastest_star[1], over_star),
+            f"over {point.label(fastest_paged[0])}": (fastest_paged[1], over_paged),
         }
     )
 
 
 def decay(evidence: Evidence) -> Judgement:
     """The speed-up over the faster PagedAttn* from one n_c to the next."""
-    found: list[tuple[int, Figure]] = []
-    for place in evidence.places(n_p=2048, n_s=2048, n_c=...):
-        other = place.fastest(STAR, CHUNK)
-        if other is not None:
-            found.append((place.axes["n_c"], other[1]))
-    found.sort(key=lambda pair: pair[0])
-    if len(found) < 3:
-        return absent("ChunkAttn beside PagedAttn* at n_p = n_s = 2048, to three n_c at least", "figure3")
-    words = ", ".join(f"{one.value:.2f}x at {n_c}" for n_c, one in found)
-    first, last = found[0][1], found[-1][1]
-    grows = [after for (_, before), (after, one) in pairwise(found) if one.low > before.high]
-    figures = [last, *(one for _, one in found)]
+    speedups: list[tuple[int, Figure]] = []
+    for point in evidence.points(n_p=2048, n_s=2048, n_c=...):
+        fastest_star = point.fastest(STAR, CHUNK)
+        if fastest_star is not None:
+            speedups.append((point.axes["n_c"], fastest_star[1]))
+    speedups.sort(key=lambda pair: pair[0])
+    if len(speedups) < 3:
+        return absent("ChunkAttn and PagedAttn* at n_p = n_s = 2048, at three or more n_c", "figure3")
+    words = ", ".join(f"{speedup.value:.2f}x at {n_c}" for n_c, speedup in speedups)
+    first, last = speedups[0][1], speedups[-1][1]
+    grows = any(after.low > before.high for (_, before), (_, after) in pairwise(speedups))
+    figures = [last, *(speedup for _, speedup in speedups)]
     if grows or last.value >= first.value:
         return judged("does not hold", words, figures)
     return judged("holds", words, figures)
 
 
 def figure4_peak(evidence: Evidence) -> Judgement:
-    """Where the token rate of those that do not share is highest."""
-    places = sorted(evidence.places(n_p=2048, n_s=2048, batch_size=...), key=lambda place: place.axes["batch_size"])
+    """The batch size at which the token rate of implementations without sharing is highest."""
+    points = sorted(evidence.points(n_p=2048, n_s=2048, batch_size=...), key=lambda point: point.axes["batch_size"])
     peaks: dict[str, tuple[int, list[Row]]] = {}
     for name in _AGNOSTIC:
         rates = [
-            (row.derived.token_rate, place.axes["batch_size"], row)
-            for place in places
-            if (row := place.rows.get(name)) is not None and row.derived.token_rate is not None
+            (row.derived.token_rate, point.axes["batch_size"], row)
+            for point in points
+            if (row := point.rows.get(name)) is not None and row.derived.token_rate is not None
         ]
         if len(rates) > 2:
             b = max(rates, key=lambda rate: rate[0])[1]
-            label = next(place.label(name) for place in places if name in place.rows)
+            label = next(point.label(name) for point in points if name in point.rows)
             peaks[label] = (b, [row for _, _, row in rates])
     if not peaks:
         return absent("implementations that do not share, at n_p = n_s = 2048 and three batch sizes", "figure4")
     words = ", ".join(f"{label} at {b}" for label, (b, _) in peaks.items())
-    at = [float(b) for b, _ in peaks.values()]
-    used = tuple(row for _, rows in peaks.values() for row in rows)
-    figure = Figure(median(at), min(at), max(at), used)
+    sizes = [float(b) for b, _ in peaks.values()]
+    rows = tuple(row for _, rows in peaks.values() for row in rows)
+    figure = Figure(median(sizes), min(sizes), max(sizes), rows)
     reason = f"the token rate is highest for {words} sequences"
-    if min(at) == max(at) == 16:
+    if min(sizes) == max(sizes) == 16:
         return judged("holds", reason, [figure])
     return judged("different here", f"{reason}; {_HERE}", [figure])
 
 
 def figure4_growth(evidence: Evidence) -> Judgement:
-    """ChunkAttn's token rate at 96 over that at 16 sequences; the two were timed minutes apart."""
-    few, many = (evidence.place(n_p=2048, n_s=2048, batch_size=b) for b in (16, 96))
-    rows = [place.rows[CHUNK] for place in (few, many) if place is not None]
+    """ChunkAttn's token rate at 96 sequences over its rate at 16. The two are timed minutes apart."""
+    points = [evidence.point(n_p=2048, n_s=2048, batch_size=b) for b in (16, 96)]
+    rows = [point.rows[CHUNK] for point in points if point is not None]
     if len(rows) < 2:
         return absent("ChunkAttn with 16 and with 96 sequences at n_p = n_s = 2048", "figure4")
     (low, value, high), (low_many, value_many, high_many) = (_rates(row) for row in rows)
@@ -211,43 +212,43 @@ def figure4_growth(evidence: Evidence) -> Judgement:
         return judged("holds", words, [figure])
     if figure.high >= _GROWTH:
         return judged("not measured", f"{words}, {_UNCLEAR}", [figure])
-    return judged("different here", f"{words}; {_HERE}: few cores are busy with 16 sequences already", [figure])
+    return judged("different here", f"{words}; {_HERE}: 16 sequences already keep few cores busy", [figure])
 
 
 def _rates(row: Row) -> tuple[float, float, float]:
-    """Token rate with its interval: low, value, high."""
-    b, found = row.facts.batch_size * 1e6, row.derived
-    assert found.latency_us is not None
-    return b / (found.high_us or found.latency_us), b / found.latency_us, b / (found.low_us or found.latency_us)
+    """Token rate with its interval: (low, value, high)."""
+    tokens, us = row.facts.batch_size * 1e6, row.derived.latency_us
+    assert us is not None
+    return tokens / (row.derived.high_us or us), tokens / us, tokens / (row.derived.low_us or us)
 
 
 def _over_star(evidence: Evidence) -> dict[str, Figure]:
-    """Latency of the faster PagedAttn* over ChunkAttn's, by length, least first."""
-    found = {}
+    """Latency of the faster PagedAttn* over ChunkAttn's at each length with everything shared, smallest first."""
+    speedups = {}
     for n_p in _LENGTHS:
-        place = evidence.place(n_p=n_p, n_s=n_p)
-        other = place.fastest(STAR, CHUNK) if place else None
-        if place is not None and other is not None:
-            found[f"over {place.label(other[0])} at {n_p}"] = other[1]
-    return dict(sorted(found.items(), key=lambda pair: pair[1].value))
+        point = evidence.point(n_p=n_p, n_s=n_p)
+        fastest_star = point.fastest(STAR, CHUNK) if point else None
+        if point is not None and fastest_star is not None:
+            speedups[f"over {point.label(fastest_star[0])} at {n_p}"] = fastest_star[1]
+    return dict(sorted(speedups.items(), key=lambda pair: pair[1].value))
 
 
-def _at_least(found: Mapping[str, Figure], paper: float) -> Judgement:
-    return _several({name: (figure, paper) for name, figure in found.items()})
+def _at_least(speedups: Mapping[str, Figure], paper: float) -> Judgement:
+    return _ratios({name: (figure, paper) for name, figure in speedups.items()})
 
 
-def _several(found: Mapping[str, tuple[Figure, float]]) -> Judgement:
-    """Speed-ups that shall reach the paper's, each its own; the first stands for them."""
-    words = ", ".join(f"{figure.value:.2f}x {name}" for name, (figure, _) in found.items())
-    figures: Sequence[Figure] = [figure for figure, _ in found.values()]
-    if all(figure.value >= paper - _ROUNDED for figure, paper in found.values()):
+def _ratios(ratios: Mapping[str, tuple[Figure, float]]) -> Judgement:
+    """Judge measured ratios, each against the paper's, which it must reach. The first is the measured figure."""
+    words = ", ".join(f"{figure.value:.2f}x {name}" for name, (figure, _) in ratios.items())
+    figures: Sequence[Figure] = [figure for figure, _ in ratios.values()]
+    if all(figure.value >= paper - _ROUNDED for figure, paper in ratios.values()):
         return judged("holds", words, figures)
     if all(figure.low > 1 for figure in figures):
-        short = [name for name, (figure, paper) in found.items() if figure.value < paper - _ROUNDED]
-        if all(found[name][0].high >= found[name][1] for name in short):
-            return judged("not measured", f"{words}: {', '.join(short)} {_UNCLEAR}", figures)
-        less = f"{words}: faster, but by less than in the paper {', '.join(short)}; {_HERE}"
-        return judged("different here", less, figures)
+        short = [name for name, (figure, paper) in ratios.items() if figure.value < paper - _ROUNDED]
+        where = f"{words}: the ratio {', '.join(short)} is"
+        if all(ratios[name][0].high >= ratios[name][1] for name in short):
+            return judged("not measured", f"{where} {_UNCLEAR}", figures)
+        return judged("different here", f"{where} above 1, but below the paper's; {_HERE}", figures)
     return judged("does not hold", words, figures)
 
 

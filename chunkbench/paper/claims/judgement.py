@@ -1,4 +1,4 @@
-"""What can be said of a claim, and what it is said from."""
+"""The judgement of a claim, and the figures that it rests on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 from chunkbench.analysis.derive import Row
 
-Verdict = Literal["holds", "does not hold", "different here", "needs a GPU", "not measured"]
+ClaimVerdict = Literal["holds", "does not hold", "different here", "needs a GPU", "not measured"]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, with the figure that it rests on, the interval of that, and the keys of the cases used."""
+    """A verdict, its reason, the figure that decides it with its interval, and the keys of the cases used."""
 
-    verdict: Verdict
+    verdict: ClaimVerdict
     reason: str
     measured: float | None = None
     low: float | None = None
@@ -25,7 +25,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured figure with its interval and the rows that it was formed from."""
+    """A measured figure with its interval, and the rows that it was computed from."""
 
     value: float
     low: float
@@ -37,13 +37,13 @@ class Figure:
         return tuple(row.facts.key for row in self.rows)
 
 
-def judged(verdict: Verdict, reason: str, figures: Sequence[Figure]) -> Judgement:
-    """A verdict on several figures, the first of which stands for them all."""
+def judged(verdict: ClaimVerdict, reason: str, figures: Sequence[Figure]) -> Judgement:
+    """A verdict on several figures. The first one is reported as the measured figure."""
     first = figures[0]
     keys = dict.fromkeys(key for figure in figures for key in figure.keys)
     return Judgement(verdict, reason, first.value, first.low, first.high, tuple(keys))
 
 
-def absent(what: str, run: str) -> Judgement:
-    """`what` it takes to judge a claim was not measured."""
-    return Judgement("not measured", f"it takes {what}, which `chunkbench run {run}` measures")
+def absent(what: str, experiment: str) -> Judgement:
+    """The judgement of a claim that needs `what`, which no run has and which this experiment measures."""
+    return Judgement("not measured", f"it needs {what}, which `chunkbench run {experiment}` measures")

@@ -1,4 +1,4 @@
-"""Claims on which K/V a batch of requests has to compute (RadixAttention), tried on the suite's own tree."""
+"""Claims on the K/V that a batch of requests must compute (RadixAttention), tested on the suite's own tree."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ Order = Callable[[PrefixTree, list[Request]], Request]
 
 @cache
 def bound() -> Judgement:
-    """Tokens computed with a cache of the longest request's size, against the edges of the batch's radix tree."""
-    dice = random.Random(0)
-    most = 1.0
-    for requests in _batches(dice):
+    """Tokens computed with a cache that holds the longest request, against the edges of the batch's radix tree."""
+    rng = random.Random(0)
+    worst = 1.0
+    for requests in _batches(rng):
         edges = len({request[:end] for request in requests for end in range(1, len(request) + 1)})
-        best, peak, _ = _serve(requests, lambda tree, waiting: max(waiting, key=tree.match))
-        by_chance, _, _ = _serve(requests, lambda _, waiting: dice.choice(waiting))
-        most = max(most, by_chance / edges)
-        if best != edges or by_chance < edges or peak > max(map(len, requests)):
-            told = f"{best} tokens computed, {by_chance} in an order by chance, where the edges have {edges}"
-            return Judgement("does not hold", f"{told}; {peak} held at once")
+        longest_first, peak, _ = _serve(requests, lambda tree, waiting: max(waiting, key=tree.match))
+        in_random_order, _, _ = _serve(requests, lambda _, waiting: rng.choice(waiting))
+        worst = max(worst, in_random_order / edges)
+        if longest_first != edges or in_random_order < edges or peak > max(map(len, requests)):
+            computed = f"{longest_first} tokens computed, {in_random_order} in a random order; the edges have {edges}"
+            return Judgement("does not hold", f"{computed}; {peak} held at the same time")
     reason = (
-        f"{_BATCHES} batches by chance, a cache that holds the longest request and no more: the longest shared prefix "
-        f"first computes exactly the tree's edges, requests by chance up to {most:.1f} times as much, never less"
+        f"{_BATCHES} random batches, a cache for one request of the longest length: longest shared prefix first "
+        f"computes exactly the tree's edges; a random order computes up to {worst:.1f} times as much, never less"
     )
     return Judgement("holds", reason, 1.0)
 
 
 @cache
 def hit_rate() -> Judgement:
-    """Tokens found in the cache, counted by the tree, and those computed, counted by the chunks it asked to fill."""
-    dice = random.Random(1)
-    total = found = computed = 0
-    for requests in _batches(dice):
-        new, _, served = _serve(requests, lambda _, waiting: dice.choice(waiting))
-        total, computed, found = total + sum(map(len, requests)), computed + new, found + served
-    rate, reason = found / total, f"{found:,} of {total:,} tokens found, {computed:,} computed, in {_BATCHES} batches"
-    return Judgement("holds" if found == total - computed else "does not hold", reason, rate)
+    """Tokens found in the cache (counted by the tree) and tokens computed (counted by the chunks to fill)."""
+    rng = random.Random(1)
+    total = cached = computed = 0
+    for requests in _batches(rng):
+        new, _, hits = _serve(requests, lambda _, waiting: rng.choice(waiting))
+        total, computed, cached = total + sum(map(len, requests)), computed + new, cached + hits
+    reason = f"{cached:,} of {total:,} tokens found in the cache, {computed:,} computed, in {_BATCHES} batches"
+    return Judgement("holds" if cached == total - computed else "does not hold", reason, cached / total)
 
 
 def _serve(requests: Sequence[Request], choose: Order) -> tuple[int, int, int]:
-    """Tokens computed, most tokens held at once, tokens found, where the cache keeps the last request alone."""
+    """(tokens computed, most tokens held at once, tokens found), when the cache keeps only the last request."""
     tree, waiting = PrefixTree(chunk_size=1), list(requests)
-    computed = peak = found = 0
+    computed = peak = cached = 0
     last: int | None = None
     while waiting:
         request = choose(tree, waiting)
         waiting.remove(request)
         shared = tree.match(request)
         if last is not None and shared:
-            tree.truncate(last, shared)  # what the next one does not share makes room for it
+            tree.truncate(last, shared)  # drops the tokens that the next request does not share
         elif last is not None:
             tree.leave(last)
             last = None
@@ -64,22 +64,22 @@ def _serve(requests: Sequence[Request], choose: Order) -> tuple[int, int, int]:
         if last is not None:
             tree.leave(last)
         last = joined.sequence
-        computed, found = computed + len(joined.chunks), found + joined.cached
+        computed, cached = computed + len(joined.chunks), cached + joined.cached
         peak = max(peak, tree.pool.in_use)
-    return computed, peak, found
+    return computed, peak, cached
 
 
-def _batches(dice: random.Random) -> list[list[Request]]:
-    """Requests that share prefixes of all lengths, in no order."""
+def _batches(rng: random.Random) -> list[list[Request]]:
+    """Batches of requests that share prefixes of random lengths, in random order."""
 
-    def tokens(most: int) -> Request:
-        return tuple(dice.randrange(3) for _ in range(dice.randrange(1, most)))
+    def tokens(limit: int) -> Request:
+        return tuple(rng.randrange(3) for _ in range(rng.randrange(1, limit)))
 
     batches = []
     for _ in range(_BATCHES):
-        grown: list[Request] = [tokens(12)]
-        for _ in range(dice.randrange(2, 12)):
-            stem = dice.choice(grown)
-            grown.append(stem[: dice.randrange(len(stem) + 1)] + tokens(8))
-        batches.append(dice.sample(grown, len(grown)))
+        requests: list[Request] = [tokens(12)]
+        for _ in range(rng.randrange(2, 12)):
+            parent = rng.choice(requests)
+            requests.append(parent[: rng.randrange(len(parent) + 1)] + tokens(8))
+        batches.append(rng.sample(requests, len(requests)))
     return batches

@@ -1,4 +1,4 @@
-"""Comparison -> Document: what there is to say about HEAD against BASE, worst first."""
+"""Comparison -> Document: the verdicts on HEAD against BASE, worst first."""
 
 from __future__ import annotations
 
@@ -30,38 +30,36 @@ _UNITS: Mapping[Metric, str] = {
     "work_items": "items",
 }
 _ACROSS = (
-    "machine's own: what fixed work beside the rounds took on HEAD's machine over BASE's (yardsticks, read bandwidth, "
-    "matrix rate), least and most; HEAD / BASE is raw, the verdict is on what the machine's own ratio leaves of it"
+    "machine's own: time of fixed work on HEAD's machine over its time on BASE's (yardsticks, read bandwidth, matrix "
+    "rate), least and most; HEAD / BASE is raw, the verdict is on HEAD / BASE divided by the machine's own ratio"
 )
-_WORST = 3
-"""Cases that the headline names."""
+_HEADLINE_CASES = 3
+"""Most cases that the headline names."""
 
 
 class ComparisonDocument(Document):
     """A comparison as text or Markdown."""
 
-    HEADINGS: ClassVar[tuple[str, str, str]] = ("What to know of single cases", "Columns", "How it was compared")
+    HEADINGS: ClassVar[tuple[str, str, str]] = ("Notes on single cases", "Columns", "How it was compared")
 
 
-def document(comparison: Comparison, most_rows: int | None = None, most_said: int | None = None) -> ComparisonDocument:
-    """Everything about a comparison, or no more than so many of its cases, and words on so many of them: the worst."""
+def document(comparison: Comparison, most_rows: int | None = None, most_notes: int | None = None) -> ComparisonDocument:
+    """A comparison, worst cases first: at most `most_rows` in the table, and notes on at most `most_notes` of them."""
     shown = comparison.cases if most_rows is None else comparison.cases[:most_rows]
-    left_out = len(comparison.cases) - len(shown)
+    head, left_out = comparison.head, len(comparison.cases) - len(shown)
     summaries = [_summary_table(comparison.summaries)] if comparison.summaries else []
     axes = varying(comparison.cases)
-    said = [_said(case, axes) for case in shown if case.verdict != "same" or case.reason]
-    unsaid = len(said) - len(said[:most_said])
-    more = (
-        [f"{count(unsaid, 'more case')} to say something about: in comparison.md and comparison.json"] if unsaid else []
-    )
+    notes = [_note(case, axes) for case in shown if case.verdict != "same" or case.reason]
+    hidden = len(notes) - len(notes[:most_notes])
+    more = [f"{count(hidden, 'more case')} with notes, in comparison.md and comparison.json"] if hidden else []
     more += [f"{count(left_out, 'more case')}, none worse than these, in comparison.json"] if left_out else []
     return ComparisonDocument(
-        title=f"{comparison.head.experiment or 'HEAD'}: {_what(comparison.head)} against {_what(comparison.base)}",
+        title=f"{head.experiment or 'HEAD'}: {_revision(head)} against {_revision(comparison.base)}",
         warnings=comparison.warnings,
         losses=verdict_line(comparison),
-        headline=_worst(comparison),
+        headline=_headline(comparison),
         tables=(_case_table(shown, comparison.settings.metric), *summaries),
-        statuses=(*said[:most_said], *more),
+        statuses=(*notes[:most_notes], *more),
         legend=_legend(comparison),
         footer=tuple(_footer(comparison)),
     )
@@ -70,20 +68,20 @@ def document(comparison: Comparison, most_rows: int | None = None, most_said: in
 def verdict_line(comparison: Comparison) -> str:
     """The counts of verdicts and the exit code, in one line."""
     counts = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
-    neither = f"; {count(comparison.unmeasured, 'case')} measured by neither" if comparison.unmeasured else ""
-    meaning = {0: "passes", 1: "fails", 3: "fails", 4: "cannot be told"}[comparison.exit_code]
-    return f"{counts}{neither}: {meaning} (exit code {comparison.exit_code})."
+    unmeasured = f"; {count(comparison.unmeasured, 'case')} measured by neither" if comparison.unmeasured else ""
+    result = {0: "passes", 1: "fails", 3: "fails", 4: "inconclusive"}[comparison.exit_code]
+    return f"{counts}{unmeasured}: {result} (exit code {comparison.exit_code})."
 
 
 def place(case: CaseVerdict, varying: Sequence[str]) -> str:
-    """A case in a few words: implementation and what tells it from its neighbours."""
+    """A short name of a case: implementation, the axes that vary, and the metric unless it is the latency."""
     axes = describe(case.axes, varying)
     metric = "" if case.metric == "latency" else f", {case.metric}"
     return f"{case.implementation}{f' at {axes}' if axes else ''}{metric}"
 
 
 def varying(cases: Sequence[CaseVerdict]) -> list[str]:
-    """Axes with more than one value among the cases."""
+    """Names of the axes with more than one value among the cases."""
     return points.varying([(case.axes, []) for case in cases])
 
 
@@ -100,14 +98,14 @@ def change(case: CaseVerdict) -> str:
 
 def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
     axes = varying(cases)
-    several = len({case.metric for case in cases}) > 1
+    many_metrics = len({case.metric for case in cases}) > 1
     across = any(case.machine_low is not None for case in cases)
-    heads = ["verdict", "implementation", *axes, *(["metric"] if several else [])]
-    unit = "" if several else f" ({_UNITS[metric]})"
+    heads = ["verdict", "implementation", *axes, *(["metric"] if many_metrics else [])]
+    unit = "" if many_metrics else f" ({_UNITS[metric]})"
     columns = [Column(head, (head,), "left") for head in heads]
     columns += [
-        Column(f"BASE{unit}", ("BASE", _UNITS[metric] if not several else "")),
-        Column(f"HEAD{unit}", ("HEAD", _UNITS[metric] if not several else "")),
+        Column(f"BASE{unit}", ("BASE", _UNITS[metric] if not many_metrics else "")),
+        Column(f"HEAD{unit}", ("HEAD", _UNITS[metric] if not many_metrics else "")),
         Column("HEAD / BASE", ("HEAD /", "BASE")),
         Column("interval", ("interval",)),
         *([Column("machine's own ratio", ("machine's", "own"))] if across else []),
@@ -115,23 +113,23 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
     ]
     rows = []
     for case in cases:
-        words = [case.verdict, case.implementation, *(show_value(case.axes.get(axis)) for axis in axes)]
-        words += [case.metric] if several else []
+        texts = [case.verdict, case.implementation, *(show_value(case.axes.get(axis)) for axis in axes)]
+        texts += [case.metric] if many_metrics else []
         interval = NOTHING if case.low is None or case.high is None else f"{case.low:.3f}..{case.high:.3f}"
-        words += [
+        texts += [
             _value(case.base),
             _value(case.head),
             NOTHING if case.ratio is None else f"{case.ratio:.3f}x",
             interval,
             *([_own_ratio(case)] if across else []),
         ]
-        words += [f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING]
-        rows.append((Cell(words[0], _EMPHASIS[case.verdict]), *(Cell(word) for word in words[1:])))
+        texts += [f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING]
+        rows.append((Cell(texts[0], _EMPHASIS[case.verdict]), *(Cell(text) for text in texts[1:])))
     return Table("Cases, worst first", tuple(columns), tuple(rows), keys=len(heads))
 
 
 def _own_ratio(case: CaseVerdict) -> str:
-    """By how much the machines differ themselves: least and most."""
+    """The machines' own ratio: least and most."""
     if case.machine_low is None or case.machine_high is None:
         return NOTHING
     return f"{case.machine_low:.2f}..{case.machine_high:.2f}"
@@ -146,17 +144,17 @@ def _summary_table(summaries: Sequence[Summary]) -> Table:
     )
     rows = tuple(
         (
-            Cell(one.implementation),
-            Cell(str(one.cases)),
-            Cell(f"{one.ratio:.3f}x"),
-            Cell(NOTHING if one.low is None or one.high is None else f"{one.low:.3f}..{one.high:.3f}"),
+            Cell(summary.implementation),
+            Cell(str(summary.cases)),
+            Cell(f"{summary.ratio:.3f}x"),
+            Cell(NOTHING if summary.low is None or summary.high is None else f"{summary.low:.3f}..{summary.high:.3f}"),
         )
-        for one in summaries
+        for summary in summaries
     )
     return Table("By implementation, geometric means", columns, rows, keys=1)
 
 
-def _said(case: CaseVerdict, axes: Sequence[str]) -> str:
+def _note(case: CaseVerdict, axes: Sequence[str]) -> str:
     text = f"{place(case, axes)} is {case.verdict}"
     if case.reason:
         text += f": {case.reason}"
@@ -169,21 +167,21 @@ def _said(case: CaseVerdict, axes: Sequence[str]) -> str:
     return text
 
 
-def _worst(comparison: Comparison) -> str:
+def _headline(comparison: Comparison) -> str:
     axes = varying(comparison.cases)
-    worst = [case for case in comparison.cases if case.verdict in ("incorrect", "slower", "missing")][:_WORST]
-    told = [f"{place(case, axes)} {change(case) if case.ratio is not None else case.reason}" for case in worst]
-    return f"Worst: {'; '.join(told)}." if told else ""
+    worst = [case for case in comparison.cases if case.verdict in ("incorrect", "slower", "missing")][:_HEADLINE_CASES]
+    changes = [f"{place(case, axes)} {change(case) if case.ratio is not None else case.reason}" for case in worst]
+    return f"Worst: {'; '.join(changes)}." if changes else ""
 
 
 def _legend(comparison: Comparison) -> tuple[str, ...]:
     settings = comparison.settings
     across = any(case.machine_low is not None for case in comparison.cases)
-    what = "token rate" if settings.metric == "token_rate" else "time"
+    quantity = "token rate" if settings.metric == "token_rate" else "time"
     return (
-        f"BASE, HEAD: the median {what} over all rounds of either; HEAD / BASE: the ratio over those that may be "
-        f"compared, with an interval of {settings.case_confidence:.4%} confidence",
-        "compared: processes, or rounds where one process measured a side, of BASE:HEAD that may be compared",
+        f"BASE, HEAD: the median {quantity} over all rounds of that side; HEAD / BASE: the ratio over comparable "
+        f"rounds, with an interval of {settings.case_confidence:.4%} confidence",
+        "compared: number of comparable processes of BASE:HEAD, or of rounds if one process measured each side",
         *((_ACROSS,) if across else ()),
         f"slower, faster: the whole interval lies beyond {settings.threshold:.1%}, and a re-measurement (or each half "
         f"of the rounds) agrees; same: the whole interval lies within {settings.threshold:.1%}; inconclusive: neither",
@@ -202,12 +200,12 @@ def _footer(comparison: Comparison) -> list[tuple[str, str]]:
             + (
                 "HEAD and BASE measured in turns, pairs of rounds compared (Wilcoxon's signed-rank interval)"
                 if settings.in_turns
-                else "rounds compared beside which the machine ran alike (Mann-Whitney interval)"
+                else "rounds compared that ran while the machine was in the same state (Mann-Whitney interval)"
             ),
         ),
     ]
-    apart = [f"{one.what}: {one.base} / {one.head}" for one in comparison.differences]
-    lines.append(("differs", "; ".join(apart) if apart else "nothing in hardware, settings or versions"))
+    differences = [f"{diff.what}: {diff.base} / {diff.head}" for diff in comparison.differences]
+    lines.append(("differs", "; ".join(differences) if differences else "nothing in hardware, settings or versions"))
     if comparison.command:
         lines.append(("to repeat", comparison.command))
     return lines
@@ -216,10 +214,11 @@ def _footer(comparison: Comparison) -> list[tuple[str, str]]:
 def _side(side: Side) -> str:
     when = f", {side.started_at}" if side.started_at else ""
     processes = f"{side.processes} processes" if side.processes > 1 else "1 process"
-    return f"{side.path} ({_what(side)}{when}; {count(side.cases, 'case')}, {processes}, {count(side.rounds, 'round')})"
+    counts = f"{count(side.cases, 'case')}, {processes}, {count(side.rounds, 'round')}"
+    return f"{side.path} ({_revision(side)}{when}; {counts})"
 
 
-def _what(side: Side) -> str:
+def _revision(side: Side) -> str:
     return side.commit or f"version {side.version}"
 
 

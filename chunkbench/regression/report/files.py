@@ -17,9 +17,9 @@ FILES = {
 
 
 def write_all(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write every format and the step summary; returns the paths.
+    """Write every format and the step summary; return the paths.
 
-    Whatever goes wrong with one, the others are written; then the first error is raised.
+    If one file fails, the others are still written; then the first error is raised.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -29,7 +29,7 @@ def write_all(comparison: Comparison, folder: Path) -> list[Path]:
             text = step_summary(comparison) if name == "summary.md" else render(comparison, FILES[name])
             (folder / name).write_text(text, encoding="utf-8")
             written.append(folder / name)
-        except Exception as error:  # the one report that shows the regression must not be lost with another
+        except Exception as error:  # an error in one format must not lose the other reports
             errors.append(error)
     if errors:
         raise errors[0]

@@ -1,4 +1,4 @@
-"""The formats that a comparison can be printed in, by the name that the command line gives them."""
+"""The formats of a comparison, by name."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from chunkbench.report import markdown, text_table
 
 FORMATS = ("table", "markdown", "json", "junit", "github")
 PULL_REQUEST_BYTES = 60_000
-"""A comment may hold 65,536 characters; some are left for what is put around it."""
+"""A comment on GitHub may have 65,536 characters. The difference is left for other text in the comment."""
 STEP_SUMMARY_BYTES = 1_000_000
-"""GitHub takes 1 MiB."""
-_TERMINAL_ROWS, _TERMINAL_WORDS = 40, 5
-"""Cases in the terminal's table, and those of them that are explained: what matters has to be on one screen."""
+"""GitHub's limit is 1 MiB."""
+_TERMINAL_ROWS, _TERMINAL_NOTES = 40, 5
+"""Most cases in the terminal's table, and most notes on them: the important cases have to fit on one screen."""
 
 
 def render(comparison: Comparison, form: str, colour: bool = False) -> str:
-    """The comparison in one of `FORMATS`; only the table knows colour. Raises `KeyError` for any other name."""
+    """The comparison in one of `FORMATS`; only the table has colours. Raises `KeyError` for any other name."""
     renderers: dict[str, Callable[[], str]] = {
         "markdown": lambda: pull_request(comparison),
         "json": lambda: comparison.model_dump_json(indent=2) + "\n",
         "junit": lambda: junit.render(comparison),
         "github": lambda: github.workflow_commands(comparison),
-        "table": lambda: text_table.render(document(comparison, _TERMINAL_ROWS, _TERMINAL_WORDS), colour),
+        "table": lambda: text_table.render(document(comparison, _TERMINAL_ROWS, _TERMINAL_NOTES), colour),
     }
     return renderers[form]()
 
@@ -36,12 +36,12 @@ def pull_request(comparison: Comparison) -> str:
 
 
 def step_summary(comparison: Comparison) -> str:
-    """Markdown for the summary of a step."""
+    """Markdown for the summary of a workflow's step."""
     return _within(comparison, STEP_SUMMARY_BYTES)
 
 
 def _within(comparison: Comparison, limit: int) -> str:
-    """As many cases as fit, the worst first."""
+    """Markdown with as many cases as fit into `limit` bytes, worst first."""
     rows = len(comparison.cases)
     while True:
         text = markdown.render(document(comparison, rows))

@@ -1,4 +1,4 @@
-"""A comparison for GitHub Actions: annotations on standard output, the table in the step's summary."""
+"""A comparison as GitHub Actions shows it: annotations on standard output."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from chunkbench.regression.report.document import change, place, varying, verdic
 from chunkbench.regression.verdicts import CaseVerdict, Comparison
 
 MOST_ANNOTATIONS = 10
-"""GitHub shows no more of one step; the last says how many others there are."""
+"""GitHub shows no more annotations of one step. The last one says how many others there are."""
 
 
 def workflow_commands(comparison: Comparison) -> str:
-    """Workflow commands, one a line: errors for what fails the comparison, warnings for what cannot be told."""
+    """Workflow commands, one per line: errors for cases that fail the comparison, warnings for other bad verdicts."""
     axes = varying(comparison.cases)
     marked = [(level, case) for case in comparison.cases if (level := _level(case, comparison))]
     shown = marked if len(marked) <= MOST_ANNOTATIONS else marked[: MOST_ANNOTATIONS - 1]
@@ -19,8 +19,8 @@ def workflow_commands(comparison: Comparison) -> str:
         for level, case in shown
     ]
     if len(shown) < len(marked):
-        others = f"{len(marked) - len(shown)} more; {verdict_line(comparison)}"
-        lines.append(f"::notice title=chunkbench::{_data(others)}")
+        rest = f"{len(marked) - len(shown)} more; {verdict_line(comparison)}"
+        lines.append(f"::notice title=chunkbench::{_data(rest)}")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""A history as a table and as a picture."""
+"""A history as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
 _MOST_LINES = 8
-"""Lines of a panel that can be told apart."""
+"""Most lines of a panel that a reader can distinguish."""
 _ACROSS_HEADS = (("last level", "/ first machine's"), ("machine's", "own"), ("verdict",))
 _ACROSS = (
-    "last level / first machine's: raw; machine's own: what fixed work took on this machine over the first that "
-    "measured the case (yardsticks, read bandwidth, matrix rate), least and most; the verdict is on what that leaves"
+    "last level / first machine's: raw; machine's own: time of fixed work on this machine over its time on the first "
+    "machine (yardsticks, read bandwidth, matrix rate), least and most; the verdict is on the raw ratio divided by it"
 )
 
 
-def document(series: Sequence[Series], threshold: float, confidence: float) -> Document:
-    """The table: changed cases first."""
-    ordered = sorted(series, key=lambda one: (not one.changes, one.implementation, one.name))
-    axes = varying([(one.axes, []) for one in ordered])
-    several = len({one.machine for one in ordered}) > 1
-    across = any(one.across for one in ordered)
-    columns = [Column(head, (head,), "left") for head in ("implementation", *axes, *(["machine"] if several else []))]
+def document(all_series: Sequence[Series], threshold: float, confidence: float) -> Document:
+    """The table, with the changed cases first."""
+    ordered = sorted(all_series, key=lambda series: (not series.changes, series.implementation, series.name))
+    axes = varying([(series.axes, []) for series in ordered])
+    many_machines = len({series.machine for series in ordered}) > 1
+    across = any(series.across for series in ordered)
+    heads = ["implementation", *axes, *(["machine"] if many_machines else [])]
+    columns = [Column(head, (head,), "left") for head in heads]
     columns += [
         Column("runs", ("runs",)),
         Column("first level (us)", ("first", "level us")),
@@ -35,16 +36,16 @@ def document(series: Sequence[Series], threshold: float, confidence: float) -> D
         Column("changes", ("changes",), "left"),
     ]
     rows = []
-    for one in ordered:
-        words = [one.implementation, *(show_value(one.axes.get(axis)) for axis in axes)]
-        words += [str(one.machine)] if several else []
-        words += [str(len(one.measurements)), significant(one.levels[0]), significant(one.levels[-1])]
-        words += _across(one.across) if across else []
-        changes = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in one.changes) or NOTHING
-        worse = any(change.ratio > 1 for change in one.changes)
-        emphasis: Emphasis = "failed" if worse else "best" if one.changes else "plain"
-        rows.append((*(Cell(word) for word in words), Cell(changes, emphasis)))
-    changed = sum(bool(one.changes) for one in ordered)
+    for series in ordered:
+        texts = [series.implementation, *(show_value(series.axes.get(axis)) for axis in axes)]
+        texts += [str(series.machine)] if many_machines else []
+        texts += [str(len(series.measurements)), significant(series.levels[0]), significant(series.levels[-1])]
+        texts += _across(series.across) if across else []
+        changes = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in series.changes) or NOTHING
+        worse = any(change.ratio > 1 for change in series.changes)
+        emphasis: Emphasis = "failed" if worse else "best" if series.changes else "plain"
+        rows.append((*(Cell(text) for text in texts), Cell(changes, emphasis)))
+    changed = sum(bool(series.changes) for series in ordered)
     return Document(
         title=f"History of {count(len(ordered), 'case')}",
         warnings=(),
@@ -54,7 +55,7 @@ def document(series: Sequence[Series], threshold: float, confidence: float) -> D
         statuses=(),
         legend=(
             f"changes: levels that differ by more than {threshold:.1%}: binary segmentation, tested by permutation, at "
-            f"{confidence:.1%} confidence for all cases together; a level lasts for three runs at least",
+            f"{confidence:.1%} confidence for all cases together; a level has at least three runs",
             *((_ACROSS,) if across else ()),
         ),
         footer=(),
@@ -62,36 +63,36 @@ def document(series: Sequence[Series], threshold: float, confidence: float) -> D
 
 
 def _across(across: Across | None) -> list[str]:
-    """A series beside that of the first machine: the cells under `_ACROSS_HEADS`."""
+    """The cells under `_ACROSS_HEADS`: a series against the series of the first machine."""
     if across is None:
         return [NOTHING] * len(_ACROSS_HEADS)
     own = across.machine_low, across.machine_high
-    told = NOTHING if None in own else "{:.2f}..{:.2f}".format(*own)
-    return [f"{across.ratio:.3f}x", told, across.verdict]
+    own_text = NOTHING if None in own else "{:.2f}..{:.2f}".format(*own)
+    return [f"{across.ratio:.3f}x", own_text, across.verdict]
 
 
-def draw(series: Sequence[Series], folder: Path) -> list[Path]:
-    """Write `history.png` and `history.svg`: a panel for each implementation, latencies over the first level."""
+def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
+    """Write `history.png` and `history.svg`: one panel per implementation, latencies relative to the first level."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from chunkbench.report.figures.style import PALETTE, STYLE
 
-    names = list(dict.fromkeys(one.implementation for one in series))
-    axes_names = varying([(one.axes, []) for one in series])
+    names = list(dict.fromkeys(series.implementation for series in all_series))
+    axes_names = varying([(series.axes, []) for series in all_series])
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 0.6 + 2.2 * len(names)), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
         for panel, name in zip(panels, names, strict=True):
-            members = [one for one in series if one.implementation == name]
-            members.sort(key=lambda one: (not one.changes, one.name))
-            for (colour, marker), one in zip(PALETTE * 2, members[:_MOST_LINES], strict=False):
-                label = describe(one.axes, axes_names) or one.label
-                values = [m.latency_us / one.levels[0] for m in one.measurements]
+            members = [series for series in all_series if series.implementation == name]
+            members.sort(key=lambda series: (not series.changes, series.name))
+            for (colour, marker), series in zip(PALETTE * 2, members[:_MOST_LINES], strict=False):
+                label = describe(series.axes, axes_names) or series.label
+                values = [m.latency_us / series.levels[0] for m in series.measurements]
                 panel.plot(range(1, len(values) + 1), values, color=colour, marker=marker, markersize=4, label=label)
-                for change in one.changes:
+                for change in series.changes:
                     panel.axvline(change.index + 0.5, color=colour, linewidth=0.8, linestyle=(0, (4, 2)))
                     panel.annotate(
                         f"{change.ratio:.2f}x {change.commit or ''}".strip(),

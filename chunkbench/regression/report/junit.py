@@ -1,4 +1,4 @@
-"""A comparison as JUnit XML: one test for each case, under a name that stays the same."""
+"""A comparison as JUnit XML: one test for each case, with the same name in every comparison."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def render(comparison: Comparison) -> str:
-    """XML that JUnit readers take.
+    """XML for JUnit readers.
 
-    What fails the comparison is a failure, or an error where HEAD itself failed; what does not, though it is not well,
-    is skipped.
+    A case that fails the comparison is a failure, or an error if HEAD itself failed. Other bad verdicts are skipped
+    tests.
     """
     suite = junitparser.TestSuite(f"chunkbench compare {comparison.head.experiment}".strip())
     for name in ("base", "head"):
@@ -37,17 +37,17 @@ def render(comparison: Comparison) -> str:
 
 
 def _legal(text: str) -> str:
-    """Without what XML 1.0 cannot hold, such as the escape sequences of a coloured message."""
+    """The text without characters that XML 1.0 forbids, such as the escape sequences of a coloured message."""
     return _ILLEGAL.sub("?", text)
 
 
 def _result(case: CaseVerdict, comparison: Comparison) -> list[FinalResult]:
-    told = _legal(f"{case.verdict}: {change(case)} {case.reason}".strip())
+    message = _legal(f"{case.verdict}: {change(case)} {case.reason}".strip())
     fails = case.verdict in comparison.settings.fail_on
     if case.failed and fails:
-        return [junitparser.Error(told, case.verdict)]
+        return [junitparser.Error(message, case.verdict)]
     if fails:
-        return [junitparser.Failure(told, case.verdict)]
+        return [junitparser.Failure(message, case.verdict)]
     if case.verdict in ("inconclusive", "missing", "incorrect", "slower"):
-        return [junitparser.Skipped(told)]
+        return [junitparser.Skipped(message)]
     return []

@@ -1,4 +1,4 @@
-"""Figures: drawn by the kinds of work, in one style, and saved."""
+"""Figures: the kinds of work draw them; this package gives them one style and saves them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from chunkbench.store import Manifest
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """The figure of a run, as its kind draws it; None when there is too little to draw."""
+    """The figure of a run, drawn by its kind of work; None when there is too little to draw."""
     showing: Showing = kinds.get(manifest.experiment.kind).showing()
     with mpl.rc_context(STYLE):
         return showing.draw(report, manifest)
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG with its text as text."""
+    """The figure as SVG, with text elements instead of outlines."""
     buffer = StringIO()
     with mpl.rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "ChunkBench"})
@@ -37,11 +37,11 @@ PICTURES: Mapping[str, Mapping[str, Any]] = {
     ".svg": {"Date": None, "Creator": "ChunkBench"},
     ".pdf": {"CreationDate": None, "Creator": "ChunkBench"},
 }
-"""Endings of the files that a figure can be saved as, with metadata that let the same run give the same bytes."""
+"""Endings of figure files, with the metadata that make the same run give the same bytes."""
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure in the format that the path's ending, one of `PICTURES`, names."""
+    """Write the figure; the path's ending, one of `PICTURES`, names the format."""
     with mpl.rc_context(STYLE):
         figure.savefig(path, dpi=160, metadata=dict(PICTURES[path.suffix]))
     return path

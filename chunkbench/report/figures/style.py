@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, markers, the sheet that panels, legend and caption stand on."""
+"""What all figures share: colours, markers, and the sheet with panels, legend and caption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PANEL_INCHES = (3.3, 2.9)
 _LEGEND_COLUMNS = 5
 _TITLE_LETTERS = 56
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; markers carry the difference in grey print.
+# Okabe and Ito's palette, which colour-blind readers can tell apart; in grey print the markers differ.
 PALETTE = (
     ("#555555", "o"),
     ("#CC79A7", "v"),
@@ -40,7 +40,7 @@ PALETTE = (
     ("#882255", "<"),
     ("#E69F00", "p"),
 )
-"""Colour and marker of lines that stand for no implementation."""
+"""Colours and markers of lines that do not belong to an implementation."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -55,7 +55,7 @@ STYLE: dict[Any, Any] = {
 
 
 def handle(colour: str, marker: str, label: str, here: bool = True) -> Line2D:
-    """A line of the legend: solid and filled for what was measured here, dashed and hollow for the paper."""
+    """A line of the legend: solid and filled for this run (`here`), dashed and hollow for the paper."""
     return Line2D(
         [],
         [],
@@ -78,14 +78,14 @@ class Sheet:
     across: int
 
     def label(self, x: str, y: str) -> None:
-        """Name the axes: x below every panel, y, which a row has in common, at its left end."""
+        """Label the axes: x below every panel, y at the left of each row, whose panels share it."""
         for number, plot in enumerate(self.panels):
             plot.set_xlabel(x)
             if number % self.across == 0:
                 plot.set_ylabel(y)
 
     def log_ticks(self) -> None:
-        """Round values on a logarithmic y-axis that all panels share."""
+        """Put ticks at round values of the logarithmic y-axis that all panels share."""
         limits = self.panels[0].get_ylim()
         for plot in self.panels:
             ticks_at(plot.yaxis, round_values(*limits))
@@ -100,12 +100,12 @@ def sheet(
     share_y: bool = True,
     right_axis: bool = False,
 ) -> Sheet:
-    """As many empty panels, under a title and over the legend and the caption; `right_axis` leaves room for one."""
+    """A sheet of empty panels below a title, above legend and caption; `right_axis` leaves room for a right y-axis."""
     across = min(across, panels)
     down = math.ceil(panels / across)
     columns = min(_LEGEND_COLUMNS if across == _ACROSS else 3, max(1, len(handles)))
-    apart = right_axis or not share_y
-    gap = 0.55 if apart else 0.0  # room for the labels of an axis of its own
+    own_axes = right_axis or not share_y
+    gap = 0.55 if own_axes else 0.0  # room for the labels of each panel's own y-axis
     width = max((_PANEL_INCHES[0] + gap) * across + 0.75, 5.6)
     lines = textwrap.wrap(caption, int(width * 16.5))
     below = 0.62 + 0.2 * math.ceil(len(handles) / columns) + 0.15 * len(lines) + 0.1
@@ -120,7 +120,7 @@ def sheet(
         right=1 - (0.65 if right_axis else 0.15) / width,
         top=1 - above / height,
         bottom=below / height,
-        wspace=0.28 if apart else 0.08,
+        wspace=0.28 if own_axes else 0.08,
         hspace=0.38,
     )
     for plot in plots[panels:]:
@@ -144,18 +144,18 @@ def sheet(
 
 
 def panel_title(plot: Axes, title: str) -> None:
-    """Axes in words above a panel, small where they are many, cut short where they would not fit."""
+    """Set the title of a panel; a long title gets a small font, and is cut where it does not fit."""
     words = textwrap.shorten(title.replace("=", " = "), _TITLE_LETTERS, placeholder=" ...")
     plot.set_title(words, fontsize=9.5 if len(words) <= 30 else 7.5)
 
 
 def axis_label(axis: str) -> str:
-    """An axis of experiments in words, for readers who do not know its name."""
+    """The name of an experiment's axis in words, for readers who do not know its symbol."""
     return AXES[axis].label if axis in AXES else axis
 
 
 def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
-    """Ticks where there is something, or where a reader expects them, and nowhere else."""
+    """Put ticks at exactly these values."""
     axis.set_major_locator(FixedLocator(sorted(set(values))))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}"))
     axis.set_minor_locator(NullLocator())
@@ -163,27 +163,27 @@ def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:
 
 
 def round_values(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten from low to high: ticks of a logarithmic axis."""
+    """1, 2 and 5 times powers of ten, from low to high: ticks of a logarithmic axis."""
     return [m * 10.0**e for e in range(-6, 13) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
 
 
 def conditions(report: Report, manifest: Manifest, timed: bool = True) -> str:
-    """Machine, data type and how it was timed, for a caption."""
+    """Machine and data type, and if `timed` also protocol and caches, for a caption."""
     facts = [row.facts for row in report.rows]
     machines = " and ".join(manifest.machine_names) or "machine not recorded"
     parts = [machines, ", ".join(dict.fromkeys(f.dtype for f in facts))]
     if timed:
-        for word, found in (("protocol", [f.protocol for f in facts]), ("caches", [f.cache for f in facts])):
-            parts.append(f"{word} {' and '.join(dict.fromkeys(found))}")
+        for name, values in (("protocol", [f.protocol for f in facts]), ("caches", [f.cache for f in facts])):
+            parts.append(f"{name} {' and '.join(dict.fromkeys(values))}")
     return "Here: " + ", ".join(parts)
 
 
 def left_out(total: int) -> list[str]:
-    """That panels are missing, for a caption; nothing where all `total` are there."""
+    """A caption's note that panels are missing; empty when all `total` panels are shown."""
     return [f"The first {MOST_PANELS} of {count(total, 'panel')}"] if total > MOST_PANELS else []
 
 
 def caption(parts: Iterable[str], report: Report) -> str:
-    """Sentences of a caption; a partial run says so in its figure, too."""
-    said = [*parts, *(warning for warning in report.warnings if warning.startswith("Partial"))]
-    return ". ".join(part.rstrip(".") for part in said) + "."
+    """The caption made of these parts; the figure of a partial run says that the run is partial."""
+    sentences = [*parts, *(warning for warning in report.warnings if warning.startswith("Partial"))]
+    return ". ".join(sentence.rstrip(".") for sentence in sentences) + "."

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: no request leaves it, and it reads with a keyboard, a screen reader, on paper."""
+"""One self-contained HTML file: it loads nothing, and works with a keyboard, with a screen reader and in print."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MARKS = {"holds": "✓", "does not hold": "✗", "different here": "≠", "need
 
 
 def render(book: Book) -> str:
-    """The whole page."""
+    """The page of a book."""
     folder = files("chunkbench.report.html")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"bodies": bodies, "measured": measured}
     template = environment.from_string(folder.joinpath("page.html.j2").read_text(encoding="utf-8"))
-    # Ours, and free of what would end the element: not to be escaped.
-    ours: dict[str, Any] = {
+    # Not escaped: these files belong to the package, and hold no tag that would end their element.
+    trusted: dict[str, Any] = {
         "css": Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
         "script": Markup(folder.joinpath("page.js").read_text(encoding="utf-8")),
     }
@@ -37,30 +37,30 @@ def render(book: Book) -> str:
         marks=_MARKS,
         emphasis=EMPHASIS,
         headings=Report.HEADINGS,
-        **ours,
+        **trusted,
     )
 
 
 def bodies(table: Table) -> list[list[tuple[Cell, ...]]]:
-    """Rows that stay together when a table is sorted: one whose first cell is empty goes on with the one above."""
-    found: list[list[tuple[Cell, ...]]] = []
+    """Groups of rows that sorting keeps together: a row with an empty first cell belongs to the row above."""
+    groups: list[list[tuple[Cell, ...]]] = []
     for row in table.rows:
-        if found and row[0].text == "" and table.keys > 1:
-            found[-1].append(row)
+        if groups and row[0].text == "" and table.keys > 1:
+            groups[-1].append(row)
         else:
-            found.append([row])
-    return found
+            groups.append([row])
+    return groups
 
 
 def _picture(chapter: Chapter) -> str:
-    """The run's figure as an element; its ids are made the chapter's own, for there are several on the page."""
+    """The run's figure as an SVG element. Its ids get the chapter's prefix, because a page has several figures."""
     drawn = figures.draw(chapter.report, chapter.manifest)
     if drawn is None:
         return ""
     text = figures.svg(drawn)
     text = text[text.index("<svg") :]
-    own = f"{chapter.anchor}-"
-    text = re.sub(r'\bid="', f'id="{own}', text)
-    text = re.sub(r'((?:xlink:)?href)="#', rf'\1="#{own}', text)
-    text = text.replace("url(#", f"url(#{own}")
-    return re.sub(r"<svg ", '<svg role="img" aria-labelledby="' + own + 'caption" ', text, count=1)
+    prefix = f"{chapter.anchor}-"
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r'((?:xlink:)?href)="#', rf'\1="#{prefix}', text)
+    text = text.replace("url(#", f"url(#{prefix}")
+    return re.sub(r"<svg ", '<svg role="img" aria-labelledby="' + prefix + 'caption" ', text, count=1)

@@ -1,5 +1,5 @@
 "use strict";
-// Sorts a table by the column whose heading is pressed. Rows that belong together are one tbody and stay together.
+// Sorts a table by the column whose heading is pressed. Rows of one tbody belong together and stay together.
 function valueOf(body, column) {
   const cell = body.rows[0].cells[column];
   const text = cell ? cell.textContent.trim() : "";
@@ -9,7 +9,7 @@ function valueOf(body, column) {
 function compare(a, b) {
   const numbers = !Number.isNaN(a.number) && !Number.isNaN(b.number);
   if (numbers) return a.number - b.number;
-  // What has no number comes after what has one, whichever way it is sorted.
+  // In rising order, cells without a number come after the numbers.
   if (Number.isNaN(a.number) !== Number.isNaN(b.number)) return Number.isNaN(a.number) ? 1 : -1;
   return a.text.localeCompare(b.text);
 }

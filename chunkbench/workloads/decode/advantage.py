@@ -1,4 +1,4 @@
-"""A map of where two-phase partition beats paged decode, and by how much."""
+"""A map that shows where two-phase partition beats paged decode, and by how much."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from chunkbench.store import Manifest
 from chunkbench.workloads.decode.headline import Match, matches
 
 _COLOURS = "cividis"
-"""Even in lightness from end to end: readable in grey and by colour-blind readers."""
+"""A colour map of uniform lightness steps, readable in grey and for colour-blind readers."""
 
 
 def axes_of(report: Report) -> tuple[str, str] | None:
-    """(across, up): the first two axes that vary, n_s and the batch size before others; None if there are not two."""
-    wanted: list[str] = [axis for axis in ("n_s", "batch_size") if axis in report.varying]
-    wanted += [axis for axis in report.varying if axis not in wanted]
-    return (wanted[0], wanted[1]) if len(wanted) > 1 else None
+    """(x-axis, y-axis): the first two axes that vary, n_s and batch size before all others; None if fewer vary."""
+    preferred: list[str] = [axis for axis in ("n_s", "batch_size") if axis in report.varying]
+    preferred += [axis for axis in report.varying if axis not in preferred]
+    return (preferred[0], preferred[1]) if len(preferred) > 1 else None
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """None without two axes, or where nothing was measured beside the baseline."""
-    axes, found = axes_of(report), matches(report.groups, report.baseline, report.columns)
-    if axes is None or not found:
+    """The figure; None if fewer than two axes vary, or if nothing was measured beside the baseline."""
+    axes, all_matches = axes_of(report), matches(report.groups, report.baseline, report.columns)
+    if axes is None or not all_matches:
         return None
-    apart = [axis for axis in report.varying if axis not in axes]
+    panel_axes = [axis for axis in report.varying if axis not in axes]
     panels: dict[str, list[Match]] = {}
-    for match in found:
-        panels.setdefault(describe(match.group.axes, apart), []).append(match)
+    for match in all_matches:
+        panels.setdefault(describe(match.group.axes, panel_axes), []).append(match)
     shown = list(panels.items())[:MOST_PANELS]
-    values = [match.speedup for match in found]
+    values = [match.speedup for match in all_matches]
     norm = LogNorm(min(*values, 0.99), max(*values, 1.01))
     page = sheet(report.title, _caption(report, manifest, len(panels)), [], len(shown))
     for plot, (title, members) in zip(page.panels, shown, strict=True):
@@ -59,7 +59,7 @@ def _panel(plot: Axes, members: Sequence[Match], axes: tuple[str, str], norm: Lo
             if (x, y) not in cells:
                 continue
             match = cells[x, y]
-            # A win that another run may turn into a loss is no win yet.
+            # Mark a result that another run may reverse.
             text = ("~" if match.doubtful else "") + times(match.speedup)
             light = norm(match.speedup) > 0.55
             plot.text(

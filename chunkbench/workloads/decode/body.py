@@ -1,18 +1,18 @@
-"""What there is to say of decode attention: where ChunkAttn loses, the tables, what was expected."""
+"""The report of decode attention: where ChunkAttn loses, the tables, the expectations."""
 
 from __future__ import annotations
 
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode import headline, tables
 
-SEVERAL_WAYS = "points are counted once for each cache and mode in which they were timed"
+_COUNTED_PER_CACHE_AND_MODE = "a point counts once for each cache and mode in which it was timed"
 
 
 def body(view: View) -> Body:
-    """Losses before anything that flatters the baseline."""
-    found = headline.matches(view.groups, view.baseline, view.columns)
+    """Headline, tables, losses and legend of a run."""
+    matches = headline.matches(view.groups, view.baseline, view.columns)
     label = view.columns.name(view.baseline)
-    shown = (
+    tables_or_none = (
         tables.token_rate_table(view) if view.experiment.figure == "token_rate" else None,
         tables.latency_table(view),
         tables.ratio_table(view),
@@ -20,8 +20,8 @@ def body(view: View) -> Body:
         tables.expectation_table(view) if view.outcomes else None,
     )
     return Body(
-        headline.headline(found, label, len(view.groups), view.columns),
-        tuple(table for table in shown if table is not None),
-        headline.losses(found, label, view.axes, view.columns),
-        (tables.BANDWIDTH_LEGEND, *([SEVERAL_WAYS] if {"cache", "mode"} & {*view.axes} else [])),
+        headline.headline(matches, label, len(view.groups), view.columns),
+        tuple(table for table in tables_or_none if table is not None),
+        headline.losses(matches, label, view.axes, view.columns),
+        (tables.BANDWIDTH_LEGEND, *([_COUNTED_PER_CACHE_AND_MODE] if {"cache", "mode"} & {*view.axes} else [])),
     )

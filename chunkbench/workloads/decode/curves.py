@@ -1,4 +1,4 @@
-"""Which curves the figure shows: speed-up of the baseline over every other implementation, here and in the paper."""
+"""The curves of the figure: speed-up of the baseline over every other implementation, here and in the paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARE = "n_s / n_p"
 
 @dataclass(frozen=True)
 class Spot:
-    """One point of a curve; `low` and `high` are None for the paper, which gives no intervals."""
+    """One point of a curve; `low` and `high` are None for the paper, which prints no intervals."""
 
     x: float
     speedup: float
@@ -26,7 +26,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Curve:
-    """Speed-ups over one implementation in rising order of x."""
+    """Speed-ups over one implementation, sorted by x."""
 
     implementation: str
     label: str
@@ -43,7 +43,7 @@ class Panel:
 
 
 def x_axis(report: Report) -> str:
-    """The axis of numbers with the most values: of as many, `n_s / n_p` within an n_p, then the last of the table's."""
+    """The numeric axis with the most values. Among equals `n_s / n_p` (at one n_p), then the last axis of the table."""
     shares: dict[object, set[object]] = {}
     for group in report.groups:
         if _x(group, SHARE) is not None:
@@ -57,28 +57,28 @@ def x_axis(report: Report) -> str:
 
 
 def x_label(report: Report) -> str:
-    """The x-axis in words."""
+    """The label of the x-axis."""
     axis = x_axis(report)
     return "shared part of the prompt, n_s / n_p" if axis == SHARE else axis_label(axis)
 
 
 def undrawn(report: Report) -> int:
-    """Groups that have no place on the x-axis, such as trees beside numbers of prompts."""
+    """Number of groups without a place on the x-axis, such as trees if the x-axis is the number of prompts."""
     axis = x_axis(report)
     return sum(_x(group, axis) is None for group in report.groups)
 
 
 def panels(report: Report) -> list[Panel]:
-    """One panel for each combination of the other axes that has anything to show."""
+    """One panel for each combination of the other axes that has any curve."""
     axis = x_axis(report)
-    apart = [a for a in report.varying if a != axis and not (axis == SHARE and a == "n_s")]
-    found: dict[str, list[Group]] = {}
+    panel_axes = [a for a in report.varying if a != axis and not (axis == SHARE and a == "n_s")]
+    by_title: dict[str, list[Group]] = {}
     for group in report.groups:
         if _x(group, axis) is not None:
-            title = describe(group.axes, [a for a in apart if group.axes.get(a) is not None])
-            found.setdefault(title, []).append(group)
-    drawn = [Panel(title, tuple(_curves(groups, report, axis))) for title, groups in found.items()]
-    return [panel for panel in drawn if panel.curves]
+            title = describe(group.axes, [a for a in panel_axes if group.axes.get(a) is not None])
+            by_title.setdefault(title, []).append(group)
+    candidates = [Panel(title, tuple(_curves(groups, report, axis))) for title, groups in by_title.items()]
+    return [panel for panel in candidates if panel.curves]
 
 
 def _curves(groups: Sequence[Group], report: Report, axis: str) -> list[Curve]:
@@ -92,22 +92,22 @@ def _curves(groups: Sequence[Group], report: Report, axis: str) -> list[Curve]:
             x, row = _x(group, axis), group.rows.get(implementation)
             if x is None or row is None:
                 continue
-            found = row.derived
-            if found.ratio_to_baseline is not None:
-                here.append(Spot(x, found.ratio_to_baseline, found.ratio_low, found.ratio_high))
+            derived = row.derived
+            if derived.ratio_to_baseline is not None:
+                here.append(Spot(x, derived.ratio_to_baseline, derived.ratio_low, derived.ratio_high))
             if (
-                found.paper_ratio is not None
+                derived.paper_ratio is not None
                 and owners[STANDS_FOR.get(implementation, implementation)] == implementation
             ):
-                paper.append(Spot(x, found.paper_ratio))
+                paper.append(Spot(x, derived.paper_ratio))
         if here or paper:
             curves.append(Curve(implementation, report.columns.name(implementation), _by_x(here), _by_x(paper)))
     return curves
 
 
 def _owners(report: Report, implementations: Sequence[str]) -> Mapping[str, str]:
-    """Which implementation the paper's curve is drawn with, where several stand beside the same column: one that was
-    measured here if there is one, the paper's own before a stand-in."""
+    """Column of the paper -> the implementation whose style its curve takes. Of several candidates, one that was
+    measured here wins, then the paper's own implementation before a stand-in."""
 
     def rank(implementation: str) -> tuple[bool, bool]:
         ran = any(
@@ -128,7 +128,7 @@ def _by_x(spots: Sequence[Spot]) -> tuple[Spot, ...]:
 
 def _x(group: Group, axis: str) -> float | None:
     if axis != SHARE:
-        # What a tree holds is no number of prompts.
+        # A tree has no number of prompts.
         value = None if axis == "prompts" and group.axes.get("tree") is not None else group.axes.get(axis)
         return float(value) if isinstance(value, int) else None
     n_p, n_s = group.axes.get("n_p"), group.axes.get("n_s")

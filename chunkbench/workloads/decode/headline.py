@@ -1,4 +1,4 @@
-"""The comparison that a run comes down to: the baseline against the strongest other implementation of each point."""
+"""The main comparison of a run: the baseline against the strongest other implementation of each point."""
 
 from __future__ import annotations
 
@@ -14,83 +14,83 @@ from chunkbench.report.model import Group
 from chunkbench.report.numbers import count, times
 
 _MOST_PLACES = 12
-"""That a line names; the table has them all."""
+"""Losses that the line names; the table has all of them."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A point at which the baseline and at least one other were measured side by side."""
+    """A point where the baseline and at least one other implementation were measured side by side."""
 
     group: Group
     strongest: Row
 
     @property
     def speedup(self) -> float:
-        """Latency of the strongest other over the baseline's: below 1 the baseline loses."""
+        """Latency of the strongest other over the latency of the baseline: below 1 the baseline loses."""
         value = self.strongest.derived.ratio_to_baseline
         assert value is not None
         return value
 
     @property
     def doubtful(self) -> bool:
-        """Whether the interval of the ratio reaches 1, so that another run may turn out the other way."""
+        """Whether the interval of the ratio contains 1, so that another run may give the opposite result."""
         low, high = self.strongest.derived.ratio_low, self.strongest.derived.ratio_high
         return low is not None and high is not None and low <= 1 <= high
 
 
 def strongest_other(group: Group, baseline: str, columns: Columns) -> Row | None:
-    """The fastest other that computed the right thing. Judged by ratio where the baseline was measured, since rounds
-    of different memory groups cannot be compared, else by latency."""
+    """The fastest other implementation with correct results. It is chosen by ratio if the baseline was measured,
+    because rounds of different memory groups cannot be compared, otherwise by latency."""
     others = [row for implementation, row in group.rows.items() if columns.competes(implementation, baseline)]
     if group.rows.get(baseline) and group.rows[baseline].derived.latency_us is not None:
         rated = [(row.derived.ratio_to_baseline, row) for row in others]
     else:
         rated = [(row.derived.latency_us, row) for row in others]
-    known = [(value, row) for value, row in rated if value is not None]
-    return min(known, key=lambda pair: pair[0])[1] if known else None
+    measured = [(value, row) for value, row in rated if value is not None]
+    return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
 def matches(groups: Sequence[Group], baseline: str, columns: Columns) -> list[Match]:
-    """The strongest other at every point where there is one beside the baseline."""
-    found = [(group, strongest_other(group, baseline, columns)) for group in groups]
-    return [Match(group, row) for group, row in found if row and row.derived.ratio_to_baseline is not None]
+    """The strongest other of every point that has one beside the baseline."""
+    strongest = [(group, strongest_other(group, baseline, columns)) for group in groups]
+    return [Match(group, row) for group, row in strongest if row and row.derived.ratio_to_baseline is not None]
 
 
-def losses(found: Sequence[Match], label: str, varying: Sequence[str], columns: Columns) -> str:
-    """Where the baseline loses, in one line; says so when it loses nowhere, and nothing when nothing was compared."""
-    if not found:
+def losses(compared: Sequence[Match], label: str, varying: Sequence[str], columns: Columns) -> str:
+    """One line that names the points where the baseline loses, if any; empty if nothing was compared."""
+    if not compared:
         return ""
-    lost = [match for match in found if match.speedup < 1]
+    lost = [match for match in compared if match.speedup < 1]
     if not lost:
-        return f"{label} loses at none of {count(len(found), 'point')}."
+        return f"{label} loses at none of {count(len(compared), 'point')}."
     axes = f" ({'/'.join(varying)})" if varying else ""
     worst = sorted(lost, key=lambda match: match.speedup)
     places = ", ".join(_place(match, varying, columns) for match in worst[:_MOST_PLACES])
-    rest = f" and {len(lost) - _MOST_PLACES} more" if len(lost) > _MOST_PLACES else ""
-    return f"{label} loses at {len(lost)} of {count(len(found), 'point')}{axes}: {places}{rest}."
+    more = f" and {len(lost) - _MOST_PLACES} more" if len(lost) > _MOST_PLACES else ""
+    return f"{label} loses at {len(lost)} of {count(len(compared), 'point')}{axes}: {places}{more}."
 
 
-def headline(found: Sequence[Match], label: str, measured_groups: int, columns: Columns) -> str:
-    """Range and geometric mean of the speed-up over the strongest other, and how often it is one."""
-    if not found:
+def headline(compared: Sequence[Match], label: str, measured_groups: int, columns: Columns) -> str:
+    """Range and geometric mean of the speed-up over the strongest other; at how many points the baseline is faster."""
+    if not compared:
         return f"{label} and another implementation were not measured side by side at any point."
-    speedups = [match.speedup for match in found]
-    if len(found) == 1:
+    speedups = [match.speedup for match in compared]
+    if len(compared) == 1:
         where = "the one point" if measured_groups == 1 else "one point"
     else:
-        where = f"{'each of' if len(found) == measured_groups else 'the'} {len(found)} points"
+        where = f"{'each of' if len(compared) == measured_groups else 'the'} {len(compared)} points"
     text = f"{label} against the strongest other at {where}"
-    if len(found) == 1:
+    if len(compared) == 1:
         text += f": {times(speedups[0])}"
     else:
         text += f": {times(min(speedups))} to {times(max(speedups))}, geometric mean {times(geometric_mean(speedups))}"
         slower = sum(speedup < 1 for speedup in speedups)
-        text += f"; faster at {len(found) - slower}, slower at {slower}"
-    doubtful = sum(match.doubtful for match in found)
+        text += f"; faster at {len(compared) - slower}, slower at {slower}"
+    doubtful = sum(match.doubtful for match in compared)
     if doubtful:
         text += f" (at {doubtful} the interval reaches 1)"
-    who = Counter(columns.name(m.strongest.facts.implementation) for m in found)
-    text += ". Strongest other: " + ", ".join(f"{label} at {number}" for label, number in who.most_common())
+    strongest = Counter(columns.name(m.strongest.facts.implementation) for m in compared)
+    text += ". Strongest other: " + ", ".join(f"{label} at {number}" for label, number in strongest.most_common())
     return text + "."
 
 

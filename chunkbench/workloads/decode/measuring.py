@@ -1,4 +1,4 @@
-"""How decode attention is measured: calls of sessions that hold every sequence's K and V."""
+"""How decode attention is measured: calls of sessions that hold K and V of all sequences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chunkbench.runner.session_work import Amounts
 
 
 class DecodeWork:
-    """Every step reads the K and V of all tokens; a pass to the longest n_c serves shorter ones."""
+    """Every step reads K and V of all tokens; one pass to the longest n_c also serves the shorter ones."""
 
     timed = True
     keeps_kv = True
 
     def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Points that differ in n_c alone go together."""
+        """Group the points that differ only in n_c."""
         return passes(points)
 
     def needs(self, point: Point, seed: int, implementation: str, shares_storage: bool) -> int:
@@ -33,7 +33,7 @@ class DecodeWork:
     def amounts(
         self, point: Point, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """K and V, q and out; the products with K and with V."""
+        """Bytes of K, V, q and out; FLOPs of the products with K and V."""
         shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
         unique = [point.unique_prompt_tokens(seed) + s * point.batch_size for s in steps]
         total = [sum(point.prompt_lengths(seed)) + s * point.batch_size for s in steps]

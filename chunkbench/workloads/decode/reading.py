@@ -13,7 +13,7 @@ from chunkbench.experiment.sweep import N_P, N_S, SweepRules, wrong_prompts
 RULES = SweepRules(
     wrong=wrong_prompts,
     required=(N_P, N_S),
-    foreign={"model": "goes with `kind: modules` alone; write heads, kv_heads and head_dim"},
+    foreign={"model": "is only for `kind: modules`; write heads, kv_heads and head_dim instead"},
 )
 
 
@@ -22,7 +22,7 @@ class DecodeExperiment(TimedExperiment):
 
     figure: Literal["speedup", "token_rate", "advantage"] = Field(
         "speedup",
-        description="of kind decode: speed-ups, token rates, or a map of the advantage over n_s and b",
+        description="for kind decode: speed-ups, token rates, or a map of the advantage over n_s and b",
     )
 
 

@@ -1,4 +1,4 @@
-"""How runs of this kind are shown."""
+"""How reports show runs of this kind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class DecodeShowing:
     """Tables by `body`, and a figure."""
 
     def build(self, run: Run) -> Report:
-        """Everything that can be said about a run."""
+        """The report of a run."""
         return build_timed(run, body)
 
     def draw(self, report: Report, manifest: Manifest) -> Figure | None:
         """The run's figure."""
-        # matplotlib takes a while to load; nobody who only wants a table should wait for it.
+        # Imported late: matplotlib loads slowly, and tables do not need it.
         from chunkbench.workloads.decode import advantage, speedup, token_rate
 
         figures = {"speedup": speedup.draw, "token_rate": token_rate.draw, "advantage": advantage.draw}

@@ -1,4 +1,4 @@
-"""The figure: speed-up of ChunkAttn over each implementation against the shared part of the prompt, and the paper's."""
+"""The figure of speed-ups: ChunkAttn over each implementation against the shared part of the prompt, with the paper."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DOUBLED = 8
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each combination of the other axes; None when nothing was measured beside the baseline."""
-    found = panels(report)
-    if not any(curve.here for panel in found for curve in panel.curves):
+    """One panel for each combination of the other axes; None if nothing was measured beside the baseline."""
+    all_panels = panels(report)
+    if not any(curve.here for panel in all_panels for curve in panel.curves):
         return None
-    shown = found[:MOST_PANELS]
-    page = sheet(report.title, _caption(report, manifest, len(found)), _handles(report, shown), len(shown))
+    shown = all_panels[:MOST_PANELS]
+    page = sheet(report.title, _caption(report, manifest, len(all_panels)), _handles(report, shown), len(shown))
     limits = _limits(shown)
     for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, report.columns)
@@ -72,7 +72,7 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
             zorder=3,
         )
     xs = sorted({spot.x for curve in panel.curves for spot in (*curve.here, *curve.paper)})
-    if 0 < _DOUBLED * xs[0] <= xs[-1]:  # batch sizes, chunk sizes, heads: each twice the last
+    if 0 < _DOUBLED * xs[0] <= xs[-1]:  # batch sizes, chunk sizes and heads double from value to value
         plot.set_xscale("log", base=2)
     ticks_at(plot.xaxis, xs)
     plot.margins(x=0.08)
@@ -97,17 +97,17 @@ def _paper_line(plot: Axes, curve: Curve, colour: str, marker: str) -> None:
 
 
 def _limits(shown: Sequence[Panel]) -> tuple[float, float]:
-    """A little more than what is drawn, 1 always inside."""
+    """Limits slightly beyond everything drawn; 1 is always inside."""
     spots = [spot for panel in shown for curve in panel.curves for spot in (*curve.here, *curve.paper)]
     low, high = min(0.9, *(spot.speedup for spot in spots)), max(1.2, *(spot.speedup for spot in spots))
-    # Bars of a very noisy run may leave the picture, so that they do not squeeze the curves into a line.
+    # Bars of a very noisy run may exceed the limits; otherwise they would squeeze the curves into a line.
     lowest = max(low / _BAR_ROOM, min(low, *(spot.low or low for spot in spots)))
     highest = min(high * _BAR_ROOM, max(high, *(spot.high or high for spot in spots)))
     return lowest / 1.15, highest * 1.15
 
 
 def _scale(plot: Axes, limits: tuple[float, float]) -> None:
-    """Ratios on a logarithmic axis, so that half as fast and twice as fast are equally far from 1."""
+    """Scale the ratios logarithmically, so that half and double speed are equally far from 1."""
     plot.set_yscale("log")
     plot.set_ylim(*limits)
     ticks_at(plot.yaxis, round_values(*limits), "x")
@@ -120,8 +120,8 @@ def _handles(report: Report, shown: Sequence[Panel]) -> list[Line2D]:
     handles = []
     for implementation, label in labels.items():
         colour, marker = report.columns.style(implementation)
-        drawn = implementation in here
-        handles.append(handle(colour, marker, label if drawn else f"{label} (paper only)", drawn))
+        measured = implementation in here
+        handles.append(handle(colour, marker, label if measured else f"{label} (paper only)", measured))
     if any(curve.paper for curve in curves):
         handles += [handle("#000000", "o", "solid: here"), handle("#000000", "o", "dashed: paper", here=False)]
     return handles
@@ -138,11 +138,11 @@ def _caption(report: Report, manifest: Manifest, total: int) -> str:
         parts.append("Paper: Table 3, A100 80 GB, float16")
     missing = undrawn(report)
     if missing:
-        parts.append(f"{count(missing, 'point')} without a place on this axis: in the table alone")
+        parts.append(f"{count(missing, 'point')} without a place on this axis: only in the table")
     return caption([*parts, *left_out(total)], report)
 
 
 def _bars(report: Report) -> str:
     kinds = {row.derived.ratio_kind for row in report.rows if row.derived.ratio_kind}
-    said = {"range": "smallest and largest ratio of a round", "confidence": "confidence interval over rounds"}
-    return " or ".join(said[kind] for kind in ("range", "confidence") if kind in kinds)
+    texts = {"range": "smallest and largest ratio of a round", "confidence": "confidence interval over rounds"}
+    return " or ".join(texts[kind] for kind in ("range", "confidence") if kind in kinds)

@@ -1,4 +1,4 @@
-"""Tables of decode attention: latencies, ratios here and in the paper, the two that matter in detail, expectations."""
+"""Tables of decode attention: token rates, latencies, ratios here and in the paper, details, expectations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from chunkbench.report.view import View
 from chunkbench.workloads.decode.headline import strongest_other
 
 BANDWIDTH_LEGEND = (
-    "bandwidth = bytes that the implementation itself reads, over time and the machine's read bandwidth; above 100% "
-    "caches served part of them"
+    "bandwidth = bytes that the implementation itself reads, per time, over the machine's read bandwidth; above 100%, "
+    "caches served part of the bytes"
 )
 
 
 def token_rate_table(view: View) -> Table:
-    """The same points and implementations, in thousands of tokens per second of the attention kernel alone."""
+    """Rows are points, columns implementations, cells thousands of tokens per second of the attention kernel alone."""
     rows = []
     for group in view.groups:
         cells = [_token_rate(group.rows.get(implementation)) for implementation in view.columns.ids]
@@ -33,7 +33,7 @@ def token_rate_table(view: View) -> Table:
 
 
 def latency_table(view: View) -> Table:
-    """Rows are points, columns implementations, cells microseconds per decode step; the fastest stands out."""
+    """Rows are points, columns implementations, cells microseconds per decode step; the fastest is marked."""
     rows = []
     for group in view.groups:
         fastest = min((row.derived.latency_us for row in group.rows.values() if row.derived.latency_us), default=None)
@@ -49,7 +49,7 @@ def latency_table(view: View) -> Table:
 
 
 def ratio_table(view: View) -> Table | None:
-    """Latency over the baseline's: what was measured here above what the paper printed. None without a baseline."""
+    """Latency over the baseline's latency: measured here, and below it the paper's ratio. None without a baseline."""
     others = [implementation for implementation in view.columns.ids if implementation != view.baseline]
     if view.baseline not in view.columns.labels or not others:
         return None
@@ -79,7 +79,7 @@ def ratio_table(view: View) -> Table | None:
 
 
 def detail_table(view: View) -> Table:
-    """The baseline and the strongest other of every point: whole step, memory, distance from the machine's limits."""
+    """The baseline and the strongest other of every point: whole step, memory, shares of the machine's limits."""
     rows: list[tuple[Cell, ...]] = []
     sizes = []
     for group in view.groups:
@@ -109,32 +109,33 @@ def detail_table(view: View) -> Table:
 
 
 def expectation_table(view: View) -> Table:
-    """What the experiment expects, one row per expectation, counted over its points."""
+    """One row per expectation of the experiment, with the number of points for each verdict."""
     rows = []
 
     def terms(outcome: Outcome) -> tuple[object, ...]:
         return (outcome.implementation, outcome.metric, outcome.against, outcome.bar, outcome.aim)
 
-    for _, same in groupby(view.outcomes, key=terms):
-        members = list(same)
-        one = members[0]
+    for _, outcomes in groupby(view.outcomes, key=terms):
+        members = list(outcomes)
+        expected = members[0]
         values = [
             outcome.value for outcome in members if outcome.verdict != "not measured" and outcome.value is not None
         ]
-        at_most = one.metric in AT_MOST
+        at_most = expected.metric in AT_MOST
         worst = (max if at_most else min)(values) if values else None
         sign = "<=" if at_most else ">="
         tallies = [
             sum(outcome.verdict == verdict for outcome in members)
             for verdict in ("reaches aim", "meets bar", "misses", "not measured")
         ]
-        who = view.columns.name(one.implementation)
-        against = f" over {view.columns.name(one.against)}" if one.against and one.against != "roofline" else ""
+        name = view.columns.name(expected.implementation)
+        against = expected.against if expected.against and expected.against != "roofline" else ""
+        over = f" over {view.columns.name(against)}" if against else ""
         rows.append(
             (
-                Cell(f"{one.metric} of {who}{against}"),
-                Cell(NOTHING if one.bar is None else f"{sign} {one.bar:g}"),
-                Cell(NOTHING if one.aim is None else f"{sign} {one.aim:g}"),
+                Cell(f"{expected.metric} of {name}{over}"),
+                Cell(NOTHING if expected.bar is None else f"{sign} {expected.bar:g}"),
+                Cell(NOTHING if expected.aim is None else f"{sign} {expected.aim:g}"),
                 Cell(NOTHING if worst is None else significant(worst)),
                 *(Cell(str(tally), "failed" if tally and i == 2 else "plain") for i, tally in enumerate(tallies)),
             )
@@ -168,7 +169,7 @@ def _ratio(row: Row | None) -> Cell:
     noisy = row.facts.status == "noisy"
     value = row.derived.ratio_to_baseline
     faster = value is not None and value < 1
-    # Where the baseline loses is what stands out, not where it wins.
+    # Mark the ratios where the baseline loses, not those where it wins.
     return Cell(
         (NOISY_MARK if noisy and value else "") + times(value), "noisy" if noisy else "best" if faster else "plain"
     )
@@ -179,16 +180,16 @@ def _paper(row: Row | None) -> Cell:
 
 
 def _detail(row: Row, columns: Columns) -> list[Cell]:
-    found = row.derived
-    beyond = found.roofline_fraction is not None and found.roofline_fraction > PROBE_ERROR_ABOVE
+    derived = row.derived
+    beyond = derived.roofline_fraction is not None and derived.roofline_fraction > PROBE_ERROR_ABOVE
     mark = NOISY_MARK if row.facts.status == "noisy" else ""
     return [
         Cell(columns.name(row.facts.implementation)),
-        Cell(mark + micros(found.latency_us), "noisy" if mark else "plain"),
-        # Of a single round, smallest and largest are the round itself: that is no interval.
-        Cell(span(found.low_us, found.high_us) if found.rounds > 1 else NOTHING, "quiet"),
-        Cell(micros(found.step_us)),
+        Cell(mark + micros(derived.latency_us), "noisy" if mark else "plain"),
+        # A single round has no interval: its minimum and maximum are the round itself.
+        Cell(span(derived.low_us, derived.high_us) if derived.rounds > 1 else NOTHING, "quiet"),
+        Cell(micros(derived.step_us)),
         Cell(megabytes(row.facts.kv_bytes)),
-        Cell(percent(found.roofline_fraction) + (PROBE_MARK if beyond else ""), "failed" if beyond else "plain"),
-        Cell(percent(found.bandwidth_fraction)),
+        Cell(percent(derived.roofline_fraction) + (PROBE_MARK if beyond else ""), "failed" if beyond else "plain"),
+        Cell(percent(derived.bandwidth_fraction)),
     ]

@@ -1,4 +1,4 @@
-"""Token rate against completion tokens (the paper's Figure 3) or batch size (Figure 4), and the points it states."""
+"""Token rate against completion tokens (the paper's Figure 3) or batch size (Figure 4), with the paper's points."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from chunkbench.store import Manifest
 
 
 class Spot(NamedTuple):
-    """Thousands of tokens per second, with their interval."""
+    """Thousands of tokens per second, with the interval."""
 
     x: int
     rate: float
@@ -43,7 +43,7 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One implementation's rates in rising order of x."""
+    """Rates of one implementation, sorted by x."""
 
     implementation: str
     label: str
@@ -52,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines for one combination of the other axes; `stated` by the paper's text: (implementation, x, rate)."""
+    """Lines for one combination of the other axes; `stated` are the paper's points: (implementation, x, rate)."""
 
     title: str
     lines: tuple[Line, ...]
@@ -60,22 +60,22 @@ class Panel:
 
 
 def x_axis(report: Report) -> str:
-    """n_c where it varies, else the batch size."""
+    """n_c if it varies, else the batch size."""
     return "n_c" if "n_c" in report.varying else "batch_size"
 
 
 def panels(report: Report, paper: str | None) -> list[Panel]:
     """One panel for each combination of the axes that are not on the x-axis."""
     axis = x_axis(report)
-    apart = [a for a in report.varying if a != axis]
-    found: dict[str, list[Group]] = {}
+    panel_axes = [a for a in report.varying if a != axis]
+    by_title: dict[str, list[Group]] = {}
     for group in report.groups:
-        found.setdefault(describe(group.axes, apart), []).append(group)
-    drawn = [
+        by_title.setdefault(describe(group.axes, panel_axes), []).append(group)
+    candidates = [
         Panel(title, tuple(_lines(groups, axis, report.columns)), _stated(groups, axis, paper))
-        for title, groups in found.items()
+        for title, groups in by_title.items()
     ]
-    return [panel for panel in drawn if panel.lines]
+    return [panel for panel in candidates if panel.lines]
 
 
 def _lines(groups: Sequence[Group], axis: str, columns: Columns) -> list[Line]:
@@ -89,40 +89,42 @@ def _lines(groups: Sequence[Group], axis: str, columns: Columns) -> list[Line]:
 
 
 def _spot(x: int, row: Row) -> Spot | None:
-    found, tokens = row.derived, row.facts.batch_size * 1e3  # over microseconds: thousands per second
-    if found.latency_us is None or found.low_us is None or found.high_us is None:
+    derived, tokens = row.derived, row.facts.batch_size * 1e3  # divided by microseconds: thousands per second
+    if derived.latency_us is None or derived.low_us is None or derived.high_us is None:
         return None
-    return Spot(x, tokens / found.latency_us, tokens / found.high_us, tokens / found.low_us)
+    return Spot(x, tokens / derived.latency_us, tokens / derived.high_us, tokens / derived.low_us)
 
 
 def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> tuple[tuple[str, int, float], ...]:
-    """The paper's points that belong to these groups; its shapes are those of all its experiments."""
+    """The paper's points that belong to these groups; all experiments of the paper have the same shapes (`SETUP`)."""
     if paper is None:
         return ()
-    some = groups[0].axes
-    if any(some.get(key) != value for key, value in SETUP.items() if key not in ("n_c", "batch_size", "chunk_size")):
+    axes = groups[0].axes
+    if any(axes.get(key) != value for key, value in SETUP.items() if key not in ("n_c", "batch_size", "chunk_size")):
         return ()
     other = "batch_size" if axis == "n_c" else "n_c"
     return tuple(
-        (one.implementation, getattr(one, axis), one.tokens_per_s / 1e3)
-        for one in stated_token_rates(paper)
-        if (one.n_p, one.n_s, getattr(one, other)) == (some.get("n_p"), some.get("n_s"), some.get(other))
+        (rate.implementation, getattr(rate, axis), rate.tokens_per_s / 1e3)
+        for rate in stated_token_rates(paper)
+        if (rate.n_p, rate.n_s, getattr(rate, other)) == (axes.get("n_p"), axes.get("n_s"), axes.get(other))
     )
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """None when no token rate is known."""
-    found = panels(report, manifest.experiment.paper)
-    if not found:
+    """The figure; None if no token rate is known."""
+    all_panels = panels(report, manifest.experiment.paper)
+    if not all_panels:
         return None
-    shown = found[:MOST_PANELS]
+    shown = all_panels[:MOST_PANELS]
     labels = {line.implementation: line.label for panel in shown for line in panel.lines}
     handles = [handle(*report.columns.style(implementation), label) for implementation, label in labels.items()]
     stated = any(panel.stated for panel in shown)
     if stated:
         handles.append(handle("#000000", "o", "hollow: stated in the paper", here=False))
         handles[-1].set_linestyle("none")
-    page = sheet(report.title, _caption(report, manifest, len(found), stated), handles, len(shown), right_axis=stated)
+    page = sheet(
+        report.title, _caption(report, manifest, len(all_panels), stated), handles, len(shown), right_axis=stated
+    )
     for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, report.columns)
     page.label(axis_label(x_axis(report)), "1000 tokens per second")
@@ -137,29 +139,29 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 
 def _factor(shown: Sequence[Panel]) -> float:
-    """By how much the paper's rates lie above those here: the geometric mean where both are known."""
+    """The paper's rates over the rates here: geometric mean over the points where both are known."""
     here = {
         (number, line.implementation, spot.x): spot.rate
         for number, panel in enumerate(shown)
         for line in panel.lines
         for spot in line.spots
     }
-    stated = [(number, *one) for number, panel in enumerate(shown) for one in panel.stated]
+    stated = [(number, *point) for number, panel in enumerate(shown) for point in panel.stated]
     logs = [math.log(rate / here[number, name, x]) for number, name, x, rate in stated if (number, name, x) in here]
-    if not logs and stated:  # no point in common: middle above middle
+    if not logs and stated:  # no common point: ratio of the geometric means
         logs = [fmean(math.log(rate) for *_, rate in stated) - fmean(map(math.log, here.values()))]
     return math.exp(fmean(logs)) if logs else 1.0
 
 
 def _limits(shown: Sequence[Panel], factor: float) -> tuple[float, float]:
-    """A little more than everything that is drawn on either axis."""
+    """Limits slightly beyond everything drawn on either axis."""
     spots = [spot for panel in shown for line in panel.lines for spot in line.spots]
     paper = [rate / factor for panel in shown for *_, rate in panel.stated]
     return min(*(spot.low for spot in spots), *paper, math.inf) / 1.2, max(*(s.high for s in spots), *paper, 0.0) * 1.2
 
 
 def _paper_axis(plot: Axes, panel: Panel, columns: Columns, limits: tuple[float, float]) -> None:
-    """The paper's rates on an axis of their own: an A100 is some ten times faster than any CPU."""
+    """Draw the paper's rates on an axis of their own: an A100 is about ten times faster than any CPU."""
     right = plot.twinx()
     right.set_yscale("log")
     for implementation, x, rate in panel.stated:
@@ -194,7 +196,7 @@ def _caption(report: Report, manifest: Manifest, total: int, stated: bool) -> st
         parts.append("One pass to the longest n_c; each point is the mean over its first n_c steps")
     if stated:
         parts.append(
-            "Hollow, on the right axis: what the paper's text states, of an A100 80 GB in float16; that axis is "
-            "shifted to where both machines' rates lie alike, so compare shapes, not heights"
+            "Hollow, on the right axis: rates that the paper's text states for an A100 80 GB in float16; that axis is "
+            "shifted to the height of the rates here, so compare shapes, not heights"
         )
     return caption([*parts, *left_out(total)], report)

@@ -1,4 +1,4 @@
-"""What a worker has to know of decode attention."""
+"""What a worker needs to know about decode attention."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class DecodeWorking:
     same_result = True
 
     def inputs(self, point: Point, seed: int) -> PooledInputs:
-        """Token ids, K, V and queries."""
+        """Inputs: token ids, K, V and queries."""
         return PooledInputs(point, seed)
 
     def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """Attention in float64."""
+        """A check against attention in float64."""
         return make_check(inputs, steps, nonce, sample)
 
 

@@ -1,4 +1,4 @@
-"""What there is to say of the modules of a decoder layer: the paper's Table 1, by the shapes and on this machine."""
+"""The report of a decoder layer's modules: the paper's Table 1, from the shapes and measured on this machine."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from chunkbench.report.view import Body, View
 
 _PAPER_MODEL, _PAPER_CONTEXT = "llama2-7b", 2048
 _ELEMENT_BYTES = 2
-"""The paper's 16-bit numbers, whatever was measured with."""
+"""The paper uses 16-bit numbers; the computed costs do too, whatever dtype was measured."""
 _TITLES = {"flops": "FLOPs, 1e6", "bytes": "bytes, 1e6", "arithmetic_intensity": "FLOP per byte"}
 _LEGEND = (
-    "counted: a multiply-add as two FLOPs; weights, inputs and outputs of every product, once; of attention K and V, "
-    "queries, output, and the context's scores written and read; nothing that is done element by element",
-    "attention here is PyTorch's batched matrix products over contiguous K and V, nothing shared",
+    "counted: a multiply-add as two FLOPs; weights, inputs and outputs of every product, once; for attention K, V, "
+    "queries, output, and writing and reading the scores of the context; no element-wise operations",
+    "attention here is computed by PyTorch's batched matrix products over contiguous K and V, nothing shared",
 )
 
 
 def body(view: View) -> Body:
-    """What the shapes say, then what was measured."""
+    """Headline, the computed and the measured table, and legend of a run."""
     analytic, different, compared = _analytic(view)
     return Body(_headline(view, different, compared), (analytic, _measured(view)), legend=_LEGEND)
 
 
 def _analytic(view: View) -> tuple[Table, list[str], int]:
-    """The table, which of the printed digits differ, and how many were compared."""
+    """The computed table, the figures that differ from the printed ones, and the number of compared figures."""
     rows: list[tuple[Cell, ...]] = []
     different: list[str] = []
     compared = 0
@@ -40,20 +40,21 @@ def _analytic(view: View) -> tuple[Table, list[str], int]:
         printed = _printed(shape, batch_size, n_p)
         for number, (figure, value) in enumerate(FIGURES.items()):
             title = _TITLES[figure]
-            ours = {m: f"{value(MODULES[m](shape, batch_size, n_p, _ELEMENT_BYTES)):.2f}" for m in view.columns.ids}
-            theirs = printed.get(figure, {})
-            compared += sum(module in theirs for module in ours)
-            unlike = {module for module, text in ours.items() if theirs.get(module, text) != text}
+            computed = {m: f"{value(MODULES[m](shape, batch_size, n_p, _ELEMENT_BYTES)):.2f}" for m in view.columns.ids}
+            paper = printed.get(figure, {})
+            compared += sum(module in paper for module in computed)
+            differing = {module for module, text in computed.items() if paper.get(module, text) != text}
             different += [
-                f"{title} of {view.columns.name(m)} at b = {batch_size}: {ours[m]}, printed {theirs[m]}" for m in unlike
+                f"{title} of {view.columns.name(m)} at b = {batch_size}: {computed[m]}, printed {paper[m]}"
+                for m in differing
             ]
-            named = [Cell(str(shape)), Cell(f"{n_p:,}"), Cell(str(batch_size))] if not number else [Cell("")] * 3
+            keys = [Cell(str(shape)), Cell(f"{n_p:,}"), Cell(str(batch_size))] if not number else [Cell("")] * 3
             rows.append(
                 (
-                    *named,
+                    *keys,
                     Cell(title),
-                    *(Cell(text, "failed" if module in unlike else "plain") for module, text in ours.items()),
-                    *(Cell(theirs.get(module, NOTHING), "quiet") for module in ours),
+                    *(Cell(text, "failed" if module in differing else "plain") for module, text in computed.items()),
+                    *(Cell(paper.get(module, NOTHING), "quiet") for module in computed),
                 )
             )
     columns = (
@@ -73,7 +74,7 @@ def _short(module: str) -> tuple[str, ...]:
 
 
 def _printed(shape: LlamaShape, batch_size: int, n_p: int) -> dict[str, dict[str, str]]:
-    """metric -> module -> what the paper's Table 1 prints."""
+    """Metric -> module -> the figure that the paper's Table 1 prints."""
     if str(shape) != _PAPER_MODEL or n_p != _PAPER_CONTEXT:
         return {}
     return {row["metric"]: row for row in paper_rows("table1") if int(row["batch_size"]) == batch_size}
@@ -83,12 +84,12 @@ def _measured(view: View) -> Table:
     rows: list[tuple[Cell, ...]] = []
     sizes = []
     for group in view.groups:
-        own = [group.rows.get(module) for module in view.columns.ids]
+        modules = [group.rows.get(module) for module in view.columns.ids]
         printed = _printed(group.axes["model"], group.axes["batch_size"], group.axes["n_p"]).get("latency", {})
         lines = [
-            ("µs", [latency(row, None) for row in own]),
-            ("share of the three", [Cell(_share(group, row)) for row in own]),
-            ("roofline", [Cell(percent(row.derived.roofline_fraction) if row else NOTHING) for row in own]),
+            ("µs", [latency(row, None) for row in modules]),
+            ("share of the three", [Cell(_share(group, row)) for row in modules]),
+            ("roofline", [Cell(percent(row.derived.roofline_fraction) if row else NOTHING) for row in modules]),
         ]
         if printed:
             lines.append(("µs, paper's A100", [Cell(printed[module], "quiet") for module in view.columns.ids]))
@@ -105,7 +106,7 @@ def _measured(view: View) -> Table:
 
 
 def _share(group: Group, row: Row | None) -> str:
-    """Of the time that all modules of the layer take; only where all were measured."""
+    """Share of the time of all modules of the layer; only if all were measured."""
     times = [other.derived.latency_us for other in group.rows.values()]
     if row is None or row.derived.latency_us is None or None in times or len(times) < len(MODULES):
         return NOTHING

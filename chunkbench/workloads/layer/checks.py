@@ -11,13 +11,13 @@ from chunkbench.workloads.layer.inputs import LayerInputs
 from chunkbench.workloads.layer.shape import shape_of_point
 
 _SEQUENCES, _COLUMNS = 4, 256
-"""Of an output, at most: what is compared."""
+"""The largest number of sequences and columns of an output that a check compares."""
 _ROWS = 1024
-"""Rows of a weight that are converted to float64 at a time."""
+"""Rows of a weight that are converted to float64 at once."""
 
 
 def make_module_check(inputs: LayerInputs, module: str, nonce: int) -> Check:
-    """A check of `module`, with hidden states of its own; `nonce` draws the sequences and columns compared."""
+    """A check of `module` with its own hidden states; `nonce` selects the sequences and columns to compare."""
     if module == "self_attention":
         return make_check(inputs, 1, nonce)
     shape = shape_of_point(inputs.point)
@@ -41,6 +41,6 @@ def _product(inputs: LayerInputs, name: str, x: torch.Tensor, rows: int) -> torc
     """x `[n, columns]` times the transpose of a whole weight `[rows, columns]`, in float64."""
     parts = []
     for start in range(0, rows, _ROWS):
-        some = inputs.weights(name, rows, x.shape[1], range(start, min(rows, start + _ROWS)))
-        parts.append(x @ some.to("cpu", torch.float64).t())
+        part = inputs.weights(name, rows, x.shape[1], range(start, min(rows, start + _ROWS)))
+        parts.append(x @ part.to("cpu", torch.float64).t())
     return torch.cat(parts, dim=1)

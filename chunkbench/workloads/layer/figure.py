@@ -1,4 +1,4 @@
-"""The modules of a decoder layer under the machine's roofline: arithmetic intensity against what was reached."""
+"""The modules of a decoder layer under the machine's roofline: measured FLOP rate against arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 
-_BESIDE = {"qkv_projection": -9, "mlp": 3}
-"""Points by which labels are moved up: two projections of a layer lie close together."""
+_LABEL_OFFSETS = {"qkv_projection": -9, "mlp": 3}
+"""Vertical offset of labels in points: otherwise the labels of QKV projection and MLP overlap."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each model, context and data type; None when nothing was measured."""
-    apart = [axis for axis in report.varying if axis != "batch_size"]
-    found: dict[str, list[Row]] = {}
+    """One panel for each model, context and data type; None if nothing was measured."""
+    panel_axes = [axis for axis in report.varying if axis != "batch_size"]
+    by_title: dict[str, list[Row]] = {}
     for group in report.groups:
         rows = [row for row in group.rows.values() if row.derived.latency_us is not None and row.facts.peaks]
-        found.setdefault(describe(group.axes, apart), []).extend(rows)
-    measured = [(title, rows) for title, rows in found.items() if rows]
+        by_title.setdefault(describe(group.axes, panel_axes), []).extend(rows)
+    measured = [(title, rows) for title, rows in by_title.items() if rows]
     if not measured:
         return None
     shown = measured[:MOST_PANELS]
     labels = {row.facts.implementation: row.facts.label for _, rows in shown for row in rows}
     handles = [handle(*report.columns.style(module), label) for module, label in labels.items()]
-    for one in handles:
-        one.set_linestyle("none")
+    for legend_handle in handles:
+        legend_handle.set_linestyle("none")
     page = sheet(report.title, _caption(report, manifest, len(measured)), handles, len(shown))
     for plot, (title, rows) in zip(page.panels, shown, strict=True):
         _panel(plot, rows, report.columns)
@@ -62,13 +62,13 @@ def _panel(plot: Axes, rows: Sequence[Row], columns: Columns) -> None:
     plot.set_yscale("log")
     plot.plot([low, ridge, high], [low * bandwidth, rate, rate], color="#000000", linewidth=1.2, label="roofline")
     for module in dict.fromkeys(row.facts.implementation for row in rows):
-        own = [row for row in rows if row.facts.implementation == module]
+        module_rows = [row for row in rows if row.facts.implementation == module]
         colour, marker = columns.style(module)
-        spots = [(_intensity(row), _reached(row)) for row in own]
+        spots = [(_intensity(row), _reached(row)) for row in module_rows]
         plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markersize=6, linestyle="none")
-        for spot, batches in _labels(spots, [row.facts.batch_size for row in own]):
+        for spot, batches in _labels(spots, [row.facts.batch_size for row in module_rows]):
             text = f"b={', '.join(map(str, batches))}"
-            offset = (6, _BESIDE.get(module, -3))
+            offset = (6, _LABEL_OFFSETS.get(module, -3))
             plot.annotate(text, spot, xytext=offset, textcoords="offset points", fontsize=7)
     ticks_at(plot.xaxis, [2.0**e for e in range(-4, 14) if low <= 2.0**e <= high])
 
@@ -76,17 +76,17 @@ def _panel(plot: Axes, rows: Sequence[Row], columns: Columns) -> None:
 def _labels(
     spots: Sequence[tuple[float, float]], batches: Sequence[int]
 ) -> list[tuple[tuple[float, float], list[int]]]:
-    """Batch sizes by the spots that they stand beside; spots that lie on each other share one."""
-    found: list[tuple[tuple[float, float], list[int]]] = []
+    """Spots with the batch sizes of their labels; spots that almost coincide share one label."""
+    labels: list[tuple[tuple[float, float], list[int]]] = []
     for spot, batch in sorted(zip(spots, batches, strict=True)):
         near = next(
-            (known for known in found if all(0.7 < x / y < 1.4 for x, y in zip(known[0], spot, strict=True))), None
+            (label for label in labels if all(0.7 < x / y < 1.4 for x, y in zip(label[0], spot, strict=True))), None
         )
         if near is None:
-            found.append((spot, [batch]))
+            labels.append((spot, [batch]))
         else:
             near[1].append(batch)
-    return [(spot, sorted(several)) for spot, several in found]
+    return [(spot, sorted(sizes)) for spot, sizes in labels]
 
 
 def _reached(row: Row) -> float:
@@ -100,8 +100,8 @@ def _intensity(row: Row) -> float:
 
 def _caption(report: Report, manifest: Manifest, total: int) -> str:
     parts = [
-        "FLOPs and bytes by the shapes, time measured, at the batch size beside each point; the line is the read "
-        "bandwidth and the matrix rate that were probed beside them (medians)",
+        "FLOPs and bytes from the shapes, time measured, at the batch size beside each point; the line is the read "
+        "bandwidth and the matrix rate, probed in the same rounds (medians)",
         conditions(report, manifest),
     ]
     return caption([*parts, *left_out(total)], report)

@@ -15,13 +15,13 @@ from chunkbench.workloads.layer.shape import shape_of_point
 
 
 class LayerWork:
-    """Every call of a module is alike; only self-attention keeps K and V."""
+    """Every call of a module does the same work; only self-attention keeps K and V."""
 
     timed = True
     keeps_kv = False
 
     def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Each point by itself."""
+        """One group for each point."""
         return [(point,) for point in points]
 
     def needs(self, point: Point, seed: int, implementation: str, shares_storage: bool) -> int:
@@ -44,7 +44,7 @@ class LayerWork:
     def amounts(
         self, point: Point, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
-        """The same at every call, by the shapes; nothing for ragged prompts, which are not measured."""
+        """Computed from the shapes, equal for all calls; empty for ragged prompts, which are not measured."""
         if not isinstance(point.n_p, int):
             return Amounts()
         cost = MODULES[implementation](shape_of_point(point), point.batch_size, point.n_p, point.element_bytes)
@@ -53,7 +53,7 @@ class LayerWork:
 
 
 def _columns(shape: LlamaShape, module: str) -> int | None:
-    """Columns of a module's weights side by side; None for the module that has none."""
+    """Columns of all weights of a module together; None for the module without weights."""
     return {"qkv_projection": shape.qkv_size, "mlp": 3 * shape.intermediate_size}.get(module)
 
 

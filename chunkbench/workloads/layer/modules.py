@@ -1,7 +1,7 @@
 """The modules of a decoder layer that the paper's Table 1 compares, as PyTorch's own products compute them.
 
-They are measured like implementations, but are no ways to compute the same thing: `decode` takes hidden states
-`[b, width]`, of which a module reads as many as it is wide, and every module has an output of its own shape.
+They are measured like implementations, but each computes a different result: `decode` takes hidden states
+`[b, width]`, a module reads as many leading columns as its input is wide, and its output has a shape of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chunkbench.workloads.layer.shape import shape_of_point
 
 
 class _Stateless(Session):
-    """A module that holds weights and nothing of what came before."""
+    """A module that holds weights but no state of earlier tokens."""
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
         return
@@ -58,7 +58,7 @@ class MlpSession(_Stateless):
 
 
 class SelfAttentionSession(NaiveSession):
-    """Attention of one new token over n_p earlier ones and itself, the same at every call."""
+    """Attention of one new token over n_p earlier tokens and itself; every call does the same work."""
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)

@@ -1,4 +1,4 @@
-"""Experiments on the modules of a decoder layer: `model` says whose, and takes the place of heads and head sizes."""
+"""Experiments on the modules of a decoder layer: `model` names the layer's model and gives heads and head sizes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from chunkbench.experiment.sweep import N_P, Required, SweepRules, wrong_prompts
 from chunkbench.workloads.layer.registry import MODULES
 
 _FROM_MODEL = "follows from model; leave it out"
-_SHARING = "does not go with `kind: modules`, whose modules share nothing; leave it out"
-_MODEL = Required(frozenset({"model"}), "model is missing, here and under defaults: whose layer is it?")
+_SHARING = "cannot be used with `kind: modules`, whose modules share nothing; leave it out"
+_MODEL = Required(frozenset({"model"}), "model is missing, here and under defaults; it names the model of the layer")
 
 READING = Reading(
     experiment=TimedExperiment,

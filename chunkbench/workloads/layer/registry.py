@@ -1,4 +1,4 @@
-"""The modules of a decoder layer, found by name as implementations are."""
+"""The modules of a decoder layer, found by name like implementations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose layer a point is about."""
+"""The model whose layer a point measures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from chunkbench.experiment.point import Point
 
 
 def shape_of_point(point: Point) -> LlamaShape:
-    """The shape of the point's model, which every point of this kind has."""
+    """The shape of the point's model; every point of this kind has one."""
     assert point.model is not None
     return point.model

@@ -1,4 +1,4 @@
-"""What a worker has to know of the modules of a decoder layer."""
+"""What a worker needs to know about the modules of a decoder layer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from chunkbench.workloads.layer.inputs import LayerInputs
 
 
 class LayerWorking:
-    """Every module computes something else."""
+    """Every module computes a different result."""
 
     same_result = False
 
     def inputs(self, point: Point, seed: int) -> PooledInputs:
-        """Hidden states and weights, and K and V for self-attention."""
+        """Inputs: hidden states and weights, and K and V for self-attention."""
         return LayerInputs(point, seed)
 
     def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        """The module in float64."""
+        """A check against the module in float64."""
         assert isinstance(inputs, LayerInputs)
         return make_module_check(inputs, implementation, nonce)
 

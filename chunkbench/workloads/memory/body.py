@@ -1,4 +1,4 @@
-"""What there is to say of K/V memory: bytes of each implementation, what sharing saves, what whole chunks cost."""
+"""The report of K/V memory: bytes of each implementation, what sharing saves, what whole chunks cost."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from chunkbench.report.numbers import NOTHING, count, megabytes, percent, times
 from chunkbench.report.view import Body, View
 
 _LEGEND = (
-    "saved = bytes of every sequence by itself, in one piece (Naive), over the prefix-aware cache's",
-    "at this batch = the same if each shared token were held once; ever more sequences come to 1 / (1 - r)",
-    "empty = slots of the cache's chunks that hold no token, over the sequences' tokens; at most (c - 1) / n of each",
+    "saved = bytes with every sequence stored by itself, contiguously (Naive), over bytes of the prefix-aware cache",
+    "at this batch = the same ratio if each shared token were stored once; for many sequences it tends to 1 / (1 - r)",
+    "empty = slots of the cache's chunks without a token, over the tokens of all sequences; at most (c - 1) / n",
 )
-_UNTIMED = "nothing was timed; every implementation was checked against float64 at its first and its last token"
+_UNTIMED = "nothing was timed; every implementation was checked against float64 at the first and last completion token"
 
 
 def body(view: View) -> Body:
-    """Bytes at the end of the completions."""
-    savings = [(group, found) for group in view.groups if (found := saving_of(group)) is not None]
+    """Headline, tables and legend of a run."""
+    savings = [(group, saved) for group in view.groups if (saved := saving_of(group)) is not None]
     tables = [_bytes(view), _savings(view, savings)]
     shown = tuple(table for table in tables if table is not None)
     return Body(_headline(savings), shown, legend=_LEGEND, timing=_UNTIMED)
 
 
 def saving_of(group: Group) -> Saving | None:
-    """Of the prefix-aware cache at a point."""
+    """What the prefix-aware cache saves at a point; None if its bytes are unknown."""
     cache, contiguous = group.rows.get(PAKV), group.rows.get(CONTIGUOUS)
     if cache is None or cache.facts.kv_bytes is None:
         return None
@@ -36,8 +36,8 @@ def saving_of(group: Group) -> Saving | None:
 def _bytes(view: View) -> Table:
     rows = []
     for group in view.groups:
-        known = [row.facts.kv_bytes for row in group.rows.values() if row.facts.kv_bytes is not None]
-        least = min(known, default=None)
+        sizes = [row.facts.kv_bytes for row in group.rows.values() if row.facts.kv_bytes is not None]
+        least = min(sizes, default=None)
         rows.append((*view.keys(group), *(_cell(group.rows.get(i), least) for i in view.columns.ids)))
     columns = (*view.key_columns(), *(view.columns.column(i) for i in view.columns.ids))
     return Table("K/V held at the end of the completions, MB", columns, tuple(rows), len(view.axes), view.breaks(1))
@@ -57,14 +57,14 @@ def _savings(view: View, savings: list[tuple[Group, Saving]]) -> Table | None:
     rows = [
         (
             *view.keys(group),
-            Cell(f"{one.ratio:.3f}"),
-            Cell(times(one.measured)),
-            Cell(times(one.at_batch), "quiet"),
-            Cell(times(one.limit), "quiet"),
-            Cell(percent(one.empty)),
-            Cell(percent(one.bound), "quiet"),
+            Cell(f"{saved.ratio:.3f}"),
+            Cell(times(saved.measured)),
+            Cell(times(saved.at_batch), "quiet"),
+            Cell(times(saved.limit), "quiet"),
+            Cell(percent(saved.empty)),
+            Cell(percent(saved.bound), "quiet"),
         )
-        for group, one in savings
+        for group, saved in savings
     ]
     heads = (
         Column("r", ("r",)),
@@ -79,11 +79,11 @@ def _savings(view: View, savings: list[tuple[Group, Saving]]) -> Table | None:
 
 
 def _headline(savings: list[tuple[Group, Saving]]) -> str:
-    measured = [(one.measured, one) for _, one in savings if one.measured is not None]
+    measured = [(saved.measured, saved) for _, saved in savings if saved.measured is not None]
     if not measured:
         return ""
-    most, one = max(measured, key=lambda pair: pair[0])
-    text = f"The prefix-aware cache holds up to {times(most)} less than contiguous K/V (r = {one.ratio:.2f})"
-    wasteful = [one for _, one in savings if one.empty is not None and one.empty > one.bound]
+    most, saved = max(measured, key=lambda pair: pair[0])
+    text = f"The prefix-aware cache holds up to {times(most)} less than contiguous K/V (r = {saved.ratio:.2f})"
+    wasteful = [saved for _, saved in savings if saved.empty is not None and saved.empty > saved.bound]
     where = f"exceeds (c - 1) / n at {count(len(wasteful), 'point')}" if wasteful else "nowhere exceeds (c - 1) / n"
     return f"{text}; what its chunks leave empty {where}."

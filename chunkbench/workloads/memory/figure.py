@@ -1,4 +1,4 @@
-"""Bytes of K/V against what varies; what sharing saves against r; what whole chunks leave empty."""
+"""Figure of K/V memory: bytes against the axes that vary, savings against r, and the slots that chunks leave empty."""
 
 from __future__ import annotations
 
@@ -32,47 +32,51 @@ _GREY = "#777777"
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each of n_s, b and n_p that varies, then savings and losses; None when no bytes are known."""
-    known = [group for group in report.groups if any(row.facts.kv_bytes for row in group.rows.values())]
-    swept = [(axis, groups) for axis in _AXES if len(groups := _along(known, axis, report.varying)) > 1]
-    savings = [(group, one) for group in known if (one := saving_of(group)) is not None and one.empty is not None]
-    if not known or not (swept or savings):
+    """One panel for each of n_s, b and n_p that varies, then savings and empty slots; None if no bytes are known."""
+    sized = [group for group in report.groups if any(row.facts.kv_bytes for row in group.rows.values())]
+    swept = [(axis, groups) for axis in _AXES if len(groups := _along(sized, axis, report.varying)) > 1]
+    savings = [(group, saved) for group in sized if (saved := saving_of(group)) is not None and saved.empty is not None]
+    if not sized or not (swept or savings):
         return None
     columns = report.columns
-    handles = [handle(*columns.style(name), columns.name(name)) for name in _names(known, columns)]
+    handles = [handle(*columns.style(name), columns.name(name)) for name in _names(sized, columns)]
     if savings:
         handles.append(handle(_GREY, "", "dashed: 1 / (1 - r), (c - 1) / n", here=False))
     count = len(swept) + (2 if savings else 0)
     page = sheet(report.title, _caption(report, manifest), handles, count, across=2, share_y=False)
     for plot, (axis, groups) in zip(page.panels, swept, strict=False):
         _bytes(plot, axis, groups, columns)
-        rest = [a for a in report.varying if a != axis]
-        panel_title(plot, describe(groups[0].axes, rest))
+        panel_axes = [a for a in report.varying if a != axis]
+        panel_title(plot, describe(groups[0].axes, panel_axes))
     if savings:
         style = columns.style(PAKV)
-        _saved(page.panels[-2], [(one.ratio, one.measured, one.limit) for _, one in savings], style)
-        _empty(page.panels[-1], [(_tokens(group), one.empty, one.bound) for group, one in savings], style)
+        _saved(page.panels[-2], [(saved.ratio, saved.measured, saved.limit) for _, saved in savings], style)
+        _empty(page.panels[-1], [(_tokens(group), saved.empty, saved.bound) for group, saved in savings], style)
     return page.figure
 
 
 def _along(groups: Sequence[Group], axis: str, varying: Sequence[str]) -> list[Group]:
-    """Groups that differ in the axis alone: of the combination of other axes that most of them have."""
+    """Groups that differ only in `axis`, at the most frequent combination of the other axes."""
     if axis not in varying or any(not isinstance(group.axes.get(axis), int) for group in groups):
         return []
-    rest = [other for other in varying if other != axis]
-    chosen = Counter(repr([group.axes.get(other) for other in rest]) for group in groups).most_common(1)[0][0]
-    return [group for group in groups if repr([group.axes.get(other) for other in rest]) == chosen]
+    others = [other for other in varying if other != axis]
+    chosen = Counter(repr([group.axes.get(other) for other in others]) for group in groups).most_common(1)[0][0]
+    return [group for group in groups if repr([group.axes.get(other) for other in others]) == chosen]
 
 
 def _names(groups: Sequence[Group], columns: Columns) -> list[str]:
-    """Implementations whose bytes are known, in the order of columns."""
-    known = {name for group in groups for name, row in group.rows.items() if row.facts.kv_bytes}
-    return [name for name in columns.ids if name in known]
+    """Implementations whose bytes are known, in the order of the columns."""
+    sized = {name for group in groups for name, row in group.rows.items() if row.facts.kv_bytes}
+    return [name for name in columns.ids if name in sized]
 
 
 def _bytes(plot: Axes, axis: str, groups: Sequence[Group], columns: Columns) -> None:
     for implementation in _names(groups, columns):
-        held = [(group.axes[axis], group.rows[implementation].facts.kv_bytes) for group in groups]
+        held = [
+            (group.axes[axis], group.rows[implementation].facts.kv_bytes)
+            for group in groups
+            if implementation in group.rows
+        ]
         spots = sorted((x, size / 1e6) for x, size in held if size)
         colour, marker = columns.style(implementation)
         plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markersize=5, linewidth=1.6)
@@ -114,7 +118,7 @@ def _tokens(group: Group) -> int:
 def _caption(report: Report, manifest: Manifest) -> str:
     parts = [
         "Bytes of K and V held after n_c completion tokens, as each implementation states and the harness checks them",
-        "Sharing saves 1 / (1 - r) for ever more sequences, less for few; a sequence leaves at most c - 1 slots empty",
+        "Sharing saves 1 / (1 - r) for many sequences, less for few; a sequence leaves at most c - 1 slots empty",
         conditions(report, manifest, timed=False),
     ]
     return caption(parts, report)

@@ -1,4 +1,4 @@
-"""How memory is measured: sessions are filled one by one and state what they hold."""
+"""How memory is measured: sessions are filled one by one and state the bytes that they hold."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from chunkbench.workloads.decode.measuring import DecodeWork
 
 
 class MemoryWork(DecodeWork):
-    """What is held depends on n_c, so that every point is filled by itself."""
+    """The held bytes depend on n_c, so every point has its own pass."""
 
     timed = False
 
     def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
-        """Each point by itself."""
+        """One group for each point."""
         return [(point,) for point in points]
 
 

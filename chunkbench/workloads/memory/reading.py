@@ -1,4 +1,4 @@
-"""Experiments on the memory of K and V: those of decode attention, without anything about timing."""
+"""Experiments on the memory of K and V: like those of decode attention, but without timing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chunkbench.workloads.decode.reading import RULES
 
 
 class MemoryExperiment(TimedExperiment):
-    """Implementations of decode attention, filled and checked; their cases are named as if each were timed once."""
+    """Implementations of decode attention, filled and checked, not timed: one case per point (strict, cold, eager)."""
 
     timed: ClassVar[bool] = False
 

@@ -1,6 +1,6 @@
-// The loops of decode attention, compiled once for every instruction set: the including file names the namespace
-// (CHUNKBENCH_NAMESPACE) whose vec_*.h it has included. Nothing here may call inline functions of the standard library:
-// the linker would be free to keep this file's copy of them, compiled for a CPU that is not the one at hand.
+// The loops of decode attention, compiled once for every instruction set. The including file includes one vec_*.h first
+// and sets CHUNKBENCH_NAMESPACE to its namespace. Nothing here may call inline functions of the standard library: the
+// linker might keep the copy from this file, which is compiled for instructions that the CPU may lack.
 #include <cstdint>
 
 #include "attention.h"
@@ -10,11 +10,11 @@ namespace CHUNKBENCH_NAMESPACE {
 namespace {
 
 constexpr float kInfinity = __builtin_inff();
-constexpr float kLeast = -3.4028234663852886e38f;  // the smallest finite float: a maximum that -inf can be taken from
+constexpr float kLowest = -3.4028234663852886e38f;  // the smallest finite float: replaces a maximum of -inf
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x for x <= 0, 0 for -inf, NaN for NaN; relative error below 2e-7. 2^x = 2^n 2^f with |f| <= 1/2, and 2^f by the
-// polynomial whose largest relative error there is least (2e-9).
+// 2^x for x <= 0, 0 for -inf, NaN for NaN; relative error below 2e-7. 2^x = 2^n 2^f with |f| <= 1/2; 2^f comes from the
+// minimax polynomial for the relative error on this interval (2e-9).
 inline V16 exp2(V16 x) {
     const V16 clamped = max(set1(kLeastPower), x);
     const V16 n = round(clamped);
@@ -29,17 +29,17 @@ inline V16 exp2(V16 x) {
     return scale_by_power(y, n);
 }
 
-// 2^(a - b), and 1 where both are the same infinity.
+// 2^(a - b), or 1 if both are the same infinity.
 inline float exp2_difference(float a, float b) { return a == b ? 1.0f : first(exp2(set1(a - b))); }
 
-// Largest of count values, a multiple of 16; NaN does not count (it stays NaN as a weight).
+// Largest of `count` values, a multiple of 16. Ignores NaN, which becomes a NaN weight later.
 inline float largest(const float* values, int count) {
-    V16 found = set1(-kInfinity);
-    for (int i = 0; i < count; i += 16) found = max(load(values + i), found);
-    return top(found);
+    V16 peak = set1(-kInfinity);
+    for (int i = 0; i < count; i += 16) peak = max(load(values + i), peak);
+    return top(peak);
 }
 
-// How K and V of a dtype are read, kStep values of the index that a product sums over at a time.
+// How the loops read K and V of a dtype. They take kStep values of the summed index at a time.
 struct Float32 {
     using Stored = float;
     static constexpr int kStep = 1;
@@ -61,11 +61,11 @@ struct Bfloat16 {
     static void put(Stored* p, V16 x) { store_bfloat16(p, x); }
 };
 
-// Whether products take pairs of T's numbers as they are stored; then the left side is rounded to such pairs as well.
+// Whether products take pairs of T's numbers in their stored form. Then the left side is rounded to such pairs, too.
 template <class T>
 constexpr bool kInPairs = T::kStep == 2 && kPairProducts;
 
-// body(0), .. body(N - 1), written out: what is indexed by constants stays in registers.
+// body(0), .. body(N - 1), unrolled, so that arrays with constant indices stay in registers.
 template <int I>
 struct Constant {
     constexpr operator int() const { return I; }
@@ -78,19 +78,19 @@ template <int N, int I = 0, class Body>
     }
 }
 
-// sums[r][s] += left[r] * right: R rows of values, `inner` long, times S blocks of `inner` times sixteen numbers.
-// Rows lie `row` apart, blocks `block`. The same places of the first Ahead blocks at `next` are brought into the cache.
+// sums[r][s] += left[r] * right[s]: R rows of `inner` values times S blocks of `inner` x 16 numbers. Rows are `row`
+// numbers apart, blocks are `block` numbers apart. Prefetches the same positions of the first Ahead blocks at `next`.
 template <class T, int R, int S, int Ahead>
 [[gnu::always_inline]] inline void product(V16 (&sums)[R][S], const float* left, std::int64_t row,
                                            const typename T::Stored* right, std::int64_t block, int inner,
                                            const typename T::Stored* next) {
     constexpr int kRead = 16 * T::kStep;
-    const auto bring_next = [&](int at) {
+    const auto prefetch_next = [&](int at) {
         times<Ahead>([&](auto s) { __builtin_prefetch(next + s * block + at * kRead); });
     };
     if constexpr (T::kStep == 1) {
         for (int i = 0; i < inner; ++i) {
-            bring_next(i);
+            prefetch_next(i);
             V16 operand[S];
             times<S>([&](auto s) { operand[s] = T::widen(right + s * block + 16 * i); });
             times<R>([&](auto r) {
@@ -100,9 +100,9 @@ template <class T, int R, int S, int Ahead>
         }
     } else if constexpr (kInPairs<T>) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
-        // The left side holds pairs of bfloat16 numbers, two to a float's place.
+        // The left side holds pairs of bfloat16 numbers; a pair has the size of a float.
         for (int i = 0; i < inner / 2; ++i) {
-            bring_next(i);
+            prefetch_next(i);
             Pairs operand[S];
             times<S>([&](auto s) { operand[s] = sixteen_pairs(right + s * block + 32 * i); });
             times<R>([&](auto r) {
@@ -113,13 +113,13 @@ template <class T, int R, int S, int Ahead>
 #endif
     } else {
         for (int i = 0; i < inner; i += 2) {
-            bring_next(i / 2);
+            prefetch_next(i / 2);
             V16 first[S], second[S];
             times<S>([&](auto s) { load_pairs(right + s * block + 16 * i, first[s], second[s]); });
             times<R>([&](auto r) {
-                const V16 one = set1(left[r * row + i]), other = set1(left[r * row + i + 1]);
-                times<S>([&](auto s) { sums[r][s] = fma(one, first[s], sums[r][s]); });
-                times<S>([&](auto s) { sums[r][s] = fma(other, second[s], sums[r][s]); });
+                const V16 even = set1(left[r * row + i]), odd = set1(left[r * row + i + 1]);
+                times<S>([&](auto s) { sums[r][s] = fma(even, first[s], sums[r][s]); });
+                times<S>([&](auto s) { sums[r][s] = fma(odd, second[s], sums[r][s]); });
             });
         }
     }
@@ -139,7 +139,7 @@ inline void tile(const float* left, std::int64_t row, const typename T::Stored* 
     times<R>([&](auto r) { times<S>([&](auto s) { store(out + r * out_row + 16 * s, sums[r][s]); }); });
 }
 
-// The same for `count` rows, at most R.
+// `tile` for `count` rows, at most R.
 template <class T, int R, int S, int Ahead>
 inline void rows_at_once(int count, const float* left, std::int64_t row, const typename T::Stored* right,
                          std::int64_t block, int inner, float* out, std::int64_t out_row, bool add,
@@ -151,23 +151,23 @@ inline void rows_at_once(int count, const float* left, std::int64_t row, const t
     }
 }
 
-// The same for any number of rows, in tiles of nearly equal size. With Ahead the first tiles bring what lies at `next`
-// into the cache, which all tiles of the next call read: one line at a time, since memory delivers more slowly than
-// that.
+// `tile` for any number of rows, in tiles of nearly equal size. With Ahead the first tiles prefetch the blocks at
+// `next`, which all tiles of the next call read. If there are several tiles, each prefetches one block, because memory
+// delivers no faster.
 template <class T, int S, bool Ahead>
 inline void rows_of_blocks(const float* left, std::int64_t row, const typename T::Stored* right, std::int64_t block,
                            int inner, int rows, float* out, std::int64_t out_row, bool add,
                            const typename T::Stored* next) {
-    constexpr int kMost = T::kStep == 1 || kInPairs<T> ? kRows : kPairRows;
-    const int tiles = (rows + kMost - 1) / kMost;
+    constexpr int kMaxRows = T::kStep == 1 || kInPairs<T> ? kRows : kPairRows;
+    const int tiles = (rows + kMaxRows - 1) / kMaxRows;
     for (int n = 0; n < tiles; ++n) {
         const int count = (rows + tiles - n - 1) / (tiles - n);
         if (!Ahead || n >= S) {
-            rows_at_once<T, kMost, S, 0>(count, left, row, right, block, inner, out, out_row, add, next);
+            rows_at_once<T, kMaxRows, S, 0>(count, left, row, right, block, inner, out, out_row, add, next);
         } else if (tiles == 1) {
-            rows_at_once<T, kMost, S, S>(count, left, row, right, block, inner, out, out_row, add, next);
+            rows_at_once<T, kMaxRows, S, S>(count, left, row, right, block, inner, out, out_row, add, next);
         } else {
-            rows_at_once<T, kMost, S, 1>(count, left, row, right, block, inner, out, out_row, add, next + n * block);
+            rows_at_once<T, kMaxRows, S, 1>(count, left, row, right, block, inner, out, out_row, add, next + n * block);
         }
         rows -= count;
         left += count * row;
@@ -175,8 +175,8 @@ inline void rows_of_blocks(const float* left, std::int64_t row, const typename T
     }
 }
 
-// Bring the first lines of every page of `bytes` bytes into the cache: what the CPU's own prefetching needs to find its
-// way, since it stops where a page ends.
+// Prefetch the first lines of every page of `bytes` bytes. The hardware prefetcher stops at the end of a page, and
+// these lines start it again on the next page.
 inline void open_pages(const void* from, std::int64_t bytes) {
     constexpr int kPage = 4096, kLine = 64, kLines = 4;
     const auto* at = static_cast<const char*>(from);
@@ -185,14 +185,14 @@ inline void open_pages(const void* from, std::int64_t bytes) {
     }
 }
 
-// out[rows][16 * blocks] = (add ? out : 0) + left[rows][inner] * right[blocks][inner][16]. With Ahead, what lies at
-// `next` like `right` is brought into the cache.
+// out[rows][16 * blocks] = (add ? out : 0) + left[rows][inner] * right[blocks][inner][16]. With Ahead, prefetches the
+// data at `next`, which has the layout of `right`.
 template <class T, bool Ahead>
 inline void multiply_blocks(const float* left, std::int64_t row, int rows, const typename T::Stored* right,
                             std::int64_t block, int blocks, int inner, float* out, std::int64_t out_row, bool add,
                             const typename T::Stored* next) {
     int at = 0;
-    if (rows <= kStreamRows) {  // several blocks at a time keep enough sums under way
+    if (rows <= kStreamRows) {  // several blocks at a time give enough independent sums
         for (; at + kStreams <= blocks; at += kStreams) {
             rows_at_once<T, kStreamRows, kStreams, Ahead ? kStreams : 0>(
                 rows, left, row, right + at * block, block, inner, out + 16 * at, out_row, add, next + at * block);
@@ -208,9 +208,9 @@ inline void multiply_blocks(const float* left, std::int64_t row, int rows, const
     }
 }
 
-// The same; with `streaming` both are long reads. A single row waits for memory, and the CPU's own prefetching reads
-// fastest. With more rows, or where numbers are widened first, reading has to go on during arithmetic
-// (docs/cpu-kernels.md has figures).
+// `multiply_blocks` with or without prefetching. `streaming`: `right` and `next` are both long reads. A single row only
+// waits for memory, and then the hardware prefetcher alone is fastest. With more rows, or if the numbers must be
+// widened first, software prefetching keeps the reads going during the arithmetic (docs/cpu-kernels.md has figures).
 template <class T>
 inline void multiply(const float* left, std::int64_t row, int rows, const typename T::Stored* right, std::int64_t block,
                      int blocks, int inner, float* out, std::int64_t out_row, bool add, const typename T::Stored* next,
@@ -224,7 +224,7 @@ inline void multiply(const float* left, std::int64_t row, int rows, const typena
     }
 }
 
-// Queries on the left side of a product, sixteen from the j-th on, as floats.
+// Sixteen query values from index j on as floats, read from the left side of a product.
 template <class T>
 inline V16 from_left(const float* values, int j) {
     if constexpr (kInPairs<T>) {
@@ -234,19 +234,19 @@ inline V16 from_left(const float* values, int j) {
     }
 }
 
-// Bring `count` numbers into the cache.
+// Prefetch `count` numbers.
 template <class Stored>
-inline void bring(const Stored* from, std::int64_t count) {
+inline void prefetch(const Stored* from, std::int64_t count) {
     constexpr std::int64_t kLine = 64 / sizeof(Stored);
     for (std::int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
 }
 
-// Scores of the `tokens` first tokens of a block of K that is not full, -inf for the others: it lies as [16][d]. What
-// lies at `next` like these tokens is brought into the cache.
+// Scores of the first `tokens` tokens of a partial block of K, stored as [16][d]; -inf for the other tokens. Prefetches
+// the same tokens of the block at `next`.
 template <class T>
 inline void scores_of_rows(const float* left, int d, int rows, const typename T::Stored* block, int tokens, float* out,
                            std::int64_t out_row, const typename T::Stored* next) {
-    bring(next, tokens * d);
+    prefetch(next, tokens * d);
     for (int r = 0; r < rows; ++r) {
         V16 scores = set1(-kInfinity);
         for (int t = 0; t < tokens; ++t) {
@@ -259,7 +259,7 @@ inline void scores_of_rows(const float* left, int d, int rows, const typename T:
     }
 }
 
-// Sixteen values as the left side of a product, from the i-th of a row on: floats as they are, or rounded to bfloat16.
+// Write sixteen values from index i of a row on as the left side of a product: as floats, or rounded to bfloat16.
 template <class T>
 inline void put_left(float* row, int i, V16 values) {
     if constexpr (kInPairs<T>) {
@@ -271,7 +271,7 @@ inline void put_left(float* row, int i, V16 values) {
     }
 }
 
-// Weights where the largest score is infinite: 1 for each that is, 0 for the others; adds them to `weights`.
+// Weights if the largest score is +inf: 1 for every score of +inf, 0 for the others. Adds them to `weights`.
 template <class T>
 inline void weigh_infinite(float* scores, int count, float* weights) {
     for (int i = 0; i < count; i += 16) {
@@ -285,30 +285,30 @@ inline void weigh_infinite(float* scores, int count, float* weights) {
     }
 }
 
-// Scores of one row -> weights 2^(scale * (score - largest)) as the left side of a product, in place; adds them to
-// `weights`, lane by lane. What has been summed so far is scaled to the new largest score.
+// Replace the scores of one row by weights 2^(scale * (score - largest)), as the left side of a product. Adds the
+// weights to `weights`, lane by lane. If the largest score grows, scales the sums so far to the new one.
 template <class T>
 inline void weigh(float* scores, int count, float scale, float& peak, float* weights, float* output, int d) {
-    const float found = largest(scores, count);
-    if (found > peak) {
-        const V16 shrink = set1(exp2_difference(scale * peak, scale * found));
-        peak = found;
+    const float new_peak = largest(scores, count);
+    if (new_peak > peak) {
+        const V16 shrink = set1(exp2_difference(scale * peak, scale * new_peak));
+        peak = new_peak;
         store(weights, mul(load(weights), shrink));
         for (int i = 0; i < d; i += 16) store(output + i, mul(load(output + i), shrink));
     }
     if (peak == kInfinity) return weigh_infinite<T>(scores, count, weights);
-    const float base = peak < kLeast ? kLeast : peak;
+    const float base = peak < kLowest ? kLowest : peak;
     const V16 offset = set1(-scale * base), factor = set1(scale);
     V16 total = load(weights);
     for (int i = 0; i < count; i += 16) {
         const V16 weight = exp2(fma(load(scores + i), factor, offset));
-        put_left<T>(scores, i, weight);  // in half the place: never beyond what has been read
+        put_left<T>(scores, i, weight);  // pairs need half the space, so this overwrites no unread score
         total = add(total, weight);
     }
     store(weights, total);
 }
 
-// Queries as the left side of a product.
+// Write one query as the left side of a product.
 template <class T>
 inline void take_query(const typename T::Stored* q, int d, float* to) {
     if constexpr (kInPairs<T>) {
@@ -318,15 +318,15 @@ inline void take_query(const typename T::Stored* q, int d, float* to) {
     }
 }
 
-// What one row and head has so far: sums of V, the largest score and, lane by lane, the sum of weights.
+// Running results of one row and head: weighted sum of V, largest score and, lane by lane, the sum of weights.
 struct State {
     float* output;
     float* weights;
     float& peak;
 };
 
-// What other items have found for one row and head becomes the start of this one (section 3.2 of the paper: fold
-// (O', m', n') into (O, m, n)).
+// Start with the partial results of other items for this row and head (section 3.2 of the paper: fold (O', m', n') into
+// (O, m, n)), or with zero.
 inline void start(const Shape& shape, const Work& work, const Item& item, int head, float scale, State state) {
     const int d = shape.head_dim;
     for (std::int64_t n = 0; n < item.folds; ++n) {
@@ -339,14 +339,15 @@ inline void start(const Shape& shape, const Work& work, const Item& item, int he
             for (int j = 0; j < d; j += 16) store(state.output + j, load(partial + j));
             continue;
         }
-        const float most = stats[0] > state.peak ? stats[0] : state.peak;
-        const float theirs = exp2_difference(scale * stats[0], scale * most);
-        const V16 their_share = set1(theirs), our_share = set1(exp2_difference(scale * state.peak, scale * most));
+        const float new_peak = stats[0] > state.peak ? stats[0] : state.peak;
+        const float part_scale = exp2_difference(scale * stats[0], scale * new_peak);
+        const V16 part_share = set1(part_scale),
+                  own_share = set1(exp2_difference(scale * state.peak, scale * new_peak));
         for (int j = 0; j < d; j += 16) {
-            store(state.output + j, fma(their_share, load(partial + j), mul(our_share, load(state.output + j))));
+            store(state.output + j, fma(part_share, load(partial + j), mul(own_share, load(state.output + j))));
         }
-        store(state.weights, fma(our_share, load(state.weights), first_lane(theirs * stats[1])));
-        state.peak = most;
+        store(state.weights, fma(own_share, load(state.weights), first_lane(part_scale * stats[1])));
+        state.peak = new_peak;
     }
     if (item.folds > 0) return;
     state.peak = -kInfinity;
@@ -354,16 +355,16 @@ inline void start(const Shape& shape, const Work& work, const Item& item, int he
     for (int j = 0; j < d; j += 16) store(state.output + j, set1(0.0f));
 }
 
-// Chunks of an item that are full; at most one more follows.
+// Number of full chunks of an item. At most one partial chunk follows them.
 inline std::int64_t full_chunks(const Shape& shape, const Work& work, const Item& item) {
     return item.chunks - (item.tail_row >= 0 && work.last_tokens[item.tail_row] < shape.chunk_size);
 }
 
-// Bring the first `tokens` tokens of a chunk and head into the cache: too short a read for the CPU to see it coming.
+// Prefetch the first `tokens` tokens of a chunk and head. The hardware prefetcher does not notice such short reads.
 template <class Stored>
-inline void bring_tokens(const Stored* keys, const Stored* values, int tokens, int c, int d) {
-    bring(keys, tokens * d);
-    for (int block = 0; block < d / 16; ++block) bring(values + block * 16 * c, tokens * 16);
+inline void prefetch_tokens(const Stored* keys, const Stored* values, int tokens, int c, int d) {
+    prefetch(keys, tokens * d);
+    for (int block = 0; block < d / 16; ++block) prefetch(values + block * 16 * c, tokens * 16);
 }
 
 template <class T>
@@ -391,36 +392,37 @@ void run_item(const Shape& shape, const Work& work, const Item& item, const Item
     const auto values_of = [&](std::int64_t chunk) {
         return reinterpret_cast<const Stored*>(work.chunk_values[chunk] + work.shift) + kv_head * head_size;
     };
-    const std::int64_t whole = full_chunks(shape, work, item), end = item.first_chunk + whole;
-    const std::int64_t next_whole = next == nullptr ? 0 : full_chunks(shape, work, *next);
+    const std::int64_t full = full_chunks(shape, work, item), end = item.first_chunk + full;
+    const std::int64_t next_full = next == nullptr ? 0 : full_chunks(shape, work, *next);
     for (std::int64_t chunk = item.first_chunk; chunk < item.first_chunk + item.chunks; ++chunk) {
         const int tokens = chunk < end ? c : static_cast<int>(work.last_tokens[item.tail_row]);
         const Stored *keys = keys_of(chunk), *values = values_of(chunk);
-        // What to bring into the cache meanwhile: V of a full chunk while its K is read, then the next full chunk's K;
-        // of an item that is no full chunk, what it reads at the same place of the next such item.
+        // What to prefetch: during K of a full chunk its V, during its V the K of the next full chunk. During a partial
+        // chunk: K and V of the next item's partial chunk, if that item has no full chunk.
         const Stored *during_keys = keys, *during_values = values;
         if (chunk < end) {
             during_keys = values;
             if (chunk + 1 < end) during_values = keys_of(chunk + 1);
-            if (chunk + 1 == end && next_whole > 0) during_values = keys_of(next->first_chunk);
-            if (chunk + 1 == end && whole < item.chunks) {
-                bring_tokens(keys_of(end), values_of(end), static_cast<int>(work.last_tokens[item.tail_row]), c, d);
+            if (chunk + 1 == end && next_full > 0) during_values = keys_of(next->first_chunk);
+            if (chunk + 1 == end && full < item.chunks) {
+                prefetch_tokens(keys_of(end), values_of(end), static_cast<int>(work.last_tokens[item.tail_row]), c, d);
             }
-        } else if (next != nullptr && next_whole == 0 && next->chunks > 0) {
+        } else if (next != nullptr && next_full == 0 && next->chunks > 0) {
             during_keys = keys_of(next->first_chunk);
             during_values = values_of(next->first_chunk);
         }
-        const int full = tokens / 16, rest = tokens % 16;
-        multiply<T>(queries, d, rows, keys, 16 * d, full, d, scores, c, false, during_keys, chunk < end);
-        if (rest > 0) {
-            const std::int64_t begun = static_cast<std::int64_t>(full) * 16 * d;
-            scores_of_rows<T>(queries, d, rows, keys + begun, rest, scores + full * 16, c, during_keys + begun);
+        const int blocks = tokens / 16, remainder = tokens % 16;
+        multiply<T>(queries, d, rows, keys, 16 * d, blocks, d, scores, c, false, during_keys, chunk < end);
+        if (remainder > 0) {
+            const std::int64_t offset = static_cast<std::int64_t>(blocks) * 16 * d;
+            scores_of_rows<T>(queries, d, rows, keys + offset, remainder, scores + blocks * 16, c,
+                              during_keys + offset);
         }
         for (int i = 0; i < rows; ++i) {
             weigh<T>(scores + static_cast<std::int64_t>(i) * c, (tokens + 15) / 16 * 16, scale, peaks[i],
                      weights + 16 * i, outputs + i * d, d);
         }
-        // Pairs: an odd last token has a partner that was never written or is zero, with weight zero.
+        // Pairs: an unpaired last token has a partner with weight zero; packing sets this partner to zero.
         const int inner = (tokens + T::kStep - 1) / T::kStep * T::kStep;
         multiply<T>(scores, c, rows, values, 16 * c, d / 16, inner, outputs, d, true, during_values, chunk < end);
     }
@@ -441,11 +443,11 @@ void run_item(const Shape& shape, const Work& work, const Item& item, const Item
     }
 }
 
-void item(const Shape& shape, const Work& work, const Item& one, const Item* next, int kv_head, float* scratch) {
+void item(const Shape& shape, const Work& work, const Item& current, const Item* next, int kv_head, float* scratch) {
     switch (shape.dtype) {
-        case Dtype::float32: return run_item<Float32>(shape, work, one, next, kv_head, scratch);
-        case Dtype::float16: return run_item<Float16>(shape, work, one, next, kv_head, scratch);
-        case Dtype::bfloat16: return run_item<Bfloat16>(shape, work, one, next, kv_head, scratch);
+        case Dtype::float32: return run_item<Float32>(shape, work, current, next, kv_head, scratch);
+        case Dtype::float16: return run_item<Float16>(shape, work, current, next, kv_head, scratch);
+        case Dtype::bfloat16: return run_item<Bfloat16>(shape, work, current, next, kv_head, scratch);
     }
 }
 

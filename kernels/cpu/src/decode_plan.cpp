@@ -7,7 +7,7 @@
 namespace chunkbench {
 namespace {
 
-// So that a product of them, or of an item's queries and a head dimension, fits its type in the loops.
+// Limits: products of these numbers, and of an item's queries and the head dimension, must not overflow in the loops.
 constexpr int kMaxHeads = 65536, kMaxChunkSize = 65536, kMaxQueries = 65536;
 
 void require(bool holds, const char* what) {
@@ -89,7 +89,7 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads, std:
     require(threads >= 1, "threads must be at least 1");
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto units = static_cast<std::int64_t>(arrays_.items.size()) * shape_.kv_heads;
-    if (threads > units) threads = static_cast<int>(units);  // no scratch for threads that find nothing to do
+    if (threads > units) threads = static_cast<int>(units);  // no scratch for threads without work
     const auto needed = static_cast<std::size_t>(scratch_floats(shape_, max_rows_) * threads);
     if (scratch_.size() < needed) scratch_.resize(needed);
     Work work{};

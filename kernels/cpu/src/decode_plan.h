@@ -1,4 +1,4 @@
-// The work of a plan, owned and checked, as Python holds it between decodes.
+// The work descriptors of a plan. Python keeps this object between decodes; it owns and checks its arrays.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,19 @@ struct PlanArrays {
     std::int64_t partial_items, batch, partials;
 };
 
-// Throws std::invalid_argument for a shape or a dtype that the kernels do not take.
+// Throws std::invalid_argument for a shape or a dtype that the kernels do not support.
 Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size);
 
 class DecodePlan {
   public:
-    // Throws std::invalid_argument if an index leads out of its array: a wrong plan must not read foreign memory.
+    // Throws std::invalid_argument if an index is outside of its array: a wrong plan must not read foreign memory.
     DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa);
 
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
 
-    // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the layer that is asked for.
-    // Allocates only where more threads are asked for than ever before.
+    // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the requested layer.
+    // Allocates only if `threads` is larger than in every call before.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift);
 
     std::size_t item_count() const { return arrays_.items.size(); }
@@ -40,7 +40,7 @@ class DecodePlan {
     PlanArrays arrays_;
     Isa isa_;
     std::int64_t max_rows_ = 0;
-    std::mutex mutex_;  // Python may call from several threads, and scratch is the plan's
+    std::mutex mutex_;  // several Python threads may call, and they share the scratch memory
     std::vector<Counter> left_by_;
     Numbers last_tokens_;
     std::vector<float> partial_outputs_, partial_stats_, scratch_;

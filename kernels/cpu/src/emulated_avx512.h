@@ -1,5 +1,5 @@
-// The AVX-512 intrinsics of vec_avx512.h on CPUs without AVX-512: SIMDe's, and the few that SIMDe 0.7.4 lacks. Slow;
-// for tests only.
+// The AVX-512 intrinsics of vec_avx512.h for CPUs without AVX-512: those of SIMDe, and the few that SIMDe 0.7.4 lacks.
+// Slow, for tests only.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ inline __m256i to_bfloat16(__m512 x) {
         std::uint32_t bits;
         std::memcpy(&bits, &lanes.at[i], 4);
         const std::uint32_t magnitude = bits & 0x7fffffffu;
-        if (magnitude < 0x00800000u) bits &= 0x80000000u;  // the instruction takes denormal numbers for zero
+        if (magnitude < 0x00800000u) bits &= 0x80000000u;  // the instruction treats denormals as zero
         const bool is_nan = magnitude > 0x7f800000u;
         halves[i] =
             static_cast<std::uint16_t>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);

@@ -1,8 +1,8 @@
-// Compiled with -mavx512f: only CPUs that have it may enter.
+// Compiled with -mavx512f: only CPUs with this feature may run this code.
 #define CHUNKBENCH_NAMESPACE avx512
 #include "vec_avx512.h"
 
-// Not sorted: the loops need the vectors above them.
+// After the vector header, which the loops need.
 #include "attention_loops.h"
 
 namespace chunkbench {

@@ -1,9 +1,9 @@
-// Compiled with -mavx512f -mavx512bf16: only CPUs that have them may enter.
+// Compiled with -mavx512f -mavx512bf16: only CPUs with these features may run this code.
 #define CHUNKBENCH_NAMESPACE avx512_bf16
 #define CHUNKBENCH_PAIR_PRODUCTS
 #include "vec_avx512.h"
 
-// Not sorted: the loops need the vectors above them.
+// After the vector header, which the loops need.
 #include "attention_loops.h"
 
 namespace chunkbench {

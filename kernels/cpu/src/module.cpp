@@ -1,4 +1,4 @@
-// Python bindings of the native code: arguments in, results out, the interpreter lock released in between.
+// Python bindings of the native code. They release the interpreter lock while the native code runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -50,7 +50,7 @@ double matrix_flops_per_s(const std::string& dtype, int threads, double millisec
 
 chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.data() + array.size()}; }
 
-// Columns of items: those of Item, in its order.
+// The columns of `items` are the fields of Item, in the same order.
 void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
                int chunk_size, const Table& items, const Ints& chunk_keys, const Ints& chunk_values, const Ints& rows,
                const Ints& folds, std::int64_t partial_items, std::int64_t batch, std::int64_t partials,

@@ -9,7 +9,7 @@
 namespace chunkbench {
 namespace {
 
-// The entry point of GNU's OpenMP runtime, which LLVM's and Intel's offer too.
+// The entry point of GNU's OpenMP runtime. The runtimes of LLVM and Intel have it, too.
 using OpenMpParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 OpenMpParallel find_openmp() { return reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel")); }
@@ -25,7 +25,7 @@ struct Team {
     int size;
 };
 
-// The runtime may give fewer threads than were asked for: whoever comes takes numbers until none is left.
+// The runtime may start fewer threads than requested, so each thread takes numbers until none is left.
 void join(void* data) {
     auto* team = static_cast<Team*>(data);
     for (int t = team->next.fetch_add(1); t < team->size; t = team->next.fetch_add(1)) (*team->body)(t);
@@ -45,7 +45,7 @@ void parallel(int threads, const std::function<void(int)>& body) {
     std::vector<std::thread> others;
     try {
         for (int t = 1; t < threads; ++t) others.emplace_back(body, t);
-    } catch (...) {  // destroying a thread that was not joined would end the process
+    } catch (...) {  // destroying an unjoined thread would end the process
         for (std::thread& other : others) other.join();
         throw;
     }

@@ -6,16 +6,17 @@
 #include <immintrin.h>
 #endif
 
-// Latency times throughput decides how many sums have to be under way at once: 4 cycles and 2 units need 8, and 12
-// leave room for CPUs that are deeper. The loops over them have constant bounds and are unrolled into registers.
+// Latency times throughput gives the number of independent sums that keep the units busy: 4 cycles and 2 units need 8.
+// 12 leave room for CPUs with deeper pipelines. The loops over them have constant bounds and are unrolled into
+// registers.
 
 namespace chunkbench {
 namespace {
 
 constexpr int kSums = 12;
 
-// x = x * kScale + kStep settles at kStep / (1 - kScale) = 1: no overflow and no denormal, and no part of it is loop
-// invariant, so that a compiler cannot take the product out of the loop.
+// x = x * kScale + kStep converges to kStep / (1 - kScale) = 1, without overflow and denormals. No part of it is loop
+// invariant, so the compiler cannot move the product out of the loop.
 constexpr float kScale = 0.9990234375f;
 constexpr float kStep = 0.0009765625f;
 
@@ -115,8 +116,8 @@ __attribute__((target("avx512f"))) float multiply_add_avx512(std::int64_t iterat
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16
 
 __attribute__((target("avx512f,avx512bf16"))) float dot_avx512_bf16(std::int64_t iterations) {
-    // Pairs of +1 and -1 times 1: every product is computed and the sums stay where they are. The instruction treats
-    // denormals as zero, so that their values cannot slow it down either.
+    // Pairs of +1 and -1, times 1: the CPU computes every product, and the sums do not change. The instruction treats
+    // denormals as zero, so they cannot slow it down.
     const __m512i pairs = _mm512_set1_epi32(static_cast<int>(0xbf803f80u));
     const __m512i ones = _mm512_set1_epi32(0x3f803f80);
     __m512bh left, right;

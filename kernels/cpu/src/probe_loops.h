@@ -11,8 +11,8 @@ namespace chunkbench {
 // Sum of count floats. The order of addition differs between instruction sets.
 float sum(Isa isa, const float* data, std::size_t count);
 
-// Runs `iterations` turns of a loop that only multiplies and adds in registers; returns a value that depends on all of
-// them, so that nothing can be left out.
+// Runs `iterations` iterations of a loop that only multiplies and adds in registers. Returns a value that depends on
+// all of them, so that the compiler can remove none.
 using MatrixLoop = float (*)(std::int64_t iterations);
 
 struct MatrixProbe {
@@ -20,8 +20,8 @@ struct MatrixProbe {
     double flops_per_iteration;
 };
 
-// bfloat16_dot: multiply pairs of bfloat16 and accumulate in float32 where the instruction set has that; otherwise, and
-// for every other type, the float32 loop: such CPUs convert and multiply in float32.
+// bfloat16_dot: multiply pairs of bfloat16 and accumulate in float32, if the instruction set can do that. Otherwise,
+// and for every other type, the float32 loop, because such CPUs convert to float32 and multiply there.
 MatrixProbe matrix_probe(Isa isa, bool bfloat16_dot);
 
 }  // namespace chunkbench

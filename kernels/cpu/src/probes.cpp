@@ -19,8 +19,8 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
     return std::chrono::duration<double>(end - start).count();
 }
 
-// Runs work(thread) on all threads, which wait for each other before they begin, and returns the seconds from the first
-// start to the last end: making and joining threads is not in the figure.
+// Runs work(thread) on all threads; they wait for each other before they start. Returns the seconds from the first
+// start to the last end, so without the time to create and join the threads.
 double run_together(int threads, const std::function<void(int)>& work) {
     if (threads < 1) throw std::invalid_argument("threads must be at least 1, got " + std::to_string(threads));
     std::vector<Clock::time_point> starts(threads), ends(threads);
@@ -36,7 +36,7 @@ double run_together(int threads, const std::function<void(int)>& work) {
     try {
         for (int index = 1; index < threads; ++index) others.emplace_back(body, index);
     } catch (...) {
-        arrived = threads;  // lets those that exist go, so that they can be joined
+        arrived = threads;  // lets the threads that exist finish, so that they can be joined
         for (std::thread& thread : others) thread.join();
         throw;
     }
@@ -49,13 +49,13 @@ double run_together(int threads, const std::function<void(int)>& work) {
 }  // namespace
 
 ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa) {
-    // Parts begin at multiples of a cache line's 16 floats, so that no line is read by two threads.
+    // Parts begin at multiples of 16 floats (a cache line), so that no two threads read the same line.
     const std::size_t lines = count / 16;
     std::vector<double> sums(std::max(threads, 0));
     const double seconds = run_together(threads, [&](int index) {
         const std::size_t begin = lines * index / threads * 16;
         const std::size_t end = index + 1 == threads ? count : lines * (index + 1) / threads * 16;
-        // Blocks keep a float's 24 bits of sum from swallowing small values of a buffer of hundreds of megabytes.
+        // Sum in blocks: a float sum has 24 bits and would lose small values in a buffer of hundreds of megabytes.
         constexpr std::size_t block = std::size_t{1} << 20;
         double total = 0.0;
         for (std::size_t at = begin; at < end; at += block) total += sum(isa, data + at, std::min(block, end - at));
@@ -72,22 +72,22 @@ double matrix_flops_per_s(const std::string& dtype, int threads, double millisec
     if (!(milliseconds > 0.0 && milliseconds <= 60000.0))
         throw std::invalid_argument("milliseconds must be above 0 and at most 60000");
     const MatrixProbe probe = matrix_probe(isa, dtype == "bfloat16");
-    constexpr std::int64_t turn = 4096;  // tens of microseconds: the clock is read seldom, the end is met closely
-    std::vector<std::int64_t> turns(std::max(threads, 0));
+    constexpr std::int64_t iterations = 4096;  // tens of microseconds: few clock reads, but an exact end
+    std::vector<std::int64_t> loops_run(std::max(threads, 0));
     std::vector<float> results(std::max(threads, 0));
     const double seconds = run_together(threads, [&](int index) {
         const Clock::time_point start = Clock::now();
-        std::int64_t done = 0;
+        std::int64_t loops = 0;
         float result = 0.0f;
         do {
-            result += probe.loop(turn);
-            ++done;
+            result += probe.loop(iterations);
+            ++loops;
         } while (seconds_between(start, Clock::now()) * 1e3 < milliseconds);
-        turns[index] = done;
+        loops_run[index] = loops;
         results[index] = result;
     });
     double flops = 0.0;
-    for (std::int64_t done : turns) flops += static_cast<double>(done) * turn * probe.flops_per_iteration;
+    for (std::int64_t loops : loops_run) flops += static_cast<double>(loops) * iterations * probe.flops_per_iteration;
     for (float result : results)
         if (!(result == result)) throw std::runtime_error("the multiply-add loop gave NaN");
     return flops / seconds;

@@ -1,4 +1,4 @@
-// Probes of what the machine can do: read bandwidth and matrix rate.
+// Probes of the machine's peaks: read bandwidth and matrix rate.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ struct ReadPass {
     double sum;
 };
 
-// One pass over the buffer; each of the threads reads one contiguous part.
+// One pass over the buffer. Each thread reads one contiguous part.
 ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa);
 
-// Floating-point operations per second of multiply-add loops in registers, all threads together, measured for about the
-// given time. dtype is float32, bfloat16 or float16; throws std::invalid_argument for another.
+// Floating-point operations per second of multiply-add loops in registers, all threads together, measured for about
+// `milliseconds`. dtype is float32, bfloat16 or float16; throws std::invalid_argument for another dtype.
 double matrix_flops_per_s(const std::string& dtype, int threads, double milliseconds, Isa isa);
 
 }  // namespace chunkbench

@@ -1,5 +1,5 @@
-// Sixteen floats as two AVX registers. Every instruction set has a header like this one with the same names, in a
-// namespace of its own; `attention_loops.h` is compiled once on top of each.
+// Sixteen floats as two AVX registers. Every instruction set has such a header, with the same names in its own
+// namespace. `attention_loops.h` is compiled once with each of them.
 #pragma once
 
 #include <immintrin.h>
@@ -13,10 +13,10 @@ struct V16 {
     __m256 lo, hi;
 };
 
-constexpr int kRows = 6;        // query rows held in registers at a time: 6 x 2 sums, 2 operands and 1 broadcast of 16
-constexpr int kPairRows = 5;    // the same where two operands are needed at a time
-constexpr int kBlocks = 1;      // blocks that several rows are multiplied with at a time
-constexpr int kStreamRows = 1;  // so few rows read kStreams blocks at a time, so that sums do not wait for each other
+constexpr int kRows = 6;        // query rows in registers at a time: 6 x 2 sums, 2 operands, 1 broadcast; 16 registers
+constexpr int kPairRows = 5;    // the same if a product needs two operands at a time
+constexpr int kBlocks = 1;      // blocks per step when several rows are multiplied
+constexpr int kStreamRows = 1;  // up to so many rows read kStreams blocks at a time, so that sums are independent
 constexpr int kStreams = 4;
 constexpr bool kPairProducts = false;
 
@@ -30,7 +30,7 @@ inline V16 add(V16 a, V16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(
 inline V16 subtract(V16 a, V16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 inline V16 mul(V16 a, V16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
-// Where one operand is NaN the result is b.
+// If one operand is NaN, the result is b.
 inline V16 max(V16 a, V16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 
 inline float sum(V16 x) {
@@ -47,7 +47,7 @@ inline float top(V16 x) {
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
-// x * 2^n for integers n from kLeastPower, which gives 0, to 127 (x near 1: denormal results are not exact).
+// x * 2^n for integers n from kLeastPower (gives 0) to 127. x is near 1; denormal results are not exact.
 constexpr float kLeastPower = -127.0f;
 inline __m256 scale_half(__m256 x, __m256 n) {
     const __m256i raised = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);

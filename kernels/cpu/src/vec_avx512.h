@@ -1,5 +1,4 @@
-// Sixteen floats as one AVX-512 register; see vec_avx2.h. With CHUNKBENCH_PAIR_PRODUCTS also products of bfloat16
-// pairs.
+// Sixteen floats as one AVX-512 register; see vec_avx2.h. CHUNKBENCH_PAIR_PRODUCTS adds products of bfloat16 pairs.
 #pragma once
 
 #ifdef CHUNKBENCH_EMULATE_AVX512
@@ -17,9 +16,9 @@ struct V16 {
     __m512 all;
 };
 
-constexpr int kRows = 12;  // by 2 blocks: 24 sums, 2 operands (4 where pairs are widened) and a broadcast
+constexpr int kRows = 12;  // by 2 blocks: 24 sums, 2 operands (4 if pairs are widened) and a broadcast
 constexpr int kPairRows = 12;
-constexpr int kBlocks = 2;      // so that a broadcast serves two products: one each would keep the load ports busy
+constexpr int kBlocks = 2;  // two products share a broadcast; one broadcast per product would saturate the load ports
 constexpr int kStreamRows = 4;  // by 4 blocks: 16 sums, 4 operands and a broadcast
 constexpr int kStreams = 4;
 
@@ -81,7 +80,7 @@ struct Pairs {
     __m512i all;
 };
 inline Pairs sixteen_pairs(const std::uint16_t* p) { return {_mm512_loadu_si512(p)}; }
-// Sixteen times the pair that lies in a float's place.
+// One pair, stored in the space of a float, sixteen times.
 inline Pairs one_pair(const float* p) {
     int pair;
     __builtin_memcpy(&pair, p, 4);
@@ -92,7 +91,7 @@ inline V16 add_products(V16 sums, Pairs a, Pairs b) {
     return {_mm512_dpbf16_ps(sums.all, (__m512bh)a.all, (__m512bh)b.all)};
 }
 
-// Sixteen floats rounded to bfloat16. Denormal numbers become 0, which is what products take them for.
+// Sixteen floats rounded to bfloat16. Denormals become 0; products treat them as 0 anyway.
 inline void store_rounded(std::uint16_t* p, V16 x) {
     const auto rounded = _mm512_cvtneps_pbh(x.all);
     __builtin_memcpy(p, &rounded, sizeof(rounded));

@@ -1,5 +1,4 @@
-// Sixteen floats without intrinsics, as compilers turn them into whatever vectors the target has (NEON on Arm); see
-// vec_avx2.h.
+// Sixteen floats without intrinsics; the compiler uses the target's vector instructions (NEON on Arm). See vec_avx2.h.
 #pragma once
 
 #include <cmath>
@@ -68,15 +67,15 @@ inline float sum(V16 v) {
     return total;
 }
 inline float top(V16 v) {
-    float found = v.x[0];
-    for (int i = 1; i < 16; ++i) found = v.x[i] > found ? v.x[i] : found;
-    return found;
+    float largest = v.x[0];
+    for (int i = 1; i < 16; ++i) largest = v.x[i] > largest ? v.x[i] : largest;
+    return largest;
 }
 constexpr float kLeastPower = -127.0f;
 inline V16 scale_by_power(V16 v, V16 n) {
     return each([&](int i) {
         if (n.x[i] == kLeastPower) return 0.0f;
-        // A NaN has no integer nearest to it; it stays NaN with any exponent added that is 0.
+        // A NaN has no nearest integer; with exponent 0 added it stays NaN.
         const bool is_nan = n.x[i] != n.x[i];
         return of_bits(bits_of(v.x[i]) +
                        (is_nan ? 0u : static_cast<std::uint32_t>(static_cast<std::int32_t>(n.x[i])) << 23));
@@ -109,11 +108,11 @@ inline std::uint16_t float_to_half(float value) {
     const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
     bits &= 0x7fffffffu;
     if (bits > 0x7f800000u) return sign | 0x7e00u;
-    if (bits >= 0x477ff000u) return sign | 0x7c00u;  // rounds to infinity, or is
+    if (bits >= 0x477ff000u) return sign | 0x7c00u;  // is or rounds to infinity
     if (bits < 0x38800000u) {                        // below the normal numbers: round value * 2^24 to an integer
         return sign | static_cast<std::uint16_t>(std::nearbyint(of_bits(bits) * 16777216.0f));
     }
-    bits += 0xc8000fffu + ((bits >> 13) & 1u);  // exponent from bias 127 to 15, and half to even
+    bits += 0xc8000fffu + ((bits >> 13) & 1u);  // change the exponent bias from 127 to 15, round half to even
     return sign | static_cast<std::uint16_t>(bits >> 13);
 }
 inline V16 load_half(const std::uint16_t* p) {

@@ -1,4 +1,4 @@
-"""The Triton kernels against float64: forests, splits, both merges, and launches replayed as sequences change."""
+"""The Triton kernels against float64: forests, splits, both merges, and replayed launches while sequences change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARED_TREE = [
     [(6, 50)],
     [(7, 1)],
 ]
-"""Two levels, a sequence that is another's prefix, one alone, and one of a single token."""
+"""Two levels, a sequence that is a prefix of another one, a private sequence, and a sequence of one token."""
 
 
 def forest_of(
@@ -53,10 +53,10 @@ def check(forest: Forest, kernel: TppTriton) -> None:
     ("dtype", "heads", "kv_heads", "head_dim", "chunk_size"),
     [
         (torch.float16, 2, 2, 64, 16),
-        (torch.bfloat16, 6, 2, 64, 32),  # three heads of a KV head: tiles are not filled
+        (torch.bfloat16, 6, 2, 64, 32),  # three query heads per KV head: tiles are not full
         (torch.float16, 2, 1, 128, 64),
         (torch.bfloat16, 1, 1, 256, 128),
-        (torch.float16, 24, 1, 64, 16),  # more than the small tile takes
+        (torch.float16, 24, 1, 64, 16),  # more than the small tile holds
     ],
 )
 def test_a_forest(
@@ -71,7 +71,7 @@ def test_a_forest(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_forests(device: str, seed: int) -> None:
-    """Of random depth, width and length, cut for machines of other sizes, as they grow, shrink and are joined."""
+    """Random depth, width and length, for machines of several sizes, while sequences come, grow and leave."""
     chance = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
@@ -84,8 +84,8 @@ def test_random_forests(device: str, seed: int) -> None:
     kernel = TppTriton(forest.store, heads=2 * draw(1, 3), tuning=tuning)
     prefixes = [[(100 + root, draw(1, 60))] for root in range(draw(1, 3))]
     for number in range(draw(2, 18)):
-        above = prefixes[draw(0, len(prefixes) - 1)]
-        path = [*above, (200 + number, draw(1, 40))]
+        prefix = prefixes[draw(0, len(prefixes) - 1)]
+        path = [*prefix, (200 + number, draw(1, 40))]
         prefixes.append(path)
         forest.join(path)
     for _ in range(2):
@@ -96,8 +96,8 @@ def test_random_forests(device: str, seed: int) -> None:
     check(forest, kernel)
 
 
-def test_layers_over_one_plan_and_appends_to_some(device: str) -> None:
-    """The device counts a token once, whatever the layers; after an append to some rows it is told where rows end."""
+def test_several_layers_and_appends_to_some_rows(device: str) -> None:
+    """The device counts a token once for all layers. After an append to some rows the store sends the ends of rows."""
     forest = Forest(TritonStore(16, 1, 64, torch.float16, device, layers=3), seed=3)
     for path in SHARED_TREE:
         forest.join(path)
@@ -122,7 +122,7 @@ def test_many_sequences_share_a_prefix(device: str, rows: int) -> None:
     check(forest, TppTriton(forest.store, heads=1, tuning=SMALL))
 
 
-def test_sequence_first_reads_everything_for_itself(device: str) -> None:
+def test_sequence_first_makes_an_item_for_every_row(device: str) -> None:
     forest = forest_of(device)
     for path in SHARED_TREE:
         forest.join(path)
@@ -131,14 +131,14 @@ def test_sequence_first_reads_everything_for_itself(device: str) -> None:
     assert kernel.work_items >= len(SHARED_TREE)
 
 
-def test_equal_sequences_have_no_key_of_their_own(device: str) -> None:
+def test_equal_sequences_share_all_keys(device: str) -> None:
     forest = forest_of(device)
     for _ in range(3):
         forest.join([(1, 32)])
     check(forest, TppTriton(forest.store, heads=2, tuning=SMALL))
 
 
-def test_slabs_lie_anywhere(device: str) -> None:
+def test_many_slabs(device: str) -> None:
     forest = forest_of(device)
     for path in SHARED_TREE:
         forest.store.grow(forest.store.capacity + 5)  # a slab for every sequence
@@ -160,7 +160,7 @@ def test_strided_queries_and_outputs(device: str) -> None:
 
 
 def test_lengths_advance_on_the_device(device: str) -> None:
-    """Inside chunks nothing is sent: the launch that writes a token counts it."""
+    """Inside chunks the store sends nothing: the launch that writes a token counts it."""
     forest = forest_of(device)
     for path in SHARED_TREE:
         forest.join(path)
@@ -168,12 +168,12 @@ def test_lengths_advance_on_the_device(device: str) -> None:
     sent = 0
     send = forest.store._staging.send
 
-    def counting() -> None:
+    def count_and_send() -> None:
         nonlocal sent
         sent += 1
         send()
 
-    forest.store._staging.send = counting  # type: ignore[method-assign]
+    forest.store._staging.send = count_and_send  # type: ignore[method-assign]
     kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
     check(forest, kernel)
     for _ in range(3):
@@ -183,34 +183,34 @@ def test_lengths_advance_on_the_device(device: str) -> None:
 
 
 class Launches:
-    """What `decode` launches, kept to be launched again with the very same arguments, as a CUDA graph would."""
+    """Records the launches of `decode` and replays them with the same arguments, as a CUDA graph does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kept: list[Callable[[], Any]] = []
+        self.recorded: list[Callable[[], Any]] = []
         for name in ("partial_results", "merge_rows"):
-            monkeypatch.setattr(decode_module, name, self._keeping(getattr(decode_module, name)))
+            monkeypatch.setattr(decode_module, name, self._recording(getattr(decode_module, name)))
 
-    def _keeping(self, kernel: Any) -> Any:
-        kept = self.kept
+    def _recording(self, kernel: Any) -> Any:
+        recorded = self.recorded
 
-        class Keeping:
+        class Recording:
             def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
                 def launch(**arguments: Any) -> None:
-                    kept.append(lambda: kernel[grid](**arguments))
-                    kept[-1]()
+                    recorded.append(lambda: kernel[grid](**arguments))
+                    recorded[-1]()
 
                 return launch
 
-        return Keeping()
+        return Recording()
 
     def replay(self) -> None:
-        for launch in self.kept:
+        for launch in self.recorded:
             launch()
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["second launch", "in place"])
 def test_a_captured_launch_follows_the_forest(device: str, monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
-    """Sequences grow beyond their chunks, join and leave; the launch stays as it was captured."""
+    """Sequences grow beyond their chunks, join and leave, while the captured launch stays the same."""
     forest = forest_of(device, kv_heads=1)
     forest.store.grow(64)
     kernel = TppTriton(forest.store, heads=2, tuning=SMALL._replace(in_place=in_place))
@@ -230,7 +230,7 @@ def test_a_captured_launch_follows_the_forest(device: str, monkeypatch: pytest.M
         q.copy_(forest.normal(*q.shape))
         out.fill_(float("nan"))
         launches.replay()
-        assert torch.isnan(out[len(forest.contexts) :]).all()  # rows that are not there are not written
+        assert torch.isnan(out[len(forest.contexts) :]).all()  # rows beyond the plan are not written
         return forest.error(q, out)
 
     for change in (forest.append, lambda: forest.join(SHARED_TREE[4]), lambda: forest.leave(1)):
@@ -242,7 +242,7 @@ def test_a_captured_launch_follows_the_forest(device: str, monkeypatch: pytest.M
     assert kernel.generation == captured
 
 
-def test_a_new_generation_is_announced(device: str) -> None:
+def test_larger_buffers_change_the_generation(device: str) -> None:
     forest = forest_of(device)
     forest.join([(1, 20)])
     kernel = TppTriton(forest.store, heads=2, tuning=SMALL)
@@ -259,7 +259,7 @@ def test_paged_attention(device: str, share: bool) -> None:
     store = TritonStore(16, 2, 64, torch.float16, device)
     tables = BlockTables(16, share)
     kernel = PagedTriton(store, heads=4, tuning=SMALL)
-    forest = Forest(TritonStore(16, 2, 64, torch.float16, device), seed=5)  # for its values alone
+    forest = Forest(TritonStore(16, 2, 64, torch.float16, device), seed=5)  # only for its values
     for path in SHARED_TREE[:5]:
         forest.join(path)
         ids = [1000 * name + token for name, tokens in path for token in range(tokens)]
@@ -283,8 +283,8 @@ def test_paged_attention(device: str, share: bool) -> None:
         assert forest.error(q, out) < TOLERANCE[torch.float16]
 
 
-def test_rows_beyond_those_of_the_store_are_a_new_generation(device: str) -> None:
-    """The launches read the store's buffers as well: other ones make a captured launch void."""
+def test_new_buffers_of_the_store_change_the_generation(device: str) -> None:
+    """Launches read the store's buffers, too, so new buffers invalidate a captured launch."""
     forest = forest_of(device, kv_heads=1)
     for row in range(32):
         forest.join([(1, 16), (2 + row, 3)])
@@ -296,7 +296,7 @@ def test_rows_beyond_those_of_the_store_are_a_new_generation(device: str) -> Non
     kernel.plan(forest.tree.plan())
     assert forest.store.tokens is tokens
     assert kernel.generation == captured
-    forest.store.reserve_rows(100)  # as another kernel over the same store might
+    forest.store.reserve_rows(100)  # as another kernel over the same store can do
     kernel.plan(forest.tree.plan())
     assert kernel.generation > captured
     check(forest, kernel)
@@ -310,8 +310,8 @@ def test_running_out_of_memory_changes_nothing(device: str, monkeypatch: pytest.
     check(forest, kernel)
     for row in range(40):
         forest.join([(1, 40), (30 + row, 2)])
-    with monkeypatch.context() as full:
-        full.setattr("chunkbench.kernels.triton.buffers.torch.zeros", lambda *_, **__: out_of_memory())
+    with monkeypatch.context() as patched:
+        patched.setattr("chunkbench.kernels.triton.buffers.torch.zeros", lambda *_, **__: out_of_memory())
         with pytest.raises(torch.OutOfMemoryError):
             kernel.plan(forest.tree.plan())
     check(forest, kernel)
@@ -321,7 +321,7 @@ def out_of_memory() -> None:
     raise torch.OutOfMemoryError("no memory left")
 
 
-def test_rows_that_were_not_planned_are_left_alone(device: str) -> None:
+def test_rows_beyond_the_plan_stay_unchanged(device: str) -> None:
     forest = forest_of(device)
     for path in SHARED_TREE[:3]:
         forest.join(path)
@@ -334,35 +334,35 @@ def test_rows_that_were_not_planned_are_left_alone(device: str) -> None:
         assert (out[:3] != 7.0).any()
 
 
-def read_by(kernel: TppTriton | PagedTriton, rows: int) -> list[list[int]]:
-    """Where the chunks are that each row reads, as the descriptors say, in no order."""
+def places_read_by(kernel: TppTriton | PagedTriton, rows: int) -> list[list[int]]:
+    """Places of the chunks that each row reads according to the descriptors, sorted."""
     host = kernel._buffers.host
-    found: list[list[int]] = [[] for _ in range(rows)]
+    places_of_row: list[list[int]] = [[] for _ in range(rows)]
     for first, count, position, positions, *_ in host["items"][: kernel.work_items].tolist():
         for row in host["order"][position : position + positions].tolist():
-            found[row] += host["key_places"][first : first + count].tolist()
+            places_of_row[row] += host["key_places"][first : first + count].tolist()
     for row, (_, _, first, count) in enumerate(host["rows"][:rows].tolist()):
-        found[row] += host["key_places"][first : first + count].tolist()
-    return [sorted(places) for places in found]
+        places_of_row[row] += host["key_places"][first : first + count].tolist()
+    return [sorted(places) for places in places_of_row]
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["tails", "no tails"])
-def test_a_plan_that_grew_reads_what_one_made_anew_does(device: str, in_place: bool) -> None:
-    """Sequences begin chunks at different steps, again and again, until there is no room to grow and beyond."""
+def test_an_extended_plan_reads_the_same_chunks_as_a_new_plan(device: str, in_place: bool) -> None:
+    """Sequences need new chunks at different steps, until and after the plan has no room to grow."""
     forest = forest_of(device, kv_heads=1)
     forest.store.grow(500)
     kernel = TppTriton(forest.store, heads=1, tuning=SMALL._replace(in_place=in_place))
     for row, path in enumerate([*SHARED_TREE, [(9, 60)], [(9, 60), (10, 3)]]):
         forest.join([*path, (20 + row, 1 + 2 * row)])
     kernel.plan(forest.tree.plan())
-    made, grown, make = 0, 0, kernel.make
+    rebuilt, grown, make = 0, 0, kernel.make
 
-    def counting(*arguments: Any) -> None:
-        nonlocal made
-        made += 1
+    def count_and_make(*arguments: Any) -> None:
+        nonlocal rebuilt
+        rebuilt += 1
         make(*arguments)
 
-    kernel.make = counting  # type: ignore[method-assign]
+    kernel.make = count_and_make  # type: ignore[method-assign]
     for _ in range(12 * 16):
         forest.tree.append([1] * len(forest.contexts))
         rebuilds = forest.tree.plan_rebuilds
@@ -370,11 +370,11 @@ def test_a_plan_that_grew_reads_what_one_made_anew_does(device: str, in_place: b
         grown += forest.tree.plan_rebuilds - rebuilds
         kernel.plan(plan)
         paths = [np.array(forest.tree.path(sequence)) for sequence in forest.tree.sequences]
-        assert read_by(kernel, len(paths)) == [sorted(forest.store.places(path)[0].tolist()) for path in paths]
-    assert 0 < made < grown / 4
+        assert places_read_by(kernel, len(paths)) == [sorted(forest.store.places(path)[0].tolist()) for path in paths]
+    assert 0 < rebuilt < grown / 4
 
 
-def test_block_tables_that_grew_read_what_those_made_anew_do(device: str) -> None:
+def test_extended_block_tables_read_the_right_blocks(device: str) -> None:
     store = TritonStore(16, 1, 64, torch.float16, device)
     store.grow(300)
     tables, kernel = BlockTables(16, share=True), PagedTriton(store, heads=1, tuning=SMALL)
@@ -385,7 +385,7 @@ def test_block_tables_that_grew_read_what_those_made_anew_do(device: str) -> Non
         kernel.plan(tables.table, tables.lengths)
         used = -(-tables.lengths.astype(np.int64) // 16)
         paths = [tables.table[row, : used[row]].astype(np.int64) for row in range(5)]
-        assert read_by(kernel, 5) == [sorted(store.places(path)[0].tolist()) for path in paths]
+        assert places_read_by(kernel, 5) == [sorted(store.places(path)[0].tolist()) for path in paths]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -417,22 +417,22 @@ def test_a_cuda_graph_follows_the_forest(in_place: bool) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_merging_in_place_races_with_nobody() -> None:
-    """Many blocks finish the same rows; again and again the result is that of the second launch."""
+def test_merging_in_place_has_no_races() -> None:
+    """Many blocks finish the same rows. In 200 repetitions the result equals that of the second launch."""
     forest = Forest(TritonStore(64, 8, 128, torch.float16, "cuda"), seed=3)
     for row in range(32):
         forest.join([(1, 64), (2, 64), (3, 64), (4, 64), (5 + row % 4, 64), (10 + row, 60)])
-    made = []
+    kernels = []
     for in_place in (False, True):
         kernel = TppTriton(forest.store, heads=32, tuning=SMALL._replace(in_place=in_place, blocks=8, narrow_blocks=8))
         kernel.plan(forest.tree.plan())
-        made.append(kernel)
+        kernels.append(kernel)
     q = forest.normal(32, 32, 128)
     expected, out = torch.empty_like(q), torch.empty_like(q)
-    made[0].decode(q, expected)
+    kernels[0].decode(q, expected)
     assert forest.error(q, expected) < TOLERANCE[torch.float16]
     for _ in range(200):
         out.fill_(float("nan"))
-        made[1].decode(q, out)
+        kernels[1].decode(q, out)
         assert (out.double() - expected.double()).abs().max() < 2e-3
-    assert not made[1]._buffers.device["counters"].any()
+    assert not kernels[1]._buffers.device["counters"].any()

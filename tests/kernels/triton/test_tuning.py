@@ -1,4 +1,4 @@
-"""The tuning table, and the search that fills it; what a GPU would say stands in a table of the tests."""
+"""The tuning table, and the search that fills it. Functions of the tests take the place of a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from chunkbench.cli.tune import command
 from chunkbench.kernels.triton import HEAD_DIMS
 from chunkbench.kernels.triton import tuning as module
-from chunkbench.kernels.triton.tuning import UnusableTable, chosen, read, write
+from chunkbench.kernels.triton.tuning import UnusableTable, read, tuning_for, write
 from chunkbench.measure.tune import Trial, Tuning, best, merges, search, tiles
 
 
@@ -23,28 +23,28 @@ def test_every_generation_has_every_head_dimension() -> None:
     assert all(set(rows) == set(HEAD_DIMS) for rows in table.values())
 
 
-def test_a_newer_gpu_takes_the_nearest_older_row() -> None:
+def test_a_newer_gpu_uses_the_nearest_older_row() -> None:
     table = read()
-    assert chosen(90, 128) == table["sm_90"][128]
-    assert chosen(89, 128) == table["sm_80"][128]
-    assert chosen(120, 64) == table["sm_90"][64]
+    assert tuning_for(90, 128) == table["sm_90"][128]
+    assert tuning_for(89, 128) == table["sm_80"][128]
+    assert tuning_for(120, 64) == table["sm_90"][64]
     with pytest.raises(UnusableTable, match=r"no row for compute capability 7\.5"):
-        chosen(75, 128)
+        tuning_for(75, 128)
 
 
-def test_a_table_that_is_none_says_where_and_how_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_table_error_names_its_path_and_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, text in enumerate(["{", "[]", json.dumps({"sm_90": {"128": {"tile": 32}}}), '{"sm_90": {"x": {}}}']):
         path = tmp_path / f"{number}.json"
         path.write_text(text)
         monkeypatch.setenv(module.VARIABLE, str(path))
         with pytest.raises(UnusableTable, match=rf"{number}\.json.*chunkbench tune"):
-            chosen(90, 128)
+            tuning_for(90, 128)
     monkeypatch.setenv(module.VARIABLE, str(tmp_path / "missing.json"))
     with pytest.raises(UnusableTable, match=r"missing\.json"):
-        chosen(90, 128)
+        tuning_for(90, 128)
 
 
-def test_a_written_table_is_read_again(tmp_path: Path) -> None:
+def test_a_written_table_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     write(read(), path)
     assert read(path) == read()
@@ -65,9 +65,9 @@ def test_the_search_takes_the_best_tiles_and_then_the_best_merge() -> None:
         slow = (candidate.tile != 64) + (candidate.stages != 5) + (candidate.warps != 4) + 0.5 * candidate.in_place
         return (10.0 + slow, 20.0 + (candidate.fold != 4) + (candidate.merge_tile != 16) + (candidate.merge_warps != 8))
 
-    found = search(fit, measure, announced.append)
-    assert found == Tuning(64, 64, 4, 5, 3, 5, merge_tile=16, merge_warps=8, fold=4, in_place=False)
-    assert len(announced) == len(tiles()) + len(merges(found))
+    tuning = search(fit, measure, announced.append)
+    assert tuning == Tuning(64, 64, 4, 5, 3, 5, merge_tile=16, merge_warps=8, fold=4, in_place=False)
+    assert len(announced) == len(tiles()) + len(merges(tuning))
     assert {trial.reason for trial in announced if not trial.times_us} == {"spills registers", "wrong: max_error 1.0"}
 
 

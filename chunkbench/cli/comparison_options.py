@@ -1,0 +1,236 @@
+"""The options that `compare`, `gate`, `regress` and `history` share: each is declared once, here."""
+
+from __future__ import annotations
+
+import functools
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from chunkbench.cli.output import command_line
+from chunkbench.regression.verdicts import FailOn, Metric
+
+if TYPE_CHECKING:
+    from chunkbench.experiment import Experiment, TimedExperiment
+    from chunkbench.regression.compare import Options
+    from chunkbench.regression.job import Repeats
+
+FORMATS = ("table", "markdown", "json", "junit", "github")
+_FAIL_ON = get_args(FailOn)
+
+Decorated = Callable[..., Any]
+
+threshold_option = click.option(
+    "--threshold", default="5%", show_default=True, metavar="SHARE", help="A smaller change counts as no change."
+)
+
+
+def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
+    """`--confidence` of all `subject` together."""
+    text = f"Of all {subject} together, 0.5 to 1."
+    return click.option("--confidence", type=float, default=0.99, show_default=True, help=text)
+
+
+def format_option(formats: Sequence[str]) -> Callable[[Decorated], Decorated]:
+    """`--format`, the name of one of `formats`."""
+    return click.option("--format", "form", type=click.Choice(formats), default="table", show_default=True)
+
+
+def out_option(text: str, file_okay: bool = True) -> Callable[[Decorated], Decorated]:
+    """`--out`, a folder."""
+    return click.option("--out", type=click.Path(file_okay=file_okay, path_type=Path), help=text)
+
+
+def quiet_option(text: str) -> Callable[[Decorated], Decorated]:
+    """`-q`."""
+    return click.option("-q", "--quiet", is_flag=True, help=text)
+
+
+def judging_options(command: Decorated) -> Decorated:
+    """Options of `compare`, `gate` and `regress` that say how to compare, and what to print."""
+    options = (
+        threshold_option,
+        confidence_option("verdicts"),
+        click.option(
+            "--metric",
+            type=click.Choice(get_args(Metric)),
+            default="latency",
+            show_default=True,
+            help="What to compare.",
+        ),
+        format_option(FORMATS),
+        click.option(
+            "--fail-on",
+            default="slower,incorrect,missing",
+            show_default=True,
+            metavar="VERDICTS",
+            help=f"Verdicts with an exit code other than 0: some of {', '.join(_FAIL_ON)}; or none.",
+        ),
+        click.option("--cross-machine", is_flag=True, help="Judge raw times even if machines or settings differ."),
+    )
+    return _with_options(command, options)
+
+
+def measuring_options(fewest_processes: int) -> Callable[[Decorated], Decorated]:
+    """Options of `gate` and `regress` that say what to measure, and how often."""
+    processes = click.IntRange(fewest_processes, 1000)
+    options = (
+        click.option(
+            "--budget", metavar="TIME", help="Time for each measurement, e.g. 20s, 2m.  [default: the experiment's]"
+        ),
+        click.option(
+            "--processes", type=processes, default=12, show_default=True, help="Least number of processes per side."
+        ),
+        click.option(
+            "--again",
+            type=click.IntRange(0, 20),
+            default=3,
+            show_default=True,
+            help="How often a case that looks changed is measured again, at most.",
+        ),
+        click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable."),
+    )
+    return lambda command: _with_options(command, options)
+
+
+def _with_options(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
+    for option in reversed(options):  # click lists the option that decorates last as the first
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options that `compare`, `gate`, `regress` and `history` share, as the user typed them."""
+
+    threshold: str
+    confidence: float
+    form: str
+    out: Path | None
+
+    def threshold_share(self) -> float:
+        """The threshold as a number: 0.05 for `5%` or `0.05`. Raises `click.BadParameter`."""
+        text = self.threshold
+        try:
+            value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1:
+            raise click.BadParameter(f"{text!r}: write a share such as 5% or 0.05", param_hint="--threshold")
+        return value
+
+    def check_confidence(self) -> None:
+        """Raises `click.BadParameter` unless the confidence lies between 0.5 and 1."""
+        if not 0.5 <= self.confidence < 1:
+            raise click.BadParameter(f"{self.confidence:g} does not lie between 0.5 and 1", param_hint="--confidence")
+
+
+@dataclass(frozen=True)
+class ComparisonOptions(ReportOptions):
+    """The options that `compare`, `gate` and `regress` share."""
+
+    metric: Metric
+    fail_on: str
+    cross_machine: bool
+    quiet: bool
+
+    def compare_options(self, settling_command: Callable[[str, float], str], looks: int = 1) -> Options:
+        """The same as options of `compare()`. Raises `click.BadParameter`."""
+        from chunkbench.regression.compare import Options
+
+        self.check_confidence()
+        return Options(
+            fail_on=self._verdicts_that_fail(),
+            metric=self.metric,
+            threshold=self.threshold_share(),
+            confidence=self.confidence,
+            cross_machine=self.cross_machine,
+            command=shlex.join(command_line()),
+            settling_command=settling_command,
+            looks=looks,
+        )
+
+    def _verdicts_that_fail(self) -> tuple[FailOn, ...]:
+        text = self.fail_on.strip()
+        verdicts = () if text in ("", "none") else tuple(word.strip() for word in text.split(","))
+        for verdict in verdicts:
+            if verdict not in _FAIL_ON:
+                raise click.BadParameter(
+                    f"{verdict!r} is none of {', '.join(_FAIL_ON)}; or write none", param_hint="--fail-on"
+                )
+        return verdicts  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class GateOptions(ComparisonOptions):
+    """The options that `gate` and `regress` share."""
+
+    budget: str | None
+    processes: int
+    again: int
+    only: tuple[str, ...]
+
+    @property
+    def repeats(self) -> Repeats:
+        """How often to measure."""
+        from chunkbench.regression.job import Repeats
+
+        return Repeats(self.processes, self.again)
+
+    def load(self, name: str) -> TimedExperiment:
+        """The experiment to measure. Raises `ExperimentError` and `click.BadParameter`."""
+        from chunkbench.cli.choosing import choose_experiment
+
+        return _timed(choose_experiment(name, budget=self.budget, only=self.only))
+
+    def gate_options(self, budget_s: float) -> Options:
+        """Options of `compare()` for an experiment with this budget. Raises `click.BadParameter`."""
+
+        def settling_command(implementation: str, factor: float) -> str:
+            return longer_command(command_line(), implementation, budget_s * factor)
+
+        return self.compare_options(settling_command, looks=1 + self.again)
+
+
+def gathered(kind: type[ReportOptions]) -> Callable[[Decorated], Decorated]:
+    """Decorator of a command: gathers the options that are fields of `kind` into one argument, `options`."""
+    names = [field.name for field in fields(kind)]
+
+    def decorate(command: Decorated) -> Decorated:
+        @functools.wraps(command)
+        def call(*arguments: Any, **values: Any) -> Any:
+            options = kind(**{name: values.pop(name) for name in names})
+            return command(*arguments, options=options, **values)
+
+        return call
+
+    return decorate
+
+
+def longer_command(words: Sequence[str], implementation: str, budget_s: float) -> str:
+    """The command line `words`, changed to measure one implementation only, for `budget_s` seconds."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        replaced = word.partition("=")[0] in ("--only", "--budget", "--out")
+        if not skip and not replaced:
+            kept.append(word)
+        skip = replaced and "=" not in word
+    return shlex.join([*kept, "--only", implementation, "--budget", f"{math.ceil(budget_s)}s"])
+
+
+def _timed(experiment: Experiment) -> TimedExperiment:
+    from chunkbench.experiment import TimedExperiment
+
+    if not isinstance(experiment, TimedExperiment) or not experiment.timed:
+        message = (
+            f"`kind: {experiment.kind}` times nothing; compare two runs of it "
+            "(chunkbench compare BASE HEAD --metric kv_bytes)"
+        )
+        raise click.BadParameter(message, param_hint="EXPERIMENT")
+    return experiment
