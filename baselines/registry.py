@@ -39,6 +39,10 @@ class Registry:
         """All ids."""
         return list(self._entry_points)
 
+    def entry_point(self, implementation: str) -> EntryPoint | None:
+        """The entry point of this id, which knows its distribution; None if there is none."""
+        return self._entry_points.get(implementation)
+
     def load(self, implementation: str) -> Implementation:
         """The implementation with this id.
 

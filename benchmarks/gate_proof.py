@@ -65,14 +65,14 @@ def recording(experiment: Experiment, target: Target) -> Path:
 def one_run(experiment: Experiment, target: Target, path: Path, slow: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """One run of the gate. `slow`: for each implementation, its slow-down in the first and in the second point."""
     arguments = [part for name, shares in slow.items() for part in (name, ",".join(map(str, shares)))]
-    worker = [sys.executable, str(SLOWED_WORKER), *arguments] if any(map(any, slow.values())) else None
+    program = [str(SLOWED_WORKER), *arguments] if any(map(any, slow.values())) else []
     out = Path(tempfile.mkdtemp(prefix="gate-proof-"))
     started = time.monotonic()
     try:
         with RunProgress(quiet=True) as progress:
             options = Options(looks=1 + AGAIN)  # like the command
             job, repeats = Job(experiment, target, out, progress), Repeats(PROCESSES, AGAIN)
-            gated = gate(job, Recording(path, open_runs(path)), options, repeats, worker=worker)
+            gated = gate(job, Recording(path, open_runs(path)), options, repeats, program=program)
     finally:
         shutil.rmtree(out, ignore_errors=True)
     if gated.interrupted:  # an incomplete run must not be counted

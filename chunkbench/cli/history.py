@@ -39,8 +39,9 @@ Examples:
 def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
     """Order the runs in DIR by time and show where the latency of a case changed and stayed changed.
 
-    DIR is a run, a recording (a folder of runs 1, 2, ...) or a folder of those. Each machine has a series of its own. A
-    new level has to last for three runs. With fewer than about ten runs, chance cannot be ruled out.
+    DIR is a run, a recording (a folder of runs 1, 2, ...) or a folder that holds them at any depth. Each machine has a
+    series of its own. A new level has to last for three runs. With fewer than about ten runs, chance cannot be ruled
+    out.
     """
     from chunkbench.regression.history import history
     from chunkbench.regression.report.history import document, draw
@@ -53,6 +54,8 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
         recordings = [recording for folder in folders for recording in _recordings(folder)]
     except RunError as error:
         fail(error)
+    if len(recordings) == 1:
+        fail(f"{folders[0]}: is one run, and one run has no history; name several runs, or a folder that holds them")
     all_series = history(recordings, threshold, options.confidence)
     if not all_series:
         fail(f"no case was measured in {', '.join(map(str, folders))}")
@@ -67,18 +70,27 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
 
 
 def _recordings(folder: Path) -> list[list[Run]]:
-    """The recording that the folder is, or else the runs and recordings in its sub-folders."""
+    """The recording that the folder is, or else all runs and recordings below it, at any depth."""
     from chunkbench.store import RunError, open_runs
 
     try:
         return [open_runs(folder)]
     except RunError:
-        if not folder.is_dir():
+        if not folder.is_dir() or (folder / "manifest.json").exists():
             raise
+    recordings = _below(folder)
+    if not recordings:
+        raise RunError(f"{folder}: there is no run in it")
+    return recordings
+
+
+def _below(folder: Path) -> list[list[Run]]:
+    from chunkbench.store import open_runs
+
     recordings = []
-    for entry in sorted(folder.iterdir()):
+    for entry in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         if (entry / "manifest.json").exists() or (entry / "1" / "manifest.json").exists():
             recordings.append(open_runs(entry))
-    if not recordings:
-        raise RunError(f"{folder}: neither a run, nor a recording, nor a folder of those")
+        else:
+            recordings += _below(entry)
     return recordings

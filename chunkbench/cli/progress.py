@@ -79,6 +79,10 @@ class RunProgress:
             f"{f', {others}' if others else ''}; {count(rounds, 'round')}, {seconds:.0f} s; {_left(left_s)}"
         )
 
+    def problem(self, text: str) -> None:
+        """Print the text."""
+        self._print(text)
+
     def _print(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
@@ -93,6 +97,7 @@ class RepeatProgress:
         self._status: Status | None = None
         self._quiet = quiet
         self._process = ""
+        self._problems: set[str] = set()
         self._started = monotonic()
 
     def __enter__(self) -> RepeatProgress:
@@ -121,6 +126,12 @@ class RepeatProgress:
 
     def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
         """Print nothing: a process measures a point in a second."""
+
+    def problem(self, text: str) -> None:
+        """Print the text, once."""
+        if text not in self._problems and not self._quiet:
+            self._problems.add(text)
+            self._console.print(text, markup=False, soft_wrap=True)
 
 
 def _left(seconds: float) -> str:

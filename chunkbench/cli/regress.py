@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from chunkbench.cli.comparing import conclude, empty_folder
@@ -21,20 +23,33 @@ Examples:
   chunkbench regress --base HEAD~1 experiments/gate.yaml --budget 60s
   chunkbench regress --base v0.1.0 smoke --only chunk_attn --format markdown
   chunkbench regress --base origin/main --format github --out regress
+  chunkbench regress --base main --project ../my-kernel ../my-kernel/gate.yaml
 """
 
 
 @click.command("regress", epilog=_EXAMPLES, short_help="Build another revision and measure both in turns.")
-@click.argument("experiment", metavar="[EXPERIMENT]", default="gate")
+@click.argument("experiment", metavar="[EXPERIMENT]", required=False)
 @click.option("--base", required=True, metavar="GIT_REF", help="The revision to compare with: a branch, tag or commit.")
+@click.option(
+    "--project",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="PATH",
+    help="The git repository to compare revisions of.  [default: that of the current folder]",
+)
 @measuring_options(fewest_processes=1)
 @judging_options
 @out_option("Folder for runs and reports [results/runs/regress-...].")
 @quiet_option("Print nothing; only the exit code tells the result.")
 @click.pass_context
 @gathered(GateOptions)
-def command(ctx: click.Context, experiment: str, base: str, options: GateOptions) -> None:
-    """Compare this checkout, as it is installed, with the revision GIT_REF, which is built in a temporary folder.
+def command(ctx: click.Context, experiment: str | None, base: str, project: Path | None, options: GateOptions) -> None:
+    """Compare the present revision of a project with the revision GIT_REF.
+
+    The project is a git repository with implementations of its own. Both revisions are built in temporary folders: the
+    working tree, with files that are not committed, and GIT_REF. They are measured with the ChunkBench that is
+    installed. In a checkout of ChunkBench itself, the installed checkout is compared with GIT_REF.
+
+    EXPERIMENT lists implementations of the project. The default is gate.yaml in its top folder, or ChunkBench's own.
 
     Both versions of a case are measured in turns, round by round, in processes of their own. So a disturbance of the
     machine affects both. The exit codes are those of `chunkbench gate`; 2 also if GIT_REF is too old for this command.
@@ -42,17 +57,19 @@ def command(ctx: click.Context, experiment: str, base: str, options: GateOptions
     from chunkbench.cli.progress import RepeatProgress
     from chunkbench.regression.compare import NothingToCompare
     from chunkbench.regression.job import Job
-    from chunkbench.regression.regress import regress
+    from chunkbench.regression.regress import default_experiment, regress
+    from chunkbench.regression.revision_build import repository
     from chunkbench.runner.target import resolve
     from chunkbench.store import RunError
 
-    loaded = options.load(experiment)
     try:
+        folder_of_project = repository(project or Path())
+        loaded = options.load(experiment or default_experiment(folder_of_project))
         compare_options = options.gate_options(loaded.budget_s)
         folder = empty_folder(options.out, f"regress-{loaded.name}")
         with RepeatProgress(options.quiet) as progress:
             job = Job(loaded, resolve(loaded), folder, progress, command_line())
-            result = regress(job, base, compare_options, options.repeats)
+            result = regress(job, folder_of_project, base, compare_options, options.repeats)
     except (RunError, NothingToCompare) as error:
         fail(error)
     conclude(ctx, result, options, folder)

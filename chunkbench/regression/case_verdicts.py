@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from chunkbench.analysis.points import AXES, counted, measured
 from chunkbench.experiment.values import show_value
+from chunkbench.regression.by_far import by_far
+from chunkbench.regression.matching import calm
 from chunkbench.regression.own_ratio import OwnRatio, own_ratio
 from chunkbench.regression.rank_intervals import Shift, fewest_apart, fewest_in_pairs
 from chunkbench.regression.time_ratios import TimeRatio, time_ratio, time_ratio_across_machines, value_of
@@ -83,7 +85,9 @@ class CaseJudge:
         if metric in EXACT:
             return [self._judge_count(identity, base_cases, head_cases, metric)]
         repeats = [timed for cases in again if (timed := [case for case in cases if measured(case)])]
-        verdicts = [self._judge_time(identity, base_cases, head_cases, repeats)]
+        time = self._judge_time(identity, base_cases, head_cases, repeats)
+        everything_of_head = [*head_cases, *(case for cases in repeats for case in cases)]
+        verdicts = [self._by_far(time, base_cases, everything_of_head)]
         for name in sorted(EXACT):
             verdicts.append(self._judge_count(identity | {"metric": name}, base_cases, head_cases, name))
         return [verdict for verdict in verdicts if verdict.metric == metric or verdict.verdict != "same"]
@@ -170,6 +174,34 @@ class CaseJudge:
             )
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)
         return self._judge_shift(fields, times, shift, own or _NO_CHANGE, bool(again))
+
+    def _by_far(self, verdict: CaseVerdict, base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> CaseVerdict:
+        """The verdict; slower or faster instead of inconclusive if the sides differ by far."""
+        same_steps = len({case.steps for case in (*base, *head)}) == 1
+        if verdict.verdict != "inconclusive" or not same_steps or self._why_not_comparable(base[0], head[0]):
+            return verdict
+        undisturbed = [[case for case in cases if calm(case)] for cases in (base, head)]
+        own = None
+        if all(undisturbed):
+            base, head = undisturbed
+            own = own_ratio(base, head)
+        if self.across_machines and own is None:
+            return verdict
+        values = [[value for case in cases if (value := value_of([case], verdict.metric))] for cases in (base, head)]
+        if not all(values):
+            return verdict
+        sign = -1 if verdict.metric == "token_rate" else 1
+        times = [[value**sign for value in side] for side in values]
+        far = by_far(times[0], times[1], own, self.options.threshold, 1 - self.confidence)
+        if far is None:
+            return verdict
+        low, high = sorted((far.low**sign, far.high**sign))
+        reason = (
+            f"every process of HEAD lies beyond every process of BASE, by {far.low:.2f}x to {far.high:.2f}x in time; "
+            f"the machine's own change explains {far.explained:.2f}x at most"
+        )
+        changes = {"verdict": far.verdict, "reason": reason, "ratio": far.ratio**sign, "low": low, "high": high}
+        return verdict.model_copy(update=changes | {"rounds_needed": None})
 
     def _judge_shift(
         self, fields: dict[str, Any], times: TimeRatio, shift: Shift, own: OwnRatio, again: bool

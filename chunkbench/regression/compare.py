@@ -106,11 +106,17 @@ def compare(
     )
 
 
+_MOST_REASONS = 3
+"""Most reasons that a message names."""
+
+
 def _check_measured(runs: Sequence[Run], has_values: Callable[[CaseFacts], bool]) -> None:
     cases = [case for run in runs for case in run.cases]
     if not any(map(has_values, cases)):
         hint = "; its bytes of K/V are known (metric kv_bytes)" if any(map(counted, cases)) else ""
-        raise NothingToCompare(f"{runs[0].path}: no case was measured, there is nothing to compare{hint}")
+        reasons = dict.fromkeys(f"{case.implementation}: {case.status}: {case.reason}" for case in cases if case.reason)
+        why = f" ({'; '.join(list(reasons)[:_MOST_REASONS])})" if reasons else ""
+        raise NothingToCompare(f"{runs[0].path}: no case was measured{why}, there is nothing to compare{hint}")
 
 
 def _check_complete(base: Sequence[Run]) -> None:

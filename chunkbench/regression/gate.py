@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Point
+from chunkbench.regression.build import read_facts, unpacked_build, why_unusable
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.environments import differences
 from chunkbench.regression.job import Job, Repeats
 from chunkbench.regression.paired import Turns
-from chunkbench.regression.recorded_build import unpacked_build, why_unusable
 from chunkbench.regression.recording import Recording, repeater
 from chunkbench.regression.remeasure import GateResult, remeasure_changed
-from chunkbench.regression.sides import BaseBuild, measure_and_compare, sides
+from chunkbench.regression.side_build import SideBuild, installed_build
+from chunkbench.regression.sides import make_sides, measure_and_compare, with_sources
 from chunkbench.runner.run import sigterm_as_interrupt
 from chunkbench.runner.target import Target
-from chunkbench.store import Manifest, Run, writing
+from chunkbench.store import Manifest, Run, RunError, writing
 
 
 def gate(
@@ -25,43 +26,74 @@ def gate(
     options: Options,
     repeats: Repeats,
     as_recorded: bool = False,
-    worker: Sequence[str] | None = None,
+    program: Sequence[str] = (),
 ) -> GateResult:
     """Measure the job, compare it with the recording, and measure again what looks changed.
 
     Every measurement takes the experiment's budget. The build in the recording is measured again, in turns with this
     revision: times of another hour are no fair base. The recorded times are the base only if the build does not run
-    here, or if `as_recorded` is set. `worker` replaces the command line of this revision's worker.
-    Raises `RunError` and `NothingToCompare`.
+    here, or if `as_recorded` is set. `program` is a script, with its arguments, that takes the place of the program of
+    HEAD's workers. Raises `RunError` and `NothingToCompare`.
     """
     with writing(job.out):
         job.out.mkdir(parents=True, exist_ok=True)
-    obstacle = "" if as_recorded else why_unusable(recording.build)
+    obstacle = "" if as_recorded else _obstacle(recording)
     if not as_recorded and not obstacle:
-        return _against_recorded_build(job, recording, options, repeats, worker)
-    result = _against_recorded_times(job, recording, options, repeats, worker)
+        return _against_recorded_build(job, recording, options, repeats, program)
+    result = _as_recorded(_against_recorded_times(job, recording, options, repeats, program))
     warning = f"{recording.path}: {obstacle}: compared with the recorded times, which is less certain"
     return _with_warnings(result, [warning] if obstacle else [])
 
 
+def _as_recorded(result: GateResult) -> GateResult:
+    """The result, marked as one against recorded times."""
+    if result.comparison is None:
+        return result
+    settings = result.comparison.settings.model_copy(update={"as_recorded": True})
+    return GateResult(result.comparison.model_copy(update={"settings": settings}), result.interrupted)
+
+
+def _obstacle(recording: Recording) -> str:
+    """Why the recorded build cannot be measured here. Empty if it can."""
+    try:
+        return why_unusable(read_facts(recording.build))
+    except RunError as error:
+        return str(error)
+
+
 def _against_recorded_build(
-    job: Job, recording: Recording, options: Options, repeats: Repeats, worker: Sequence[str] | None
+    job: Job, recording: Recording, options: Options, repeats: Repeats, program: Sequence[str]
 ) -> GateResult:
     recorded = recording.runs[0].manifest
     facts = recorded.model_dump(mode="json", include={"git", "chunkbench_version"})
     try:
         with (
             sigterm_as_interrupt(),
-            unpacked_build(recording.build) as folder,
-            sides(job, BaseBuild(folder, str(recording.path), facts), worker) as (base, head),
+            unpacked_build(recording.build, recorded.build) as build,
+            installed_build(job.experiment, program) as head,
         ):
-            turns = Turns(job, base, head)
+            base = SideBuild(build, str(recording.path), facts)
+            _check_kept(job.experiment, recording, base, head)
+            turns = Turns(job, *make_sides(job, base, head))
             result = measure_and_compare(
                 turns, options, repeats, lambda runs: _keep_recorded_cases(runs, recording.runs)
             )
     except KeyboardInterrupt:
         return GateResult(None, interrupted=True)
-    return _with_warnings(result, _changes_since(recorded, turns.manifest))
+    return with_sources(_with_warnings(result, _changes_since(recorded, turns.manifest)), base, head)
+
+
+def _check_kept(experiment: TimedExperiment, recording: Recording, base: SideBuild, head: SideBuild) -> None:
+    """Raise `RunError` if both sides would load a recorded implementation from one place on disk."""
+    recorded = {case.implementation for run in recording.runs for case in run.cases}
+    for package in head.build.facts.packages:
+        unkept = sorted(recorded.intersection(package.provides) - base.build.facts.provided)
+        if unkept:
+            raise RunError(
+                f"{recording.path}: keeps no copy of {package.name}, which provides {', '.join(unkept)}: both sides "
+                "would run the files that are installed now, and no change could be seen. Record it anew "
+                "(gate --record), or compare with the recorded times (--as-recorded)"
+            )
 
 
 def _changes_since(recorded: Manifest, current: Manifest) -> list[str]:
@@ -92,10 +124,10 @@ def _with_warnings(result: GateResult, warnings: Sequence[str]) -> GateResult:
 
 
 def _against_recorded_times(
-    job: Job, recording: Recording, options: Options, repeats: Repeats, worker: Sequence[str] | None
+    job: Job, recording: Recording, options: Options, repeats: Repeats, program: Sequence[str]
 ) -> GateResult:
     """Measure into `out`/head, `out`/again-1, `out`/again-2, ... and compare with the recorded runs."""
-    with repeater(job, worker) as measuring:
+    with repeater(job, program) as measuring:
         head, interrupted = measuring.measure(job.experiment, job.out / "head", repeats.processes)
         if not head:
             return GateResult(None, interrupted)

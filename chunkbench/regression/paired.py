@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -24,7 +25,18 @@ from chunkbench.runner.measuring import measuring
 from chunkbench.runner.point_driver import AFTER, BEFORE, Culprit, PointDriver
 from chunkbench.runner.run import manifest_of, sigterm_as_interrupt
 from chunkbench.runner.survey import survey
-from chunkbench.store import SCHEMA_VERSION, CaseFacts, Manifest, Noise, Run, RunError, RunWriter, open_run
+from chunkbench.store import (
+    FAILED,
+    MEASURED,
+    SCHEMA_VERSION,
+    CaseFacts,
+    Manifest,
+    Noise,
+    Run,
+    RunError,
+    RunWriter,
+    open_run,
+)
 
 _FEWEST_ROUNDS, _MOST_PAIRS = 3, 200
 
@@ -34,9 +46,9 @@ class Side:
     """One revision."""
 
     name: str
-    parent: WorkerProcess
-    """The worker from which the measuring processes are forked."""
-    manifest: dict[str, Any]
+    start: Callable[[], WorkerProcess]
+    """Starts a parent: a worker from which the measuring processes of one pair are forked. Raises `RunError`."""
+    manifest: Mapping[str, Any]
     """What the manifests of its runs say about it."""
 
 
@@ -61,6 +73,8 @@ class Turns:
         assert kind.sessions is not None, "only experiments that are measured in sessions can take turns"
         self._work, self._weight = kind.sessions, kind.weight
         self._dice = random.Random(f"turns {experiment.seed}")
+        self._spent_s = 0.0
+        """Seconds of measuring since the start of this measurement, without those of starting parents."""
         self._ready_s: dict[str, float] = {}  # case key -> time from the start of its last pair to its second round
         # Both sides get the same mark, which tells a comparison that their n-th rounds belong together.
         self._common = manifest_of(experiment, target, len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
@@ -72,7 +86,11 @@ class Turns:
         return Manifest.model_validate({"schema_version": SCHEMA_VERSION, **self._common})
 
     def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> PairedRuns:
-        """Measure all cases, or those with the keys `only`, in as many pairs of processes as fit into the budget.
+        """Measure all cases, or those with the keys `only`, in as many pairs of parents as fit into the budget.
+
+        The parents of a pair are new: where a process's libraries and heap lie in memory is drawn when a program
+        starts, all its forked children inherit it, and it can make code that runs in Python or in PyTorch's dispatcher
+        10 or 20% slower. Starting them does not count towards the budget.
 
         There are at least `processes` pairs. Runs are written to `out`/`folder`/base/1, `out`/`folder`/head/1, ...
         Ctrl-C keeps the complete pairs.
@@ -80,11 +98,10 @@ class Turns:
         side_runs: tuple[list[Run], list[Run]] = ([], [])
         try:
             with sigterm_as_interrupt():
-                started = monotonic()
+                self._spent_s = 0.0
                 # The last pair may start if half of it fits: so the budget is kept on average.
                 while (number := len(side_runs[0]) + 1) <= processes or (
-                    number <= _MOST_PAIRS
-                    and (monotonic() - started) * (1 + 0.5 / len(side_runs[0])) < self._experiment.budget_s
+                    number <= _MOST_PAIRS and self._spent_s * (1 + 0.5 / len(side_runs[0])) < self._experiment.budget_s
                 ):
                     for runs, path in zip(side_runs, self._measure_pair(processes, number, only, folder), strict=True):
                         runs.append(open_run(path))
@@ -108,23 +125,56 @@ class Turns:
         measured: tuple[list[CaseFacts], list[CaseFacts]] = ([], [])
         paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
         self._listener.started(paths[1], len({point for point, _ in pending}), 0)
-        for point, case in pending:
-            budget_s = pair_s * self._weight(point, self._experiment.seed) / total_weight
-            self._listener.activity(point, case.implementation, 0.0, 0.0)
-            facts_of_case = self._measure_case(point, case, budget_s, rounds_share, number)
-            for side_cases, facts_of_side in zip(measured, facts_of_case, strict=True):
-                side_cases.append(facts_of_side)
+        with self._parents() as parents:
+            started = monotonic()
+            for point, case in pending:
+                budget_s = pair_s * self._weight(point, self._experiment.seed) / total_weight
+                self._listener.activity(point, case.implementation, 0.0, 0.0)
+                facts_of_case = self._measure_case(parents, point, case, budget_s, rounds_share, number)
+                for side_cases, facts_of_side in zip(measured, facts_of_case, strict=True):
+                    side_cases.append(facts_of_side)
+                self._report_failures(facts_of_case)
+            self._spent_s += monotonic() - started
         for side, path, side_cases in zip(self._sides, paths, measured, strict=True):
-            writer = RunWriter.create(path, self._common | {"started_at": now()} | side.manifest)
+            writer = RunWriter.create(path, self._common | {"started_at": now()} | dict(side.manifest))
             writer.append(side_cases)
             writer.update_manifest(interrupted=False, finished_at=now())
             writer.close()
         return paths[0], paths[1]
 
+    def _report_failures(self, cases: tuple[CaseFacts, CaseFacts]) -> None:
+        """Say at once why a side does not measure a case, unless both sides lack it for the same reason."""
+        if cases[0].status not in FAILED and cases[0].status == cases[1].status and cases[0].reason == cases[1].reason:
+            return
+        for side, case in zip(self._sides, cases, strict=True):
+            if case.status not in MEASURED:
+                problem = f"{case.implementation}: {case.status}: {case.reason}"
+                self._listener.problem(f"{side.name.upper()}: {problem}; see {self._out / f'worker-{side.name}.log'}")
+
+    @contextmanager
+    def _parents(self) -> Iterator[dict[str, WorkerProcess]]:
+        """A new parent of each side, by its name, started at the same time. Raises `RunError`."""
+        # The pool stays open: a worker ends when the thread that started it ends (`chunkbench.workers.lifetime`).
+        with ThreadPoolExecutor(len(self._sides)) as pool:
+            in_order = self._dice.sample(self._sides, len(self._sides))
+            starting = {side.name: pool.submit(side.start) for side in in_order}
+            try:
+                yield {name: start.result() for name, start in starting.items()}
+            finally:
+                for start in starting.values():
+                    if start.exception() is None:
+                        start.result().kill()
+
     def _measure_case(
-        self, point: Point, case: Case, budget_s: float, rounds_share: float, number: int
+        self,
+        parents: Mapping[str, WorkerProcess],
+        point: Point,
+        case: Case,
+        budget_s: float,
+        rounds_share: float,
+        number: int,
     ) -> tuple[CaseFacts, CaseFacts]:
-        """Measure one case in a new process of each revision.
+        """Measure one case in a new process of each side, forked from its parent.
 
         Processes differ from each other, and rounds do too. So the rounds last as long as the time from the start of
         the pair to its second round, or `rounds_share` of that time if the budget allows no more. The first pair checks
@@ -136,7 +186,7 @@ class Turns:
         def start(side: Side) -> Callable[[], WorkerClient]:
             def fork() -> WorkerClient:
                 try:
-                    workers.append(side.parent.fork())
+                    workers.append(parents[side.name].fork())
                 except LOST as error:
                     raise RunError(f"{self._out}: the worker of {side.name.upper()} ended: {error}") from None
                 return workers[-1]

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Point
+from chunkbench.regression.build import digest_of, pack
 from chunkbench.regression.job import Job
-from chunkbench.regression.preload import preloaded
-from chunkbench.regression.recorded_build import save_build
-from chunkbench.runner.client import LOST, WorkerProcess
+from chunkbench.regression.side_build import SideBuild, check_loads, installed_build
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.run import run_experiment
 from chunkbench.runner.target import Target
-from chunkbench.store import Run, RunError, open_runs, writing
+from chunkbench.store import FAILED, MEASURED, WORKER_LOG, Run, RunError, RunWriter, open_run, open_runs, writing
 
 BUILD = "build.zip"
 """File of a recording: the build that was measured."""
@@ -43,15 +42,14 @@ class Recording:
 
 
 class Repeater:
-    """Measures an experiment several times, each time in a new process.
+    """Measures an experiment several times, each time in a new process that is started from a build.
 
-    Processes differ: in where their memory lies, and in when they ran. A measurement in one process can be wrong by
-    more than a threshold, whatever the number of rounds. The processes are forked from one that has imported
-    everything, so they start at once.
+    Processes differ: in where their libraries and their memory lie, and in when they ran. A measurement in one process
+    can be wrong by more than a threshold, whatever the number of rounds.
     """
 
-    def __init__(self, job: Job, parent: WorkerProcess) -> None:
-        self.job, self._parent = job, parent
+    def __init__(self, job: Job, side: SideBuild) -> None:
+        self.job, self.side = job, side
 
     def measure(
         self,
@@ -64,7 +62,7 @@ class Repeater:
         """Measure into `out`/`first` and the numbers that follow; the processes share the experiment's budget. Returns
         the runs, and whether the measurement was interrupted."""
         job, per_process = self.job, _one_process(experiment, processes)
-        options = RunOptions(brief=True, points=points, start_worker=lambda *_: self._parent.fork())
+        options = RunOptions(brief=True, points=points, start_worker=self.side.start)
         runs: list[Run] = []
         for number in range(first, first + processes):
             path = out / str(number)
@@ -73,39 +71,51 @@ class Repeater:
                 shutil.rmtree(path, ignore_errors=True)  # half a process would lack cases that the others have
                 return runs, True
             runs.append(outcome.run)
+            if number == first:
+                self._report_failures(outcome.run)
         return runs, False
+
+    def _report_failures(self, run: Run) -> None:
+        """Say at once why a run does not measure a case: a fault, or a package under test that is unavailable."""
+        for case in run.cases:
+            tested = case.implementation in self.side.build.facts.provided
+            if case.status in FAILED or (tested and case.status not in MEASURED):
+                text = f"{case.implementation}: {case.status}: {case.reason}; see {run.path / WORKER_LOG}"
+                self.job.listener.problem(text)
 
 
 @contextmanager
-def repeater(job: Job, worker: Sequence[str] | None = None) -> Iterator[Repeater]:
-    """A repeater whose parent process has imported the experiment's implementations.
+def repeater(job: Job, program: Sequence[str] = ()) -> Iterator[Repeater]:
+    """A repeater that measures what is installed. `program` is a script that takes the place of the worker's program.
 
-    `worker` replaces the command line of the parent process. Raises `RunError` if the job's folder cannot be written,
-    or if no worker starts.
+    Raises `RunError` if the job's folder cannot be written, or if a package cannot be copied.
     """
-    out, kind = job.out, job.experiment.kind
-    try:
-        with writing(out):
-            out.mkdir(parents=True, exist_ok=True)
-            parent = preloaded(lambda: WorkerProcess(out / "worker.log", kind, worker), job.experiment, job.target)
-    except LOST as error:
-        raise RunError(f"{out}: a worker process does not start: {error}") from None
-    try:
-        yield Repeater(job, parent)
-    finally:
-        parent.kill()
+    with writing(job.out):
+        job.out.mkdir(parents=True, exist_ok=True)
+    with installed_build(job.experiment, program) as side:
+        yield Repeater(job, side)
 
 
 def record(repeater: Repeater, processes: int, first: int) -> tuple[list[Run], bool]:
-    """Measure the repeater's job into `out`/`first` and the numbers that follow; a new recording also keeps this build.
+    """Measure the repeater's job into `out`/`first` and the numbers that follow; a new recording also keeps the build.
 
     Returns the runs, and whether the measurement was interrupted. Raises `RunError`.
     """
-    job = repeater.job
-    if first == 1:
-        with writing(job.out):
-            save_build(job.out / BUILD)
-    return repeater.measure(job.experiment, job.out, processes, first=first)
+    job, build = repeater.job, repeater.side.build
+    with writing(job.out):
+        if first == 1:
+            check_loads(repeater.side, job.experiment, job.target.device, job.out / "worker.log")
+            pack(build, job.out / BUILD)
+    runs, interrupted = repeater.measure(job.experiment, job.out, processes, first=first)
+    return [_with_build(run, digest_of(job.out / BUILD)) for run in runs], interrupted
+
+
+def _with_build(run: Run, digest: str) -> Run:
+    """The run, with the hash of the build that its recording keeps in its manifest."""
+    writer = RunWriter.resume(run.path)
+    writer.update_manifest(build=digest)
+    writer.close()
+    return open_run(run.path)
 
 
 def next_number(recording: Path, experiment: TimedExperiment, target: Target) -> int:

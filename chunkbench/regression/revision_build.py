@@ -1,4 +1,4 @@
-"""Another revision of the project, built in a temporary folder for the time of a measurement."""
+"""Revisions of a project, built in temporary folders for the time of a measurement."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from chunkbench.environment.revision import PROJECT
+from packaging.requirements import Requirement
+
+from chunkbench.environment.revision import git_state
 from chunkbench.kernels import cpu
 from chunkbench.store import RunError
 
@@ -23,31 +27,69 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Revision:
-    """A revision that is built."""
+    """A revision of a project that is built."""
 
     commit: str
+    dirty: bool
+    """Whether files of the working tree differ from the commit."""
     folder: Path
-    """Folder with this one package. All other packages are the installed ones."""
+    """Folder with the project's packages, as pip installs them. All other packages are the installed ones."""
 
 
 @contextmanager
-def built_revision(ref: str, log: Path) -> Iterator[Revision]:
-    """Check out `ref` in a worktree and build it. Both are removed at the end, also after Ctrl-C.
+def built_revision(project: Path, ref: str, log: Path) -> Iterator[Revision]:
+    """Check out `ref` of the repository `project` in a worktree and build it. Both are removed at the end, also after
+    Ctrl-C.
 
-    The output of the build is appended to `log`. Raises `RunError` if there is no such revision, if this is not a git
-    checkout, or if the build fails.
+    The output of the build is appended to `log`. Raises `RunError` if there is no such revision, if `project` is not a
+    git checkout, or if the build fails.
     """
-    commit = resolve(ref)
+    commit = resolve(project, ref)
     folder = Path(tempfile.mkdtemp(prefix="chunkbench-base-"))
     source = folder / "source"
     try:
-        _run(["git", "-C", str(PROJECT), "worktree", "add", "--detach", str(source), commit], log, "check out", ref)
-        yield Revision(commit, _install(source, folder / "build", log, ref))
+        worktree = ["git", "-C", str(project), "worktree", "add", "--detach", str(source), commit]
+        _run(worktree, log, "check out", f"revision {ref}")
+        yield Revision(commit, False, _install(source, folder / "build", log, f"revision {ref}"))
     finally:
         with _without_signals():
-            _run_silently(["git", "-C", str(PROJECT), "worktree", "remove", "--force", str(source)])
+            _run_silently(["git", "-C", str(project), "worktree", "remove", "--force", str(source)])
             shutil.rmtree(folder, ignore_errors=True)
-            _run_silently(["git", "-C", str(PROJECT), "worktree", "prune"])
+            _run_silently(["git", "-C", str(project), "worktree", "prune"])
+
+
+@contextmanager
+def built_working_tree(project: Path, log: Path) -> Iterator[Revision]:
+    """Copy the files of the repository `project` that git does not ignore, changed or new ones too, and build the copy.
+
+    Raises as `built_revision` does.
+    """
+    state = git_state(project)
+    if state is None:
+        raise RunError(f"{project}: is not the top folder of a git checkout with a commit")
+    listed = subprocess.run(
+        ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="chunkbench-head-") as folder:
+        source = Path(folder) / "source"
+        for name in map(os.fsdecode, filter(None, listed.stdout.split(b"\0"))):
+            if (project / name).is_file():
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(project / name, source / name)
+        built = _install(source, Path(folder) / "build", log, "the working tree")
+        yield Revision(state["commit"], state["dirty"], built)
+
+
+def repository(folder: Path) -> Path:
+    """Top folder of the git repository that holds a folder. Raises `RunError`."""
+    done = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RunError(f"{folder}: lies in no git repository; start the command inside of one, or name one")
+    return Path(done.stdout.strip())
 
 
 @contextmanager
@@ -61,29 +103,51 @@ def _without_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def resolve(ref: str) -> str:
-    """The commit that `ref` names in this project's repository. Raises `RunError`."""
-    if not (PROJECT / ".git").exists():
-        raise RunError("regress needs a git checkout of chunkbench, installed in place (make setup)")
+def resolve(project: Path, ref: str) -> str:
+    """The commit that `ref` names in the repository `project`. Raises `RunError`."""
+    if not (project / ".git").exists():
+        raise RunError(f"{project}: is not the top folder of a git checkout")
     done = subprocess.run(
-        ["git", "-C", str(PROJECT), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"],
+        ["git", "-C", str(project), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"],
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise RunError(f"revision {ref}: no such revision here; a shallow clone needs git fetch --unshallow")
+        raise RunError(f"revision {ref}: no such revision in {project}; a shallow clone needs git fetch --unshallow")
     return done.stdout.strip()
 
 
-def _install(source: Path, folder: Path, log: Path, ref: str) -> Path:
+def _install(source: Path, folder: Path, log: Path, what: str) -> Path:
     """Build the project in `source` into `folder`, and return `folder`."""
-    options = ["--no-deps", "--no-build-isolation", "--no-compile", "--target", str(folder)]
+    options = ["--no-deps", "--no-compile", "--target", str(folder)]
+    # What a project needs to build is taken from the environment, if all of it is there: CI may have no network.
+    if _has_build_requirements(source):
+        options.append("--no-build-isolation")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    # If this revision has its native module, a build without it would be no fair base.
+    # If this revision has its native module, a build of ChunkBench without it would be no fair base.
     required = {} if cpu.native() is None else {"CHUNKBENCH_REQUIRE_NATIVE": "1"}
-    _run([*pip, *options, str(source)], log, "build", ref, required)
+    _run([*pip, *options, str(source)], log, "build", what, required)
     return folder
+
+
+def _has_build_requirements(source: Path) -> bool:
+    """Whether everything that a project's build requires is installed here."""
+    try:
+        project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
+        requirements = [Requirement(text) for text in project["build-system"]["requires"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all(map(_is_installed, requirements))
+
+
+def _is_installed(requirement: Requirement) -> bool:
+    if requirement.marker is not None and not requirement.marker.evaluate():
+        return True
+    try:
+        return requirement.specifier.contains(version(requirement.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
 
 
 def _run(command: list[str], log: Path, action: str, ref: str, extra: dict[str, str] | None = None) -> None:

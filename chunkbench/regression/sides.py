@@ -2,79 +2,37 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.job import Job, Repeats
 from chunkbench.regression.paired import Side, Turns
 from chunkbench.regression.preload import preloaded
-from chunkbench.regression.recorded_build import worker_command
 from chunkbench.regression.remeasure import GateResult, remeasure_changed
-from chunkbench.regression.verdicts import Comparison
+from chunkbench.regression.side_build import SideBuild
+from chunkbench.regression.verdicts import Comparison, Source
 from chunkbench.runner.client import LOST, WorkerProcess
 from chunkbench.store import Run, RunError
 
 
-@dataclass(frozen=True)
-class BaseBuild:
-    """A build to measure as BASE."""
-
-    folder: Path
-    """The folder that holds its package."""
-    name: str
-    """What messages call it."""
-    manifest: dict[str, Any]
-    """What the manifests of its runs say about it: commit and version."""
+def make_sides(job: Job, base: SideBuild, head: SideBuild) -> tuple[Side, Side]:
+    """Both sides, ready to start parents. They differ in the folder of their build and in nothing else."""
+    return _side(job, "base", base), _side(job, "head", head)
 
 
-@contextmanager
-def sides(job: Job, build: BaseBuild, head_command: Sequence[str] | None = None) -> Iterator[tuple[Side, Side]]:
-    """Start the worker of BASE, from `build`, and the worker of HEAD, from this revision.
+def _side(job: Job, name: str, side: SideBuild) -> Side:
+    log = job.out / f"worker-{name}.log"
 
-    `head_command` replaces the command line of HEAD's worker. Raises `RunError` if a worker does not start, or if BASE
-    speaks another protocol.
-    """
-    workers: list[WorkerProcess] = []
-    try:
-        workers.append(_start_base(job, build))
-        workers.append(_start_head(job, head_command))
-        yield Side("base", workers[0], build.manifest), Side("head", workers[1], {})
-    finally:
-        for worker in workers:
-            worker.kill()
+    def start() -> WorkerProcess:
+        try:
+            return preloaded(lambda: side.start(log, job.experiment.kind), job.experiment, job.target)
+        except LOST as error:
+            raise RunError(
+                f"{side.name}: cannot be measured in turns: a worker does not start: {error}; see {log}. If its "
+                "version is too old, record it with its own version and compare the recordings (chunkbench compare)"
+            ) from None
 
-
-def _start_base(job: Job, build: BaseBuild) -> WorkerProcess:
-    # PYTHONPATH may lead to this revision.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    try:
-        worker = _preloaded(job, "worker-base.log", worker_command(build.folder), environment)
-    except LOST as error:
-        raise RunError(
-            f"{build.name}: cannot be measured in turns with this revision: {error}. "
-            "Record it with its own version and compare the recordings (chunkbench compare)"
-        ) from None
-    if not worker.package.is_relative_to(build.folder.resolve()):
-        worker.kill()
-        raise RunError(f"{build.name}: its worker imports the package from {worker.package}, not from its own folder")
-    return worker
-
-
-def _start_head(job: Job, command: Sequence[str] | None) -> WorkerProcess:
-    try:
-        return _preloaded(job, "worker-head.log", list(command) if command else None, None)
-    except LOST as error:
-        raise RunError(f"a worker process does not start: {error}; see {job.out / 'worker-head.log'}") from None
-
-
-def _preloaded(job: Job, log: str, command: list[str] | None, environment: dict[str, str] | None) -> WorkerProcess:
-    kind = job.experiment.kind
-    return preloaded(lambda: WorkerProcess(job.out / log, kind, command, environment), job.experiment, job.target)
+    return Side(name, start, side.manifest)
 
 
 def measure_and_compare(
@@ -106,3 +64,30 @@ def measure_and_compare(
         return comparison.model_copy(update={"base": side})
 
     return remeasure_changed(compare_all, measure, repeats.again, options.threshold, first.interrupted)
+
+
+def with_sources(result: GateResult, base: SideBuild, head: SideBuild) -> GateResult:
+    """The result, with where the code of both sides came from."""
+    if result.comparison is None:
+        return result
+    sources = tuple(_sources(base, head))
+    return GateResult(result.comparison.model_copy(update={"sources": sources}), result.interrupted)
+
+
+def _sources(base: SideBuild, head: SideBuild) -> Iterator[Source]:
+    sides = [_packages(side) for side in (base, head)]
+    for name in dict.fromkeys(name for packages in sides for name in packages):
+        texts = [packages.get(name, ("not there", "")) for packages in sides]
+        same = bool(texts[0][1]) and texts[0][1] == texts[1][1]
+        yield Source(package=name, base=texts[0][0], head=texts[1][0], same=same)
+
+
+def _packages(side: SideBuild) -> dict[str, tuple[str, str]]:
+    """Package -> what to say about it, and the hash of its files."""
+    facts = side.build.facts
+    ours = facts.digest("chunkbench")
+    packages = {"chunkbench": (f"files {ours[:8]}" if ours else "from before files had hashes", ours)}
+    for package in facts.packages:
+        digest = facts.digest(package.folder)
+        packages[package.name] = (f"{package.version}, {package.install}, files {digest[:8]}", digest)
+    return packages

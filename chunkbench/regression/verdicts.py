@@ -100,6 +100,17 @@ class Side(_Frozen):
     rounds: int
 
 
+class Source(_Frozen):
+    """Where both sides took the code of one package from, if they were measured in turns."""
+
+    package: str
+    base: str
+    head: str
+    """Version, how it was installed, and the start of a hash of its files."""
+    same: bool
+    """Whether all its files are equal."""
+
+
 class Settings(_Frozen):
     """The settings of a comparison."""
 
@@ -112,6 +123,8 @@ class Settings(_Frozen):
     timed_cases: int
     in_turns: bool
     """Whether both sides were measured in turns, round by round. Then pairs of rounds are compared."""
+    as_recorded: bool = False
+    """Whether a gate compared with the recorded times, not with the recorded build."""
     cross_machine: bool
     fail_on: tuple[FailOn, ...]
 
@@ -127,6 +140,8 @@ class Comparison(_Frozen):
     counts: dict[Verdict, int]
     warnings: tuple[str, ...]
     differences: tuple[EnvironmentDifference, ...]
+    sources: tuple[Source, ...] = ()
+    """One for each package whose code was under test."""
     summaries: tuple[Summary, ...]
     cases: tuple[CaseVerdict, ...]
     """Worst first."""

@@ -35,6 +35,9 @@ class Listener(Protocol):
 
     def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None: ...
 
+    def problem(self, text: str) -> None:
+        """Something that the user should know at once. The same text may come again."""
+
 
 @dataclass(frozen=True)
 class Outcome:

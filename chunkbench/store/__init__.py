@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from chunkbench.store.facts import MEASURED, CaseFacts, GpuState, Noise, Peaks, Sampling, Status, Yardsticks
+from chunkbench.store.facts import FAILED, MEASURED, CaseFacts, GpuState, Noise, Peaks, Sampling, Status, Yardsticks
 from chunkbench.store.manifest import Manifest
 from chunkbench.store.run_directory import (
     SCHEMA_VERSION,
+    WORKER_LOG,
     Run,
     RunError,
     RunWriter,
@@ -17,8 +18,10 @@ from chunkbench.store.run_directory import (
 )
 
 __all__ = [
+    "FAILED",
     "MEASURED",
     "SCHEMA_VERSION",
+    "WORKER_LOG",
     "CaseFacts",
     "GpuState",
     "Manifest",

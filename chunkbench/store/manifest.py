@@ -117,6 +117,8 @@ class Manifest(_Part):
     interrupted: bool | None = None
     command: tuple[str, ...] = ()
     identity: dict[str, str] = {}
+    build: str = ""
+    """Of a recording's run: SHA-256 of `build.json` in the archive with the build that was measured."""
     in_turns_with: str | None = None
     """An id that two runs have in common if their revisions took turns."""
 

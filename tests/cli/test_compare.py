@@ -183,4 +183,4 @@ def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
 def test_history_of_a_folder_without_runs(tmp_path: Path) -> None:
     done = run("history", tmp_path)
     assert done.exit_code == 2
-    assert "neither a run, nor a recording, nor a folder of those" in done.output
+    assert "there is no run in it" in done.output

@@ -58,11 +58,11 @@ def recording(recorded: Path, tmp_path: Path) -> Path:
 def run_gate(
     experiment: Experiment, recording: Path, out: Path, *fault: str, again: int = 1, as_recorded: bool = False
 ) -> Comparison:
-    worker = [sys.executable, FAULTY, *fault] if fault else None
+    program = [FAULTY, *fault] if fault else []
     with RepeatProgress(quiet=True) as progress:
         job = Job(experiment, resolve(experiment), out, progress)
         base = Recording(recording, open_runs(recording))
-        comparison = gate(job, base, Options(), Repeats(3, again), as_recorded, worker).comparison
+        comparison = gate(job, base, Options(), Repeats(3, again), as_recorded, program).comparison
     assert comparison is not None
     return comparison
 

@@ -38,11 +38,12 @@ def measure(spec: Path, start_worker: Callable[..., WorkerProcess], tmp_path: Pa
     def measure_pairs(*fault: str) -> PairedRuns:
         experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # the budget adds no more pairs
         command = [sys.executable, FAULTY, *fault] if fault else None
-        base = start_worker(*experiment.implementations)
-        head = start_worker(*experiment.implementations, command=command)
+        names = experiment.implementations
+        base = Side("base", lambda: start_worker(*names), {})
+        head = Side("head", lambda: start_worker(*names, command=command), {})
         with RepeatProgress(quiet=True) as progress:
             job = Job(experiment, resolve(experiment), tmp_path / "out", progress)
-            return Turns(job, Side("base", base, {}), Side("head", head, {})).measure(processes=4)
+            return Turns(job, base, head).measure(processes=4)
 
     return measure_pairs
 
@@ -114,8 +115,8 @@ def test_an_interrupted_build_is_removed(spec: Path, tmp_path: Path) -> None:
     before, temporary = worktrees(), tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "chunkbench", "regress", "--base", "HEAD", str(spec), "--out", "out"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "chunkbench", "regress", "--base", "HEAD", str(spec), "--out", str(tmp_path / "out")],
+        cwd=PROJECT,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"TMPDIR": str(temporary)},
@@ -136,10 +137,10 @@ def test_an_interrupted_build_is_removed(spec: Path, tmp_path: Path) -> None:
 
 @needs_checkout
 @pytest.mark.parametrize(
-    ("ref", "message"), [("no-such-branch", "no such revision here"), ("--upload-pack=x", "no such revision here")]
+    ("ref", "message"), [("no-such-branch", "no such revision in"), ("--upload-pack=x", "no such revision in")]
 )
 def test_an_unknown_revision(spec: Path, tmp_path: Path, ref: str, message: str) -> None:
     command = [sys.executable, "-m", "chunkbench", "regress", f"--base={ref}", str(spec)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 2
     assert message in done.stderr

@@ -8,7 +8,7 @@ from typing import ClassVar
 from chunkbench.analysis import points
 from chunkbench.analysis.points import describe
 from chunkbench.experiment.values import show_value
-from chunkbench.regression.verdicts import CaseVerdict, Comparison, Metric, Side, Summary, Verdict
+from chunkbench.regression.verdicts import CaseVerdict, Comparison, Metric, Side, Source, Summary, Verdict
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count, significant, times
 
@@ -70,7 +70,8 @@ def verdict_line(comparison: Comparison) -> str:
     counts = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
     unmeasured = f"; {count(comparison.unmeasured, 'case')} measured by neither" if comparison.unmeasured else ""
     result = {0: "passes", 1: "fails", 3: "fails", 4: "inconclusive"}[comparison.exit_code]
-    return f"{counts}{unmeasured}: {result} (exit code {comparison.exit_code})."
+    against = ", against the recorded times" if comparison.settings.as_recorded else ""
+    return f"{counts}{unmeasured}{against}: {result} (exit code {comparison.exit_code})."
 
 
 def place(case: CaseVerdict, varying: Sequence[str]) -> str:
@@ -204,11 +205,19 @@ def _footer(comparison: Comparison) -> list[tuple[str, str]]:
             ),
         ),
     ]
+    if comparison.sources:
+        lines.append(("code", "; ".join(_source(source) for source in comparison.sources)))
     differences = [f"{diff.what}: {diff.base} / {diff.head}" for diff in comparison.differences]
     lines.append(("differs", "; ".join(differences) if differences else "nothing in hardware, settings or versions"))
     if comparison.command:
         lines.append(("to repeat", comparison.command))
     return lines
+
+
+def _source(source: Source) -> str:
+    if source.same:
+        return f"{source.package}: {source.head} on both sides"
+    return f"{source.package}: BASE {source.base}, HEAD {source.head}"
 
 
 def _side(side: Side) -> str:

@@ -1,0 +1,156 @@
+"""Packages of other projects: found, copied, kept in a recording, refused where a comparison could not see a change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from chunkbench.regression import build as builds
+from chunkbench.regression import packages
+from chunkbench.regression.build import copy_build, digest_of, pack, read_facts, unpacked_build, why_unusable
+from chunkbench.regression.packages import Package, packages_of
+from chunkbench.store import RunError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "my-kernel"
+GROUP = "chunkbench.baselines"
+
+
+def install(project: Path, site: Path, *, in_place: bool) -> None:
+    """Put a project into a folder of packages like pip does, without building it."""
+    info = site / "my_kernel-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kernel\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nmy_kernel = my_kernel:MyKernel\n")
+    record = ["my_kernel-0.1.dist-info/METADATA,,", "my_kernel-0.1.dist-info/entry_points.txt,,"]
+    if in_place:
+        origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
+        (info / "direct_url.json").write_text(json.dumps(origin))
+    else:
+        shutil.copy(project / "src" / "my_kernel.py", site)
+        record += ["my_kernel.py,,", "../../../bin/my-kernel,,"]
+    (info / "RECORD").write_text("\n".join(record) + "\n")
+
+
+@pytest.fixture(params=[False, True], ids=["installed", "in place"])
+def package(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    """The example project, in both ways."""
+    project, site = tmp_path / "my-kernel", tmp_path / "site"
+    shutil.copytree(EXAMPLE, project)
+    (project / "data").mkdir()
+    (project / ".git").mkdir()
+    (project / ".git" / "index").write_text("not to be copied")
+    install(project, site, in_place=request.param)
+    monkeypatch.syspath_prepend(str(site))
+    if request.param:
+        monkeypatch.syspath_prepend(str(project / "src"))
+    yield only(packages_of(entry_points(site)))
+    sys.modules.pop("my_kernel", None)
+
+
+def entry_points(site: Path) -> list[metadata.EntryPoint]:
+    found = metadata.distributions(path=[str(site)])
+    return [point for distribution in found for point in distribution.entry_points]
+
+
+def only(found: list[Package]) -> Package:
+    (package,) = found
+    return package
+
+
+def test_a_worker_runs_from_the_copy(package: Package, tmp_path: Path) -> None:
+    build = copy_build(make(tmp_path / "build"), [package])
+    script = tmp_path / "where.py"
+    script.write_text(
+        "from chunkbench.baselines.registry import REGISTRY\n"
+        "import chunkbench, my_kernel\n"
+        "print(chunkbench.__file__, my_kernel.__file__, REGISTRY.entry_point('my_kernel').dist.version)\n"
+    )
+    done = subprocess.run(build.command([str(script)]), capture_output=True, text=True, check=True, cwd=tmp_path)
+    ours, theirs, version = done.stdout.split()
+    folder = build.folder.resolve()
+    assert Path(ours).is_relative_to(folder / "chunkbench")
+    assert Path(theirs).is_relative_to(folder / "packages" / "my-kernel")
+    assert version == "0.1"
+    assert package.provides == ("my_kernel",)
+    assert not any(".git" in inside.parts for _, inside in package.files)
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_an_archive_gives_the_build_back(package: Package, tmp_path: Path) -> None:
+    build = copy_build(make(tmp_path / "build"), [package])
+    archive = tmp_path / "build.zip"
+    pack(build, archive)
+    assert read_facts(archive) == build.facts
+    assert why_unusable(build.facts) == ""
+    with unpacked_build(archive, digest_of(archive)) as copy:
+        assert copy.facts.provided == {"my_kernel"}
+        for name in build.facts.files:
+            assert (copy.folder / name).read_bytes() == (build.folder / name).read_bytes()
+
+
+def test_a_package_that_is_too_large_is_refused(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "MAX_BYTES", 100)
+    with pytest.raises(RunError, match=r"my-kernel: too large to be kept: .* most of it is"):
+        packages._check_size(package.name, package.files)
+
+
+def small_archive(path: Path, **files: str) -> Path:
+    facts = {"python": "x", "system": "x", "machine": "x"}
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("build.json", json.dumps(facts))
+        for name, text in files.items():
+            file.writestr(name, text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a\\x", "c:x"])
+def test_an_entry_that_leads_out_of_the_archive_is_refused(tmp_path: Path, name: str) -> None:
+    archive = small_archive(tmp_path / "a.zip", **{name: "x"})
+    with pytest.raises(RunError, match="leads out of the archive"), unpacked_build(archive):
+        pass
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_archive_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = small_archive(tmp_path / "a.zip", x="1" * 2000, y="2")
+    monkeypatch.setattr(builds, "MAX_BYTES", 1000)
+    with pytest.raises(RunError, match="unpacks to more than"), unpacked_build(archive):
+        pass
+    monkeypatch.setattr(builds, "MAX_FILES", 2)
+    with pytest.raises(RunError, match="holds 3 files, more than 2"), unpacked_build(archive):
+        pass
+
+
+def test_a_changed_file_is_found_by_its_hash(package: Package, tmp_path: Path) -> None:
+    build = copy_build(make(tmp_path / "build"), [package])
+    archive = tmp_path / "build.zip"
+    pack(build, archive)
+    digest = digest_of(archive)
+    changed = next(name for name in build.facts.files if name.endswith("my_kernel.py"))
+    (build.folder / changed).write_text("raise SystemExit\n")
+    pack(build, archive)
+    with pytest.raises(RunError, match="differs from its recorded hash"), unpacked_build(archive, digest):
+        pass
+    builds.seal_build(build.folder, build.facts.packages)
+    pack(build, archive)
+    with pytest.raises(RunError, match="another hash"), unpacked_build(archive, digest):
+        pass
+
+
+def test_compiled_code_needs_its_pytorch(package: Package, tmp_path: Path) -> None:
+    facts = copy_build(make(tmp_path / "build"), [package]).facts
+    native = facts.packages[0].model_copy(update={"native": True})
+    other = facts.model_copy(update={"packages": (native,), "torch": "1.0"})
+    assert "my-kernel in its build was compiled for PyTorch 1.0, not" in why_unusable(other)
