@@ -48,6 +48,17 @@ class Node:
         self.ends: dict[int, Sequence] = {}
         """Sequences that end here, by id."""
 
+    def branch(self, chunk: int, sequence: Sequence) -> None:
+        """Let a sequence that ends here, beside others, go on in a new last child with one chunk that is not full."""
+        # One call for all of this, for speed: a step of a batch may do it for every sequence.
+        node = Node(self, array("q", (chunk,)), NO_KEYS, 1)
+        if self.children is _NO_CHILDREN:
+            self.children, self.matches = {}, {}
+        self.children[chunk] = node
+        del self.ends[sequence.id]
+        node.ends[sequence.id] = sequence
+        sequence.leaf = node
+
     def insert(self, chunks: Iterable[int], keys: list[bytes], references: int = 0) -> Node:
         """A new last child with these chunks."""
         node = Node(self, array("q", chunks), keys, references)

@@ -280,7 +280,12 @@ class PrefixTree:
             if len(full):
                 new = np.array(self.pool.allocate(len(full)), np.int64)
                 for slot, chunk in zip(full.tolist(), new.tolist(), strict=True):
-                    self._extend(self._by_slot[slot], (chunk,), NO_KEYS)
+                    sequence = self._by_slot[slot]
+                    leaf = sequence.leaf
+                    if leaf.references > 1:
+                        leaf.branch(chunk, sequence)
+                    else:
+                        leaf.chunks.append(chunk)
                 arrays.last_chunks[full] = new
                 arrays.last_tokens[full] = 0
                 self._new_chunks.append((full, new))
