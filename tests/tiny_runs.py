@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,9 +56,11 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     workers: list[WorkerProcess] = []
 
     def start(*implementations: str, command: list[str] | None = None) -> WorkerProcess:
-        workers.append(WorkerProcess(tmp_path / f"worker-{len(workers)}.log", "decode", command))
-        workers[-1].ask("preload", 120, implementations=list(implementations))
-        return workers[-1]
+        # Two threads may start workers at the same time.
+        worker = WorkerProcess(tmp_path / f"worker-{uuid.uuid4().hex}.log", "decode", command)
+        workers.append(worker)
+        worker.ask("preload", 120, implementations=list(implementations))
+        return worker
 
     yield start
     for worker in workers:

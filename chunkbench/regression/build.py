@@ -72,9 +72,9 @@ class BuildFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    python: str
-    system: str
-    machine: str
+    python: str = ""
+    system: str = ""
+    machine: str = ""
     torch: str = ""
     """The PyTorch beside which the packages were compiled; empty in older builds."""
     packages: tuple[KeptPackage, ...] = ()
@@ -214,6 +214,8 @@ def unpacked_build(archive: Path, digest: str = "") -> Iterator[Build]:
         try:
             with zipfile.ZipFile(archive) as file:
                 _extract(file, Path(folder), facts)
+        except RunError:
+            raise
         except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
             raise RunError(f"{archive}: cannot be unpacked: {error}") from None
         found = hashlib.sha256((Path(folder) / _TAG).read_bytes()).hexdigest()

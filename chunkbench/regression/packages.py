@@ -27,6 +27,8 @@ _OURS = "chunkbench"
 _SITE, _PROJECT = "site", "project"
 _NATIVE = (*EXTENSION_SUFFIXES, ".so", ".dylib", ".pyd", ".dll")
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "build", "dist"}
+_OUTPUTS = ("cases.jsonl", "build.zip", "comparison.json", "worker-head.log")
+"""A folder with one of these is ChunkBench's own output: a run, a recording, a gate."""
 _METADATA = ("METADATA", "PKG-INFO", "entry_points.txt", "top_level.txt")
 
 Install = Literal["installed", "in place", "built"]
@@ -179,7 +181,9 @@ def _tree(folder: Path) -> Iterator[Path]:
 def _kept_folder(folder: Path) -> bool:
     name = folder.name
     skipped = name in _SKIPPED_FOLDERS or name.startswith(".") or name.endswith(".egg-info")
-    return not skipped and not folder.is_symlink() and not (folder / "pyvenv.cfg").exists()
+    if skipped or folder.is_symlink():
+        return False
+    return not any((folder / marker).exists() for marker in ("pyvenv.cfg", *_OUTPUTS))
 
 
 def _check_size(name: str, files: Sequence[tuple[Path, PurePosixPath]]) -> None:

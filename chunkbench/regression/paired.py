@@ -73,8 +73,6 @@ class Turns:
         assert kind.sessions is not None, "only experiments that are measured in sessions can take turns"
         self._work, self._weight = kind.sessions, kind.weight
         self._dice = random.Random(f"turns {experiment.seed}")
-        self._spent_s = 0.0
-        """Seconds of measuring since the start of this measurement, without those of starting parents."""
         self._ready_s: dict[str, float] = {}  # case key -> time from the start of its last pair to its second round
         # Both sides get the same mark, which tells a comparison that their n-th rounds belong together.
         self._common = manifest_of(experiment, target, len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
@@ -90,7 +88,7 @@ class Turns:
 
         The parents of a pair are new: where a process's libraries and heap lie in memory is drawn when a program
         starts, all its forked children inherit it, and it can make code that runs in Python or in PyTorch's dispatcher
-        10 or 20% slower. Starting them does not count towards the budget.
+        10 or 20% slower. Starting them counts towards the budget, but the fewest pairs are measured in any case.
 
         There are at least `processes` pairs. Runs are written to `out`/`folder`/base/1, `out`/`folder`/head/1, ...
         Ctrl-C keeps the complete pairs.
@@ -98,10 +96,11 @@ class Turns:
         side_runs: tuple[list[Run], list[Run]] = ([], [])
         try:
             with sigterm_as_interrupt():
-                self._spent_s = 0.0
+                started = monotonic()
                 # The last pair may start if half of it fits: so the budget is kept on average.
                 while (number := len(side_runs[0]) + 1) <= processes or (
-                    number <= _MOST_PAIRS and self._spent_s * (1 + 0.5 / len(side_runs[0])) < self._experiment.budget_s
+                    number <= _MOST_PAIRS
+                    and (monotonic() - started) * (1 + 0.5 / len(side_runs[0])) < self._experiment.budget_s
                 ):
                     for runs, path in zip(side_runs, self._measure_pair(processes, number, only, folder), strict=True):
                         runs.append(open_run(path))
@@ -126,7 +125,6 @@ class Turns:
         paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
         self._listener.started(paths[1], len({point for point, _ in pending}), 0)
         with self._parents() as parents:
-            started = monotonic()
             for point, case in pending:
                 budget_s = pair_s * self._weight(point, self._experiment.seed) / total_weight
                 self._listener.activity(point, case.implementation, 0.0, 0.0)
@@ -134,7 +132,6 @@ class Turns:
                 for side_cases, facts_of_side in zip(measured, facts_of_case, strict=True):
                     side_cases.append(facts_of_side)
                 self._report_failures(facts_of_case)
-            self._spent_s += monotonic() - started
         for side, path, side_cases in zip(self._sides, paths, measured, strict=True):
             writer = RunWriter.create(path, self._common | {"started_at": now()} | dict(side.manifest))
             writer.append(side_cases)

@@ -15,6 +15,12 @@ from chunkbench.workers.inputs import PooledInputs
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-baseline.md"
 
 
+def test_the_example_project_has_the_documented_code() -> None:
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert code is not None
+    assert (PAGE.parents[1] / "examples" / "my-kernel" / "src" / "my_kernel.py").read_text() == code.group(1)
+
+
 def test_the_example_of_the_documentation_is_correct() -> None:
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert code is not None

@@ -106,6 +106,7 @@ def test_a_crash_is_found_and_the_other_case_is_measured(
     assert next(case for case in comparison.cases if case.implementation == "paged_attn").head_rounds > 0
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("as_recorded", [False, True])
 def test_twice_as_slow_is_measured_again(
     recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
@@ -121,10 +122,15 @@ def test_twice_as_slow_is_measured_again(
     assert (out / "again-1").exists() or slowed.ratio is None
 
 
-def rewrite(archive: Path, name: str, change: Callable[[str], str]) -> None:
+def rewrite(recording: Path, name: str, change: Callable[[str], str]) -> None:
+    """Change a file of the recorded build, and make the recording one from before files had hashes."""
+    archive = recording / BUILD
     with zipfile.ZipFile(archive) as old:
         files = {path: old.read(path) for path in old.namelist()}
     files[name] = change(files[name].decode()).encode()
+    files["build.json"] = json.dumps(json.loads(files["build.json"]) | {"files": {}}).encode()
+    for manifest in recording.glob("*/manifest.json"):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"build": ""}))
     with zipfile.ZipFile(archive, "w") as new:
         for path, content in files.items():
             new.writestr(path, content)
@@ -141,7 +147,7 @@ def test_cases_are_new_or_missing_against_the_recorded_cases(
 
 
 def test_base_is_the_recorded_build(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
-    rewrite(recording / BUILD, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
+    rewrite(recording, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
     comparison = run_gate(experiment, recording, tmp_path / "out", again=0)
     assert {case.implementation: case.verdict for case in comparison.cases}["chunk_attn"] == "new"
 
@@ -170,7 +176,7 @@ def retagged(archive: Path, **tag: str) -> None:
 
 def test_a_build_of_another_protocol_is_refused(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
     with_protocol_1 = functools.partial(re.sub, r"(?m)^PROTOCOL = \d+$", "PROTOCOL = 1")
-    rewrite(recording / BUILD, "chunkbench/workers/protocol.py", with_protocol_1)
+    rewrite(recording, "chunkbench/workers/protocol.py", with_protocol_1)
     with pytest.raises(RunError, match="the worker speaks protocol 1, this runner speaks"):
         run_gate(experiment, recording, tmp_path / "out")
 
@@ -188,6 +194,7 @@ def run_cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("spec")
+@pytest.mark.timeout(600)
 def test_the_command_records_and_gates(tmp_path: Path) -> None:
     short = ("--processes", "2", "--budget", "1s")
     done = run_cli("gate", "tiny.yaml", "--record", "rec", *short, cwd=tmp_path)

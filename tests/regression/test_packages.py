@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -13,11 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from chunkbench.baselines.registry import REGISTRY
+from chunkbench.cli.progress import RepeatProgress
+from chunkbench.experiment import load_experiment
 from chunkbench.regression import build as builds
 from chunkbench.regression import packages
 from chunkbench.regression.build import copy_build, digest_of, pack, read_facts, unpacked_build, why_unusable
+from chunkbench.regression.compare import Options
+from chunkbench.regression.gate import gate
+from chunkbench.regression.job import Job, Repeats
 from chunkbench.regression.packages import Package, packages_of
-from chunkbench.store import RunError
+from chunkbench.regression.recording import BUILD, Recording, record, repeater
+from chunkbench.runner.target import resolve
+from chunkbench.store import RunError, open_runs
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my-kernel"
 GROUP = "chunkbench.baselines"
@@ -51,7 +60,9 @@ def package(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(site))
     if request.param:
         monkeypatch.syspath_prepend(str(project / "src"))
+    REGISTRY.__dict__.pop("_entry_points", None)
     yield only(packages_of(entry_points(site)))
+    REGISTRY.__dict__.pop("_entry_points", None)
     sys.modules.pop("my_kernel", None)
 
 
@@ -154,3 +165,54 @@ def test_compiled_code_needs_its_pytorch(package: Package, tmp_path: Path) -> No
     native = facts.packages[0].model_copy(update={"native": True})
     other = facts.model_copy(update={"packages": (native,), "torch": "1.0"})
     assert "my-kernel in its build was compiled for PyTorch 1.0, not" in why_unusable(other)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("as_recorded", [False, True])
+def test_a_gate_sees_that_somebody_elses_kernel_became_slow(tmp_path: Path, as_recorded: bool) -> None:
+    text = (EXAMPLE / "gate.yaml").read_text().replace("budget: 20s", "budget: 1s")
+    (tmp_path / "gate.yaml").write_text(text)
+    experiment = load_experiment(tmp_path / "gate.yaml")
+    target = resolve(experiment)
+    with RepeatProgress(quiet=True) as progress:
+        with repeater(Job(experiment, target, tmp_path / "recording", progress)) as measuring:
+            runs, _ = record(measuring, processes=3, first=1)
+        assert {case.status for run in runs for case in run.cases} <= {"ok", "noisy"}
+        module = Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
+        code = module.read_text()
+        module.write_text(
+            code.replace("def decode(self, q, out):", "def decode(self, q, out):\n        time.sleep(0.03)")
+        )
+        module.write_text("import time\n" + module.read_text())
+        job = Job(experiment, target, tmp_path / "out", progress)
+        recording = Recording(tmp_path / "recording", open_runs(tmp_path / "recording"))
+        comparison = gate(job, recording, Options(), Repeats(3, 0), as_recorded).comparison
+    assert comparison is not None
+    (case,) = [case for case in comparison.cases if case.metric == "latency"]
+    assert (case.verdict, comparison.exit_code) == ("slower", 1), case
+    assert case.ratio is not None
+    assert case.ratio > 3
+    assert comparison.settings.as_recorded is as_recorded
+    if not as_recorded:
+        source = next(source for source in comparison.sources if source.package == "my-kernel")
+        assert not source.same
+        assert source.base != source.head
+
+
+@pytest.mark.usefixtures("package")
+def test_a_recording_without_a_copy_of_the_package_is_refused(tmp_path: Path) -> None:
+    text = (EXAMPLE / "gate.yaml").read_text().replace("budget: 20s", "budget: 1s")
+    (tmp_path / "gate.yaml").write_text(text)
+    experiment = load_experiment(tmp_path / "gate.yaml")
+    target = resolve(experiment)
+    path = tmp_path / "recording"
+    with RepeatProgress(quiet=True) as progress:
+        with repeater(Job(experiment, target, path, progress)) as measuring:
+            record(measuring, processes=1, first=1)
+        pack(copy_build(make(tmp_path / "without"), []), path / BUILD)  # as older versions made it
+        (run,) = open_runs(path)
+        run.manifest = run.manifest.model_copy(update={"build": ""})
+        job = Job(experiment, target, tmp_path / "out", progress)
+        with pytest.raises(RunError, match="keeps no copy of my-kernel, which provides my_kernel"):
+            gate(job, Recording(path, [run]), Options(), Repeats(2, 0))
