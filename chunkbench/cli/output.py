@@ -22,6 +22,7 @@ _REMEDY_OPTIONS = {
     "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
     "elsewhere": "--out DIR names another folder",
     "start anew": "leave --resume out",
+    "record anew or compare times": "--record DIR makes a recording; --as-recorded compares times",
 }
 """The remedy that a `RunError` names -> the options that apply it."""
 
@@ -36,19 +37,19 @@ class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
         """Whether formats that only print several runs are allowed, too."""
 
     @property
-    def _names(self) -> tuple[str, ...]:
+    def _choice(self) -> click.Choice[str]:
         from chunkbench.report.formats import BOOK_FORMATS, FORMATS
 
-        return tuple(dict.fromkeys((*FORMATS, *BOOK_FORMATS))) if self._books else FORMATS
+        return click.Choice(tuple(dict.fromkeys((*FORMATS, *BOOK_FORMATS))) if self._books else FORMATS)
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(self._names)}]"
+    def get_metavar(self, *arguments: Any, **named: Any) -> str | None:
+        return self._choice.get_metavar(*arguments, **named)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return click.Choice(self._names).convert(value, param, ctx)
+        return self._choice.convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in self._names if name.startswith(incomplete)]
+        return self._choice.shell_complete(ctx, param, incomplete)
 
 
 def new_run(name: str) -> Path:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -28,6 +28,7 @@ from chunkbench.store import RunError
 
 MAX_FILES, MAX_BYTES = 50_000, 4 << 30
 """Limits of an archive."""
+_MAX_TAG_BYTES = 64 << 20
 _TAG, _OURS, _PACKAGES = "build.json", "chunkbench", "packages"
 # An editable install adds import finders that come before sys.path: they would find the installed packages. So only
 # Python's own finders stay. Older builds have the worker's module under another name.
@@ -57,14 +58,14 @@ class KeptPackage(BaseModel):
     provides: tuple[str, ...]
     """Ids of the implementations that it registers."""
     roots: tuple[str, ...]
-    """Folders of the build in which Python finds its modules; () if they lie beside ChunkBench's."""
+    """Folders of the build in which Python finds its modules."""
     native: bool = False
     """Whether it holds compiled code."""
 
     @property
     def folder(self) -> str:
-        """The folder of the build that holds its files; the whole build if they lie beside ChunkBench's."""
-        return f"{_PACKAGES}/{self.name}" if self.roots else ""
+        """The folder of the build that holds its files."""
+        return package_folder(self.name)
 
 
 class BuildFacts(BaseModel):
@@ -87,14 +88,8 @@ class BuildFacts(BaseModel):
         return frozenset(name for package in self.packages for name in package.provides)
 
     def digest(self, folder: str) -> str:
-        """One hash of all files below a folder of the build; "": of those that belong neither to ChunkBench nor to
-        another package. Empty in builds without hashes."""
-        others = (f"{_OURS}/", f"{_PACKAGES}/")
-        inside = sorted(
-            item
-            for item in self.files.items()
-            if (item[0].startswith(f"{folder}/") if folder else not item[0].startswith(others))
-        )
+        """One hash of all files below a folder of the build; empty in builds without hashes."""
+        inside = sorted(item for item in self.files.items() if item[0].startswith(f"{folder}/"))
         return hashlib.sha256(json.dumps(inside).encode()).hexdigest() if inside else ""
 
 
@@ -123,27 +118,32 @@ def copy_build(folder: Path, packages: Sequence[Package]) -> Build:
 
 def copy_ours(folder: Path) -> None:
     """Copy this package, with its native code, into a folder. Raises `OSError`."""
-    _copy(folder, ((path, PurePosixPath(_OURS, *inside.parts)) for path, inside in package_files()))
+    _copy(folder / _OURS, package_files())
 
 
 def copy_packages(folder: Path, packages: Sequence[Package]) -> tuple[KeptPackage, ...]:
     """Copy packages, as they are installed, into a folder. Raises `OSError`."""
     for package in packages:
-        _copy(folder, ((path, PurePosixPath(_PACKAGES, package.name) / inside) for path, inside in package.files))
+        _copy(folder / package_folder(package.name), package.files)
     return tuple(
         KeptPackage(
             name=package.name,
             version=package.version,
             install=package.install,
             provides=package.provides,
-            roots=tuple(str(PurePosixPath(_PACKAGES, package.name) / root) for root in package.roots),
+            roots=tuple(f"{package_folder(package.name)}/{root}" for root in package.roots),
             native=package.native,
         )
         for package in packages
     )
 
 
-def _copy(folder: Path, sources: Iterable[tuple[Path, PurePosixPath]]) -> None:
+def package_folder(name: str) -> str:
+    """The folder of a build that holds the files of a package."""
+    return f"{_PACKAGES}/{name}"
+
+
+def _copy(folder: Path, sources: Iterable[tuple[Path, PurePath]]) -> None:
     for path, inside in sources:
         target = folder / inside
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -172,14 +172,14 @@ def pack(build: Build, archive: Path) -> None:
 def digest_of(archive: Path) -> str:
     """SHA-256 of the `build.json` of an archive, which holds the hashes of all its other files. Raises `OSError`."""
     with zipfile.ZipFile(archive) as file:
-        return hashlib.sha256(file.read(_TAG)).hexdigest()
+        return hashlib.sha256(_read(file, _TAG, _MAX_TAG_BYTES)).hexdigest()
 
 
 def read_facts(archive: Path) -> BuildFacts:
     """`build.json` of an archive. Raises `RunError`."""
     try:
         with zipfile.ZipFile(archive) as file:
-            return BuildFacts.model_validate_json(_read(file, _TAG, 64 << 20))
+            return BuildFacts.model_validate_json(_read(file, _TAG, _MAX_TAG_BYTES))
     except FileNotFoundError:
         raise RunError("it keeps no build") from None
     except ValidationError as error:
@@ -210,6 +210,8 @@ def unpacked_build(archive: Path, digest: str = "") -> Iterator[Build]:
     hash; `digest` is the SHA-256 that `build.json` itself must have, where it is known.
     """
     facts = read_facts(archive)
+    if digest and digest_of(archive) != digest:
+        raise RunError(f"{archive}: is not the build that was recorded: build.json has another hash. Record anew")
     with tempfile.TemporaryDirectory(prefix="chunkbench-build-") as folder:
         try:
             with zipfile.ZipFile(archive) as file:
@@ -218,9 +220,6 @@ def unpacked_build(archive: Path, digest: str = "") -> Iterator[Build]:
             raise
         except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
             raise RunError(f"{archive}: cannot be unpacked: {error}") from None
-        found = hashlib.sha256((Path(folder) / _TAG).read_bytes()).hexdigest()
-        if digest and found != digest:
-            raise RunError(f"{archive}: is not the build that was recorded: build.json has another hash. Record anew")
         yield Build(Path(folder), facts)
 
 

@@ -73,7 +73,7 @@ def _against_recorded_build(
             installed_build(job.experiment, program) as head,
         ):
             base = SideBuild(build, str(recording.path), facts)
-            _check_kept(job.experiment, recording, base, head)
+            _check_kept(recording, base, head)
             turns = Turns(job, *make_sides(job, base, head))
             result = measure_and_compare(
                 turns, options, repeats, lambda runs: _keep_recorded_cases(runs, recording.runs)
@@ -83,7 +83,7 @@ def _against_recorded_build(
     return with_sources(_with_warnings(result, _changes_since(recorded, turns.manifest)), base, head)
 
 
-def _check_kept(experiment: TimedExperiment, recording: Recording, base: SideBuild, head: SideBuild) -> None:
+def _check_kept(recording: Recording, base: SideBuild, head: SideBuild) -> None:
     """Raise `RunError` if both sides would load a recorded implementation from one place on disk."""
     recorded = {case.implementation for run in recording.runs for case in run.cases}
     for package in head.build.facts.packages:
@@ -91,8 +91,9 @@ def _check_kept(experiment: TimedExperiment, recording: Recording, base: SideBui
         if unkept:
             raise RunError(
                 f"{recording.path}: keeps no copy of {package.name}, which provides {', '.join(unkept)}: both sides "
-                "would run the files that are installed now, and no change could be seen. Record it anew "
-                "(gate --record), or compare with the recorded times (--as-recorded)"
+                "would run the files that are installed now, and no change could be seen. Record it anew, or compare "
+                "with the recorded times",
+                remedy="record anew or compare times",
             )
 
 

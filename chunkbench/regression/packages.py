@@ -55,11 +55,12 @@ class Package:
         return any(path.name.endswith(_NATIVE) for path, _ in self.files)
 
 
-def packages_of(entry_points: Collection[EntryPoint]) -> list[Package]:
+def packages_of(entry_points: Collection[EntryPoint], without: Collection[str] = ()) -> list[Package]:
     """The packages that register these implementations, without ChunkBench, and what they need that is installed in
     place.
 
-    Raises `RunError` where a package cannot be copied.
+    `without` names packages, normalised, that the caller has from elsewhere. Raises `RunError` where a package cannot
+    be copied.
     """
     found: dict[str, Distribution] = {}
     waiting = [point.dist for point in entry_points if point.dist is not None]
@@ -70,7 +71,7 @@ def packages_of(entry_points: Collection[EntryPoint]) -> list[Package]:
             continue
         found[name] = candidate
         waiting += [needed for needed in _requirements(candidate) if _source(needed) is not None]
-    return [_package(name, found[name], entry_points) for name in sorted(found)]
+    return [_package(name, found[name], entry_points) for name in sorted(found.keys() - set(without))]
 
 
 def normalised(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chunkbench.experiment import TimedExperiment
@@ -17,7 +17,7 @@ from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.run import run_experiment
 from chunkbench.runner.target import Target
-from chunkbench.store import FAILED, MEASURED, WORKER_LOG, Run, RunError, RunWriter, open_run, open_runs, writing
+from chunkbench.store import FAILED, MEASURED, WORKER_LOG, Run, RunError, open_runs, writing
 
 BUILD = "build.zip"
 """File of a recording: the build that was measured."""
@@ -62,7 +62,8 @@ class Repeater:
         """Measure into `out`/`first` and the numbers that follow; the processes share the experiment's budget. Returns
         the runs, and whether the measurement was interrupted."""
         job, per_process = self.job, _one_process(experiment, processes)
-        options = RunOptions(brief=True, points=points, start_worker=self.side.start)
+        side = self.side
+        options = RunOptions(brief=True, points=points, manifest=side.manifest, start_worker=side.start)
         runs: list[Run] = []
         for number in range(first, first + processes):
             path = out / str(number)
@@ -101,21 +102,13 @@ def record(repeater: Repeater, processes: int, first: int) -> tuple[list[Run], b
 
     Returns the runs, and whether the measurement was interrupted. Raises `RunError`.
     """
-    job, build = repeater.job, repeater.side.build
+    job, side, archive = repeater.job, repeater.side, repeater.job.out / BUILD
     with writing(job.out):
         if first == 1:
-            check_loads(repeater.side, job.experiment, job.target.device, job.out / "worker.log")
-            pack(build, job.out / BUILD)
-    runs, interrupted = repeater.measure(job.experiment, job.out, processes, first=first)
-    return [_with_build(run, digest_of(job.out / BUILD)) for run in runs], interrupted
-
-
-def _with_build(run: Run, digest: str) -> Run:
-    """The run, with the hash of the build that its recording keeps in its manifest."""
-    writer = RunWriter.resume(run.path)
-    writer.update_manifest(build=digest)
-    writer.close()
-    return open_run(run.path)
+            check_loads(side, job.experiment, job.target.device, job.out / "worker.log")
+            pack(side.build, archive)
+        kept = {"build": digest_of(archive)} if archive.exists() else {}
+    return Repeater(job, replace(side, manifest=kept)).measure(job.experiment, job.out, processes, first=first)
 
 
 def next_number(recording: Path, experiment: TimedExperiment, target: Target) -> int:

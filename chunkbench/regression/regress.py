@@ -10,7 +10,7 @@ from pathlib import Path
 from chunkbench.baselines.registry import GROUP
 from chunkbench.environment.revision import PROJECT
 from chunkbench.experiment import TimedExperiment
-from chunkbench.regression.build import Build, KeptPackage, copy_ours, copy_packages, seal_build
+from chunkbench.regression.build import Build, KeptPackage, copy_ours, copy_packages, package_folder, seal_build
 from chunkbench.regression.compare import Options
 from chunkbench.regression.job import Job, Repeats
 from chunkbench.regression.packages import normalised, packages_of
@@ -81,23 +81,27 @@ def _with_ours(experiment: TimedExperiment, revision: Revision) -> Build:
 
     Raises `RunError` if the experiment measures nothing of the project.
     """
-    built = list(distributions(path=[str(revision.folder)]))
-    kept = tuple(_built_package(package) for package in built)
-    names = {package.name for package in kept}
-    if "chunkbench" in names:
+    (project,) = distributions(path=[str(revision.folder)])
+    kept = _built_package(project)
+    if kept.name == "chunkbench":
         raise RunError(f"this ChunkBench is not the installed one, which is in {PROJECT}; install it (make setup)")
-    if not {name for package in kept for name in package.provides} & set(experiment.implementations):
+    if not set(kept.provides).intersection(experiment.implementations):
         raise RunError(
             f"the experiment {experiment.name} measures nothing of this project, which registers "
-            f"{', '.join(name for package in kept for name in package.provides) or 'no implementation'}; "
+            f"{', '.join(kept.provides) or 'no implementation'}; "
             "name an experiment that lists one of its implementations"
         )
-    others = [package for package in packages_of(entry_points_of(experiment)) if package.name not in names]
-    copy_ours(revision.folder)
-    return seal_build(revision.folder, (*kept, *copy_packages(revision.folder, others)))
+    others = packages_of(entry_points_of(experiment), without=[kept.name])
+    build = revision.folder.with_name("side")
+    copy_ours(build)
+    packages = copy_packages(build, others)
+    (build / kept.folder).parent.mkdir(exist_ok=True)
+    revision.folder.rename(build / kept.folder)
+    return seal_build(build, (kept, *packages))
 
 
 def _built_package(package: Distribution) -> KeptPackage:
     provides = tuple(sorted(point.name for point in package.entry_points if point.group == GROUP))
     name = normalised(package.name)
-    return KeptPackage(name=name, version=package.version, install="built", provides=provides, roots=())
+    root = package_folder(name)  # pip puts modules and metadata side by side
+    return KeptPackage(name=name, version=package.version, install="built", provides=provides, roots=(root,))

@@ -17,6 +17,7 @@ from chunkbench.experiment import TimedExperiment
 from chunkbench.regression.build import Build, copy_build
 from chunkbench.regression.packages import packages_of
 from chunkbench.runner.client import LOST, WorkerProcess
+from chunkbench.runner.survey import survey
 from chunkbench.store import RunError
 
 
@@ -71,16 +72,14 @@ def entry_points_of(experiment: TimedExperiment) -> list[EntryPoint]:
 def check_loads(side: SideBuild, experiment: TimedExperiment, device: str, log: Path) -> None:
     """Raise `RunError` if an implementation is available as it is installed, and not from its copy in the build."""
     registry: Registry = kinds.get(experiment.kind).implementations()
-    for name in sorted(side.build.facts.provided):
-        if not registry.availability(name, device)[1].ok:
-            continue
-        try:
-            worker = side.start(log, experiment.kind)
-            try:
-                answer = worker.ask("survey", 120.0, implementations=[name], device=device)[name]
-            finally:
-                worker.kill()
-        except LOST as error:
-            raise RunError(f"{name}: cannot be kept: its copy does not start: {error}; see {log}") from None
-        if not answer["ok"]:
-            raise RunError(f"{name}: cannot be kept: its copy does not load: {answer['reason']}; see {log}")
+    names = [name for name in sorted(side.build.facts.provided) if registry.availability(name, device)[1].ok]
+    if not names:
+        return
+    try:
+        worker, traits = survey(names, device, lambda: side.start(log, experiment.kind))
+    except LOST as error:
+        raise RunError(f"{', '.join(names)}: cannot be kept: a copy does not start: {error}; see {log}") from None
+    worker.kill()
+    for name, kept in traits.items():
+        if not kept.ok:
+            raise RunError(f"{name}: cannot be kept: its copy does not load: {kept.refusal()}; see {log}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chunkbench.experiment.point import Point
 from chunkbench.runner.client import WorkerClient, WorkerProcess
@@ -22,5 +23,7 @@ class RunOptions:
     """The points to measure; None: all points of the experiment."""
     retry: frozenset[Status] = frozenset()
     """A resumed run measures points again that have a row of such a status."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """What the manifest says beside what it says of every run."""
     start_worker: Callable[[Path, str], WorkerClient] = WorkerProcess
     """Starts a worker for a kind of work; its standard error goes to the file."""

@@ -70,7 +70,8 @@ def run_experiment(
     try:
         finished = _finished_points(writer, cases, kind_measuring.passes(cases), options.retry)
         listener.started(out, len(points), len(finished))
-        writer.update_manifest(interrupted=True, finished_at=None)  # stays true if the run is killed
+        # `interrupted` stays true if the run is killed.
+        writer.update_manifest(interrupted=True, finished_at=None, **options.manifest)
         pending = [point for point in points if point not in finished]
         try:
             with sigterm_as_interrupt():

@@ -31,7 +31,7 @@ _READABLE = range(1, SCHEMA_VERSION + 1)
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 
 
-Remedy = Literal["resume", "resume or elsewhere", "elsewhere", "start anew"]
+Remedy = Literal["resume", "resume or elsewhere", "elsewhere", "start anew", "record anew or compare times"]
 
 
 class RunError(ValueError):
