@@ -30,10 +30,16 @@ MAX_FILES, MAX_BYTES = 50_000, 4 << 30
 """Limits of an archive."""
 _MAX_TAG_BYTES = 64 << 20
 _TAG, _OURS, _PACKAGES = "build.json", "chunkbench", "packages"
-# An editable install adds import finders that come before sys.path: they would find the installed packages. So only
-# Python's own finders stay. Older builds have the worker's module under another name.
+# The first two statements draw where later objects begin within a page, and within Python's own pools. Otherwise the
+# length of the build's path decides that, in all processes of a side alike, and makes code that runs in Python or in
+# PyTorch's dispatcher up to 8% slower. An editable install adds import finders that come before sys.path: they would
+# find the installed packages. So only Python's own finders stay. Older builds have the worker's module under another
+# name.
 _LAUNCH = """\
-import importlib.util, os, runpy, sys
+import ctypes, importlib.util, os, random, runpy, sys
+ctypes.CDLL(None).malloc((1 << 20) + random.randrange(1 << 16))
+kept = [bytes(size) for size in range(0, 480, 16) for _ in range(random.randrange(256))]
+kept += [kind() for kind in (object, float) for _ in range(random.randrange(256))]
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]
 sys.path[:0] = sys.argv.pop(1).split(os.pathsep)
@@ -138,6 +144,18 @@ def copy_packages(folder: Path, packages: Sequence[Package]) -> tuple[KeptPackag
     )
 
 
+@contextmanager
+def new_build_folder() -> Iterator[Path]:
+    """An empty folder for a build, in a temporary folder of its own.
+
+    The paths of all builds have one length, because the length has an effect on speed (see `_LAUNCH`).
+    """
+    with tempfile.TemporaryDirectory(prefix="chunkbench-") as temporary:
+        folder = Path(temporary) / "build"
+        folder.mkdir()
+        yield folder
+
+
 def package_folder(name: str) -> str:
     """The folder of a build that holds the files of a package."""
     return f"{_PACKAGES}/{name}"
@@ -212,15 +230,15 @@ def unpacked_build(archive: Path, digest: str = "") -> Iterator[Build]:
     facts = read_facts(archive)
     if digest and digest_of(archive) != digest:
         raise RunError(f"{archive}: is not the build that was recorded: build.json has another hash. Record anew")
-    with tempfile.TemporaryDirectory(prefix="chunkbench-build-") as folder:
+    with new_build_folder() as folder:
         try:
             with zipfile.ZipFile(archive) as file:
-                _extract(file, Path(folder), facts)
+                _extract(file, folder, facts)
         except RunError:
             raise
         except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
             raise RunError(f"{archive}: cannot be unpacked: {error}") from None
-        yield Build(Path(folder), facts)
+        yield Build(folder, facts)
 
 
 def _extract(file: zipfile.ZipFile, folder: Path, facts: BuildFacts) -> None:

@@ -39,6 +39,8 @@ from chunkbench.store import (
 )
 
 _FEWEST_ROUNDS, _MOST_PAIRS = 3, 200
+_LEAST_ROUNDS = 0.25
+"""The rounds of a case in a pair last at least this share of the time that it took to reach the second round."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,13 @@ class Turns:
         measured: tuple[list[CaseFacts], list[CaseFacts]] = ([], [])
         paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
         self._listener.started(paths[1], len({point for point, _ in pending}), 0)
+        began = monotonic()
         with self._parents() as parents:
+            parents_s = (monotonic() - began) / max(1, len(pending))
             for point, case in pending:
                 budget_s = pair_s * self._weight(point, self._experiment.seed) / total_weight
                 self._listener.activity(point, case.implementation, 0.0, 0.0)
-                facts_of_case = self._measure_case(parents, point, case, budget_s, rounds_share, number)
+                facts_of_case = self._measure_case(parents, point, case, budget_s, rounds_share, parents_s, number)
                 for side_cases, facts_of_side in zip(measured, facts_of_case, strict=True):
                     side_cases.append(facts_of_side)
                 self._report_failures(facts_of_case)
@@ -169,13 +173,15 @@ class Turns:
         case: Case,
         budget_s: float,
         rounds_share: float,
+        parents_s: float,
         number: int,
     ) -> tuple[CaseFacts, CaseFacts]:
         """Measure one case in a new process of each side, forked from its parent.
 
         Processes differ from each other, and rounds do too. So the rounds last as long as the time from the start of
-        the pair to its second round, or `rounds_share` of that time if the budget allows no more. The first pair checks
-        all rows of the output before and after the rounds; other pairs check a sample of rows before the rounds.
+        the pair to its second round, or `rounds_share` of that time if the budget allows no more. `parents_s` is the
+        case's part of the time that the start of the parents took. The first pair checks all rows of the output before
+        and after the rounds; other pairs check a sample of rows before the rounds.
         """
         started_at = now()
         workers: list[WorkerClient] = []
@@ -199,7 +205,7 @@ class Turns:
             in_order = self._dice.sample(drivers, len(drivers))
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
-            began = monotonic()
+            began = monotonic() - parents_s
             with ThreadPoolExecutor(len(in_order)) as pool:
                 prepared = list(pool.map(lambda driver: self._attempt(self._prepare, driver, case, number), in_order))
             # If one side fails, the other is measured alone: the verdict needs to know that it works.
@@ -272,7 +278,7 @@ class Turns:
             number += 1
             if number == 1:  # the first round also maps the memory that a forked process inherits
                 ready_s = self._ready_s[case.key] = monotonic() - began
-                deadline = monotonic() + ready_s * min(1.0, rounds_share)
+                deadline = monotonic() + ready_s * min(1.0, max(_LEAST_ROUNDS, rounds_share))
 
     def _steps(
         self, n_c: int, states: Sequence[ImplementationState], budget_s: float, sample_s: float

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Point
-from chunkbench.regression.build import digest_of, pack
+from chunkbench.regression.build import BuildFacts, digest_of, pack, read_facts
 from chunkbench.regression.job import Job
 from chunkbench.regression.side_build import SideBuild, check_loads, installed_build
 from chunkbench.runner.identity import differences, identity
@@ -100,15 +100,29 @@ def repeater(job: Job, program: Sequence[str] = ()) -> Iterator[Repeater]:
 def record(repeater: Repeater, processes: int, first: int) -> tuple[list[Run], bool]:
     """Measure the repeater's job into `out`/`first` and the numbers that follow; a new recording also keeps the build.
 
-    Returns the runs, and whether the measurement was interrupted. Raises `RunError`.
+    Returns the runs, and whether the measurement was interrupted. Raises `RunError`, also if a package under test is
+    not the one that the recording keeps.
     """
     job, side, archive = repeater.job, repeater.side, repeater.job.out / BUILD
     with writing(job.out):
         if first == 1:
             check_loads(side, job.experiment, job.target.device, job.out / "worker.log")
             pack(side.build, archive)
+        elif archive.exists():
+            _check_same_packages(job.out, read_facts(archive), side.build.facts)
         kept = {"build": digest_of(archive)} if archive.exists() else {}
     return Repeater(job, replace(side, manifest=kept)).measure(job.experiment, job.out, processes, first=first)
+
+
+def _check_same_packages(recording: Path, kept: BuildFacts, installed: BuildFacts) -> None:
+    """Raise `RunError` if a package of another project is no longer the one that the recording keeps."""
+    folders = dict.fromkeys(package.folder for package in (*kept.packages, *installed.packages))
+    changed = [Path(folder).name for folder in folders if kept.digest(folder) != installed.digest(folder)]
+    if changed:
+        raise RunError(
+            f"{recording}: cannot be added to: the files of {', '.join(changed)} are no longer those that it keeps. "
+            "Choose a new folder"
+        )
 
 
 def next_number(recording: Path, experiment: TimedExperiment, target: Target) -> int:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from packaging.requirements import Requirement
 
 from chunkbench.environment.revision import git_state
 from chunkbench.kernels import cpu
+from chunkbench.regression.build import new_build_folder
 from chunkbench.store import RunError
 
 _LOG_LINES = 15
@@ -45,17 +45,17 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Revision]:
     git checkout, or if the build fails.
     """
     commit = resolve(project, ref)
-    folder = Path(tempfile.mkdtemp(prefix="chunkbench-base-"))
-    source = folder / "source"
-    try:
-        worktree = ["git", "-C", str(project), "worktree", "add", "--detach", str(source), commit]
-        _run(worktree, log, "check out", f"revision {ref}")
-        yield Revision(commit, False, _install(source, folder / "build", log, f"revision {ref}"))
-    finally:
-        with _without_signals():
-            _run_silently(["git", "-C", str(project), "worktree", "remove", "--force", str(source)])
-            shutil.rmtree(folder, ignore_errors=True)
-            _run_silently(["git", "-C", str(project), "worktree", "prune"])
+    with new_build_folder() as folder:
+        source = folder.with_name("source")
+        try:
+            worktree = ["git", "-C", str(project), "worktree", "add", "--detach", str(source), commit]
+            _run(worktree, log, "check out", f"revision {ref}")
+            yield Revision(commit, False, _install(source, folder, log, f"revision {ref}"))
+        finally:
+            with _without_signals():
+                _run_silently(["git", "-C", str(project), "worktree", "remove", "--force", str(source)])
+                shutil.rmtree(folder.parent, ignore_errors=True)
+                _run_silently(["git", "-C", str(project), "worktree", "prune"])
 
 
 @contextmanager
@@ -72,13 +72,13 @@ def built_working_tree(project: Path, log: Path) -> Iterator[Revision]:
         capture_output=True,
         check=True,
     )
-    with tempfile.TemporaryDirectory(prefix="chunkbench-head-") as folder:
-        source = Path(folder) / "source"
+    with new_build_folder() as folder:
+        source = folder.with_name("source")
         for name in map(os.fsdecode, filter(None, listed.stdout.split(b"\0"))):
             if (project / name).is_file():
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(project / name, source / name)
-        built = _install(source, Path(folder) / "build", log, "the working tree")
+        built = _install(source, folder, log, "the working tree")
         yield Revision(state["commit"], state["dirty"], built)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 from chunkbench import kinds
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment import TimedExperiment
-from chunkbench.regression.build import Build, copy_build
+from chunkbench.regression.build import Build, copy_build, new_build_folder
 from chunkbench.regression.packages import packages_of
 from chunkbench.runner.client import LOST, WorkerProcess
 from chunkbench.runner.survey import survey
@@ -55,9 +54,9 @@ def installed_build(experiment: TimedExperiment, program: Sequence[str] = ()) ->
     Raises `RunError` if one of them cannot be copied.
     """
     packages = packages_of(entry_points_of(experiment))
-    with tempfile.TemporaryDirectory(prefix="chunkbench-head-") as folder:
+    with new_build_folder() as folder:
         try:
-            build = copy_build(Path(folder), packages)
+            build = copy_build(folder, packages)
         except OSError as error:
             raise RunError(f"the installed packages cannot be copied: {error}") from None
         yield SideBuild(build, "HEAD", program=program)

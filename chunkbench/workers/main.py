@@ -53,12 +53,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
-    _serve(replies, sys.argv[1] if len(sys.argv) > 1 else kinds.names()[0])
-
-
-def _serve(replies: TextIO, kind: str) -> None:
-    worker = Worker(kinds.get(kind))
+    worker = Worker(kinds.get(sys.argv[1] if len(sys.argv) > 1 else kinds.names()[0]))
     gc.freeze()  # exclude the libraries' objects, which stay anyway, from the collections before rounds
+    _serve(replies, worker)
+
+
+def _serve(replies: TextIO, worker: Worker) -> None:
     # Read line by line, so that a forked worker continues to read where this one stopped.
     while line := sys.stdin.readline():
         request = json.loads(line)
@@ -70,22 +70,22 @@ def _serve(replies: TextIO, kind: str) -> None:
                 "error": {"kind": "error", "message": "the process has ended"},
             }
         elif request["op"] == "fork":
-            answer = _fork(request["id"], replies, kind)
+            answer = _fork(request["id"], replies, worker)
         else:
             answer = _reply(worker, request)
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
 
 
-def _fork(request_id: int, replies: TextIO, kind: str) -> dict[str, Any]:
-    """Fork a child that answers all requests until it ends; then report how it ended."""
+def _fork(request_id: int, replies: TextIO, worker: Worker) -> dict[str, Any]:
+    """Fork a child that answers all requests until it ends; then report how it ended. It inherits what was loaded."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         end_with_parent(parent)
         shift()
         replies.write(json.dumps({"id": request_id, "ok": {"pid": os.getpid()}}) + "\n")
-        _serve(replies, kind)
+        _serve(replies, worker)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     return {"ended": os.waitstatus_to_exitcode(status)}

@@ -19,7 +19,15 @@ from chunkbench.cli.progress import RepeatProgress
 from chunkbench.experiment import load_experiment
 from chunkbench.regression import build as builds
 from chunkbench.regression import packages
-from chunkbench.regression.build import copy_build, digest_of, pack, read_facts, unpacked_build, why_unusable
+from chunkbench.regression.build import (
+    copy_build,
+    digest_of,
+    new_build_folder,
+    pack,
+    read_facts,
+    unpacked_build,
+    why_unusable,
+)
 from chunkbench.regression.compare import Options
 from chunkbench.regression.gate import gate
 from chunkbench.regression.job import Job, Repeats
@@ -198,6 +206,41 @@ def test_a_gate_sees_that_somebody_elses_kernel_became_slow(tmp_path: Path, as_r
         source = next(source for source in comparison.sources if source.package == "my-kernel")
         assert not source.same
         assert source.base != source.head
+
+
+@pytest.mark.usefixtures("package")
+def test_runs_of_a_changed_package_are_not_added_to_a_recording(tmp_path: Path) -> None:
+    text = (EXAMPLE / "gate.yaml").read_text().replace("budget: 20s", "budget: 1s")
+    (tmp_path / "gate.yaml").write_text(text)
+    experiment = load_experiment(tmp_path / "gate.yaml")
+    with RepeatProgress(quiet=True) as progress:
+        job = Job(experiment, resolve(experiment), tmp_path / "recording", progress)
+        for first in (1, 2):  # unchanged, it is added to
+            with repeater(job) as measuring:
+                record(measuring, processes=1, first=first)
+        module = Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
+        module.write_text(module.read_text() + "# changed\n")
+        with repeater(job) as measuring, pytest.raises(RunError, match="files of my-kernel are no longer those"):
+            record(measuring, processes=1, first=3)
+    assert [run.path.name for run in open_runs(tmp_path / "recording")] == ["1", "2"]
+
+
+def test_processes_of_equal_builds_get_arguments_of_equal_length(package: Package, tmp_path: Path) -> None:
+    pack(copy_build(make(tmp_path / "recorded"), [package]), tmp_path / BUILD)
+    with new_build_folder() as folder, unpacked_build(tmp_path / BUILD) as base:
+        head = copy_build(folder, [package])
+        assert list(map(len, base.command())) == list(map(len, head.command()))
+        assert base.folder != head.folder
+
+
+def test_where_objects_begin_is_drawn_for_each_process(tmp_path: Path) -> None:
+    build = copy_build(make(tmp_path / "build"), [])
+    script = tmp_path / "where.py"
+    script.write_text("print(id(object()) % 4096, id(bytes(2000)) % 4096)\n")
+    places = [subprocess.run(build.command([str(script)]), capture_output=True, check=True).stdout for _ in range(4)]
+    small, large = zip(*(place.split() for place in places), strict=True)
+    assert len(set(small)) > 1
+    assert len(set(large)) > 1
 
 
 @pytest.mark.usefixtures("package")

@@ -124,14 +124,14 @@ def test_an_interrupted_build_is_removed(spec: Path, tmp_path: Path) -> None:
     )
     try:
         deadline = time.monotonic() + 120
-        while not list(temporary.glob("chunkbench-base-*/source")) and time.monotonic() < deadline:
+        while not list(temporary.glob("chunkbench-*/source")) and time.monotonic() < deadline:
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGTERM)  # as a CI system does when a job is cancelled
         _, error = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130, error
-    assert not list(temporary.glob("chunkbench-base-*"))
+    assert not list(temporary.glob("chunkbench-*"))
     assert worktrees() == before
 
 
