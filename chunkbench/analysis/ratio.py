@@ -35,11 +35,20 @@ def ratio(case: CaseFacts, base: CaseFacts, confidence: float) -> Ratio | None:
     if not shared:
         return None
     value = median(_flat(rounds, shared)) / median(_flat(base_rounds, shared))
-    # The lists differ in length where the budget ended before the last rounds of one case.
-    ratios = [x / y for g in shared for x, y in zip(rounds[g], base_rounds[g], strict=False)]
-    low, high, kind = interval(ratios, confidence)
+    low, high, kind = interval(_paired(rounds, base_rounds), confidence)
     # The ratio of medians can lie outside the interval for the median of ratios: the interval is widened to hold it.
     return Ratio(value, min(low, value), max(high, value), kind)
+
+
+def paired_ratios(case: CaseFacts, base: CaseFacts) -> list[float]:
+    """[pair of rounds] latency of `case` over latency of `base`, for rounds that ran side by side."""
+    return _paired(_by_group(case), _by_group(base)) if measured(case) and measured(base) else []
+
+
+def _paired(rounds: dict[int, list[float]], base_rounds: dict[int, list[float]]) -> list[float]:
+    # The lists differ in length where the budget ended before the last rounds of one case.
+    shared = sorted(rounds.keys() & base_rounds.keys())
+    return [x / y for group in shared for x, y in zip(rounds[group], base_rounds[group], strict=False)]
 
 
 def _by_group(case: CaseFacts) -> dict[int, list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -18,9 +19,10 @@ from chunkbench.cli.comparison_options import (
     out_option,
     quiet_option,
 )
-from chunkbench.cli.output import fail
+from chunkbench.cli.output import colour_wanted, fail
 
 if TYPE_CHECKING:
+    from chunkbench.regression.speedups import Between
     from chunkbench.store import Run
 
 _EXAMPLES = """\b
@@ -29,6 +31,8 @@ Examples:
   chunkbench compare results/recorded/laptop/gate results/runs/gate-1 --threshold 3% --format markdown
   chunkbench compare before/cases.jsonl after/cases.jsonl --metric kv_bytes --format json
   chunkbench compare before after --out reports --fail-on slower,incorrect,missing,inconclusive
+  chunkbench compare results/runs/float32 results/runs/bfloat16 --between dtypes
+  chunkbench compare laptop/table3 server/table3 --between machines --over naive
   chunkbench compare --schema > comparison.schema.json
 """
 
@@ -47,6 +51,14 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @judging_options
 @out_option("Also write the report in every format into this folder.", file_okay=False)
 @click.option(
+    "--between",
+    type=click.Choice(["machines", "dtypes", "implementations"]),
+    help="Compare speed-ups over one implementation that both measured, where times cannot be compared.",
+)
+@click.option(
+    "--over", metavar="IMPL", help="With --between: that implementation.  [default: naive, or BASE's baseline]"
+)
+@click.option(
     "--schema",
     is_flag=True,
     is_eager=True,
@@ -57,13 +69,22 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @quiet_option("Print nothing; only the exit code tells the result.")
 @click.pass_context
 @gathered(ComparisonOptions)
-def command(ctx: click.Context, base: str, head: str, options: ComparisonOptions) -> None:
+def command(
+    ctx: click.Context, base: str, head: str, between: Between | None, over: str | None, options: ComparisonOptions
+) -> None:
     """Compare HEAD with BASE: each a run directory, its cases.jsonl, or a recording (a folder of runs 1, 2, ...).
 
     Every case is faster, same, slower, inconclusive, incorrect, missing or new; an exact count that changed (kv_bytes,
     work_items) is a verdict of its own. Exit code: 0; 1 slower or missing; 2 wrong usage, or nothing to compare;
     3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
+
+    With --between, a table of speed-ups takes the place of the verdicts on times, and the exit code is 0 or 2.
     """
+    if between is not None:
+        _compare_speedups(base, head, between, over, options)
+        return
+    if over is not None:
+        raise click.UsageError("--over belongs to --between")
     from chunkbench.regression.compare import NothingToCompare, compare
     from chunkbench.store import RunError, open_runs
 
@@ -73,11 +94,41 @@ def command(ctx: click.Context, base: str, head: str, options: ComparisonOptions
     compare_options = options.compare_options(settling_command)
     try:
         base_runs, head_runs = open_runs(base), open_runs(head)
-        comparison = compare(base_runs, head_runs, compare_options)
+        comparison = compare(base_runs, head_runs, replace(compare_options, budget_s=_budget_s(head_runs)))
     except (RunError, NothingToCompare) as error:
         fail(error)
     show(comparison, options, options.out)
     ctx.exit(comparison.exit_code)
+
+
+def _compare_speedups(base: str, head: str, between: Between, over: str | None, options: ComparisonOptions) -> None:
+    """Print the speed-ups, and write them as text, Markdown and JSON into the folder of --out."""
+    from chunkbench.regression.compare import NothingToCompare
+    from chunkbench.regression.report.speedups import document
+    from chunkbench.regression.speedups import speedups
+    from chunkbench.report.formats import render_document
+    from chunkbench.store import RunError, open_runs
+
+    options.check_confidence()
+    if options.form not in ("table", "markdown", "json"):
+        raise click.BadParameter("speed-ups are printed as table, markdown or json", param_hint="--format")
+    threshold = options.threshold_share()
+    try:
+        compared = speedups(open_runs(base), open_runs(head), between, over, threshold, options.confidence)
+    except (RunError, NothingToCompare) as error:
+        fail(error)
+    table, data = document(compared), compared.model_dump_json(indent=2) + "\n"
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "speedups.json").write_text(data, encoding="utf-8")
+        for form, name in (("table", "speedups.txt"), ("markdown", "speedups.md")):
+            (options.out / name).write_text(render_document(table, form), encoding="utf-8")
+    if not options.quiet:
+        click.echo(data if options.form == "json" else render_document(table, options.form, colour_wanted()), nl=False)
+
+
+def _budget_s(runs: Sequence[Run]) -> float:
+    return sum(run.manifest.experiment.budget_s for run in runs)
 
 
 def _gate_command(
@@ -86,7 +137,7 @@ def _gate_command(
     """The gate that measures the experiment of `runs` against the recording `base`, `factor` times as long."""
     from chunkbench.experiment import bundled_experiments
 
-    budget_s = math.ceil(sum(run.manifest.experiment.budget_s for run in runs) * factor)
+    budget_s = math.ceil(_budget_s(runs) * factor)
     name = runs[0].manifest.experiment.name or "EXPERIMENT"
     file = name if name in bundled_experiments() else f"{name}.yaml"
     words = ["chunkbench", "gate", file, "--against", base, "--threshold", options.threshold]

@@ -139,8 +139,10 @@ class ComparisonOptions(ReportOptions):
     cross_machine: bool
     quiet: bool
 
-    def compare_options(self, settling_command: Callable[[str, float], str], looks: int = 1) -> Options:
-        """The same as options of `compare()`. Raises `click.BadParameter`."""
+    def compare_options(
+        self, settling_command: Callable[[str, float], str], budget_s: float = 0.0, looks: int = 1
+    ) -> Options:
+        """The same as options of `compare()`; `budget_s` is HEAD's measuring time. Raises `click.BadParameter`."""
         from chunkbench.regression.compare import Options
 
         self.check_confidence()
@@ -152,6 +154,7 @@ class ComparisonOptions(ReportOptions):
             cross_machine=self.cross_machine,
             command=shlex.join(command_line()),
             settling_command=settling_command,
+            budget_s=budget_s,
             looks=looks,
         )
 
@@ -194,7 +197,7 @@ class GateOptions(ComparisonOptions):
         def settling_command(implementation: str, factor: float) -> str:
             return longer_command(command_line(), implementation, budget_s * factor)
 
-        return self.compare_options(settling_command, looks=1 + self.again)
+        return self.compare_options(settling_command, budget_s, looks=1 + self.again)
 
 
 def gathered(kind: type[ReportOptions]) -> Callable[[Decorated], Decorated]:

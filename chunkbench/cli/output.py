@@ -22,9 +22,11 @@ _REMEDY_OPTIONS = {
     "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
     "elsewhere": "--out DIR names another folder",
     "start anew": "leave --resume out",
+    "compare speed-ups": "--between machines, dtypes or implementations compares speed-ups instead of times",
+    "name the common implementation": "--over IMPL names it",
     "record anew or compare times": "--record DIR makes a recording; --as-recorded compares times",
 }
-"""The remedy that a `RunError` names -> the options that apply it."""
+"""The remedy that an error names -> the options that apply it."""
 
 
 class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click

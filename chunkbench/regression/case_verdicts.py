@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from chunkbench.analysis.points import AXES, counted, measured
@@ -13,7 +14,7 @@ from chunkbench.regression.by_far import by_far
 from chunkbench.regression.matching import calm
 from chunkbench.regression.own_ratio import OwnRatio, own_ratio
 from chunkbench.regression.rank_intervals import Shift, fewest_apart, fewest_in_pairs
-from chunkbench.regression.time_ratios import TimeRatio, time_ratio, time_ratio_across_machines, value_of
+from chunkbench.regression.time_ratios import TimeRatio, time_ratio, time_ratio_apart, value_of
 from chunkbench.regression.verdicts import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
 from chunkbench.store.facts import FAILED
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from chunkbench.store.facts import CaseFacts
 
 _NO_CHANGE = OwnRatio(1.0, 1.0)
-"""The own ratio of one machine. Also of two machines whose raw ratio is judged."""
+"""The own ratio where rounds are compared that ran in the same state of one machine, or raw ratios are judged."""
+_LONGEST_ADVICE_S = 3600.0
+"""No advice to measure for longer than this."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Options:
     """How many times a case may be measured and judged. All looks share the error probability of the case."""
     settling_command: Callable[[str, float], str] | None = None
     """(implementation, factor) -> the command that measures the implementation again, `factor` times as long."""
+    budget_s: float = 0.0
+    """Seconds for which HEAD was measured."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +144,18 @@ class CaseJudge:
         again: Sequence[Sequence[CaseFacts]],
     ) -> CaseVerdict:
         metric = self.options.metric
-        if self.across_machines:
-            times = time_ratio_across_machines(base, [head, *again], metric, self.confidence)
+        apart = self.across_machines
+        if apart:
+            times = time_ratio_apart(base, [head, *again], metric, self.confidence)
         else:
             times = time_ratio(base, [head, *again], metric, self.confidence, self.in_turns)
+            enough = times.shift is not None and times.shift.enough
+            if not (enough or self.in_turns or times.disturbed):
+                # The machine was in other states: all calm rounds are compared, as those of another machine would be.
+                calm_base, *calm_heads = [[case for case in side if calm(case)] for side in (base, head, *again)]
+                whole = time_ratio_apart(calm_base, calm_heads, metric, self.confidence)
+                apart = whole.shift is not None and (whole.shift.enough or times.shift is None)
+                times = whole if apart else times
         fields = identity | {
             "base": value_of(base, metric),
             "head": value_of(head, metric),
@@ -155,7 +168,9 @@ class CaseJudge:
         shift = times.shift
         if shift is not None:
             fields |= _as_ratio(metric, shift)
-        judge_raw = self.options.cross_machine or not self.across_machines
+        elif fields["base"] and fields["head"]:
+            fields["ratio"] = fields["head"] / fields["base"]
+        judge_raw = self.options.cross_machine or not apart
         own = None if judge_raw else own_ratio(base, [*head, *(case for cases in again for case in cases)])
         if own is not None:
             sign = -1 if metric == "token_rate" else 1
@@ -169,9 +184,7 @@ class CaseJudge:
                 reason = f"other processes were busy during every measurement of {times.disturbed}"
             return self._inconclusive(fields, reason, None)
         if own is None and not judge_raw:
-            reason = (
-                "measured on another machine, and no fixed work was timed on both: the machine's own ratio is unknown"
-            )
+            reason = "no fixed work was timed on both sides: the machine's own ratio is unknown"
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)
         return self._judge_shift(fields, times, shift, own or _NO_CHANGE, bool(again))
 
@@ -232,13 +245,29 @@ class CaseJudge:
                 reason = "the ratio lies on the threshold: no affordable number of rounds settles it"
                 return self._inconclusive(fields, reason, None)
             needed = _rounds_for(times, max(settling, fewest))
-            return self._inconclusive(fields, "the threshold lies inside its interval", needed)
+            return self._inconclusive(fields, "the threshold lies inside its interval", needed, self._noise(times))
         return CaseVerdict(**fields, verdict=verdict)
 
-    def _inconclusive(self, fields: dict[str, Any], reason: str, needed: int | None) -> CaseVerdict:
+    def _inconclusive(self, fields: dict[str, Any], reason: str, needed: int | None, noise: str = "") -> CaseVerdict:
+        """An inconclusive verdict, with the rounds and the command that would probably settle it, if an hour is enough.
+
+        `noise` says what makes it inconclusive.
+        """
         factor = max(1.0, needed / max(1, fields["head_rounds"])) if needed else 2.0
+        if self.options.budget_s * factor > _LONGEST_ADVICE_S:
+            why = f"this cannot be settled by measuring longer: {noise}" if noise else "an hour would not settle it"
+            reason = f"{reason}; {why}"
+            return CaseVerdict(**(fields | {"command": ""}), verdict="inconclusive", reason=reason)
         fields = fields | {"command": self._command(fields["implementation"], factor)}
         return CaseVerdict(**fields, verdict="inconclusive", reason=reason, rounds_needed=needed)
+
+    def _noise(self, times: TimeRatio) -> str:
+        """How much the units of a comparison scatter, as its interval tells."""
+        assert times.shift is not None
+        units = times.head_units if self.in_turns else 1 / (1 / times.base_units + 1 / times.head_units)
+        half = (times.shift.high - times.shift.low) / 2
+        scatter = math.expm1(half * math.sqrt(units) / NormalDist().inv_cdf((1 + self.confidence) / 2))
+        return f"noise of {scatter:.0%} between {'processes' if times.unit == 'process' else 'rounds'}"
 
     def _why_not_comparable(self, base: CaseFacts, head: CaseFacts) -> str:
         """Why the two cannot be compared at all. Empty if they can."""

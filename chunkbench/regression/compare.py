@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from chunkbench.analysis.points import counted, measured
 from chunkbench.regression.case_verdicts import CaseJudge, Options
 from chunkbench.regression.environments import differences
+from chunkbench.regression.own_ratio import work_ratios
 from chunkbench.regression.verdicts import (
     EXACT,
     VERDICTS,
     CaseVerdict,
     Comparison,
     EnvironmentDifference,
+    FixedWork,
     Settings,
     Side,
     Summary,
@@ -33,6 +35,11 @@ __all__ = ["NothingToCompare", "Options", "compare"]
 
 class NothingToCompare(ValueError):
     """The runs have no case in common, or one of them has no case; the message says which."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        """What mends it, for commands to translate into their options."""
 
 
 def compare(
@@ -54,7 +61,8 @@ def compare(
         causes = "; ".join(f"{diff.what}: {diff.base} and {diff.head}" for diff in environment if diff.machine)
         raise NothingToCompare(
             f"{base[0].path} and {head[0].path} have no case in common{f' ({causes})' if causes else ''}: "
-            "both have to measure the same points, implementations and protocols"
+            "both have to measure the same points, implementations and protocols",
+            remedy="compare speed-ups",
         )
     common = [
         key
@@ -89,11 +97,12 @@ def compare(
         fail_on=options.fail_on,
     )
     return Comparison(
-        base=_side(base),
-        head=_side(head),
+        base=side_of(base),
+        head=side_of(head),
         settings=settings,
         exit_code=comparison_exit_code(verdicts, options.fail_on),
         counts={verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]},
+        machine=() if in_turns else _fixed_work(common, base_cases, head_cases),
         warnings=tuple(_warnings(base, head, compared, case_judge)),
         differences=tuple(
             EnvironmentDifference(what=diff.what, base=diff.base, head=diff.head, machine=diff.machine)
@@ -104,6 +113,14 @@ def compare(
         unmeasured=unmeasured,
         command=options.command,
     )
+
+
+def _fixed_work(
+    common: Sequence[str], base: Mapping[str, Sequence[CaseFacts]], head: Mapping[str, Sequence[CaseFacts]]
+) -> tuple[FixedWork, ...]:
+    """The machine's speed for HEAD over its speed for BASE, over the cases that both measured."""
+    sides = [[case for key in common for case in cases[key]] for cases in (base, head)]
+    return tuple(FixedWork(work=work, speed=1 / ratio) for work, ratio in work_ratios(*sides).items())
 
 
 _MOST_REASONS = 3
@@ -154,10 +171,21 @@ def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence:
             scale = normal((1 + confidence) / 2) / normal((1 + case_confidence) / 2)
             half = scale * math.sqrt(sum(half**2 for half in halves)) / len(members)
             low, high = math.exp(mean - half), math.exp(mean + half)
-        label = members[0].label
+        owns = [(case.machine_low, case.machine_high) for case in members if case.machine_low and case.machine_high]
+        left_low = left_high = None
+        if len(owns) == len(members):
+            least, most = (sum(map(math.log, side)) / len(owns) for side in zip(*owns, strict=True))
+            left_low, left_high = math.exp(mean - most), math.exp(mean - least)
         summaries.append(
             Summary(
-                implementation=implementation, label=label, cases=len(members), ratio=math.exp(mean), low=low, high=high
+                implementation=implementation,
+                label=members[0].label,
+                cases=len(members),
+                ratio=math.exp(mean),
+                low=low,
+                high=high,
+                left_low=left_low,
+                left_high=left_high,
             )
         )
     return summaries
@@ -213,7 +241,8 @@ def _machine_names(runs: Sequence[Run]) -> str:
     return " and ".join(f"{name or 'a machine not recorded'}" for name in names) + f" [{', '.join(_machines(runs))}]"
 
 
-def _side(runs: Sequence[Run]) -> Side:
+def side_of(runs: Sequence[Run]) -> Side:
+    """What a report says about the runs of one side."""
     manifest = runs[0].manifest
     return Side(
         path=str(runs[0].path if len(runs) == 1 else runs[0].path.parent),

@@ -45,16 +45,23 @@ _WORK: Mapping[str, Callable[[CaseFacts], Iterator[float]]] = {
 }
 
 
+def work_ratios(base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> dict[str, float]:
+    """Kind of fixed work -> its time for HEAD over its time for BASE, where both sides did it: yardsticks and probed
+    peaks."""
+    ratios = {}
+    for name, times_of in _WORK.items():
+        base_times = [time for case in base for time in times_of(case)]
+        head_times = [time for case in head for time in times_of(case)]
+        if base_times and head_times and min(*base_times, *head_times) > 0:
+            ratios[name] = median(head_times) / median(base_times)
+    return ratios
+
+
 def own_ratio(base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> OwnRatio | None:
-    """The own ratio, from the yardsticks and probed peaks that both sides have. None if they have none in common.
+    """The own ratio, from the fixed work that both sides did. None if they have none in common.
 
     Each kind of fixed work gives a ratio. An implementation depends on some of them and not on others, so the result is
     the least and the most.
     """
-    ratios = []
-    for times_of in _WORK.values():
-        base_times = [time for case in base for time in times_of(case)]
-        head_times = [time for case in head for time in times_of(case)]
-        if base_times and head_times and min(*base_times, *head_times) > 0:
-            ratios.append(median(head_times) / median(base_times))
+    ratios = work_ratios(base, head).values()
     return OwnRatio(min(ratios), max(ratios)) if ratios else None

@@ -75,10 +75,11 @@ def time_ratio(
     return compare(base_processes, head_processes, confidence, counts)
 
 
-def time_ratio_across_machines(
+def time_ratio_apart(
     base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]], metric: Metric, confidence: float
 ) -> TimeRatio:
-    """Compare the times of a case that two machines measured: all rounds of both, whatever the yardsticks read."""
+    """Compare the times of a case that two machines measured, or one machine in two states: all rounds of both,
+    whatever the yardsticks read."""
     steps = _common_steps(base, heads)
     base_processes = [_rounds(case, metric, steps, False) for case in base]
     head_processes = [[_rounds(case, metric, steps, False) for case in head] for head in heads]

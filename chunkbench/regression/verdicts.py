@@ -46,8 +46,8 @@ class CaseVerdict(_Frozen):
     high: float | None = None
     machine_low: float | None = None
     machine_high: float | None = None
-    """Set if two machines measured the case: the machines' own ratio, least and most, in the direction of `ratio`. The
-    verdict is on the rest of the ratio."""
+    """Set if two machines measured the case, or one machine in two states: the machines' own ratio, least and most, in
+    the direction of `ratio`. The verdict is on the rest of the ratio."""
     unit: Literal["process", "round"] = "round"
     """What is repeated. The interval is made of these units."""
     base_units: int = 0
@@ -75,6 +75,9 @@ class Summary(_Frozen):
     ratio: float
     low: float | None
     high: float | None
+    left_low: float | None = None
+    left_high: float | None = None
+    """What the machine's own ratio leaves of `ratio`, if it is known for every case: least and most."""
 
 
 class EnvironmentDifference(_Frozen):
@@ -85,6 +88,15 @@ class EnvironmentDifference(_Frozen):
     head: str
     machine: bool
     """Whether it forbids to compare times. A different version does not."""
+
+
+class FixedWork(_Frozen):
+    """How fast the machine itself was: one kind of work that does not depend on any implementation."""
+
+    work: str
+    """Yardsticks, read bandwidth or matrix rate."""
+    speed: float
+    """Speed while HEAD was measured over speed while BASE was measured."""
 
 
 class Side(_Frozen):
@@ -138,6 +150,8 @@ class Comparison(_Frozen):
     settings: Settings
     exit_code: int
     counts: dict[Verdict, int]
+    machine: tuple[FixedWork, ...] = ()
+    """Empty if both sides were measured in turns, or if no fixed work was timed on both."""
     warnings: tuple[str, ...]
     differences: tuple[EnvironmentDifference, ...]
     sources: tuple[Source, ...] = ()

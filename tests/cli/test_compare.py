@@ -184,3 +184,21 @@ def test_history_of_a_folder_without_runs(tmp_path: Path) -> None:
     done = run("history", tmp_path)
     assert done.exit_code == 2
     assert "there is no run in it" in done.output
+
+
+def test_speedups_between_dtypes(tmp_path: Path) -> None:
+    paths = []
+    for dtype, us in (("float32", 100.0), ("bfloat16", 40.0)):
+        names = {"naive": 4 * us, "chunk_attn": us}
+        cases = [case(name, value).model_copy(update={"implementation": name}) for name, value in names.items()]
+        cases = [entry.model_copy(update={"dtype": dtype, "key": f"{entry.key} {dtype}"}) for entry in cases]
+        paths.append(write(tmp_path / dtype, cases, dtype=dtype))
+    refused = run("compare", *paths)
+    assert refused.exit_code == 2
+    assert "--between machines, dtypes or implementations compares speed-ups" in refused.output
+    done = run("compare", *paths, "--between", "dtypes", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "Speed-ups over naive, between dtypes" in done.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"speedups.txt", "speedups.md", "speedups.json"}
+    assert run("compare", *paths, "--over", "naive").exit_code == 2
+    assert run("compare", *paths, "--between", "dtypes", "--format", "junit").exit_code == 2

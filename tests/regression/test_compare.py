@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from chunkbench.regression.compare import NothingToCompare, Options, compare
+from chunkbench.regression.report import render
 from chunkbench.regression.verdicts import CaseVerdict, Comparison
 from chunkbench.store import CaseFacts, Manifest, Noise, Peaks, Run, Yardsticks
 from tests.invented_facts import MakeFacts
@@ -442,3 +445,52 @@ def test_warnings_for_torn_and_interrupted_runs(make: RunMaker) -> None:
     for base in (torn, cut):  # a case that BASE lacks would be new, and pass
         with pytest.raises(NothingToCompare, match="not fit for a BASE"):
             compare(base, whole, Options())
+
+
+def at_speed(make: RunMaker, machine: float, code: float, **changes: Any) -> Run:
+    """A run of a machine that takes `machine` times as long for everything, of code that takes `code` times as long."""
+    case = make.case(machine * code, disturbed=0.0, **changes)
+    yardsticks = tuple(Yardsticks(arithmetic_us=machine * entry.arithmetic_us) for entry in case.yardsticks)
+    peaks = Peaks(
+        read_bytes_per_s=1e9 / machine, matrix_flops_per_s=1e12 / machine, matrix_torch_flops_per_s=1e12 / machine
+    )
+    return run_of([case.model_copy(update={"yardsticks": yardsticks, "peaks": (peaks,) * len(case.groups)})])
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(1.0, "same"), (1.3, "slower"), (0.7, "faster")])
+def test_ordinary_runs_of_one_machine_at_two_speeds_are_judged_without_its_own_ratio(
+    make: RunMaker, code: float, verdict: str
+) -> None:
+    base, head = at_speed(make, 1.0, 1.0, rounds=60), at_speed(make, 2.4, code, rounds=60)
+    comparison = compare([base], [head], Options())
+    case = only(comparison)
+    assert case.verdict == verdict
+    assert case.ratio == pytest.approx(2.4 * code, rel=0.03)
+    assert case.machine_low == pytest.approx(2.4, rel=0.02)
+    speeds = {entry.work: entry.speed for entry in comparison.machine}
+    assert speeds == {
+        work: pytest.approx(0.417, abs=0.01) for work in ("arithmetic yardstick", "read bandwidth", "matrix rate")
+    }
+    (summary,) = comparison.summaries
+    assert summary.left_low == pytest.approx(code, rel=0.04)
+    assert render(comparison, "table").splitlines()[1].strip().startswith("the machine itself ran at 0.42x")
+
+
+def test_the_raw_ratio_is_shown_even_where_nothing_can_be_compared(make: RunMaker) -> None:
+    busy = Noise(foreign_cpus=0.9)
+    case = only(compare(make.runs(1, disturbed=0.0), make.runs(1, 1.4, disturbed=0.0, noise=busy), Options()))
+    assert case.verdict == "inconclusive"
+    assert case.ratio == pytest.approx(1.4, rel=0.03)
+    assert case.low is None
+
+
+def test_no_advice_is_above_an_hour(make: RunMaker) -> None:
+    base, head = make.runs(12, disturbed=0.0), make.runs(12, 1.048, disturbed=0.0)
+    options = Options(settling_command=lambda name, factor: f"measure {name} {factor:.1f} times", budget_s=10.0)
+    case = only(compare(base, head, options))
+    assert case.verdict == "inconclusive"
+    assert case.command.startswith("measure chunk_attn")
+    case = only(compare(base, head, dataclasses.replace(options, budget_s=3500.0)))
+    assert case.command == ""
+    assert case.rounds_needed is None
+    assert re.search(r"cannot be settled by measuring longer: noise of \d+% between processes", case.reason)

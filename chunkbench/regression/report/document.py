@@ -30,8 +30,8 @@ _UNITS: Mapping[Metric, str] = {
     "work_items": "items",
 }
 _ACROSS = (
-    "machine's own: time of fixed work on HEAD's machine over its time on BASE's (yardsticks, read bandwidth, matrix "
-    "rate), least and most; HEAD / BASE is raw, the verdict is on HEAD / BASE divided by the machine's own ratio"
+    "machine's own: time of fixed work for HEAD over its time for BASE (yardsticks, read bandwidth, matrix rate), "
+    "least and most; HEAD / BASE is raw there, the verdict is on HEAD / BASE divided by the machine's own ratio"
 )
 _HEADLINE_CASES = 3
 """Most cases that the headline names."""
@@ -55,7 +55,7 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
     more += [f"{count(left_out, 'more case')}, none worse than these, in comparison.json"] if left_out else []
     return ComparisonDocument(
         title=f"{head.experiment or 'HEAD'}: {_revision(head)} against {_revision(comparison.base)}",
-        warnings=comparison.warnings,
+        warnings=(*_machine_line(comparison), *comparison.warnings),
         losses=verdict_line(comparison),
         headline=_headline(comparison),
         tables=(_case_table(shown, comparison.settings.metric), *summaries),
@@ -72,6 +72,17 @@ def verdict_line(comparison: Comparison) -> str:
     result = {0: "passes", 1: "fails", 3: "fails", 4: "inconclusive"}[comparison.exit_code]
     against = ", against the recorded times" if comparison.settings.as_recorded else ""
     return f"{counts}{unmeasured}{against}: {result} (exit code {comparison.exit_code})."
+
+
+def _machine_line(comparison: Comparison) -> tuple[str, ...]:
+    """How fast the machine itself was, in one line; nothing if it is not known, or if both sides took turns."""
+    speeds = {entry.work: entry.speed for entry in comparison.machine}
+    if not speeds:
+        return ()
+    least, most = (f"{value:.2f}x" for value in (min(speeds.values()), max(speeds.values())))
+    span = least if least == most else f"{least} to {most}"
+    works = ", ".join(f"{work} {speed:.2f}x" for work, speed in speeds.items())
+    return (f"the machine itself ran at {span} of its speed for BASE ({works})",)
 
 
 def place(case: CaseVerdict, varying: Sequence[str]) -> str:
@@ -116,43 +127,43 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
     for case in cases:
         texts = [case.verdict, case.implementation, *(show_value(case.axes.get(axis)) for axis in axes)]
         texts += [case.metric] if many_metrics else []
-        interval = NOTHING if case.low is None or case.high is None else f"{case.low:.3f}..{case.high:.3f}"
         texts += [
             _value(case.base),
             _value(case.head),
             NOTHING if case.ratio is None else f"{case.ratio:.3f}x",
-            interval,
-            *([_own_ratio(case)] if across else []),
+            _span(case.low, case.high, 3),
+            *([_span(case.machine_low, case.machine_high, 2)] if across else []),
         ]
         texts += [f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING]
         rows.append((Cell(texts[0], _EMPHASIS[case.verdict]), *(Cell(text) for text in texts[1:])))
     return Table("Cases, worst first", tuple(columns), tuple(rows), keys=len(heads))
 
 
-def _own_ratio(case: CaseVerdict) -> str:
-    """The machines' own ratio: least and most."""
-    if case.machine_low is None or case.machine_high is None:
-        return NOTHING
-    return f"{case.machine_low:.2f}..{case.machine_high:.2f}"
-
-
 def _summary_table(summaries: Sequence[Summary]) -> Table:
+    apart = any(summary.left_low is not None for summary in summaries)
     columns = (
         Column("implementation", ("implementation",), "left"),
         Column("cases", ("cases",)),
         Column("HEAD / BASE, geometric mean", ("HEAD /", "BASE")),
         Column("interval", ("interval",)),
+        *([Column("left without the machine's own", ("left without the", "machine's own"))] if apart else []),
     )
     rows = tuple(
         (
             Cell(summary.implementation),
             Cell(str(summary.cases)),
             Cell(f"{summary.ratio:.3f}x"),
-            Cell(NOTHING if summary.low is None or summary.high is None else f"{summary.low:.3f}..{summary.high:.3f}"),
+            Cell(_span(summary.low, summary.high, 3)),
+            *([Cell(_span(summary.left_low, summary.left_high, 3))] if apart else []),
         )
         for summary in summaries
     )
     return Table("By implementation, geometric means", columns, rows, keys=1)
+
+
+def _span(low: float | None, high: float | None, digits: int) -> str:
+    """The least and the most of something: `0.97..1.03`."""
+    return NOTHING if low is None or high is None else f"{low:.{digits}f}..{high:.{digits}f}"
 
 
 def _note(case: CaseVerdict, axes: Sequence[str]) -> str:
