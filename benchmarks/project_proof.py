@@ -1,0 +1,239 @@
+"""How reliable is the gate for other people's projects? Runs `chunkbench gate` again and again, as a user would.
+
+    python benchmarks/project_proof.py --minutes 60    make runs for an hour, those that are the furthest behind first
+    python benchmarks/project_proof.py --summary       the tables of docs/regression.md
+
+Unchanged code of three kinds (a native kernel, `examples/my-kernel` in PyTorch, `python_kernel` in plain Python), half
+of it under a load that comes and goes; and `examples/my-kernel` made slower on purpose, installed ordinarily and in
+place. Each run is one line of results/recorded/gate-proofs/projects.jsonl, so a proof can be interrupted, and continued
+on another machine. Recordings belong to a machine and to a revision: they are made anew in every session. The projects
+are installed into the environment that runs this script, and uninstalled at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from gate_proof import LOAD, rate
+
+from chunkbench.environment.cpu import read_cpu
+from chunkbench.environment.revision import git_state
+from chunkbench.store import open_runs
+
+ROOT = Path(__file__).parents[1]
+LINES = ROOT / "results" / "recorded" / "gate-proofs" / "projects.jsonl"
+CLI = [sys.executable, "-m", "chunkbench"]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+PROJECTS = {"my-kernel": ROOT / "examples" / "my-kernel", "python-kernel": ROOT / "benchmarks" / "python_kernel"}
+NATIVE = """\
+title: "Gate: a native kernel"
+implementations: [chunk_attn]
+baseline: chunk_attn
+budget: 20s
+case_limit: 10s
+defaults: {n_c: 1, batch_size: 8, heads: 8, head_dim: 128, dtype: float32, threads: 1}
+sweep:
+  - {n_p: 512, n_s: 0}
+"""
+SLOWER = """
+
+import time as _time
+_fast, _matrix = MySession.decode, torch.full((32, 32), 1 / 32)
+
+def _slow(self, q, out):  # real work, so that a load slows it as well
+    started = _time.perf_counter()
+    _fast(self, q, out)
+    until = _time.perf_counter() + SHARE * (_time.perf_counter() - started)
+    while _time.perf_counter() < until:
+        torch.mm(_matrix, _matrix)
+
+MySession.decode = _slow
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one line of the proof is about."""
+
+    project: str
+    install: str = ""
+    """`installed` or `in place`; empty for the bundled native kernel."""
+    slow: float = 0.0
+    """Extra time of each call, as a share of the call."""
+    as_recorded: bool = False
+    load: bool = False
+
+
+WANTED: dict[Setting, int] = {
+    Setting(project, "" if project == "native" else "in place", load=load): 30
+    for project in ("native", "my-kernel", "python-kernel")
+    for load in (False, True)
+} | {
+    Setting("my-kernel", install, slow, as_recorded): 20
+    for install in ("installed", "in place")
+    for slow, as_recorded in ((0.05, False), (0.2, False), (19.0, False), (19.0, True))
+}
+
+
+def lines() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
+
+
+def setting_of(line: dict[str, Any]) -> Setting:
+    return Setting(**{name: line[name] for name in Setting.__dataclass_fields__})
+
+
+class Bench:
+    """The projects' copies, installations and recordings of this session."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._installed: tuple[str, str] | None = None
+
+    def place(self, setting: Setting) -> Path:
+        """The folder of a project: a copy as it is in the repository, with its recording, installed."""
+        place = self._folder / f"{setting.project}-{setting.install or 'bundled'}".replace(" ", "-")
+        if not place.exists():
+            if setting.project == "native":
+                place.mkdir()
+                (place / "gate.yaml").write_text(NATIVE)
+            else:
+                shutil.copytree(PROJECTS[setting.project], place)
+        self._make_slower(place, setting.slow)
+        self._install(place, setting)
+        if not (place / "recording").exists():
+            assert not setting.slow, "the recording must be of unchanged code"
+            print(f"recording {place.name}", flush=True)
+            subprocess.run([*CLI, "gate", "gate.yaml", "--record", "recording", "-q"], cwd=place, check=True)
+        return place
+
+    def _make_slower(self, place: Path, slow: float) -> None:
+        module = place / "src" / "my_kernel.py"
+        if module.exists():
+            original = (PROJECTS["my-kernel"] / "src" / "my_kernel.py").read_text()
+            module.write_text(original + (SLOWER.replace("SHARE", str(slow)) if slow else ""))
+
+    def _install(self, place: Path, setting: Setting) -> None:
+        wanted = (setting.project, setting.install)
+        if setting.project == "native" or (self._installed == wanted and setting.install == "in place"):
+            return
+        in_place = ["-e"] if setting.install == "in place" else []
+        options = ["--no-deps", "--no-build-isolation", "--force-reinstall"]
+        subprocess.run([*PIP, "install", *options, *in_place, str(place)], check=True)
+        self._installed = wanted
+
+    def close(self) -> None:
+        subprocess.run([*PIP, "uninstall", "-y", *PROJECTS], check=False, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def load(wanted: bool) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if wanted else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+
+
+def one_run(bench: Bench, setting: Setting) -> dict[str, Any]:
+    if not (bench.place(Setting(setting.project, setting.install)) / "recording").exists():
+        raise RuntimeError("no recording")
+    place = bench.place(setting)
+    out = Path(tempfile.mkdtemp(prefix="proof-"))
+    options = ["--as-recorded"] if setting.as_recorded else []
+    command = [*CLI, "gate", "gate.yaml", "--against", "recording", "--format", "json", "--out", str(out), *options]
+    try:
+        with load(setting.load):
+            started = time.monotonic()
+            done = subprocess.run(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+            seconds = time.monotonic() - started
+        comparison = json.loads(done.stdout)
+        head = out if setting.as_recorded else out / "head"
+        noises = [case.noise for run in open_runs(head) for case in run.cases if case.noise is not None]
+        foreign = fmean(noise.foreign_cpus for noise in noises) if noises else 0.0
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    (case,) = [case for case in comparison["cases"] if case["metric"] == "latency"]
+    kept = {name: case[name] for name in ("verdict", "ratio", "low", "high", "head_units", "remeasured", "reason")}
+    state: dict[str, Any] = git_state(ROOT) or {}
+    return (
+        asdict(setting)
+        | kept
+        | {"seconds": round(seconds, 1), "exit_code": done.returncode, "foreign_cpus": round(foreign, 2)}
+        | {"cpu": read_cpu().model, "commit": str(state.get("commit", ""))[:12]}
+    )
+
+
+def run(minutes: float, projects: list[str]) -> None:
+    wanted = {setting: number for setting, number in WANTED.items() if not projects or setting.project in projects}
+    done = Counter(map(setting_of, lines()))
+    end = time.monotonic() + 60 * minutes
+    LINES.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="project-proof-") as folder:
+        bench = Bench(Path(folder))
+        try:
+            while time.monotonic() < end:
+                setting = min(wanted, key=lambda s: done[s] / wanted[s])
+                if done[setting] >= wanted[setting]:
+                    break
+                result = one_run(bench, setting)
+                with LINES.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+                done[setting] += 1
+                interval = f"{result['low'] or 0:.3f}..{result['high'] or 0:.3f}"
+                print(
+                    f"{setting} {result['verdict']} {result['ratio']:.3f} ({interval}) {result['seconds']} s",
+                    flush=True,
+                )
+        finally:
+            bench.close()
+
+
+def summary() -> None:
+    groups: dict[Setting, list[dict[str, Any]]] = {}
+    for line in lines():
+        groups.setdefault(setting_of(line), []).append(line)
+    for setting in WANTED:
+        group = groups.get(setting, [])
+        if not group:
+            continue
+        seconds = [line["seconds"] for line in group]
+        verdicts = dict(Counter(line["verdict"] for line in group))
+        called = sum(line["verdict"] in (("slower",) if setting.slow else ("slower", "faster")) for line in group)
+        ratios = [line["ratio"] for line in group if line["ratio"]]
+        name = "slower" if setting.slow else "changed"
+        print(f"{setting}: {verdicts}; called {name} {rate(called, len(group))}; ratio {median(ratios):.3f};", end=" ")
+        print(f"{median(seconds):.0f} s in the median, {max(seconds):.0f} s at most")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60, help="start no run after this time")
+    parser.add_argument(
+        "--project", action="append", default=[], help="only runs of this project: native, my-kernel, ..."
+    )
+    parser.add_argument("--summary", action="store_true", help="print the results so far")
+    arguments = parser.parse_args()
+    if arguments.summary:
+        summary()
+    else:
+        run(arguments.minutes, arguments.project)
+
+
+if __name__ == "__main__":
+    main()
