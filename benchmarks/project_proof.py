@@ -32,7 +32,7 @@ from gate_proof import LOAD, rate
 
 from chunkbench.environment.cpu import read_cpu
 from chunkbench.environment.revision import git_state
-from chunkbench.store import open_runs
+from chunkbench.store import open_run
 
 ROOT = Path(__file__).parents[1]
 LINES = ROOT / "results" / "recorded" / "gate-proofs" / "projects.jsonl"
@@ -163,19 +163,19 @@ def one_run(bench: Bench, setting: Setting) -> dict[str, Any]:
             done = subprocess.run(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
             seconds = time.monotonic() - started
         comparison = json.loads(done.stdout)
-        head = out if setting.as_recorded else out / "head"
-        noises = [case.noise for run in open_runs(head) for case in run.cases if case.noise is not None]
+        runs = [open_run(path.parent) for path in out.rglob("manifest.json")]
+        noises = [case.noise for run in runs for case in run.cases if case.noise is not None]
         foreign = fmean(noise.foreign_cpus for noise in noises) if noises else 0.0
     finally:
         shutil.rmtree(out, ignore_errors=True)
     (case,) = [case for case in comparison["cases"] if case["metric"] == "latency"]
     kept = {name: case[name] for name in ("verdict", "ratio", "low", "high", "head_units", "remeasured", "reason")}
-    state: dict[str, Any] = git_state(ROOT) or {}
+    state = git_state(ROOT)
     return (
         asdict(setting)
         | kept
         | {"seconds": round(seconds, 1), "exit_code": done.returncode, "foreign_cpus": round(foreign, 2)}
-        | {"cpu": read_cpu().model, "commit": str(state.get("commit", ""))[:12]}
+        | {"cpu": read_cpu().model, "commit": state["commit"][:12] if state else ""}
     )
 
 

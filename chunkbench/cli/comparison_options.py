@@ -91,7 +91,7 @@ def measuring_options(fewest_processes: int) -> Callable[[Decorated], Decorated]
             type=click.IntRange(0, 20),
             default=3,
             show_default=True,
-            help="How often a case that looks changed is measured again, at most.",
+            help="How often a case that looks changed is measured again, at most: once, or more within six budgets.",
         ),
         click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable."),
     )

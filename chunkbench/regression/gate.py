@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Point
@@ -129,6 +130,7 @@ def _against_recorded_times(
 ) -> GateResult:
     """Measure into `out`/head, `out`/again-1, `out`/again-2, ... and compare with the recorded runs."""
     with repeater(job, program) as measuring:
+        began = monotonic()
         head, interrupted = measuring.measure(job.experiment, job.out / "head", repeats.processes)
         if not head:
             return GateResult(None, interrupted)
@@ -147,6 +149,8 @@ def _against_recorded_times(
             repeats.again,
             options.threshold,
             interrupted,
+            began,
+            job.experiment.budget_s,
         )
 
 

@@ -85,6 +85,11 @@ class Turns:
         """The common part of the manifests of all runs."""
         return Manifest.model_validate({"schema_version": SCHEMA_VERSION, **self._common})
 
+    @property
+    def budget_s(self) -> float:
+        """Seconds that one measurement should take."""
+        return self._experiment.budget_s
+
     def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> PairedRuns:
         """Measure all cases, or those with the keys `only`, in as many pairs of parents as fit into the budget.
 

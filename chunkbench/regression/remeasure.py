@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 from chunkbench.regression.verdicts import EXACT, CaseVerdict, Comparison
+
+_BUDGETS = 6
+"""All measurements together take at most this many times the budget of one, if one re-measurement leaves that choice:
+the fewest processes may take longer than the budget, and whoever waits for a gate wants an answer within minutes."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +28,25 @@ def remeasure_changed(
     again: int,
     threshold: float,
     interrupted: bool,
+    began: float,
+    budget_s: float,
 ) -> GateResult:
     """Compare. While a case looks changed, measure it again and compare again, at most `again` times.
 
-    `measure` takes the number of the re-measurement and the keys of the cases; it returns whether it was interrupted.
+    The second re-measurement and later ones start only if they would end within six times `budget_s` from `began`, when
+    the first measurement began (`time.monotonic`). `measure` takes the number of the re-measurement and the keys of the
+    cases; it returns whether it was interrupted.
     """
     comparison = compare()
+    longest_s = 0.0
     for number in range(1, again + 1):
         changed = frozenset(case.key for case in comparison.cases if _looks_changed(case, threshold))
-        if interrupted or not changed:
+        started = monotonic()
+        too_late = number > 1 and started + longest_s > began + _BUDGETS * budget_s
+        if interrupted or not changed or too_late:
             break
         interrupted = measure(number, changed)
+        longest_s = max(longest_s, monotonic() - started)
         comparison = compare()
     return GateResult(comparison, interrupted)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import monotonic
 
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.job import Job, Repeats
@@ -45,6 +46,7 @@ def measure_and_compare(
 
     `adjust_base` may change the first runs of BASE before they are compared. Raises `RunError`, `NothingToCompare`.
     """
+    began = monotonic()
     first = turns.measure(repeats.processes)
     if not first.head:
         return GateResult(None, first.interrupted)
@@ -63,7 +65,9 @@ def measure_and_compare(
         side = comparison.base.model_copy(update={"path": str(first.base[0].path.parent), "processes": len(first.base)})
         return comparison.model_copy(update={"base": side})
 
-    return remeasure_changed(compare_all, measure, repeats.again, options.threshold, first.interrupted)
+    return remeasure_changed(
+        compare_all, measure, repeats.again, options.threshold, first.interrupted, began, turns.budget_s
+    )
 
 
 def with_sources(result: GateResult, base: SideBuild, head: SideBuild) -> GateResult:
