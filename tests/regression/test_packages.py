@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,46 @@ def test_a_gate_sees_that_somebody_elses_kernel_became_slow(tmp_path: Path, as_r
         source = next(source for source in comparison.sources if source.package == "my-kernel")
         assert not source.same
         assert source.base != source.head
+
+
+SLOWER = """
+import time
+_fast, _matrix = MySession.decode, torch.full((32, 32), 1 / 32)
+
+def _slow(self, q, out):  # real work
+    started = time.perf_counter()
+    _fast(self, q, out)
+    until = time.perf_counter() + SHARE * (time.perf_counter() - started)
+    while time.perf_counter() < until:
+        torch.mm(_matrix, _matrix)
+
+MySession.decode = _slow
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("package")
+@pytest.mark.skipif("CHUNKBENCH_NIGHTLY" not in os.environ, reason="takes minutes; make nightly runs it")
+@pytest.mark.parametrize(
+    ("share", "verdicts"),
+    [(0.05, {"slower", "inconclusive"}), (0.2, {"slower", "inconclusive"}), (19.0, {"slower"})],
+    ids=["5%", "20%", "20 times"],
+)
+def test_the_gates_of_a_slowed_example(tmp_path: Path, share: float, verdicts: set[str]) -> None:
+    """As a user runs them. `benchmarks/project_proof.py` counts how often each verdict comes."""
+    experiment = load_experiment(EXAMPLE / "gate.yaml")
+    target = resolve(experiment)
+    with RepeatProgress(quiet=True) as progress:
+        with repeater(Job(experiment, target, tmp_path / "recording", progress)) as measuring:
+            record(measuring, processes=1, first=1)
+        module = Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
+        module.write_text(module.read_text() + SLOWER.replace("SHARE", str(share)))
+        recording = Recording(tmp_path / "recording", open_runs(tmp_path / "recording"))
+        job = Job(experiment, target, tmp_path / "out", progress)
+        comparison = gate(job, recording, Options(looks=4), Repeats(12, 3)).comparison
+    assert comparison is not None
+    (case,) = [case for case in comparison.cases if case.metric == "latency"]
+    assert case.verdict in verdicts, case
 
 
 @pytest.mark.usefixtures("package")

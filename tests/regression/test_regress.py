@@ -20,9 +20,11 @@ from chunkbench.experiment import load_experiment
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.job import Job
 from chunkbench.regression.paired import PairedRuns, Side, Turns
+from chunkbench.regression.verdicts import Comparison
 from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.target import resolve
 from chunkbench.store import open_run
+from tests.regression.test_packages import EXAMPLE, install
 
 FAULTY = str(Path(__file__).parents[2] / "benchmarks" / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
@@ -144,3 +146,38 @@ def test_an_unknown_revision(spec: Path, tmp_path: Path, ref: str, message: str)
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_both_revisions_of_somebody_elses_project_are_built(tmp_path: Path) -> None:
+    project, site, out = tmp_path / "my-kernel", tmp_path / "site", tmp_path / "out"
+    shutil.copytree(EXAMPLE, project)
+    gate = project / "gate.yaml"
+    gate.write_text(gate.read_text().replace("budget: 20s", "budget: 1s"))
+    git = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(project)]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
+        subprocess.run([*git, *words], check=True)
+    install(project, site, in_place=True)
+    module = project / "src" / "my_kernel.py"  # changed, and not committed
+    head = "    def decode(self, q, out):"
+    module.write_text(module.read_text().replace(head, f"{head}\n        __import__('time').sleep(0.03)\n", 1))
+    folders = {"PYTHONPATH": os.pathsep.join([str(site), str(project / "src")])}
+    words = ["regress", "--base", "HEAD", "--processes", "2", "--again", "0", "--format", "json", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "chunkbench", *words],
+        cwd=project / "src", env=os.environ | folders, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    comparison = Comparison.model_validate_json(done.stdout)
+    (case,) = (case for case in comparison.cases if case.metric == "latency")
+    assert case.verdict == "slower"
+    sources = {source.package: source for source in comparison.sources}
+    assert not sources["my-kernel"].same
+    assert sources["chunkbench"].same
+    nothing = subprocess.run(
+        [sys.executable, "-m", "chunkbench", *words[:3], "gate", "--out", str(tmp_path / "other")],
+        cwd=project, env=os.environ | folders, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert nothing.returncode == 2
+    assert "measures nothing of this project, which registers my_kernel" in nothing.stderr
