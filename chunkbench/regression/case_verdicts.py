@@ -144,18 +144,7 @@ class CaseJudge:
         again: Sequence[Sequence[CaseFacts]],
     ) -> CaseVerdict:
         metric = self.options.metric
-        apart = self.across_machines
-        if apart:
-            times = time_ratio_apart(base, [head, *again], metric, self.confidence)
-        else:
-            times = time_ratio(base, [head, *again], metric, self.confidence, self.in_turns)
-            enough = times.shift is not None and times.shift.enough
-            if not (enough or self.in_turns or times.disturbed):
-                # The machine was in other states: all calm rounds are compared, as those of another machine would be.
-                calm_base, *calm_heads = [[case for case in side if calm(case)] for side in (base, head, *again)]
-                whole = time_ratio_apart(calm_base, calm_heads, metric, self.confidence)
-                apart = whole.shift is not None and (whole.shift.enough or times.shift is None)
-                times = whole if apart else times
+        times, apart = self._comparable_times(base, [head, *again])
         fields = identity | {
             "base": value_of(base, metric),
             "head": value_of(head, metric),
@@ -187,6 +176,23 @@ class CaseJudge:
             reason = "no fixed work was timed on both sides: the machine's own ratio is unknown"
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)
         return self._judge_shift(fields, times, shift, own or _NO_CHANGE, bool(again))
+
+    def _comparable_times(
+        self, base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]
+    ) -> tuple[TimeRatio, bool]:
+        """The ratio over the rounds that can be compared, and whether the machine's own ratio is still in it."""
+        metric = self.options.metric
+        if self.across_machines:
+            return time_ratio_apart(base, heads, metric, self.confidence), True
+        times = time_ratio(base, heads, metric, self.confidence, self.in_turns)
+        enough = times.shift is not None and times.shift.enough
+        if enough or self.in_turns or times.disturbed:
+            return times, False
+        # The machine was in other states: all calm rounds are compared, as those of another machine would be.
+        calm_base, *calm_heads = [[case for case in side if calm(case)] for side in (base, *heads)]
+        whole = time_ratio_apart(calm_base, calm_heads, metric, self.confidence)
+        apart = whole.shift is not None and (whole.shift.enough or times.shift is None)
+        return (whole, True) if apart else (times, False)
 
     def _by_far(self, verdict: CaseVerdict, base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> CaseVerdict:
         """The verdict; slower or faster instead of inconclusive if the sides differ by far."""
