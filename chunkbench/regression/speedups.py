@@ -110,7 +110,7 @@ def speedups(
                 [*map(math.exp, base_values)], [*map(math.exp, head_values)], _SAME_MACHINE, threshold, 1 - each
             )
             verdict = far.verdict if far else verdict
-        (case, *_) = sides[1][places][names[1]]
+        case = next(members[names[1]] for members in sides[1][places] if names[1] in members)
         found.append(
             Speedup(
                 axes={axis: getattr(case, axis) for axis in AXES},
@@ -136,8 +136,8 @@ def speedups(
 
 
 _Point = tuple[Any, ...]
-_Cases = dict[_Point, dict[str, list[CaseFacts]]]
-"""[point][implementation] the cases, one for each process."""
+_Cases = dict[_Point, list[dict[str, CaseFacts]]]
+"""[point][process][implementation] the cases."""
 
 
 def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:
@@ -159,21 +159,22 @@ def _cases(runs: Sequence[Run], free: Collection[str]) -> _Cases:
     fixed = [axis for axis in AXES if axis not in free]
     found: _Cases = {}
     for run in runs:
-        seen: set[tuple[_Point, str]] = set()
+        by_point: dict[_Point, dict[str, CaseFacts]] = {}
         for case in filter(measured, run.cases):
-            point = tuple(repr(getattr(case, axis)) for axis in fixed)
-            if (point, case.implementation) in seen:
+            members = by_point.setdefault(tuple(repr(getattr(case, axis)) for axis in fixed), {})
+            if case.implementation in members:
                 raise NothingToCompare(
                     f"{run.path}: measured {case.implementation} more than once at a point, with different values of "
                     f"{', '.join(sorted(free)) or 'nothing'}: measure them in runs of their own"
                 )
-            seen.add((point, case.implementation))
-            found.setdefault(point, {}).setdefault(case.implementation, []).append(case)
+            members[case.implementation] = case
+        for point, members in by_point.items():
+            found.setdefault(point, []).append(members)
     return found
 
 
 def _names(cases: _Cases) -> set[str]:
-    return {name for members in cases.values() for name in members}
+    return {name for processes in cases.values() for members in processes for name in members}
 
 
 def _chosen(base: set[str], head: set[str], between: Between) -> Iterator[tuple[str, str]]:
@@ -189,11 +190,9 @@ def _chosen(base: set[str], head: set[str], between: Between) -> Iterator[tuple[
     yield from ((mine, other) for mine in sorted(base - head) for other in sorted(head - base))
 
 
-def _log_speedups(cases: Mapping[str, Sequence[CaseFacts]], name: str, over: str) -> list[float]:
+def _log_speedups(processes: Sequence[Mapping[str, CaseFacts]], name: str, over: str) -> list[float]:
     """Logarithms of the speed-up of `name` over `over`: of each round, or of each process if there are several."""
-    processes = [
-        [math.log(1 / value) for value in paired_ratios(case, common)]
-        for case, common in zip(cases.get(name, ()), cases.get(over, ()), strict=False)
-    ]
-    processes = [values for values in processes if values]
-    return processes[0] if len(processes) == 1 else [median(values) for values in processes]
+    both = [members for members in processes if name in members and over in members]
+    rounds = [[-math.log(value) for value in paired_ratios(members[name], members[over])] for members in both]
+    rounds = [values for values in rounds if values]
+    return rounds[0] if len(rounds) == 1 else [median(values) for values in rounds]

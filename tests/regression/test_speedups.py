@@ -84,3 +84,12 @@ def test_a_swept_dtype_is_refused(facts: MakeFacts) -> None:
     run.cases += run_of(facts, {"naive": 400.0, "chunk_attn": 100.0}, dtype="float16").cases
     with pytest.raises(NothingToCompare, match="more than once at a point, with different values of dtype"):
         between(run, run)
+
+
+def test_of_several_processes_only_cases_of_one_process_are_paired(facts: MakeFacts) -> None:
+    whole = [run_of(facts, {"naive": 400.0, "chunk_attn": 100.0}) for _ in range(9)]
+    broken = run_of(facts, {"naive": 4000.0, "chunk_attn": 1.0})
+    broken.cases = broken.cases[:1]  # its chunk_attn crashed
+    (entry,) = speedups([broken, *whole], whole, "machines", None, threshold=0.05, confidence=0.99).speedups
+    assert entry.change == "same"
+    assert entry.base == pytest.approx(4.0, rel=0.02)

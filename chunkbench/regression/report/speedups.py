@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import geometric_mean
+
 from chunkbench.analysis.points import varying
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.speedups import Change, Speedups
@@ -37,7 +39,7 @@ def document(compared: Speedups) -> Document:
         warnings=(),
         losses=_counts(compared),
         headline="",
-        tables=(Table("Speed-ups", tuple(columns), tuple(rows), keys=len(heads)),),
+        tables=(_means(compared), Table("Speed-ups", tuple(columns), tuple(rows), keys=len(heads))),
         statuses=(),
         legend=(
             f"speed-up: time of {compared.over} over the time of the implementation, from rounds that ran side by side "
@@ -49,6 +51,26 @@ def document(compared: Speedups) -> Document:
         ),
         footer=(("BASE", compared.base.path), ("HEAD", compared.head.path)),
     )
+
+
+def _means(compared: Speedups) -> Table:
+    """One row per implementation, or per pair: the ratio of its speed-ups over all points."""
+    ratios: dict[str, list[float]] = {}
+    for entry in compared.speedups:
+        names = dict.fromkeys((entry.base_implementation, entry.head_implementation))
+        ratios.setdefault(" / ".join(names), []).append(entry.ratio)
+    columns = (
+        Column("implementation", ("implementation",), "left"),
+        Column("points", ("points",)),
+        Column("HEAD / BASE, geometric mean", ("HEAD /", "BASE")),
+        Column("least and most", ("least", "and most")),
+    )
+    rows = tuple(
+        (Cell(name), Cell(str(len(members))), Cell(f"{geometric_mean(members):.3f}x"),
+         Cell(f"{min(members):.3f}..{max(members):.3f}"))
+        for name, members in ratios.items()
+    )  # fmt: skip
+    return Table("By implementation, geometric means", columns, rows, keys=1)
 
 
 def _counts(compared: Speedups) -> str:
