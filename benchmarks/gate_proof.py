@@ -21,7 +21,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +39,7 @@ from chunkbench.runner.target import Target, resolve
 from chunkbench.store import open_runs
 
 FOLDER = Path("results/gate-proof")
+RUNS = FOLDER / "runs.jsonl"
 SLOWED, OTHER = "chunk_attn", "paged_attn_star"
 SLOWED_WORKER = Path(__file__).with_name("slowed_worker.py")
 PROCESSES, AGAIN = 12, 3
@@ -90,9 +92,20 @@ def one_run(experiment: Experiment, target: Target, path: Path, slow: Mapping[st
     return {"seconds": round(time.monotonic() - started, 1), "exit_code": comparison.exit_code, "cases": cases}
 
 
-def lines() -> list[dict[str, Any]]:
-    path = FOLDER / "runs.jsonl"
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The runs of a proof, one a line."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@contextmanager
+def load(wanted: bool) -> Iterator[None]:
+    """A background load that comes and goes, if it is wanted."""
+    process = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if wanted else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
 
 
 def shares(text: str) -> list[float]:
@@ -125,7 +138,7 @@ def in_words(slow: dict[str, tuple[float, ...]]) -> str:
 
 def summary() -> None:
     groups: dict[str, list[dict[str, Any]]] = {}
-    for line in lines():
+    for line in lines(RUNS):
         load = "with a load" if line["load"] else "without a load"
         groups.setdefault(f"{in_words(slowed(line))}, {load}", []).append(line)
     for name, group in groups.items():
@@ -161,23 +174,19 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = recording(experiment, target)
     setting = {name: tuple(sorted(shares)) for name, shares in ((SLOWED, slow), (OTHER, other)) if any(shares)}
-    done = sum(slowed(line) == setting and line["load"] == arguments.load for line in lines())
-    load = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if arguments.load else None
-    try:
+    done = sum(slowed(line) == setting and line["load"] == arguments.load for line in lines(RUNS))
+    with load(arguments.load):
         for number in range(done + 1, arguments.runs + 1):
             order = 1 if number % 2 else -1  # the two points swap their slow-downs
             slow_downs = {SLOWED: slow[::order], OTHER: other[::order]}
             result = {"load": arguments.load} | one_run(experiment, target, path, slow_downs)
-            with (FOLDER / "runs.jsonl").open("a") as file:
+            with RUNS.open("a") as file:
                 file.write(json.dumps(result) + "\n")
             verdicts = ", ".join(
                 f"{c['implementation']}/{c['n_s']} {c['slow']:.0%} {c['verdict']} {c['ratio'] or 0:.3f}"
                 for c in result["cases"]
             )
             print(f"{number}/{arguments.runs} {result['seconds']} s: {verdicts}", flush=True)
-    finally:
-        if load is not None:
-            load.kill()
 
 
 if __name__ == "__main__":

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from gate_proof import LOAD, rate
+from gate_proof import lines, load, rate
+from slowed_example import slower_by
 
 from chunkbench.environment.cpu import read_cpu
 from chunkbench.environment.revision import git_state
@@ -48,20 +46,6 @@ case_limit: 10s
 defaults: {n_c: 1, batch_size: 8, heads: 8, head_dim: 128, dtype: float32, threads: 1}
 sweep:
   - {n_p: 512, n_s: 0}
-"""
-SLOWER = """
-
-import time as _time
-_fast, _matrix = MySession.decode, torch.full((32, 32), 1 / 32)
-
-def _slow(self, q, out):  # real work, so that a load slows it as well
-    started = _time.perf_counter()
-    _fast(self, q, out)
-    until = _time.perf_counter() + SHARE * (_time.perf_counter() - started)
-    while _time.perf_counter() < until:
-        torch.mm(_matrix, _matrix)
-
-MySession.decode = _slow
 """
 
 
@@ -89,10 +73,6 @@ WANTED: dict[Setting, int] = {
 }
 
 
-def lines() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
-
-
 def setting_of(line: dict[str, Any]) -> Setting:
     return Setting(**{name: line[name] for name in Setting.__dataclass_fields__})
 
@@ -105,7 +85,7 @@ class Bench:
         self._installed: tuple[str, str] | None = None
 
     def place(self, setting: Setting) -> Path:
-        """The folder of a project: a copy as it is in the repository, with its recording, installed."""
+        """The folder of a project: a copy, as slow as wanted and installed, with a recording of unchanged code."""
         place = self._folder / f"{setting.project}-{setting.install or 'bundled'}".replace(" ", "-")
         if not place.exists():
             if setting.project == "native":
@@ -113,19 +93,15 @@ class Bench:
                 (place / "gate.yaml").write_text(NATIVE)
             else:
                 shutil.copytree(PROJECTS[setting.project], place)
-        self._make_slower(place, setting.slow)
-        self._install(place, setting)
-        if not (place / "recording").exists():
-            assert not setting.slow, "the recording must be of unchanged code"
+            self._install(place, setting)
             print(f"recording {place.name}", flush=True)
             subprocess.run([*CLI, "gate", "gate.yaml", "--record", "recording", "-q"], cwd=place, check=True)
-        return place
-
-    def _make_slower(self, place: Path, slow: float) -> None:
         module = place / "src" / "my_kernel.py"
         if module.exists():
             original = (PROJECTS["my-kernel"] / "src" / "my_kernel.py").read_text()
-            module.write_text(original + (SLOWER.replace("SHARE", str(slow)) if slow else ""))
+            module.write_text(original + (slower_by(setting.slow) if setting.slow else ""))
+        self._install(place, setting)
+        return place
 
     def _install(self, place: Path, setting: Setting) -> None:
         wanted = (setting.project, setting.install)
@@ -140,19 +116,7 @@ class Bench:
         subprocess.run([*PIP, "uninstall", "-y", *PROJECTS], check=False, stderr=subprocess.DEVNULL)
 
 
-@contextmanager
-def load(wanted: bool) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", LOAD, str(random.randrange(1000))]) if wanted else None
-    try:
-        yield
-    finally:
-        if process is not None:
-            process.kill()
-
-
 def one_run(bench: Bench, setting: Setting) -> dict[str, Any]:
-    if not (bench.place(Setting(setting.project, setting.install)) / "recording").exists():
-        raise RuntimeError("no recording")
     place = bench.place(setting)
     out = Path(tempfile.mkdtemp(prefix="proof-"))
     options = ["--as-recorded"] if setting.as_recorded else []
@@ -181,7 +145,7 @@ def one_run(bench: Bench, setting: Setting) -> dict[str, Any]:
 
 def run(minutes: float, projects: list[str]) -> None:
     wanted = {setting: number for setting, number in WANTED.items() if not projects or setting.project in projects}
-    done = Counter(map(setting_of, lines()))
+    done = Counter(map(setting_of, lines(LINES)))
     end = time.monotonic() + 60 * minutes
     LINES.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="project-proof-") as folder:
@@ -206,7 +170,7 @@ def run(minutes: float, projects: list[str]) -> None:
 
 def summary() -> None:
     groups: dict[Setting, list[dict[str, Any]]] = {}
-    for line in lines():
+    for line in lines(LINES):
         groups.setdefault(setting_of(line), []).append(line)
     for setting in WANTED:
         group = groups.get(setting, [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.regression.test_packages import EXAMPLE, install
+from benchmarks.slowed_example import slower_by
+from tests.example_project import committed_example
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -56,33 +56,23 @@ def test_the_workflow_passes_inputs_of_the_action() -> None:
 @pytest.mark.parametrize("slower", [False, True])
 @pytest.mark.parametrize("system", ["github", "gitlab"])
 def test_the_comparing_step_on_a_pull_request(tmp_path: Path, slower: bool, system: str) -> None:
-    project, site, out = tmp_path / "project", tmp_path / "site", tmp_path / "out"
-    shutil.copytree(EXAMPLE, project)
-    git = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(project)]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
-        subprocess.run([*git, *words], check=True)
-    base = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    project, out = committed_example(tmp_path), tmp_path / "out"
+    base = project.git("rev-parse", "HEAD")
     if slower:
-        module = project / "src" / "my_kernel.py"
-        head = "    def decode(self, q, out):"
-        code = module.read_text().replace(head, f"{head}\n        __import__('time').sleep(0.03)\n", 1)
-        module.write_text(code)
-    subprocess.run([*git, "commit", "-qam", "head", "--allow-empty"], check=True)
-    install(project, site, in_place=True)
+        with project.module.open("a") as file:
+            file.write(slower_by(19))
+    project.git("commit", "-qam", "head", "--allow-empty")
     values = {"EXPERIMENT": "", "BASE": base, "FAIL_ON": "slower,incorrect,missing", "OUT": str(out)}
     values |= {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"), "CI_MERGE_REQUEST_DIFF_BASE_SHA": base}
-    paths = {
-        "PYTHONPATH": os.pathsep.join([str(site), str(project / "src")]),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    }
+    values["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if system == "github":
         script, reports = STEPS["Compare"]["run"], out
     else:
         (script,) = workflow("project-gitlab-ci.yml")["chunkbench"]["script"]
-        reports = project / "chunkbench-regress"
+        reports = project.path / "chunkbench-regress"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        cwd=project, env=os.environ | values | paths, capture_output=True, text=True, check=False,
+        cwd=project.path, env=project.environment | values, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == int(slower), done.stdout + done.stderr
     assert "my_kernel" in (reports / "comparison.md").read_text()

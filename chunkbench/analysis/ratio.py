@@ -41,8 +41,8 @@ def ratio(case: CaseFacts, base: CaseFacts, confidence: float) -> Ratio | None:
 
 
 def paired_ratios(case: CaseFacts, base: CaseFacts) -> list[float]:
-    """[pair of rounds] latency of `case` over latency of `base`, for rounds that ran side by side."""
-    return _paired(_by_group(case), _by_group(base)) if measured(case) and measured(base) else []
+    """[pair of rounds] latency of `case` over latency of `base`, both measured, for rounds that ran side by side."""
+    return _paired(_by_group(case), _by_group(base))
 
 
 def _paired(rounds: dict[int, list[float]], base_rounds: dict[int, list[float]]) -> list[float]:

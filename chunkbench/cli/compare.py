@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from chunkbench.cli.comparing import show
+from chunkbench.cli.comparing import show, show_document
 from chunkbench.cli.comparison_options import (
+    DOCUMENT_FORMATS,
     ComparisonOptions,
     gathered,
     judging_options,
@@ -19,10 +20,10 @@ from chunkbench.cli.comparison_options import (
     out_option,
     quiet_option,
 )
-from chunkbench.cli.output import colour_wanted, fail
+from chunkbench.cli.output import fail
+from chunkbench.regression.verdicts import Between
 
 if TYPE_CHECKING:
-    from chunkbench.regression.speedups import Between
     from chunkbench.store import Run
 
 _EXAMPLES = """\b
@@ -52,7 +53,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @out_option("Also write the report in every format into this folder.", file_okay=False)
 @click.option(
     "--between",
-    type=click.Choice(["machines", "dtypes", "implementations"]),
+    type=click.Choice(get_args(Between)),
     help="Compare speed-ups over one implementation that both measured, where times cannot be compared.",
 )
 @click.option(
@@ -85,7 +86,7 @@ def command(
         return
     if over is not None:
         raise click.UsageError("--over belongs to --between")
-    from chunkbench.regression.compare import NothingToCompare, compare
+    from chunkbench.regression.compare import compare
     from chunkbench.store import RunError, open_runs
 
     def settling_command(implementation: str, factor: float) -> str:
@@ -95,7 +96,7 @@ def command(
     try:
         base_runs, head_runs = open_runs(base), open_runs(head)
         comparison = compare(base_runs, head_runs, replace(compare_options, budget_s=_budget_s(head_runs)))
-    except (RunError, NothingToCompare) as error:
+    except RunError as error:
         fail(error)
     show(comparison, options, options.out)
     ctx.exit(comparison.exit_code)
@@ -103,28 +104,20 @@ def command(
 
 def _compare_speedups(base: str, head: str, between: Between, over: str | None, options: ComparisonOptions) -> None:
     """Print the speed-ups, and write them as text, Markdown and JSON into the folder of --out."""
-    from chunkbench.regression.compare import NothingToCompare
     from chunkbench.regression.report.speedups import document
     from chunkbench.regression.speedups import speedups
-    from chunkbench.report.formats import render_document
     from chunkbench.store import RunError, open_runs
 
     options.check_confidence()
-    if options.form not in ("table", "markdown", "json"):
+    if options.form not in DOCUMENT_FORMATS:
         raise click.BadParameter("speed-ups are printed as table, markdown or json", param_hint="--format")
     threshold = options.threshold_share()
     try:
         compared = speedups(open_runs(base), open_runs(head), between, over, threshold, options.confidence)
-    except (RunError, NothingToCompare) as error:
+    except RunError as error:
         fail(error)
-    table, data = document(compared), compared.model_dump_json(indent=2) + "\n"
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "speedups.json").write_text(data, encoding="utf-8")
-        for form, name in (("table", "speedups.txt"), ("markdown", "speedups.md")):
-            (options.out / name).write_text(render_document(table, form), encoding="utf-8")
-    if not options.quiet:
-        click.echo(data if options.form == "json" else render_document(table, options.form, colour_wanted()), nl=False)
+    data = compared.model_dump_json(indent=2) + "\n"
+    show_document(document(compared), data, options, "speedups", ("table", "markdown"), options.quiet)
 
 
 def _budget_s(runs: Sequence[Run]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -11,9 +12,10 @@ import click
 from chunkbench.cli.output import colour_wanted, new_run
 
 if TYPE_CHECKING:
-    from chunkbench.cli.comparison_options import ComparisonOptions
+    from chunkbench.cli.comparison_options import ComparisonOptions, ReportOptions
     from chunkbench.regression.remeasure import GateResult
     from chunkbench.regression.verdicts import Comparison
+    from chunkbench.report.model import Document
 
 
 def show(comparison: Comparison, options: ComparisonOptions, folder: Path | None) -> None:
@@ -34,6 +36,23 @@ def show(comparison: Comparison, options: ComparisonOptions, folder: Path | None
     finally:
         if not options.quiet:
             click.echo(render(comparison, options.form, colour_wanted()), nl=False)
+
+
+def show_document(
+    document: Document, data: str, options: ReportOptions, name: str, forms: Sequence[str], quiet: bool = False
+) -> None:
+    """Write a document in the formats `forms` and its data as JSON into the folder of --out, then print it."""
+    from chunkbench.report.formats import render_document
+
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / f"{name}.json").write_text(data, encoding="utf-8")
+        for form in forms:
+            suffix = "md" if form == "markdown" else "txt"
+            (options.out / f"{name}.{suffix}").write_text(render_document(document, form), encoding="utf-8")
+    if not quiet:
+        text = data if options.form == "json" else render_document(document, options.form, colour_wanted())
+        click.echo(text, nl=False)
 
 
 def empty_folder(out: Path | None, name: str) -> Path:

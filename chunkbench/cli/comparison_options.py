@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from chunkbench.regression.job import Repeats
 
 FORMATS = ("table", "markdown", "json", "junit", "github")
+DOCUMENT_FORMATS = ("table", "markdown", "json")
+"""Formats of what is no comparison of times."""
 _FAIL_ON = get_args(FailOn)
 
 Decorated = Callable[..., Any]

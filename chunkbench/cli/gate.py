@@ -101,7 +101,6 @@ def _gate(
     ctx: click.Context, experiment: TimedExperiment, against: Path, as_recorded: bool, options: GateOptions
 ) -> NoReturn:
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.regression.compare import NothingToCompare
     from chunkbench.regression.gate import gate
     from chunkbench.regression.job import Job
     from chunkbench.regression.recording import Recording
@@ -118,6 +117,6 @@ def _gate(
         with RepeatProgress(options.quiet) as progress:
             job = Job(experiment, target, folder, progress, command_line())
             result = gate(job, recording, compare_options, options.repeats, as_recorded)
-    except (RunError, NothingToCompare) as error:
+    except RunError as error:
         fail(error)
     conclude(ctx, result, options, folder)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chunkbench.cli.comparing import show_document
 from chunkbench.cli.comparison_options import (
+    DOCUMENT_FORMATS,
     ReportOptions,
     confidence_option,
     format_option,
@@ -16,7 +18,7 @@ from chunkbench.cli.comparison_options import (
     out_option,
     threshold_option,
 )
-from chunkbench.cli.output import colour_wanted, fail
+from chunkbench.cli.output import fail
 
 if TYPE_CHECKING:
     from chunkbench.store import Run
@@ -33,7 +35,7 @@ Examples:
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @threshold_option
 @confidence_option("changes")
-@format_option(("table", "markdown", "json"))
+@format_option(DOCUMENT_FORMATS)
 @out_option("Write table, JSON and picture into this folder.", file_okay=False)
 @gathered(ReportOptions)
 def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
@@ -45,7 +47,6 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
     """
     from chunkbench.regression.history import history
     from chunkbench.regression.report.history import document, draw
-    from chunkbench.report.formats import render_document
     from chunkbench.store import RunError
 
     options.check_confidence()
@@ -61,12 +62,9 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
         fail(f"no case was measured in {', '.join(map(str, folders))}")
     table = document(all_series, threshold, options.confidence)
     data = json.dumps([series.model_dump(mode="json") for series in all_series], indent=2) + "\n"
+    show_document(table, data, options, "history", ("markdown",))
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "history.md").write_text(render_document(table, "markdown"), encoding="utf-8")
-        (options.out / "history.json").write_text(data, encoding="utf-8")
         draw(all_series, options.out)
-    click.echo(data if options.form == "json" else render_document(table, options.form, colour_wanted()), nl=False)
 
 
 def _recordings(folder: Path) -> list[list[Run]]:

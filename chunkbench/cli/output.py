@@ -26,7 +26,7 @@ _REMEDY_OPTIONS = {
     "name the common implementation": "--over IMPL names it",
     "record anew or compare times": "--record DIR makes a recording; --as-recorded compares times",
 }
-"""The remedy that an error names -> the options that apply it."""
+"""The remedy that a `RunError` names -> the options that apply it."""
 
 
 class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click

@@ -55,7 +55,6 @@ def command(ctx: click.Context, experiment: str | None, base: str, project: Path
     machine affects both. The exit codes are those of `chunkbench gate`; 2 also if GIT_REF is too old for this command.
     """
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.regression.compare import NothingToCompare
     from chunkbench.regression.job import Job
     from chunkbench.regression.regress import default_experiment, regress
     from chunkbench.regression.revision_build import repository
@@ -70,6 +69,6 @@ def command(ctx: click.Context, experiment: str | None, base: str, project: Path
         with RepeatProgress(options.quiet) as progress:
             job = Job(loaded, resolve(loaded), folder, progress, command_line())
             result = regress(job, folder_of_project, base, compare_options, options.repeats)
-    except (RunError, NothingToCompare) as error:
+    except RunError as error:
         fail(error)
     conclude(ctx, result, options, folder)

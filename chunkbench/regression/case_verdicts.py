@@ -12,7 +12,7 @@ from chunkbench.analysis.points import AXES, counted, measured
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.by_far import by_far
 from chunkbench.regression.matching import calm
-from chunkbench.regression.own_ratio import OwnRatio, own_ratio
+from chunkbench.regression.own_ratio import NO_CHANGE, OwnRatio, own_ratio
 from chunkbench.regression.rank_intervals import Shift, fewest_apart, fewest_in_pairs
 from chunkbench.regression.time_ratios import TimeRatio, time_ratio, time_ratio_apart, value_of
 from chunkbench.regression.verdicts import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
@@ -21,8 +21,6 @@ from chunkbench.store.facts import FAILED
 if TYPE_CHECKING:
     from chunkbench.store.facts import CaseFacts
 
-_NO_CHANGE = OwnRatio(1.0, 1.0)
-"""The own ratio where rounds are compared that ran in the same state of one machine, or raw ratios are judged."""
 _LONGEST_ADVICE_S = 3600.0
 """No advice to measure for longer than this."""
 
@@ -175,7 +173,7 @@ class CaseJudge:
         if own is None and not judge_raw:
             reason = "no fixed work was timed on both sides: the machine's own ratio is unknown"
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)
-        return self._judge_shift(fields, times, shift, own or _NO_CHANGE, bool(again))
+        return self._judge_shift(fields, times, shift, own or NO_CHANGE, bool(again))
 
     def _comparable_times(
         self, base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]
@@ -242,7 +240,7 @@ class CaseJudge:
             ratios = ", ".join("nothing" if math.isnan(part) else f"{math.exp(part):.3f}x" for part in times.parts)
             parts = "measured again" if again else "its two halves"
             return self._inconclusive(fields, f"looks {verdict}, but {parts}: {ratios}", None)
-        if verdict == "inconclusive" and own != _NO_CHANGE:
+        if verdict == "inconclusive" and own != NO_CHANGE:
             reason = f"without the machine's own ratio, {math.exp(low):.3f}x to {math.exp(high):.3f}x is left"
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)
         if verdict == "inconclusive":

@@ -25,6 +25,7 @@ from chunkbench.regression.verdicts import (
     comparison_exit_code,
     worst_first,
 )
+from chunkbench.store import RunError
 from chunkbench.store.facts import FAILED
 
 if TYPE_CHECKING:
@@ -33,13 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["NothingToCompare", "Options", "compare"]
 
 
-class NothingToCompare(ValueError):
+class NothingToCompare(RunError):
     """The runs have no case in common, or one of them has no case; the message says which."""
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.remedy = remedy
-        """What mends it, for commands to translate into their options."""
 
 
 def compare(

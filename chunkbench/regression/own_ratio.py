@@ -21,6 +21,10 @@ class OwnRatio(NamedTuple):
         return low - math.log(self.high), high - math.log(self.low)
 
 
+NO_CHANGE = OwnRatio(1.0, 1.0)
+"""The own ratio where rounds are compared that ran in the same state of one machine, or raw ratios are judged."""
+
+
 def _arithmetic(case: CaseFacts) -> Iterator[float]:
     return (yardsticks.arithmetic_us for yardsticks in case.yardsticks)
 

@@ -116,8 +116,8 @@ def record(repeater: Repeater, processes: int, first: int) -> tuple[list[Run], b
 
 def _check_same_packages(recording: Path, kept: BuildFacts, installed: BuildFacts) -> None:
     """Raise `RunError` if a package of another project is no longer the one that the recording keeps."""
-    folders = dict.fromkeys(package.folder for package in (*kept.packages, *installed.packages))
-    changed = [Path(folder).name for folder in folders if kept.digest(folder) != installed.digest(folder)]
+    folders = {package.name: package.folder for package in (*kept.packages, *installed.packages)}
+    changed = [name for name, folder in folders.items() if kept.digest(folder) != installed.digest(folder)]
     if changed:
         raise RunError(
             f"{recording}: cannot be added to: the files of {', '.join(changed)} are no longer those that it keeps. "

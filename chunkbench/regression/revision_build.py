@@ -52,6 +52,7 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Revision]:
             _run(worktree, log, "check out", f"revision {ref}")
             yield Revision(commit, False, _install(source, folder, log, f"revision {ref}"))
         finally:
+            # The folder goes here, where no signal interrupts it, and before git forgets worktrees that are gone.
             with _without_signals():
                 _run_silently(["git", "-C", str(project), "worktree", "remove", "--force", str(source)])
                 shutil.rmtree(folder.parent, ignore_errors=True)

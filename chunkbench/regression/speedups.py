@@ -17,12 +17,11 @@ from chunkbench.analysis.points import AXES, measured
 from chunkbench.analysis.ratio import paired_ratios
 from chunkbench.regression.by_far import by_far
 from chunkbench.regression.compare import NothingToCompare, side_of
-from chunkbench.regression.own_ratio import OwnRatio
+from chunkbench.regression.own_ratio import NO_CHANGE
 from chunkbench.regression.rank_intervals import between as shift_between
-from chunkbench.regression.verdicts import Side, judge
+from chunkbench.regression.verdicts import Between, Side, judge
 from chunkbench.store import CaseFacts, Run
 
-Between = Literal["machines", "dtypes", "implementations"]
 Change = Literal["larger", "same", "smaller", "inconclusive"]
 _CHANGES: Mapping[str, Change] = {  # the rules judge times: a larger value is "slower"
     "slower": "larger",
@@ -39,7 +38,6 @@ _FREE_AXES: Mapping[Between, frozenset[str]] = {
 """The axes in which two cases may differ."""
 _USUAL = "naive"
 """The implementation that the paper's own speed-ups are over."""
-_SAME_MACHINE = OwnRatio(1.0, 1.0)
 
 
 class Speedup(BaseModel):
@@ -106,9 +104,7 @@ def speedups(
         shift = shift_between(base_values, head_values, each)
         verdict = judge(shift.low, shift.high, threshold)
         if verdict == "inconclusive":  # too few rounds for an interval; each of one side may lie far from all others
-            far = by_far(
-                [*map(math.exp, base_values)], [*map(math.exp, head_values)], _SAME_MACHINE, threshold, 1 - each
-            )
+            far = by_far([*map(math.exp, base_values)], [*map(math.exp, head_values)], NO_CHANGE, threshold, 1 - each)
             verdict = far.verdict if far else verdict
         case = next(members[names[1]] for members in sides[1][places] if names[1] in members)
         found.append(

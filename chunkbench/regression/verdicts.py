@@ -14,6 +14,8 @@ VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive
 Metric = Literal["latency", "token_rate", "kv_bytes", "work_items", "append", "plan"]
 EXACT: frozenset[Metric] = frozenset({"kv_bytes", "work_items"})
 """Counts, not measurements: any change of them is a verdict."""
+Between = Literal["machines", "dtypes", "implementations"]
+"""What differs between two measurements whose speed-ups are compared."""
 FailOn = Literal["slower", "incorrect", "missing", "inconclusive"]
 
 COMPARISON_SCHEMA = 1

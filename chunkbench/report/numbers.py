@@ -55,6 +55,11 @@ def span(low: float | None, high: float | None) -> str:
     return NOTHING if low is None or high is None else f"{significant(low)}..{significant(high)}"
 
 
+def ratio_span(low: float | None, high: float | None, decimals: int = 3) -> str:
+    """The least and the most of a ratio: 0.970..1.031."""
+    return NOTHING if low is None or high is None else f"{low:.{decimals}f}..{high:.{decimals}f}"
+
+
 def count(number: int, noun: str) -> str:
     """`1 point`, `2 points`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

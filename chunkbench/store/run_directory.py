@@ -31,7 +31,15 @@ _READABLE = range(1, SCHEMA_VERSION + 1)
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 
 
-Remedy = Literal["resume", "resume or elsewhere", "elsewhere", "start anew", "record anew or compare times"]
+Remedy = Literal[
+    "resume",
+    "resume or elsewhere",
+    "elsewhere",
+    "start anew",
+    "record anew or compare times",
+    "compare speed-ups",
+    "name the common implementation",
+]
 
 
 class RunError(ValueError):

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.slowed_example import slower_by
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.cli.progress import RepeatProgress
-from chunkbench.experiment import load_experiment
+from chunkbench.experiment import TimedExperiment, load_experiment
 from chunkbench.regression import build as builds
 from chunkbench.regression import packages
 from chunkbench.regression.build import (
@@ -36,25 +37,20 @@ from chunkbench.regression.packages import Package, packages_of
 from chunkbench.regression.recording import BUILD, Recording, record, repeater
 from chunkbench.runner.target import resolve
 from chunkbench.store import RunError, open_runs
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "my-kernel"
-GROUP = "chunkbench.baselines"
+from tests.example_project import EXAMPLE, install
 
 
-def install(project: Path, site: Path, *, in_place: bool) -> None:
-    """Put a project into a folder of packages like pip does, without building it."""
-    info = site / "my_kernel-0.1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kernel\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\nmy_kernel = my_kernel:MyKernel\n")
-    record = ["my_kernel-0.1.dist-info/METADATA,,", "my_kernel-0.1.dist-info/entry_points.txt,,"]
-    if in_place:
-        origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
-        (info / "direct_url.json").write_text(json.dumps(origin))
-    else:
-        shutil.copy(project / "src" / "my_kernel.py", site)
-        record += ["my_kernel.py,,", "../../../bin/my-kernel,,"]
-    (info / "RECORD").write_text("\n".join(record) + "\n")
+def installed_module() -> Path:
+    """The file of the installed example."""
+    return Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
+
+
+@pytest.fixture
+def experiment() -> TimedExperiment:
+    """The example's gate, with the fewest processes only."""
+    loaded = load_experiment(EXAMPLE / "gate.yaml")
+    assert isinstance(loaded, TimedExperiment)
+    return loaded.model_copy(update={"budget_s": 1.0})
 
 
 @pytest.fixture(params=[False, True], ids=["installed", "in place"])
@@ -179,21 +175,16 @@ def test_compiled_code_needs_its_pytorch(package: Package, tmp_path: Path) -> No
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("as_recorded", [False, True])
-def test_a_gate_sees_that_somebody_elses_kernel_became_slow(tmp_path: Path, as_recorded: bool) -> None:
-    text = (EXAMPLE / "gate.yaml").read_text().replace("budget: 20s", "budget: 1s")
-    (tmp_path / "gate.yaml").write_text(text)
-    experiment = load_experiment(tmp_path / "gate.yaml")
+def test_a_gate_sees_that_somebody_elses_kernel_became_slow(
+    tmp_path: Path, experiment: TimedExperiment, as_recorded: bool
+) -> None:
     target = resolve(experiment)
     with RepeatProgress(quiet=True) as progress:
         with repeater(Job(experiment, target, tmp_path / "recording", progress)) as measuring:
             runs, _ = record(measuring, processes=3, first=1)
         assert {case.status for run in runs for case in run.cases} <= {"ok", "noisy"}
-        module = Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
-        code = module.read_text()
-        module.write_text(
-            code.replace("def decode(self, q, out):", "def decode(self, q, out):\n        time.sleep(0.03)")
-        )
-        module.write_text("import time\n" + module.read_text())
+        module = installed_module()
+        module.write_text(module.read_text() + slower_by(19))
         job = Job(experiment, target, tmp_path / "out", progress)
         recording = Recording(tmp_path / "recording", open_runs(tmp_path / "recording"))
         comparison = gate(job, recording, Options(), Repeats(3, 0), as_recorded).comparison
@@ -207,21 +198,6 @@ def test_a_gate_sees_that_somebody_elses_kernel_became_slow(tmp_path: Path, as_r
         source = next(source for source in comparison.sources if source.package == "my-kernel")
         assert not source.same
         assert source.base != source.head
-
-
-SLOWER = """
-import time
-_fast, _matrix = MySession.decode, torch.full((32, 32), 1 / 32)
-
-def _slow(self, q, out):  # real work
-    started = time.perf_counter()
-    _fast(self, q, out)
-    until = time.perf_counter() + SHARE * (time.perf_counter() - started)
-    while time.perf_counter() < until:
-        torch.mm(_matrix, _matrix)
-
-MySession.decode = _slow
-"""
 
 
 @pytest.mark.timeout(900)
@@ -239,8 +215,8 @@ def test_the_gates_of_a_slowed_example(tmp_path: Path, share: float, verdicts: s
     with RepeatProgress(quiet=True) as progress:
         with repeater(Job(experiment, target, tmp_path / "recording", progress)) as measuring:
             record(measuring, processes=1, first=1)
-        module = Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
-        module.write_text(module.read_text() + SLOWER.replace("SHARE", str(share)))
+        module = installed_module()
+        module.write_text(module.read_text() + slower_by(share))
         recording = Recording(tmp_path / "recording", open_runs(tmp_path / "recording"))
         job = Job(experiment, target, tmp_path / "out", progress)
         comparison = gate(job, recording, Options(looks=4), Repeats(12, 3)).comparison
@@ -250,16 +226,13 @@ def test_the_gates_of_a_slowed_example(tmp_path: Path, share: float, verdicts: s
 
 
 @pytest.mark.usefixtures("package")
-def test_runs_of_a_changed_package_are_not_added_to_a_recording(tmp_path: Path) -> None:
-    text = (EXAMPLE / "gate.yaml").read_text().replace("budget: 20s", "budget: 1s")
-    (tmp_path / "gate.yaml").write_text(text)
-    experiment = load_experiment(tmp_path / "gate.yaml")
+def test_runs_of_a_changed_package_are_not_added_to_a_recording(tmp_path: Path, experiment: TimedExperiment) -> None:
     with RepeatProgress(quiet=True) as progress:
         job = Job(experiment, resolve(experiment), tmp_path / "recording", progress)
         for first in (1, 2):  # unchanged, it is added to
             with repeater(job) as measuring:
                 record(measuring, processes=1, first=first)
-        module = Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
+        module = installed_module()
         module.write_text(module.read_text() + "# changed\n")
         with repeater(job) as measuring, pytest.raises(RunError, match="files of my-kernel are no longer those"):
             record(measuring, processes=1, first=3)
@@ -285,10 +258,7 @@ def test_where_objects_begin_is_drawn_for_each_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_a_recording_without_a_copy_of_the_package_is_refused(tmp_path: Path) -> None:
-    text = (EXAMPLE / "gate.yaml").read_text().replace("budget: 20s", "budget: 1s")
-    (tmp_path / "gate.yaml").write_text(text)
-    experiment = load_experiment(tmp_path / "gate.yaml")
+def test_a_recording_without_a_copy_of_the_package_is_refused(tmp_path: Path, experiment: TimedExperiment) -> None:
     target = resolve(experiment)
     path = tmp_path / "recording"
     with RepeatProgress(quiet=True) as progress:

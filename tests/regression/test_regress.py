@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.slowed_example import slower_by
 from chunkbench.cli.progress import RepeatProgress
 from chunkbench.environment import git_state
 from chunkbench.environment.revision import PROJECT
@@ -24,7 +25,7 @@ from chunkbench.regression.verdicts import Comparison
 from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.target import resolve
 from chunkbench.store import open_run
-from tests.regression.test_packages import EXAMPLE, install
+from tests.example_project import committed_example
 
 FAULTY = str(Path(__file__).parents[2] / "benchmarks" / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
@@ -151,22 +152,13 @@ def test_an_unknown_revision(spec: Path, tmp_path: Path, ref: str, message: str)
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_both_revisions_of_somebody_elses_project_are_built(tmp_path: Path) -> None:
-    project, site, out = tmp_path / "my-kernel", tmp_path / "site", tmp_path / "out"
-    shutil.copytree(EXAMPLE, project)
-    gate = project / "gate.yaml"
-    gate.write_text(gate.read_text().replace("budget: 20s", "budget: 1s"))
-    git = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(project)]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
-        subprocess.run([*git, *words], check=True)
-    install(project, site, in_place=True)
-    module = project / "src" / "my_kernel.py"  # changed, and not committed
-    head = "    def decode(self, q, out):"
-    module.write_text(module.read_text().replace(head, f"{head}\n        __import__('time').sleep(0.03)\n", 1))
-    folders = {"PYTHONPATH": os.pathsep.join([str(site), str(project / "src")])}
+    project, out = committed_example(tmp_path, budget="1s"), tmp_path / "out"
+    with project.module.open("a") as file:  # changed, and not committed
+        file.write(slower_by(19))
     words = ["regress", "--base", "HEAD", "--processes", "2", "--again", "0", "--format", "json", "--out", str(out)]
     done = subprocess.run(
         [sys.executable, "-m", "chunkbench", *words],
-        cwd=project / "src", env=os.environ | folders, capture_output=True, text=True, check=False,
+        cwd=project.module.parent, env=project.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     comparison = Comparison.model_validate_json(done.stdout)
@@ -177,7 +169,7 @@ def test_both_revisions_of_somebody_elses_project_are_built(tmp_path: Path) -> N
     assert sources["chunkbench"].same
     nothing = subprocess.run(
         [sys.executable, "-m", "chunkbench", *words[:3], "gate", "--out", str(tmp_path / "other")],
-        cwd=project, env=os.environ | folders, capture_output=True, text=True, check=False,
+        cwd=project.path, env=project.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert nothing.returncode == 2
     assert "measures nothing of this project, which registers my_kernel" in nothing.stderr

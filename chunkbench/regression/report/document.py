@@ -10,7 +10,7 @@ from chunkbench.analysis.points import describe
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.verdicts import CaseVerdict, Comparison, Metric, Side, Source, Summary, Verdict
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
-from chunkbench.report.numbers import NOTHING, count, significant, times
+from chunkbench.report.numbers import NOTHING, count, ratio_span, significant, times
 
 _EMPHASIS: Mapping[Verdict, Emphasis] = {
     "incorrect": "failed",
@@ -131,8 +131,8 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
             _value(case.base),
             _value(case.head),
             NOTHING if case.ratio is None else f"{case.ratio:.3f}x",
-            _span(case.low, case.high, 3),
-            *([_span(case.machine_low, case.machine_high, 2)] if across else []),
+            ratio_span(case.low, case.high),
+            *([ratio_span(case.machine_low, case.machine_high, 2)] if across else []),
         ]
         texts += [f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING]
         rows.append((Cell(texts[0], _EMPHASIS[case.verdict]), *(Cell(text) for text in texts[1:])))
@@ -153,17 +153,12 @@ def _summary_table(summaries: Sequence[Summary]) -> Table:
             Cell(summary.implementation),
             Cell(str(summary.cases)),
             Cell(f"{summary.ratio:.3f}x"),
-            Cell(_span(summary.low, summary.high, 3)),
-            *([Cell(_span(summary.left_low, summary.left_high, 3))] if apart else []),
+            Cell(ratio_span(summary.low, summary.high)),
+            *([Cell(ratio_span(summary.left_low, summary.left_high))] if apart else []),
         )
         for summary in summaries
     )
     return Table("By implementation, geometric means", columns, rows, keys=1)
-
-
-def _span(low: float | None, high: float | None, digits: int) -> str:
-    """The least and the most of something: `0.97..1.03`."""
-    return NOTHING if low is None or high is None else f"{low:.{digits}f}..{high:.{digits}f}"
 
 
 def _note(case: CaseVerdict, axes: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from chunkbench.analysis.points import describe, varying
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.history import Across, Series
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
-from chunkbench.report.numbers import NOTHING, count, significant
+from chunkbench.report.numbers import NOTHING, count, ratio_span, significant
 
 _MOST_LINES = 8
 """Most lines of a panel that a reader can distinguish."""
@@ -66,9 +66,8 @@ def _across(across: Across | None) -> list[str]:
     """The cells under `_ACROSS_HEADS`: a series against the series of the first machine."""
     if across is None:
         return [NOTHING] * len(_ACROSS_HEADS)
-    own = across.machine_low, across.machine_high
-    own_text = NOTHING if None in own else "{:.2f}..{:.2f}".format(*own)
-    return [f"{across.ratio:.3f}x", own_text, across.verdict]
+    own = ratio_span(across.machine_low, across.machine_high, 2)
+    return [f"{across.ratio:.3f}x", own, across.verdict]
 
 
 def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from chunkbench.analysis.points import varying
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.speedups import Change, Speedups
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
-from chunkbench.report.numbers import NOTHING, count
+from chunkbench.report.numbers import count, ratio_span
 
 _EMPHASIS: dict[Change, Emphasis] = {"larger": "best", "smaller": "failed", "same": "quiet", "inconclusive": "noisy"}
 
@@ -31,7 +31,7 @@ def document(compared: Speedups) -> Document:
         names = [entry.base_implementation, entry.head_implementation] if pairs else [entry.head_implementation]
         texts = [*(show_value(entry.axes.get(axis)) for axis in axes), *names]
         texts += [f"{entry.base:.2f}x", f"{entry.head:.2f}x", f"{entry.ratio:.3f}x"]
-        texts += [NOTHING if entry.low is None or entry.high is None else f"{entry.low:.3f}..{entry.high:.3f}"]
+        texts += [ratio_span(entry.low, entry.high)]
         rows.append((*map(Cell, texts), Cell(entry.change, _EMPHASIS[entry.change])))
     return Document(
         title=f"Speed-ups over {compared.over}, between {compared.between}: {compared.head.path} against "
@@ -66,10 +66,14 @@ def _means(compared: Speedups) -> Table:
         Column("least and most", ("least", "and most")),
     )
     rows = tuple(
-        (Cell(name), Cell(str(len(members))), Cell(f"{geometric_mean(members):.3f}x"),
-         Cell(f"{min(members):.3f}..{max(members):.3f}"))
+        (
+            Cell(name),
+            Cell(str(len(members))),
+            Cell(f"{geometric_mean(members):.3f}x"),
+            Cell(ratio_span(min(members), max(members))),
+        )
         for name, members in ratios.items()
-    )  # fmt: skip
+    )
     return Table("By implementation, geometric means", columns, rows, keys=1)
 
 

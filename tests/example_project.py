@@ -1,0 +1,60 @@
+"""The example project, which belongs to somebody else: installed, or committed, in temporary folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "my-kernel"
+GROUP = "chunkbench.baselines"
+
+
+def install(project: Path, site: Path, *, in_place: bool) -> None:
+    """Put a project into a folder of packages like pip does, without building it."""
+    info = site / "my_kernel-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kernel\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nmy_kernel = my_kernel:MyKernel\n")
+    record = ["my_kernel-0.1.dist-info/METADATA,,", "my_kernel-0.1.dist-info/entry_points.txt,,"]
+    if in_place:
+        origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
+        (info / "direct_url.json").write_text(json.dumps(origin))
+    else:
+        shutil.copy(project / "src" / "my_kernel.py", site)
+        record += ["my_kernel.py,,", "../../../bin/my-kernel,,"]
+    (info / "RECORD").write_text("\n".join(record) + "\n")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A git repository of the example, installed in place for programs that run with `environment`."""
+
+    path: Path
+    environment: dict[str, str]
+
+    @property
+    def module(self) -> Path:
+        return self.path / "src" / "my_kernel.py"
+
+    def git(self, *words: str) -> str:
+        command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(self.path), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def committed_example(folder: Path, budget: str = "20s") -> Repository:
+    """The example with one commit, below `folder`; its experiment has this budget."""
+    path, site = folder / "my-kernel", folder / "site"
+    shutil.copytree(EXAMPLE, path)
+    gate = path / "gate.yaml"
+    gate.write_text(gate.read_text().replace("budget: 20s", f"budget: {budget}"))
+    search = os.pathsep.join([str(site), str(path / "src")])
+    repository = Repository(path, os.environ | {"PYTHONPATH": search})
+    repository.git("init", "-q")
+    repository.git("add", "-A")
+    repository.git("commit", "-qm", "base")
+    install(path, site, in_place=True)
+    return repository
