@@ -28,7 +28,7 @@ class ChunkAttnSession(Session):
             partition=partition,
             kernel=kernel,
         )
-        self._attention.reserve(_chunks(inputs) * point.chunk_size)
+        self._attention.reserve(chunks_needed(inputs) * point.chunk_size)
         self._sequences = []
         for row, prompt in enumerate(inputs.prompts):
             cached = self._attention.cached_tokens(prompt)
@@ -55,8 +55,8 @@ class ChunkAttnSession(Session):
         return self._attention.work_items
 
 
-def _chunks(inputs: Inputs) -> int:
-    """Number of chunks that the prompts and all completion tokens need, so that the store allocates only once."""
+def chunks_needed(inputs: Inputs) -> int:
+    """Number of chunks that the prompts and all completion tokens need, so that memory is allocated only once."""
     point = inputs.point
     tree = PrefixTree(point.chunk_size)
     for prompt in inputs.prompts:

@@ -8,6 +8,9 @@ of it under a load that comes and goes; and `examples/my-kernel` made slower on 
 place. Each run is one line of results/recorded/gate-proofs/projects.jsonl, so a proof can be interrupted, and continued
 on another machine. Recordings belong to a machine and to a revision: they are made anew in every session. The projects
 are installed into the environment that runs this script, and uninstalled at the end.
+
+A line counts as loaded if other programs took a fifth of a CPU or more while it was measured (`foreign_cpus`), whoever
+they were: the load of this script, or somebody who compiled beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -73,8 +76,14 @@ WANTED: dict[Setting, int] = {
 }
 
 
+LOADED = 0.2
+"""CPUs that other programs took, from which on a run counts as loaded."""
+
+
 def setting_of(line: dict[str, Any]) -> Setting:
-    return Setting(**{name: line[name] for name in Setting.__dataclass_fields__})
+    """The setting for which a line counts. Only unchanged code is wanted with and without load."""
+    setting = Setting(**{name: line[name] for name in Setting.__dataclass_fields__})
+    return replace(setting, load=not setting.slow and line["foreign_cpus"] >= LOADED)
 
 
 class Bench:
@@ -176,13 +185,19 @@ def summary() -> None:
         group = groups.get(setting, [])
         if not group:
             continue
-        seconds = [line["seconds"] for line in group]
+        quiet = [line["seconds"] for line in group if line["foreign_cpus"] < LOADED]
+        busy = [line["seconds"] for line in group if line["foreign_cpus"] >= LOADED]
         verdicts = dict(Counter(line["verdict"] for line in group))
         called = sum(line["verdict"] in (("slower",) if setting.slow else ("slower", "faster")) for line in group)
         ratios = [line["ratio"] for line in group if line["ratio"]]
         name = "slower" if setting.slow else "changed"
         print(f"{setting}: {verdicts}; called {name} {rate(called, len(group))}; ratio {median(ratios):.3f};", end=" ")
-        print(f"{median(seconds):.0f} s in the median, {max(seconds):.0f} s at most")
+        times = [
+            f"{kind} {median(seconds):.0f} s in the median, {max(seconds):.0f} s at most"
+            for kind, seconds in (("quiet", quiet), ("loaded", busy))
+            if seconds
+        ]
+        print("; ".join(times))
 
 
 def main() -> None:

@@ -44,7 +44,9 @@ def test_availability_answers_on_every_device(name: str, device: str) -> None:
     answer = implementation.availability(device)
     assert isinstance(answer, Answer)
     assert answer.ok or answer.reason
-    assert isinstance(implementation.package_version(), str)
+    version = implementation.package_version()
+    # What is not installed has no version.
+    assert isinstance(version, str) if answer.ok else version is None or version
 
 
 @pytest.mark.parametrize("name", GPU_ONLY)

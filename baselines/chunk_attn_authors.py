@@ -1,0 +1,143 @@
+"""The CPU kernel that the ChunkAttention authors published (github.com/microsoft/chunk-attention), float32 only.
+
+`scripts/build_chunk_attn_authors.py` builds it from a checkout as the extension module `chunk_attn_c`. Its prefix tree
+shares whole chunks, its kernel computes each product with MKL. The adapter works around what the module leaves to its
+callers: rows follow the order of its tree, a prompt cannot be cut back, and a full cache is not survived.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chunkbench.baselines.chunk_attn import chunks_needed
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.experiment.point import Point
+
+MODULE = "chunk_attn_c"
+BUILD = "python scripts/build_chunk_attn_authors.py CHECKOUT, see its --help"
+
+
+class ChunkAttnAuthorsSession(Session):
+    """One cache of the module. It holds its tensors where Python cannot see them."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        point = inputs.point
+        self._chunk_bytes = point.chunk_size * point.token_bytes
+        # It gives every sequence a last chunk of its own with room for a token, and writes beyond its memory when full.
+        chunks = chunks_needed(inputs) + 2 * point.batch_size + 1
+        megabytes = -(-chunks * self._chunk_bytes // 2**20)
+
+        def fresh() -> tuple[Any, list[int]]:
+            return _fill(inputs, megabytes)
+
+        self._fresh = fresh  # not the inputs themselves: they hold tensors that are not K and V of this session
+        self._cache, order = fresh()
+        self._in_order = order == sorted(order)
+        self._order = np.array(order)  # no tensor, for the same reason
+        self._appended = False
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        self._appended = True
+        if not self._in_order:
+            index = torch.from_numpy(self._order)
+            token_ids, k, v = [token_ids[row] for row in self._order], k[index], v[index]
+        self._cache.append_token(list(token_ids), k, v)
+
+    def plan(self) -> None:
+        """List the chunks anew, if there are new ones."""
+        self._cache.refresh_kernel_context()
+
+    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
+        if self._in_order:
+            out.copy_(self._cache.forward(q))
+        else:
+            index = torch.from_numpy(self._order)
+            out[index] = self._cache.forward(q[index])
+
+    def rewind(self) -> None:
+        """Fill a new cache: the module can remove a sequence, but not its last tokens."""
+        if self._appended:
+            del self._cache  # first: two caches may not fit into memory
+            self._cache, _ = self._fresh()
+            self._appended = False
+
+    def kv_bytes(self) -> int:
+        return _count(self._cache.get_trie()) * self._chunk_bytes
+
+
+def _fill(inputs: Inputs, megabytes: int) -> tuple[Any, list[int]]:
+    """A cache with all prompts, and the rows in the order in which the module keeps sequences."""
+    import chunk_attn_c
+
+    point = inputs.point
+    share, least_rows = True, 1
+    cache = chunk_attn_c.Attention(
+        point.heads, point.head_dim, point.chunk_size, megabytes, share, least_rows, torch.float32, torch.device("cpu")
+    )
+    order: list[int] = []
+    for row, prompt in enumerate(inputs.prompts):
+        k, v = inputs.keys_values(row, 0, len(prompt))
+        order.insert(cache.add_seq(list(prompt), k, v), row)
+    return cache, order
+
+
+def _count(chunk: Any) -> int:
+    """Chunks below a chunk of the module's tree."""
+    return sum(1 + _count(child) for child in chunk.children)
+
+
+class ChunkAttnAuthors(Implementation):
+    id = "chunk_attn_authors"
+    label = "ChunkAttn (authors)"
+    look = Look(
+        heading=("Chunk", "authors"),
+        meaning="the authors' published CPU kernel",
+        place=890,
+        colour="#AA4499",
+        marker="h",
+    )
+    note = (
+        "ChunkAttn (authors) is the published CPU kernel. It computes with MKL, which takes a slower path on CPUs that "
+        "are not Intel's"
+    )
+    shares_storage = True
+    reads_shared_once = True
+
+    def availability(self, device: str) -> Answer:
+        if device != "cpu":
+            return Answer(False, "the build of the authors' kernel is for CPUs")
+        if importlib.util.find_spec(MODULE) is None:
+            return Answer(False, "the authors' kernel is not built", BUILD)
+        try:
+            importlib.import_module(MODULE)
+        except ImportError as error:
+            return Answer(False, f"the authors' kernel does not load: {error}", BUILD)
+        return YES
+
+    def supports(self, point: Point) -> Answer:
+        if point.dtype != "float32":
+            return Answer(False, "the authors' CPU kernel computes in float32 only")
+        if point.kv_heads != point.heads:
+            return Answer(False, "the authors' kernel has no grouped heads")
+        return YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        return ChunkAttnAuthorsSession(inputs)
+
+    def package_version(self) -> str | None:
+        spec = importlib.util.find_spec(MODULE)
+        if spec is None or spec.origin is None:
+            return None
+        try:
+            facts = json.loads(Path(spec.origin).with_suffix(".json").read_text())
+            return f"chunk-attention {facts['commit'][:12]}, MKL {facts['mkl']}"
+        except (OSError, ValueError, KeyError):
+            return "chunk-attention, unknown build"
