@@ -132,7 +132,6 @@ class LayeredChunkAttention:
         self._tree.leave(sequence)
         self._planned = False
 
-    @torch.no_grad()
     def fork(self, sequence: int) -> int:
         """Add a sequence with the same tokens, as the last row, and return its id."""
         forked = self._tree.fork(sequence)
@@ -141,7 +140,6 @@ class LayeredChunkAttention:
         self._planned = False
         return forked.sequence
 
-    @torch.no_grad()
     def truncate(self, sequence: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence, at least 1.
 
@@ -154,7 +152,6 @@ class LayeredChunkAttention:
             self._store.cut(cut.chunk, cut.tokens, min(chunk_tokens, self.chunk_size))
         self._planned = False
 
-    @torch.no_grad()
     def plan(self) -> None:
         """Update the work descriptors after all changes. `attend` does this itself if the caller did not."""
         if not self._planned:
@@ -163,7 +160,6 @@ class LayeredChunkAttention:
 
     # Tensors, layer by layer
 
-    @torch.no_grad()
     def write(self, layer: int, tokens: Join | Append, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write K and V of the new tokens of `join` or `extend` in one layer.
 
@@ -171,14 +167,13 @@ class LayeredChunkAttention:
         """
         self._check_layer(layer)
         rows = tokens.tokens if isinstance(tokens, Join) else len(tokens.chunks)
-        self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
-        self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
+        k = self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
+        v = self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
         if isinstance(tokens, Join):
             self._store.fill(tokens.chunks, k, v, layer)
         else:
             self._store.append(tokens, k, v, layer)
 
-    @torch.no_grad()
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Attention of one query token per sequence in a layer, scaled by 1/sqrt(head_dim).
 
@@ -186,14 +181,15 @@ class LayeredChunkAttention:
         """
         self._check_layer(layer)
         shape = (len(self._tree), self.heads, self.head_dim)
-        self._spec.check("q", q, shape)
+        q = self._spec.check("q", q, shape)
         if out is None:
             out = torch.empty(shape, dtype=self.dtype, device=self.device)
         else:
             self._spec.check_out(out, shape)
         if shape[0] == 0:
             return out
-        self.plan()
+        if not self._planned:
+            self.plan()
         self._kernel.decode(q, out, layer)
         return out
 

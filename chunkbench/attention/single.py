@@ -33,7 +33,6 @@ class ChunkAttention(LayeredChunkAttention):
     ) -> None:
         super().__init__(1, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel)
 
-    @torch.no_grad()
     def add_sequence(self, tokens: Tokens, k: torch.Tensor, v: torch.Tensor) -> int:
         """Add a sequence with its prompt and return its id.
 
@@ -47,14 +46,13 @@ class ChunkAttention(LayeredChunkAttention):
         if rows not in (len(ids), len(ids) - cached):
             expected = f"{len(ids)} rows" + (f", or {len(ids) - cached} for the tokens not cached" if cached else "")
             raise WrongTensor(f"k has {rows} rows for {len(ids)} tokens: it needs {expected}")
-        self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
-        self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
+        k = self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
+        v = self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
         joined = self.join(ids)
         cached_rows = rows - joined.tokens
         self._store.fill(joined.chunks, k[cached_rows:], v[cached_rows:])
         return joined.sequence
 
-    @torch.no_grad()
     def append(
         self,
         tokens: Tokens,
@@ -69,8 +67,8 @@ class ChunkAttention(LayeredChunkAttention):
         `tokens` lists the tokens of the first sequence, then those of the next; k and v have one row per token.
         """
         ids = token_array(tokens)
-        self._spec.check("k", k, (len(ids), self.kv_heads, self.head_dim))
-        self._spec.check("v", v, (len(ids), self.kv_heads, self.head_dim))
+        k = self._spec.check("k", k, (len(ids), self.kv_heads, self.head_dim))
+        v = self._spec.check("v", v, (len(ids), self.kv_heads, self.head_dim))
         self._store.append(self.extend(ids, sequences, counts), k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from chunkbench.kvcache import KVCacheError
@@ -13,28 +11,41 @@ class WrongTensor(KVCacheError, ValueError):
     """A tensor's shape, dtype, device or memory layout does not fit the call."""
 
 
-@dataclass(frozen=True)
 class TensorSpec:
-    """The dtype and the device of K, V, q and out."""
+    """The dtype and the device of K, V, q and out.
 
-    dtype: torch.dtype
-    device: torch.device
+    With cold caches every attribute of a tensor takes microseconds to read, as long as a small decode step takes. So a
+    good tensor is compared in one place, and only the error of a bad one asks what is wrong.
+    """
 
-    def check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-        """Raise WrongTensor for another shape, dtype or device, and for a sparse tensor."""
-        if tensor.shape != shape:
-            raise WrongTensor(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
-        if tensor.dtype != self.dtype:
-            raise WrongTensor(f"{name} is {tensor.dtype}, not {self.dtype}")
-        if tensor.device != self.device:
-            raise WrongTensor(f"{name} is on {tensor.device}, not on {self.device}")
-        if tensor.layout != torch.strided:
-            raise WrongTensor(f"{name} is a sparse tensor; K, V, q and out are dense")
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._kind = dtype, device, torch.strided
+
+    def check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor, without its gradient. Raises WrongTensor for another shape, dtype or device, or a sparse tensor.
+
+        To detach a tensor that requires gradients takes less time than to enter `torch.no_grad` for all tensors.
+        """
+        if tensor.shape != shape or (tensor.dtype, tensor.device, tensor.layout) != self._kind:
+            raise self._error(name, tensor, shape)
+        return tensor.detach() if tensor.requires_grad else tensor
 
     def check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
         """Check `out` like `check` does; also raise WrongTensor if its elements overlap or it requires gradients."""
-        self.check("out", out, shape)
+        if self.check("out", out, shape) is not out:
+            raise WrongTensor("out requires gradients, but decode attention does not record any")
+        if out.is_contiguous():
+            return
         if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), shape, strict=True)):
             raise WrongTensor("out has several elements at one address (it was expanded), so it cannot be written to")
-        if out.requires_grad:
-            raise WrongTensor("out requires gradients, but decode attention does not record any")
+
+    def _error(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> WrongTensor:
+        """What is wrong with a tensor that `check` refuses."""
+        dtype, device, _ = self._kind
+        if tensor.shape != shape:
+            return WrongTensor(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+        if tensor.dtype != dtype:
+            return WrongTensor(f"{name} is {tensor.dtype}, not {dtype}")
+        if tensor.device != device:
+            return WrongTensor(f"{name} is on {tensor.device}, not on {device}")
+        return WrongTensor(f"{name} is a sparse tensor; K, V, q and out are dense")
