@@ -75,8 +75,7 @@ class ChunkStore:
         missing = capacity - self.capacity
         if missing <= 0:
             return
-        keys, values = self._allocate(missing), self._allocate(missing)
-        self.slabs.append(Slab(self.capacity, keys, values))
+        self.slabs.append(Slab(self.capacity, *self._allocate(missing)))
         self._firsts = np.append(self._firsts, self.capacity)
         self.capacity = capacity
 
@@ -142,10 +141,11 @@ class ChunkStore:
         """Keep the first `tokens` of the `held` tokens in a chunk, in all layers; the other slots become free."""
         self._chunk(chunk)[1][:, :, tokens:held].zero_()
 
-    def _allocate(self, chunks: int) -> torch.Tensor:
-        """Uninitialized memory `[layers, chunks, h_kv, c, d]`."""
+    def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Uninitialized memory for K and V, each `[layers, chunks, h_kv, c, d]`."""
         shape = (self.layers, chunks, self.kv_heads, self.chunk_size, self.head_dim)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        keys = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return keys, torch.empty_like(keys)
 
     def _chunk(self, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one chunk `[layers, h_kv, c, d]`."""
@@ -186,11 +186,8 @@ class AddressedStore(ChunkStore):
     ) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers)
         self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of each slab's K and V; slabs never move
-
-    @property
-    def layer_bytes(self) -> int:
+        self.layer_bytes = self._stride // layers
         """Bytes from a chunk's K in one layer to its K in the next layer; the same for V."""
-        return self.chunk_bytes // (2 * self.layers)
 
     def grow(self, capacity: int) -> None:
         """Make room for `capacity` chunks, as `ChunkStore.grow` does."""
@@ -202,9 +199,15 @@ class AddressedStore(ChunkStore):
     def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
         """Addresses of the K and V of chunks in layer 0. Raises IndexError for an id beyond the capacity."""
         slab, place = self.locate(chunks)
-        step = place * (self.chunk_bytes // 2)
+        step = place * self._stride
         return self._bases[0, slab] + step, self._bases[1, slab] + step
 
-    def _allocate(self, chunks: int) -> torch.Tensor:
+    @property
+    def _stride(self) -> int:
+        """Bytes from a chunk's K to the next chunk's K; the same for V."""
+        return self.chunk_bytes // 2
+
+    def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (chunks, self.layers, self.kv_heads, self.chunk_size, self.head_dim)
-        return torch.empty(shape, dtype=self.dtype, device=self.device).transpose(0, 1)
+        keys = torch.empty(shape, dtype=self.dtype, device=self.device).transpose(0, 1)
+        return keys, torch.empty_like(keys)

@@ -16,14 +16,11 @@ def pack(
     chunk_size: int,
     k: int,
     v: int,
-    keys: NDArray[np.int64],
-    values: NDArray[np.int64],
+    chunks: NDArray[np.int64],
     slots: NDArray[np.int64],
     threads: int,
 ) -> None: ...
-def cut(
-    dtype: str, kv_heads: int, head_dim: int, chunk_size: int, key: int, value: int, tokens: int, held: int
-) -> None: ...
+def cut(dtype: str, kv_heads: int, head_dim: int, chunk_size: int, chunk: int, tokens: int, held: int) -> None: ...
 
 class DecodePlan:
     def __init__(
@@ -34,13 +31,15 @@ class DecodePlan:
         head_dim: int,
         chunk_size: int,
         items: NDArray[np.int64],
-        chunk_keys: NDArray[np.int64],
-        chunk_values: NDArray[np.int64],
+        chunks: NDArray[np.int64],
         rows: NDArray[np.int64],
         folds: NDArray[np.int64],
         partial_items: int,
         batch: int,
         partials: int,
+        threads: int,
+        fetch_early: bool,
+        side_by_side: bool,
         isa: str,
     ) -> None: ...
     def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...

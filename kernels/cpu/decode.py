@@ -31,6 +31,18 @@ def chosen_isa() -> str:
     return requested or isa()
 
 
+def reading(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
+    """How one row reads K and V: whether it fetches what it reads next by itself, and several parts side by side.
+
+    Intel's CPUs follow several streams of addresses ahead by themselves; the kernel's own requests only take their
+    place, unless numbers have to be widened: then the arithmetic between two reads makes the CPU's requests late. AMD's
+    CPUs lose by several streams. docs/cpu-kernels.md has the figures.
+    """
+    intel = required().cpu_features()["intel"]
+    widens = dtype == torch.float16 or (dtype == torch.bfloat16 and isa != "avx512_bf16")
+    return widens or (not intel and isa.startswith("avx512")), intel
+
+
 class NativeDecode:
     """Decode attention over items of a store. Call `make` before `decode`."""
 
@@ -38,17 +50,17 @@ class NativeDecode:
         self.store = store
         self.heads = heads
         self._isa = chosen_isa()
+        self._fetch_early, self._side_by_side = reading(store.dtype, self._isa)
         self._scale = store.head_dim**-0.5
         self._work: DecodePlan | None = None
         self.work_items = 0
-        """Number of items of the current plan. Each item runs once for every KV head."""
+        """Number of items of the current plan. Each item runs once for every KV head, some heads at a time."""
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors for `batch` rows."""
         store = self.store
         grain = Grain(torch.get_num_threads(), store.kv_heads, self.heads // store.kv_heads)
-        flat = arrays(cut(items, grain), batch)
-        keys, values = store.addresses(flat.chunks)
+        flat = arrays(*cut(items, grain), batch)
         self._work = required().DecodePlan(
             dtype_name(store.dtype),
             self.heads,
@@ -56,13 +68,15 @@ class NativeDecode:
             store.head_dim,
             store.chunk_size,
             flat.items,
-            keys,
-            values,
+            store.chunk_addresses(flat.chunks),
             flat.rows,
             flat.folds,
             flat.partial_items,
             batch,
             flat.partials,
+            grain.threads,
+            self._fetch_early,
+            self._side_by_side,
             self._isa,
         )
         self.work_items = len(flat.items)

@@ -19,6 +19,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 class PackedStore(AddressedStore):
     """A chunk store on the CPU that packs K and V when it writes them. Only the native kernels can read it.
 
+    In a chunk the K and the V of a KV head lie side by side.
+
     The invariant of `ChunkStore` does not hold here and is not needed: the kernels never read V beyond the tokens of a
     chunk. The one exception is the pair partner of an unpaired last bfloat16 token, and packing sets it to zero.
     """
@@ -27,19 +29,23 @@ class PackedStore(AddressedStore):
         super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers)
         self._native = required()
         self._shape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
-        self._tails = (b"", *self.addresses(np.empty(0, np.int64)))  # chunk ids of the last append, and their addresses
+        self._tails = (b"", np.empty(0, np.int64))  # chunk ids of the last append, and their addresses
+
+    def chunk_addresses(self, chunks: Ints) -> Ints:
+        """Addresses of chunks in layer 0: of the K of their first head. Raises IndexError beyond the capacity."""
+        return self.addresses(chunks)[0]
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
         """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last chunk may stay partial."""
         tokens = np.arange(k.shape[0])
-        self._pack(*self.addresses(chunks[tokens // self.chunk_size]), tokens % self.chunk_size, k, v, layer)
+        self._pack(self.chunk_addresses(chunks[tokens // self.chunk_size]), tokens % self.chunk_size, k, v, layer)
 
     def append(self, appended: Append, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
         """Write k, v `[n, h_kv, d]` of a layer to the token slots of the appended tokens."""
         ids = appended.chunks.tobytes()
         if ids != self._tails[0]:  # most steps append to the same chunks as the step before
-            self._tails = (ids, *self.addresses(appended.chunks))
-        self._pack(*self._tails[1:], appended.slots, k, v, layer)
+            self._tails = (ids, self.chunk_addresses(appended.chunks))
+        self._pack(self._tails[1], appended.slots, k, v, layer)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a chunk that holds `tokens` tokens to a new chunk, in all layers."""
@@ -50,20 +56,28 @@ class PackedStore(AddressedStore):
 
     def cut(self, chunk: int, tokens: int, held: int) -> None:
         """Keep the first `tokens` of the `held` tokens in a chunk, in all layers; the other slots become free."""
-        (key,), (value,) = self.addresses(np.array([chunk]))
+        (address,) = self.chunk_addresses(np.array([chunk]))
         for shift in range(0, self.layers * self.layer_bytes, self.layer_bytes):
-            self._native.cut(*self._shape, int(key) + shift, int(value) + shift, tokens, held)
+            self._native.cut(*self._shape, int(address) + shift, tokens, held)
 
-    def _pack(self, keys: Ints, values: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
+    @property
+    def _stride(self) -> int:
+        return self.chunk_bytes
+
+    def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (chunks, self.layers, self.kv_heads, 2, self.chunk_size, self.head_dim)
+        both = torch.empty(shape, dtype=self.dtype).transpose(0, 1)
+        return both[:, :, :, 0], both[:, :, :, 1]
+
+    def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         if layer:
-            keys, values = keys + layer * self.layer_bytes, values + layer * self.layer_bytes
+            chunks = chunks + layer * self.layer_bytes
         k, v = k.contiguous(), v.contiguous()
         self._native.pack(
             *self._shape,
             k.data_ptr(),
             v.data_ptr(),
-            keys,
-            values,
+            chunks,
             np.ascontiguousarray(slots, np.int64),
             torch.get_num_threads(),
         )

@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chunkbench import ChunkAttention
 from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu import decode
 from chunkbench.kernels.reference import attention
 
 if cpu.native() is None:
@@ -149,6 +150,23 @@ def test_rms_error_is_at_most_1_25_times_that_of_pytorch(isa: str, dtype: torch.
     # process, SDPA's error is 2.4e-8 with MKL's AVX-512 path and 3.1e-8 with its AVX2 path.
     pytorch_error = max(sdpa_error, plain_error) if dtype == torch.float32 else sdpa_error
     assert native_error**0.5 <= 1.25 * pytorch_error**0.5
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kv_heads", [10, 5])
+def test_private_runs_of_many_heads(
+    isa: str, dtype: torch.dtype, kv_heads: int, early: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows read eight heads chunk by chunk, then the last two; with and without a shared run before their own."""
+    monkeypatch.setattr(decode, "reading", lambda dtype, isa: (early, not early))
+    cache = CheckedCache(10, kv_heads, 32, 16, dtype)
+    for k in range(10):
+        cache.join(list(range(100 * k, 100 * k + 40 + 5 * k)))
+        cache.join([*range(2000, 2033), *range(3000 + 100 * k, 3020 + 100 * k + 3 * k)])
+    for _ in range(2):
+        cache.step()
+        assert cache.error() < TOLERANCE[dtype]
 
 
 def test_one_head_and_one_long_sequence_on_several_threads(isa: str, threads: int) -> None:

@@ -20,8 +20,7 @@ if cpu.native() is None:
 
 native = cpu.required()
 HEADS, DIM, CHUNK = 2, 16, 16
-KEYS = torch.zeros(3, HEADS, CHUNK, DIM)
-VALUES = torch.ones(3, HEADS, CHUNK, DIM)
+CHUNKS = torch.stack([torch.zeros(3, HEADS, CHUNK, DIM), torch.ones(3, HEADS, CHUNK, DIM)], 2)  # K, V of each head
 QUERY = torch.zeros(2, HEADS, DIM)
 
 
@@ -41,14 +40,18 @@ def arguments() -> dict[str, Any]:
         "kv_heads": HEADS,
         "head_dim": DIM,
         "chunk_size": CHUNK,
-        "items": np.array([[0, 1, -1, 0, 2, 0, 0, 0], [1, 1, 0, 2, 1, -1, 0, 1], [2, 1, 1, 3, 1, -1, 1, 1]], np.int64),
-        "chunk_keys": addresses(KEYS),
-        "chunk_values": addresses(VALUES),
+        "items": np.array(
+            [[0, 1, -1, 0, 2, 0, 0, 0, 1], [1, 1, 0, 2, 1, -1, 0, 1, 2], [2, 1, 1, 3, 1, -1, 1, 1, 2]], np.int64
+        ),
+        "chunks": addresses(CHUNKS),
         "rows": ints(0, 1, 0, 1),
         "folds": ints(0, 1),
         "partial_items": 1,
         "batch": 2,
         "partials": 2,
+        "threads": 2,
+        "fetch_early": True,
+        "side_by_side": True,
         "isa": "portable",
     }
 
@@ -84,8 +87,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("chunk_size", 24, "chunk_size"),
     ("chunk_size", -16, "chunk_size"),
     ("chunk_size", 2**30, "chunk_size"),
-    ("items", np.zeros((1, 6), np.int64), "eight columns"),
-    ("chunk_keys", ints(0), "as many K chunks"),
+    ("items", np.zeros((1, 8), np.int64), "nine columns"),
+    ("chunks", ints(0), "item's chunks"),
+    ("threads", 0, "threads"),
     ("rows", ints(0, 1, 0, 2), "rows"),
     ("rows", ints(0, 1, 0, -1), "rows"),
     ("rows", ints(0, 1, 0), "row"),
@@ -126,6 +130,9 @@ WRONG: list[tuple[str, Any, str]] = [
             (1, 7, 3),
             (1, 7, HUGE),
             (1, 5, 0),
+            (1, 8, 0),
+            (1, 8, HEADS + 1),
+            (0, 8, HUGE),
         ]
     ),
 ]
@@ -137,7 +144,7 @@ def test_a_wrong_plan_is_refused(name: str, value: Any, message: str) -> None:
         native.DecodePlan(**{**arguments(), name: value})
 
 
-@pytest.mark.parametrize("name", ["items", "chunk_keys", "chunk_values", "rows", "folds"])
+@pytest.mark.parametrize("name", ["items", "chunks", "rows", "folds"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -212,8 +219,7 @@ def pack(**changes: Any) -> None:
         "chunk_size": CHUNK,
         "k": rows.data_ptr(),
         "v": rows.data_ptr(),
-        "keys": addresses(torch.zeros_like(KEYS))[:0],
-        "values": ints(),
+        "chunks": ints(),
         "slots": ints(),
         "threads": 1,
     }
@@ -233,10 +239,10 @@ def test_pack_accepts_no_tokens() -> None:
         {"kv_heads": 0},
         {"threads": 0},
         {"threads": -1},
-        {"keys": ints(1)},
+        {"chunks": ints(1)},
         {"slots": ints(0)},
-        {"keys": ints(1), "values": ints(1), "slots": ints(CHUNK)},
-        {"keys": ints(1), "values": ints(1), "slots": ints(-1)},
+        {"chunks": ints(1), "slots": ints(CHUNK)},
+        {"chunks": ints(1), "slots": ints(-1)},
     ],
     ids=str,
 )
@@ -248,9 +254,9 @@ def test_pack_refuses_wrong_arguments_before_it_writes(changes: dict[str, Any]) 
 @pytest.mark.parametrize(("tokens", "held"), [(-1, 3), (4, 3), (0, 17), (17, 17), (-2, -1)])
 def test_cut_refuses_wrong_arguments(tokens: int, held: int) -> None:
     with pytest.raises(ValueError, match="tokens <= held"):
-        native.cut("float32", HEADS, DIM, CHUNK, KEYS.data_ptr(), VALUES.data_ptr(), tokens, held)
+        native.cut("float32", HEADS, DIM, CHUNK, CHUNKS.data_ptr(), tokens, held)
     with pytest.raises(ValueError, match="head_dim"):
-        native.cut("float32", HEADS, 8, CHUNK, KEYS.data_ptr(), VALUES.data_ptr(), 1, 2)
+        native.cut("float32", HEADS, 8, CHUNK, CHUNKS.data_ptr(), 1, 2)
 
 
 @pytest.mark.parametrize(

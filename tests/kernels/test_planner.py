@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkbench.kernels.cpu.planner import (
+    HEADS_TOGETHER,
     MAX_QUERIES,
     MIN_CHUNKS,
+    STAGES,
     UNITS_PER_THREAD,
     Grain,
     ItemArrays,
@@ -87,7 +89,7 @@ def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
     tail_chunks: dict[int, list[int]] = defaultdict(list)
     row_of_partial: dict[int, int] = {}
     folds_of_row: dict[int, list[int]] = {}
-    for index, (first, count, tail, first_row, rows, partial, first_fold, folds) in enumerate(flat.items.tolist()):
+    for index, (first, count, tail, first_row, rows, partial, first_fold, folds, _) in enumerate(flat.items.tolist()):
         chunks = flat.chunks[first : first + count].tolist()
         assert len(chunks) == count
         members = flat.rows[first_row : first_row + rows].tolist()
@@ -122,8 +124,8 @@ def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
 @settings(max_examples=60)
 @given(forest=forests(), grain=GRAINS, chunk_first=st.booleans())
 def test_every_row_reads_each_of_its_chunks_once(forest: Forest, grain: Grain, chunk_first: bool) -> None:
-    items = cut(items_of_forest(forest.plan, chunk_first), grain)
-    check(arrays(items, len(forest.contexts)), forest.contexts)
+    items, heads = cut(items_of_forest(forest.plan, chunk_first), grain)
+    check(arrays(items, heads, len(forest.contexts)), forest.contexts)
     if not chunk_first:
         assert (items.row_count == 1).all()
 
@@ -131,7 +133,7 @@ def test_every_row_reads_each_of_its_chunks_once(forest: Forest, grain: Grain, c
 @settings(max_examples=40)
 @given(forest=forests(), grain=GRAINS)
 def test_items_are_bounded_and_expensive_items_come_first(forest: Forest, grain: Grain) -> None:
-    items = cut(items_of_forest(forest.plan, True), grain)
+    items, _ = cut(items_of_forest(forest.plan, True), grain)
     assert (items.row_count * grain.group <= max(MAX_QUERIES, grain.group)).all()
     for earlier, later in pairwise(zip(items.chunk_count.tolist(), items.row_count.tolist(), strict=True)):
         # An item with at most as many chunks and rows as another one costs no more, so it cannot come before it.
@@ -143,29 +145,51 @@ def test_items_are_bounded_and_expensive_items_come_first(forest: Forest, grain:
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 def test_one_long_sequence_gives_every_thread_enough_items(threads: int, kv_heads: int) -> None:
     length = MIN_CHUNKS * UNITS_PER_THREAD * threads
-    lengths = cut(table_items([list(range(length))]), Grain(threads, kv_heads, 1)).chunk_count
-    assert len(lengths) * kv_heads >= threads * UNITS_PER_THREAD
+    items, heads = cut(table_items([list(range(length))]), Grain(threads, kv_heads, 1))
+    lengths = items.chunk_count
+    assert (-(-kv_heads // heads)).sum() >= threads * UNITS_PER_THREAD
     assert lengths.min() >= MIN_CHUNKS
     assert lengths.max() - lengths.min() <= 1
 
 
+def test_private_rows_read_several_heads_chunk_by_chunk_and_shared_ones_head_by_head() -> None:
+    own = [list(range(100 * row, 100 * row + 16)) for row in range(32)]
+    grain = Grain(2, 32, 1)
+    assert cut(table_items(own), grain)[1].tolist() == [HEADS_TOGETHER] * 32
+    # A block that two tables share: its readers go head by head, so that its K and V stay in the cache.
+    shared = [[7, *row] for row in own[:2]] + own[2:]
+    assert sorted(cut(table_items(shared), grain)[1].tolist()) == [1, 1] + [HEADS_TOGETHER] * 30
+    tree = PrefixTree(16, ChunkPool())
+    for row in range(4):
+        tree.join([*range(320), *range(1000 * (row + 1), 1000 * (row + 1) + 320)])
+    items, heads = cut(items_of_forest(tree.plan(), True), grain)
+    assert set(heads[items.row_count > 1].tolist()) == {1}
+    assert set(heads[items.row_count == 1].tolist()) == {32 // STAGES}
+
+
+def test_few_rows_take_fewer_heads_at_a_time_so_that_every_thread_gets_work() -> None:
+    _, heads = cut(table_items([[row] for row in range(4)]), Grain(2, 4, 1))
+    assert heads.tolist() == [1, 1, 1, 1]
+    _, heads = cut(table_items([[row] for row in range(8)]), Grain(2, 4, 1))
+    assert heads.tolist() == [2] * 8
+
+
 def test_a_short_run_is_not_cut() -> None:
-    items = cut(table_items([list(range(2 * MIN_CHUNKS - 1))]), Grain(64, 1, 1))
+    items, _ = cut(table_items([list(range(2 * MIN_CHUNKS - 1))]), Grain(64, 1, 1))
     assert items.chunk_count.tolist() == [2 * MIN_CHUNKS - 1]
     assert items.tail_row.tolist() == [0]
 
 
 def test_many_short_sequences_write_their_output_directly() -> None:
-    items = cut(table_items([[row] for row in range(100)]), Grain(2, 4, 1))
-    flat = arrays(items, 100)
+    flat = arrays(*cut(table_items([[row] for row in range(100)]), Grain(2, 4, 1)), 100)
     check(flat, [[row] for row in range(100)])
     assert flat.partials == flat.partial_items == 0
 
 
 def test_no_sequences_give_no_items() -> None:
-    flat = arrays(cut(table_items([]), Grain(2, 1, 1)), 0)
+    flat = arrays(*cut(table_items([]), Grain(2, 1, 1)), 0)
     check(flat, [])
-    assert flat.items.shape == (0, 8)
+    assert flat.items.shape == (0, 9)
 
 
 @pytest.mark.parametrize("chunk_first", [True, False])
@@ -178,7 +202,7 @@ def test_a_prefix_tree_of_three_levels_and_256_rows(chunk_first: bool) -> None:
         own = [100_000 + row * 1000 + token for token in range(200 + row)]
         tree.join([*system, *group, *own])
     plan = tree.plan()
-    flat = arrays(cut(items_of_forest(plan, chunk_first), Grain(8, 4, 2)), 256)
+    flat = arrays(*cut(items_of_forest(plan, chunk_first), Grain(8, 4, 2)), 256)
     # Expected from the token ids: 16 chunks that all rows share, 8 for every group of 16 rows, and own chunks.
     readers: dict[int, int] = defaultdict(int)
     contexts: list[list[int]] = [[] for _ in range(256)]

@@ -1,16 +1,17 @@
 // Decode attention over chunks of packed K and V: the work descriptors of the planner, and the entry point.
 //
-// Packed layout of one chunk and one KV head, for `c` tokens and head dimension `d` (both multiples of 16):
-//   float32, float16:  K [c/16][d][16]     V [d/16][c][16]
-//   bfloat16:          K [c/16][d/2][16][2]  V [d/16][c/2][16][2]
+// Packed layout of one chunk: for each KV head its K and then its V, both of c * d numbers, side by side. `c` tokens
+// and the head dimension `d` are multiples of 16.
+//   float32, float16:  K [c/16][d][16]       V [d/64][c][64]
+//   bfloat16:          K [c/16][d/2][16][2]  V [d/64][c/2][64][2]
 // The innermost sixteen numbers (sixteen tokens of K, sixteen dimensions of V) are contiguous for every value of the
 // index that a product sums over. So one value of the query (or one probability) times sixteen numbers is one vector
 // operation, without transposition and without horizontal sum, and the same loop computes Q K^T and P V. In bfloat16
 // two values of the summed index are adjacent, too, because the CPU's bfloat16 dot product takes such pairs.
 //
 // A block of sixteen tokens of K that is not full yet is stored as [16][d], at the address where [d][16] will be. It is
-// transposed when its last token arrives. So an append writes whole cache lines instead of four bytes in each of d
-// lines.
+// transposed when its last token arrives. If d is no multiple of 64, the last band of V is narrower: 16, 32 or 48
+// dimensions. So a token of a head is on one page of K and on d/64 pages of V, and an append writes whole cache lines.
 #pragma once
 
 #include <atomic>
@@ -21,6 +22,7 @@
 namespace chunkbench {
 
 constexpr int kMaxHeadDim = 256;
+constexpr int kBand = 64;  // dimensions of V side by side
 
 enum class Dtype { float32, float16, bfloat16 };
 
@@ -32,56 +34,69 @@ struct Shape {
 // A run of chunks, all covered by the same rows. An item either writes partial results, or it is the last item of its
 // rows: then it folds in the partial results of the other items and writes the output.
 struct Item {
-    std::int64_t first_chunk;  // into Work::chunk_keys and chunk_values
-    std::int64_t chunks;
-    std::int64_t tail_row;   // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full
-    std::int64_t first_row;  // into Work::rows
+    std::int64_t first_chunk;  // into Work::chunks
+    std::int64_t count;        // number of chunks
+    std::int64_t tail_row;     // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full
+    std::int64_t first_row;    // into Work::rows
     std::int64_t rows;
     std::int64_t first_partial;  // index of its rows' partial results; -1: it writes the output
     std::int64_t first_fold;     // into Work::folds: partial results of its only row, which it folds in
     std::int64_t folds;
+    std::int64_t heads;  // KV heads that one thread computes together, chunk by chunk
+};
+
+// KV heads first .. first + count - 1.
+struct Heads {
+    int first, count;
+};
+
+// A piece of work of one thread: some heads of some items, one item after the other.
+struct Unit {
+    std::int64_t first_item, items;
+    Heads heads;
 };
 
 // Everything that one decode reads. The caller owns all memory.
 struct Work {
     const Item* items;  // items that write partial results come first
     std::int64_t partial_items;
-    std::int64_t item_count;
-    const std::int64_t* chunk_keys;    // addresses of the packed K of each chunk, all KV heads in order
-    const std::int64_t* chunk_values;  // the same for V
-    std::int64_t shift;                // bytes from these addresses to the chunks of this layer
-    const std::int64_t* rows;          // rows of q and out
-    const std::int64_t* last_tokens;   // [b] tokens in the last chunk of each row's sequence
-    const std::int64_t* folds;         // numbers of partial results
-    float* partial_outputs;            // [partials][heads][d], weighted sums of V
-    float* partial_stats;              // [partials][heads][2], largest score and sum of weights
-    float* scratch;                    // threads * scratch_floats()
-    const void* q;                     // [b][heads][d]
+    const Unit* units;
+    std::int64_t unit_count;
+    const std::int64_t* chunks;       // addresses of the packed chunks
+    std::int64_t shift;               // bytes from these addresses to the chunks of this layer
+    const std::int64_t* rows;         // rows of q and out
+    const std::int64_t* last_tokens;  // [b] tokens in the last chunk of each row's sequence
+    const std::int64_t* folds;        // numbers of partial results
+    float* partial_outputs;           // [partials][heads][d], weighted sums of V
+    float* partial_stats;             // [partials][heads][2], largest score and sum of weights
+    float* scratch;                   // threads * scratch_floats()
+    const void* q;                    // [b][heads][d]
     void* out;
     float scale;
+    bool fetch_early;   // whether one row fetches what it reads next by itself, besides the CPU
+    bool side_by_side;  // whether one row reads several parts of a piece side by side
 };
 
-// Number of scratch floats that one thread needs for items of at most `rows` rows.
-std::int64_t scratch_floats(const Shape& shape, std::int64_t rows);
+// Number of scratch floats that one thread needs. `states`: most query rows of an item times KV heads that it computes
+// together; `queries`: most query rows.
+std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_t queries);
 
 // Number of items that have written their partial results of one KV head.
 using Counter = std::atomic<std::int64_t>;
 
-// left_by: one counter per KV head, which this call uses.
-void decode(const Shape& shape, const Work& work, std::int64_t max_rows, int threads, Isa isa, Counter* left_by);
+// Runs all units. left_by: one counter per KV head, which this call uses; scratch: floats of one thread.
+void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by);
 
-// Pack token i (k[i] and v[i], each `[kv_heads][d]`) into slot slots[i] of the chunk at keys[i] and values[i].
-// The tokens of a chunk must come in the order of their slots.
-void pack(const Shape& shape, const void* k, const void* v, const std::int64_t* keys, const std::int64_t* values,
-          const std::int64_t* slots, std::int64_t tokens, int threads);
-
-// Keep the first `tokens` of the `held` tokens in a chunk; the other slots become free.
-void cut(const Shape& shape, void* key, void* value, int tokens, int held);
+// What a thread reads after an item: the next item of its unit or, if that is nullptr, probably the first item of the
+// first unit that no thread has taken yet. `taken` counts the units that threads have taken.
+struct Next {
+    const Item* item;
+    const std::int64_t* taken;
+};
 
 // The loops of one instruction set.
 struct Loops {
-    // `next` is the item after this one, or nullptr.
-    void (*item)(const Shape&, const Work&, const Item&, const Item* next, int kv_head, float* scratch);
+    void (*item)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch);
 };
 Loops loops_portable();
 #ifdef CHUNKBENCH_HAVE_X86

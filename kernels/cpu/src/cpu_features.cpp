@@ -12,6 +12,7 @@ Features detect() {
     found.f16c = __builtin_cpu_supports("f16c");
     found.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && found.f16c;
     found.avx512f = __builtin_cpu_supports("avx512f");
+    found.intel = __builtin_cpu_is("intel");
 #endif
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16
     found.avx512_bf16 = found.avx512f && __builtin_cpu_supports("avx512bf16");

@@ -15,6 +15,7 @@ struct Features {
     bool avx512f = false;
     bool avx512_bf16 = false;
     bool neon = false;
+    bool intel = false;  // made by Intel
 };
 
 // Features that both the CPU and the operating system (which must save the registers) support.

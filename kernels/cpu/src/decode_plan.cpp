@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "schedule.h"
+
 namespace chunkbench {
 namespace {
 
@@ -48,15 +50,21 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
     return shape;
 }
 
-DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
-    : shape_(shape), arrays_(std::move(arrays)), isa_(isa), left_by_(shape.kv_heads) {
+DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, bool fetch_early, bool side_by_side, Isa isa)
+    : shape_(shape),
+      arrays_(std::move(arrays)),
+      fetch_early_(fetch_early),
+      side_by_side_(side_by_side),
+      isa_(isa),
+      left_by_(shape.kv_heads) {
     require(arrays_.partial_items >= 0 && arrays_.partial_items <= static_cast<std::int64_t>(arrays_.items.size()),
             "partial_items: how many of the items come first");
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
-    require(arrays_.chunk_keys.size() == arrays_.chunk_values.size(), "as many K chunks as V chunks");
-    std::int64_t most_partials = 0;
+    require(threads >= 1, "threads must be at least 1");
+    const std::int64_t group = shape_.heads / shape_.kv_heads;
+    std::int64_t most_partials = 0, states = 0, queries = 0;
     for (const Item& item : arrays_.items) {
-        require(inside(item.first_chunk, item.chunks, arrays_.chunk_keys.size()), "item's chunks");
+        require(inside(item.first_chunk, item.count, arrays_.chunks.size()), "item's chunks");
         require(item.rows >= 1 && inside(item.first_row, item.rows, arrays_.rows.size()), "item's rows");
         require(item.tail_row >= -1 && item.tail_row < arrays_.batch, "item's tail row");
         require(
@@ -64,13 +72,17 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa)
             "item's partial results");
         require(inside(item.first_fold, item.folds, arrays_.folds.size()), "item's partial results to fold in");
         require(item.folds == 0 || (item.rows == 1 && item.first_partial == -1), "only the last item of a row folds");
-        require(item.rows <= kMaxQueries / (shape_.heads / shape_.kv_heads), "an item has at most 65536 queries");
-        max_rows_ = std::max(max_rows_, item.rows);
+        require(item.heads >= 1 && item.heads <= shape_.kv_heads, "item's heads: 1 .. kv_heads");
+        require(item.rows <= kMaxQueries / (group * item.heads), "an item has at most 65536 queries");
+        states = std::max(states, item.rows * group * item.heads);
+        queries = std::max(queries, item.rows * group);
         most_partials += item.rows;
     }
     require(arrays_.partials <= most_partials, "at most one partial result for each row of an item");
     require_inside(arrays_.rows, arrays_.batch, "rows");
     require_inside(arrays_.folds, arrays_.partials, "partial results to fold in");
+    scratch_of_thread_ = scratch_floats(shape_, states, queries);
+    units_ = schedule(arrays_.items, arrays_.partial_items, shape_.kv_heads, threads);
     last_tokens_.assign(arrays_.batch, shape_.chunk_size);
     partial_outputs_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * shape_.head_dim);
     partial_stats_.resize(static_cast<std::size_t>(arrays_.partials) * shape_.heads * 2);
@@ -88,15 +100,16 @@ void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) 
 void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift) {
     require(threads >= 1, "threads must be at least 1");
     const std::lock_guard<std::mutex> alone(mutex_);
-    const auto units = static_cast<std::int64_t>(arrays_.items.size()) * shape_.kv_heads;
+    const auto units = static_cast<std::int64_t>(units_.size());
+    if (units == 0) return;
     if (threads > units) threads = static_cast<int>(units);  // no scratch for threads without work
-    const auto needed = static_cast<std::size_t>(scratch_floats(shape_, max_rows_) * threads);
+    const auto needed = static_cast<std::size_t>(scratch_of_thread_ * threads);
     if (scratch_.size() < needed) scratch_.resize(needed);
     Work work{};
     work.items = arrays_.items.data();
-    work.item_count = static_cast<std::int64_t>(arrays_.items.size());
-    work.chunk_keys = arrays_.chunk_keys.data();
-    work.chunk_values = arrays_.chunk_values.data();
+    work.units = units_.data();
+    work.unit_count = units;
+    work.chunks = arrays_.chunks.data();
     work.shift = shift;
     work.rows = arrays_.rows.data();
     work.last_tokens = last_tokens_.data();
@@ -108,7 +121,9 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads, std:
     work.q = q;
     work.out = out;
     work.scale = scale;
-    chunkbench::decode(shape_, work, max_rows_, threads, isa_, left_by_.data());
+    work.fetch_early = fetch_early_;
+    work.side_by_side = side_by_side_;
+    chunkbench::decode(shape_, work, scratch_of_thread_, threads, isa_, left_by_.data());
 }
 
 }  // namespace chunkbench

@@ -14,7 +14,7 @@ using Numbers = std::vector<std::int64_t>;
 
 struct PlanArrays {
     std::vector<Item> items;
-    Numbers chunk_keys, chunk_values, rows, folds;
+    Numbers chunks, rows, folds;
     std::int64_t partial_items, batch, partials;
 };
 
@@ -24,7 +24,9 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
 class DecodePlan {
   public:
     // Throws std::invalid_argument if an index is outside of its array: a wrong plan must not read foreign memory.
-    DecodePlan(const Shape& shape, PlanArrays arrays, Isa isa);
+    // `threads`: for so many the order of the work is made; `decode` may use another number. For `fetch_early` see
+    // Work.
+    DecodePlan(const Shape& shape, PlanArrays arrays, int threads, bool fetch_early, bool side_by_side, Isa isa);
 
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
@@ -38,8 +40,10 @@ class DecodePlan {
   private:
     Shape shape_;
     PlanArrays arrays_;
+    bool fetch_early_, side_by_side_;
     Isa isa_;
-    std::int64_t max_rows_ = 0;
+    std::vector<Unit> units_;
+    std::int64_t scratch_of_thread_ = 0;
     std::mutex mutex_;  // several Python threads may call, and they share the scratch memory
     std::vector<Counter> left_by_;
     Numbers last_tokens_;

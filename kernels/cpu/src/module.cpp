@@ -8,6 +8,7 @@
 
 #include "cpu_features.h"
 #include "decode_plan.h"
+#include "packing.h"
 #include "parallel.h"
 #include "probes.h"
 
@@ -22,11 +23,8 @@ using FloatBuffer = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::devi
 
 std::map<std::string, bool> cpu_features() {
     const chunkbench::Features& found = chunkbench::features();
-    return {{"avx2", found.avx2},
-            {"f16c", found.f16c},
-            {"avx512f", found.avx512f},
-            {"avx512_bf16", found.avx512_bf16},
-            {"neon", found.neon}};
+    return {{"avx2", found.avx2}, {"f16c", found.f16c},  {"avx512f", found.avx512f}, {"avx512_bf16", found.avx512_bf16},
+            {"neon", found.neon}, {"intel", found.intel}};
 }
 
 std::vector<std::string> isas() {
@@ -52,24 +50,24 @@ chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.dat
 
 // The columns of `items` are the fields of Item, in the same order.
 void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
-               int chunk_size, const Table& items, const Ints& chunk_keys, const Ints& chunk_values, const Ints& rows,
-               const Ints& folds, std::int64_t partial_items, std::int64_t batch, std::int64_t partials,
-               const std::string& isa) {
-    if (items.shape(1) != 8) throw std::invalid_argument("items has eight columns");
+               int chunk_size, const Table& items, const Ints& chunks, const Ints& rows, const Ints& folds,
+               std::int64_t partial_items, std::int64_t batch, std::int64_t partials, int threads, bool fetch_early,
+               bool side_by_side, const std::string& isa) {
+    if (items.shape(1) != 9) throw std::invalid_argument("items has nine columns");
     chunkbench::PlanArrays arrays;
     for (std::size_t i = 0; i < items.shape(0); ++i) {
-        const std::int64_t* row = items.data() + 8 * i;
-        arrays.items.push_back({row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]});
+        const std::int64_t* row = items.data() + 9 * i;
+        arrays.items.push_back({row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8]});
     }
-    arrays.chunk_keys = numbers(chunk_keys);
-    arrays.chunk_values = numbers(chunk_values);
+    arrays.chunks = numbers(chunks);
     arrays.rows = numbers(rows);
     arrays.folds = numbers(folds);
     arrays.partial_items = partial_items;
     arrays.batch = batch;
     arrays.partials = partials;
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size);
-    new (self) chunkbench::DecodePlan(shape, std::move(arrays), chunkbench::isa_named(isa));
+    new (self) chunkbench::DecodePlan(shape, std::move(arrays), threads, fetch_early, side_by_side,
+                                      chunkbench::isa_named(isa));
 }
 
 void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale, int threads,
@@ -79,46 +77,47 @@ void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, 
 }
 
 void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t k, std::uintptr_t v,
-          const Ints& keys, const Ints& values, const Ints& slots, int threads) {
+          const Ints& chunks, const Ints& slots, int threads) {
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
-    if (keys.size() != values.size() || keys.size() != slots.size() || threads < 1) {
-        throw std::invalid_argument("keys, values and slots have one entry for each token, threads is at least 1");
+    if (chunks.size() != slots.size() || threads < 1) {
+        throw std::invalid_argument("chunks and slots have one entry for each token, threads is at least 1");
     }
     for (std::size_t i = 0; i < slots.size(); ++i) {
         if (slots.data()[i] < 0 || slots.data()[i] >= chunk_size) throw std::invalid_argument("slots: 0 .. chunk_size");
     }
     nb::gil_scoped_release release;
-    chunkbench::pack(shape, reinterpret_cast<const void*>(k), reinterpret_cast<const void*>(v), keys.data(),
-                     values.data(), slots.data(), static_cast<std::int64_t>(slots.size()), threads);
+    chunkbench::pack(shape, reinterpret_cast<const void*>(k), reinterpret_cast<const void*>(v), chunks.data(),
+                     slots.data(), static_cast<std::int64_t>(slots.size()), threads);
 }
 
-void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t key, std::uintptr_t value,
-         int tokens, int held) {
+void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t chunk, int tokens,
+         int held) {
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
     if (tokens < 0 || tokens > held || held > chunk_size)
         throw std::invalid_argument("0 <= tokens <= held <= chunk_size");
-    chunkbench::cut(shape, reinterpret_cast<void*>(key), reinterpret_cast<void*>(value), tokens, held);
+    chunkbench::cut(shape, reinterpret_cast<void*>(chunk), tokens, held);
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
-    m.def("cpu_features", &cpu_features, "Instruction sets of interest that this CPU and operating system support.");
+    m.def("cpu_features", &cpu_features,
+          "Properties of this CPU (and operating system) that decide how the kernels run.");
     m.def("isas", &isas, "Instruction sets that this binary can use here, from the plainest to the best.");
     m.def("read_pass", &read_pass, "buffer"_a.noconvert(), "threads"_a, "isa"_a = "",
           "One pass over a contiguous float32 buffer on the CPU: (seconds, sum of its elements).");
     m.def("matrix_flops_per_s", &matrix_flops_per_s, "dtype"_a, "threads"_a, "milliseconds"_a, "isa"_a = "",
           "Floating-point operations per second of multiply-add loops held in registers.");
     m.def("shares_openmp", &chunkbench::shares_openmp, "Whether the kernels run on the process's OpenMP threads.");
-    m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "k"_a, "v"_a, "keys"_a, "values"_a,
-          "slots"_a, "threads"_a,
-          "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at keys[i] and "
-          "values[i].");
-    m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "key"_a, "value"_a, "tokens"_a, "held"_a,
-          "Forget what the chunk at key and value, which holds `held` tokens, holds beyond its first `tokens`.");
+    m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "k"_a, "v"_a, "chunks"_a, "slots"_a,
+          "threads"_a,
+          "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at chunks[i].");
+    m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "chunk"_a, "tokens"_a, "held"_a,
+          "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
         .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "items"_a,
-             "chunk_keys"_a, "chunk_values"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "isa"_a)
+             "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "threads"_a, "fetch_early"_a,
+             "side_by_side"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0,

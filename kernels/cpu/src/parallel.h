@@ -1,6 +1,8 @@
 // Runs work on several threads.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 
 namespace chunkbench {
@@ -12,5 +14,16 @@ void parallel(int threads, const std::function<void(int)>& body);
 
 // Whether `parallel` uses the process's OpenMP runtime.
 bool shares_openmp();
+
+// Calls body(i, thread) for i = 0 .. count - 1. A thread that has finished one index takes the next free one.
+template <class Body>
+void share_out(std::int64_t count, int threads, const Body& body) {
+    if (count == 0) return;
+    if (threads > count) threads = static_cast<int>(count);
+    std::atomic<std::int64_t> next{0};
+    parallel(threads, [&](int thread) {
+        for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) body(i, thread);
+    });
+}
 
 }  // namespace chunkbench

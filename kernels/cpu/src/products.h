@@ -1,0 +1,261 @@
+// Products of a few rows with blocks of sixteen numbers, for every dtype, which also fetch what is read next.
+// A part of attention_loops.h, which says how it is compiled.
+#pragma once
+
+#include <cstdint>
+
+namespace chunkbench {
+namespace CHUNKBENCH_NAMESPACE {
+namespace {
+
+// How the loops read K and V of a dtype. They take kStep values of the summed index at a time.
+struct Float32 {
+    using Stored = float;
+    static constexpr int kStep = 1;
+    static V16 widen(const Stored* p) { return load(p); }
+    static void put(Stored* p, V16 x) { store(p, x); }
+};
+
+struct Float16 {
+    using Stored = std::uint16_t;
+    static constexpr int kStep = 1;
+    static V16 widen(const Stored* p) { return load_half(p); }
+    static void put(Stored* p, V16 x) { store_half(p, x); }
+};
+
+struct Bfloat16 {
+    using Stored = std::uint16_t;
+    static constexpr int kStep = 2;
+    static V16 widen(const Stored* p) { return load_bfloat16(p); }
+    static void put(Stored* p, V16 x) { store_bfloat16(p, x); }
+};
+
+// Whether products take pairs of T's numbers in their stored form. Then the left side is rounded to such pairs, too.
+template <class T>
+constexpr bool kInPairs = T::kStep == 2 && kPairProducts;
+
+// body(0), .. body(N - 1), unrolled, so that arrays with constant indices stay in registers.
+template <int I>
+struct Constant {
+    constexpr operator int() const { return I; }
+};
+template <int N, int I = 0, class Body>
+[[gnu::always_inline]] inline void times(const Body& body) {
+    if constexpr (I < N) {
+        body(Constant<I>());
+        times<N, I + 1>(body);
+    }
+}
+
+// Whether a product reads K, in blocks of sixteen tokens that are summed over d, or V, in blocks of sixteen dimensions
+// that are summed over tokens.
+enum class Side { keys, values };
+
+// Memory that is read next: the K or V of the next head or chunk.
+struct Ahead {
+    const char* from;
+    std::int64_t bytes;
+
+    // `some` of `all` parts of equal size, from part `first` on.
+    Ahead part(int first, int some, int all) const { return {from + bytes / all * first, bytes / all * some}; }
+};
+
+// How one row reads: see Work.
+struct Reading {
+    bool fetch_early, side_by_side;
+};
+
+constexpr int kLine = 64;
+
+// Bring the line at an address into the first-level cache, or, `Far`, into the second-level cache.
+template <bool Far>
+inline void fetch_line(const char* from) {
+    if constexpr (Far) {
+        __builtin_prefetch(from, 0, 2);
+    } else {
+        __builtin_prefetch(from, 0, 3);
+    }
+}
+
+inline void fetch(Ahead ahead) {
+    for (std::int64_t at = 0; at < ahead.bytes; at += kLine) fetch_line<true>(ahead.from + at);
+}
+
+// The left side of a product, rows `row` numbers apart, and its result, `out_row` numbers apart, to which it is added
+// if `add`.
+struct Rows {
+    const float* left;
+    std::int64_t row;
+    float* out;
+    std::int64_t out_row;
+    bool add;
+    int count;
+};
+
+// The right side: blocks of `steps` times 16 * kStep numbers. In K, where the numbers of a block are contiguous, blocks
+// are `stride` numbers apart; in V, where the numbers of a step are contiguous, steps are.
+template <class T, Side Of>
+struct Right {
+    const typename T::Stored* at;
+    std::int64_t stride;
+    int steps;
+    static constexpr int kWidth = 16 * T::kStep;
+    static constexpr int kStepBytes = kWidth * sizeof(typename T::Stored);
+    std::int64_t block() const { return Of == Side::keys ? stride : kWidth; }
+    std::int64_t step() const { return Of == Side::keys ? kWidth : stride; }
+};
+
+// sums[r][s] += left[r][i ..] * right[s] for one step: R rows times S blocks of sixteen.
+template <class T, int R, int S>
+[[gnu::always_inline]] inline void add_step(V16 (&sums)[R][S], const float* left, std::int64_t row, std::int64_t i,
+                                            const typename T::Stored* right, std::int64_t block) {
+    if constexpr (T::kStep == 1) {
+        V16 operand[S];
+        times<S>([&](auto s) { operand[s] = T::widen(right + s * block); });
+        times<R>([&](auto r) {
+            const V16 value = set1(left[r * row + i]);
+            times<S>([&](auto s) { sums[r][s] = fma(value, operand[s], sums[r][s]); });
+        });
+    } else if constexpr (kInPairs<T>) {
+#ifdef CHUNKBENCH_PAIR_PRODUCTS
+        // The left side holds pairs of bfloat16 numbers; a pair has the size of a float.
+        Pairs operand[S];
+        times<S>([&](auto s) { operand[s] = sixteen_pairs(right + s * block); });
+        times<R>([&](auto r) {
+            const Pairs value = one_pair(left + r * row + i);
+            times<S>([&](auto s) { sums[r][s] = add_products(sums[r][s], value, operand[s]); });
+        });
+#endif
+    } else {
+        V16 first[S], second[S];
+        times<S>([&](auto s) { load_pairs(right + s * block, first[s], second[s]); });
+        times<R>([&](auto r) {
+            const V16 even = set1(left[r * row + i]), odd = set1(left[r * row + i + 1]);
+            times<S>([&](auto s) { sums[r][s] = fma(even, first[s], sums[r][s]); });
+            times<S>([&](auto s) { sums[r][s] = fma(odd, second[s], sums[r][s]); });
+        });
+    }
+}
+
+// Floats of the left side that one step takes.
+template <class T>
+constexpr int kLeft = T::kStep == 2 && !kInPairs<T> ? 2 : 1;
+
+// out[r][16 * s ..] = (add ? out : 0) + sums, which `body(sums)` computes, for R rows and S blocks.
+template <int R, int S, class Body>
+[[gnu::always_inline]] inline void with_sums(const Rows& rows, const Body& body) {
+    V16 sums[R][S];
+    if (rows.add) {
+        times<R>([&](auto r) { times<S>([&](auto s) { sums[r][s] = load(rows.out + r * rows.out_row + 16 * s); }); });
+    } else {
+        times<R>([&](auto r) { times<S>([&](auto s) { sums[r][s] = set1(0.0f); }); });
+    }
+    body(sums);
+    times<R>([&](auto r) { times<S>([&](auto s) { store(rows.out + r * rows.out_row + 16 * s, sums[r][s]); }); });
+}
+
+// Many rows: arithmetic is the limit. Each step fetches as many bytes from `next` on as N blocks have, for the next
+// product, which finds them in the first-level cache. (`flatten`: a call for every step would keep sums on the stack.)
+template <class T, Side Of, int R, int S, int N>
+[[gnu::flatten]] inline void tile(const Rows& rows, const Right<T, Of>& given, const char* next) {
+    with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
+        constexpr int kBytes = N * Right<T, Of>::kStepBytes;
+        Right<T, Of> right = given;
+        const float* left = rows.left;
+        const std::int64_t row = rows.row;
+        const std::int64_t end = kLeft<T> * static_cast<std::int64_t>(right.steps);
+        for (std::int64_t i = 0; i < end; i += kLeft<T>, right.at += right.step(), next += kBytes) {
+            times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<false>(next + line * kLine); });
+            add_step<T, R, S>(sums, left, row, i, right.at, right.block());
+        }
+    });
+}
+
+// One row: memory is the limit. `parts` parts of the steps advance side by side, so that the CPU follows several
+// streams of addresses; and the lines at `next` are asked for a whole piece ahead, for which only the second-level
+// cache has room beside the present piece. nullptr: nothing is fetched.
+template <class T, Side Of, int S>
+[[gnu::flatten]] inline void stream(const Rows& rows, const Right<T, Of>& right, int parts, const char* next) {
+    with_sums<1, S>(rows, [&](V16(&sums)[1][S]) {
+        constexpr int kBytes = S * Right<T, Of>::kStepBytes;
+        const int each = right.steps / parts;
+        for (int n = 0; n < each; ++n) {
+            for (std::int64_t at = n; at < right.steps; at += each) {
+                if (next != nullptr) {
+                    times<kBytes / kLine>([&](auto line) { fetch_line<true>(next + at * kBytes + line * kLine); });
+                }
+                add_step<T, 1, S>(sums, rows.left, 0, at * kLeft<T>, right.at + at * right.step(), right.block());
+            }
+        }
+    });
+}
+
+// `tile` for R .. Least rows: the one for rows.count.
+template <class T, Side Of, int R, int Least, int S, int N>
+inline void tile_of(const Rows& rows, const Right<T, Of>& right, const char* next) {
+    if (rows.count == R) {
+        tile<T, Of, R, S, N>(rows, right, next);
+    } else if constexpr (R > Least) {
+        tile_of<T, Of, R - 1, Least, S, N>(rows, right, next);
+    }
+}
+// `tile` for any number of rows, in tiles of nearly equal size. If there are several tiles, each fetches one block of
+// `next`, because memory delivers no faster.
+template <class T, Side Of, int S>
+inline void tiles(Rows rows, const Right<T, Of>& right, const char* next) {
+    constexpr int kMost = T::kStep == 1 || kInPairs<T> ? kRows : kPairRows, kLeast = (kMost + 1) / 2;
+    if (rows.count <= kMost) return tile_of<T, Of, kMost, 1, S, S>(rows, right, next);
+    const int tiles = (rows.count + kMost - 1) / kMost;
+    for (int n = 0, left = rows.count; n < tiles; ++n) {
+        rows.count = (left + tiles - n - 1) / (tiles - n);
+        // A tile for which nothing is left to fetch asks for the first block again, which is in the cache.
+        const int block = n < S ? n : 0;
+        tile_of<T, Of, kMost, kLeast, S, 1>(rows, right, next + block * right.steps * Right<T, Of>::kStepBytes);
+        left -= rows.count;
+        rows.left += rows.count * rows.row;
+        rows.out += rows.count * rows.out_row;
+    }
+}
+
+// Bring the first lines of every page of a piece into the cache. The CPU's own prefetching stops at the end of a page,
+// and these lines start it again on the next page.
+inline void open_pages(Ahead ahead) {
+    constexpr int kPage = 4096, kLines = 4;
+    for (std::int64_t at = 0; at < ahead.bytes; at += kPage) {
+        times<kLines>([&](auto n) { fetch_line<false>(ahead.from + at + n * kLine); });
+    }
+}
+
+// rows.out[..][16 * blocks] = (add ? out : 0) + left * right. Also fetches `ahead`: line by line during the product if
+// it is as long as `right`, else before it.
+template <class T, Side Of>
+inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Reading reading) {
+    const std::int64_t bytes = static_cast<std::int64_t>(right.steps) * Right<T, Of>::kStepBytes;
+    const bool together = ahead.bytes == blocks * bytes;
+    if (!together) {
+        fetch(ahead);
+    } else if (rows.count > 1) {
+        open_pages(ahead);
+    }
+    const char* next = together ? ahead.from : reinterpret_cast<const char*>(right.at);
+    const auto skip = [&](int count) {
+        blocks -= count;
+        right.at += count * right.block();
+        next += count * bytes;
+        rows.out += 16 * count;
+    };
+    constexpr int kParts = Of == Side::keys ? kKeyParts : kValueParts;
+    const int parts = reading.side_by_side && right.steps % kParts == 0 ? kParts : 1;
+    for (; rows.count == 1 && blocks >= kStreams; skip(kStreams)) {
+        stream<T, Of, kStreams>(rows, right, parts, together && reading.fetch_early ? next : nullptr);
+    }
+    for (; rows.count <= kStreamRows && blocks >= kStreams; skip(kStreams)) {  // several blocks: independent sums
+        tile_of<T, Of, kStreamRows, 1, kStreams, kStreams>(rows, right, next);
+    }
+    for (; blocks >= kBlocks; skip(kBlocks)) tiles<T, Of, kBlocks>(rows, right, next);
+    for (; blocks > 0; skip(1)) tiles<T, Of, 1>(rows, right, next);
+}
+
+}  // namespace
+}  // namespace CHUNKBENCH_NAMESPACE
+}  // namespace chunkbench
