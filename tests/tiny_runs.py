@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chunkbench.baselines import registry
+from chunkbench.experiment.terms import Pages
 from chunkbench.runner.client import WorkerProcess
 
 FAKES = Path(__file__).parent / "fakes"
@@ -55,9 +56,11 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Starts workers that have imported the given implementations; they end with the test."""
     workers: list[WorkerProcess] = []
 
-    def start(*implementations: str, command: list[str] | None = None) -> WorkerProcess:
+    def start(
+        *implementations: str, command: list[str] | None = None, pages: Pages = "huge"
+    ) -> WorkerProcess:
         # Two threads may start workers at the same time.
-        worker = WorkerProcess(tmp_path / f"worker-{uuid.uuid4().hex}.log", "decode", command)
+        worker = WorkerProcess(tmp_path / f"worker-{uuid.uuid4().hex}.log", "decode", pages, command)
         workers.append(worker)
         worker.ask("preload", 120, implementations=list(implementations))
         return worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator
@@ -159,7 +160,13 @@ def check_huge_pages() -> Finding:
     mode = huge_pages()
     if mode == "never":
         remedy = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-        return Finding(level="warn", title="huge pages", detail="never", remedy=remedy)
+        detail = "never: the system forbids them, all implementations get small pages"
+        return Finding(level="warn", title="huge pages", detail=detail, remedy=remedy)
+    name, version = platform.libc_ver()
+    if mode == "madvise" and (name != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35)):
+        detail = f"madvise: {name or 'the C library'} {version} does not ask, all implementations get small pages"
+        remedy = "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        return Finding(level="warn", title="huge pages", detail=detail, remedy=remedy)
     return Finding(level="ok", title="huge pages", detail=mode or "not visible here")
 
 

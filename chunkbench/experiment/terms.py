@@ -11,6 +11,7 @@ Device = Literal["cpu", "cuda"]
 Protocol = Literal["strict", "paper"]
 Cache = Literal["cold", "warm"]
 Mode = Literal["eager", "events", "graph"]
+Pages = Literal["huge", "small"]
 
 # A node of a forest: its number of tokens, and either its child nodes or the number of sequences below it.
 # It is a named alias because pydantic cannot resolve a recursive type without a name.

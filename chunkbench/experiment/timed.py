@@ -21,7 +21,7 @@ from chunkbench.experiment.fields import (
 from chunkbench.experiment.model import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.sweep import matches
-from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol
+from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Pages, Protocol
 from chunkbench.experiment.values import Finding, Findings, show
 
 TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
@@ -103,6 +103,7 @@ class TimedExperiment(Experiment):
     tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
         default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"
     )
+    pages: Pages = Field("huge", description="memory pages on a CPU: huge where the system allows them, or small")
     expect: tuple[Expectation, ...] = ()
 
     @field_validator("baseline")

@@ -57,6 +57,9 @@ def _differences(base: Manifest, head: Manifest) -> Iterator[Difference]:
         base_value, head_value = getattr(base, name), getattr(head, name)
         if base_value != head_value:
             yield Difference(name, str(base_value), str(head_value), machine=True)
+    base_pages, head_pages = (manifest.experiment.pages for manifest in (base, head))
+    if base_pages != head_pages:
+        yield Difference("memory pages", _show(base_pages), _show(head_pages), machine=True)
     base_facts, head_facts = (_facts(manifest) for manifest in (base, head))
     for paths, machine in ((_MACHINE, True), (_VERSIONS, False)):
         for what, path in paths:

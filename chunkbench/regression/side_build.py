@@ -13,6 +13,7 @@ from typing import Any
 from chunkbench import kinds
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.terms import Pages
 from chunkbench.regression.build import Build, copy_build, new_build_folder
 from chunkbench.regression.packages import packages_of
 from chunkbench.runner.client import LOST, WorkerProcess
@@ -32,9 +33,10 @@ class SideBuild:
     program: Sequence[str] = ()
     """A script, with its arguments, that takes the place of the worker's program."""
 
-    def start(self, log: Path, kind: str) -> WorkerProcess:
-        """Start a worker from the build; its standard error goes to `log`. Raises `LOST` and `RunError`."""
-        worker = WorkerProcess(log, kind, self.build.command(self.program), self._environment())
+    def start(self, log: Path, kind: str, pages: Pages = "huge") -> WorkerProcess:
+        """Start a worker from the build, with such pages; its standard error goes to `log`. Raises `LOST` and `RunError`."""
+        command = self.build.command(self.program)
+        worker = WorkerProcess(log, kind, pages, command, self._environment())
         if not worker.package.is_relative_to(self.build.folder.resolve()):
             worker.kill()
             raise RunError(f"{self.name}: its worker imports the package from {worker.package}, not from its build")

@@ -22,11 +22,11 @@ def make_sides(job: Job, base: SideBuild, head: SideBuild) -> tuple[Side, Side]:
 
 
 def _side(job: Job, name: str, side: SideBuild) -> Side:
-    log = job.out / f"worker-{name}.log"
+    log, experiment = job.out / f"worker-{name}.log", job.experiment
 
     def start() -> WorkerProcess:
         try:
-            return preloaded(lambda: side.start(log, job.experiment.kind), job.experiment, job.target)
+            return preloaded(lambda: side.start(log, experiment.kind, experiment.pages), experiment, job.target)
         except LOST as error:
             raise RunError(
                 f"{side.name}: cannot be measured in turns: a worker does not start: {error}; see {log}. If its "

@@ -46,6 +46,7 @@ def footer(
         ("gpu", gpu.conditions([row.facts for row in timed])),
         ("interval", _interval(manifest, timed)),
         ("peaks", _peaks(timed)),
+        ("pages", _pages(timed)),
         ("paper", _paper(rows)),
         *(("note", text) for text in _notes(manifest, rows, columns)),
     ]
@@ -147,6 +148,17 @@ def _peaks(timed: Sequence[Row]) -> str:
     matrix = _extent((peak.matrix_flops_per_s / 1e9 for peak in peaks), significant_digits=3)
     how = " (the higher of reading and copying)" if any(peak.copy_bytes_per_s for peak in peaks) else ""
     return f"read {read} GB/s{how}, matrix products {matrix} GFLOP/s, probed inside every round"
+
+
+def _pages(timed: Sequence[Row]) -> str:
+    """The pages of the memory that holds the implementations' tensors, as the system granted them."""
+    shares = [row.facts.huge_share for row in timed if row.facts.huge_share is not None]
+    if not shares:
+        return ""
+    if max(shares) == 0:
+        return "small, for all implementations"
+    percent = _extent((100 * share for share in shares), significant_digits=2)
+    return f"{percent}% of the implementations' memory in huge pages"
 
 
 def _paper(rows: Sequence[Row]) -> str:

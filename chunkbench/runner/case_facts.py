@@ -95,6 +95,7 @@ class ImplementationState(Failable):
     kv_bytes: int | None = None
     visible_bytes: int = 0
     """Bytes of the tensors that the worker finds in the session."""
+    huge_share: float | None = None
     work_items: int | None = None
     decode_s: float = 0.0
     append_s: float = 0.0
@@ -158,6 +159,7 @@ def facts(context: Context, case: Case, traits: Traits, state: ImplementationSta
         # The held bytes are measured only at the end of the pass, so only the longest n_c has them.
         kv_bytes=state.kv_bytes if context.longest_n_c is None else None,
         longest_n_c=context.longest_n_c,
+        huge_share=state.huge_share,
         **amounts._asdict(),
         work_items=state.work_items if context.longest_n_c is None else None,
         max_error=state.max_error if rounds.max_error is None else rounds.max_error,

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from chunkbench.experiment.terms import Pages
+from chunkbench.workers import pages as memory_pages
 from chunkbench.workers.heap import KEEP_FREED_MEMORY
 from chunkbench.workers.lifetime import PARENT
 from chunkbench.workers.protocol import PROTOCOL
@@ -83,15 +85,18 @@ class WorkerProcess(WorkerClient):
         self,
         log: Path,
         kind: str,
+        pages: Pages = "huge",
         command: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start a worker for a kind of work; append its standard error to `log`.
 
-        `command` replaces the program, `environment` replaces the environment of this process. The worker does not
+        `pages`: the pages of its memory. `command` replaces the program, `environment` the environment of this
+        process. The worker does not
         import packages from the current folder: a checkout there would hide the intended revision.
         """
         self._log = log
+        variables = environment or os.environ
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 [*(command or (sys.executable, "-m", "chunkbench.worker")), kind],
@@ -99,8 +104,9 @@ class WorkerProcess(WorkerClient):
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={
-                    **(environment or os.environ),
+                    **variables,
                     **KEEP_FREED_MEMORY,
+                    **memory_pages.environment(pages, variables),
                     PARENT: str(os.getpid()),
                     "PYTHONSAFEPATH": "1",
                 },

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkbench.experiment.point import Point
+from chunkbench.experiment.terms import Pages
 from chunkbench.runner.client import WorkerClient, WorkerProcess
 from chunkbench.store.facts import Status
 
@@ -25,5 +26,5 @@ class RunOptions:
     """A resumed run measures points again that have a row of such a status."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
     """What the manifest says beside what it says of every run."""
-    start_worker: Callable[[Path, str], WorkerClient] = WorkerProcess
-    """Starts a worker for a kind of work; its standard error goes to the file."""
+    start_worker: Callable[[Path, str, Pages], WorkerClient] = WorkerProcess
+    """Starts a worker for a kind of work, with such pages; its standard error goes to the file."""

@@ -163,6 +163,7 @@ class PointDriver:
         state = self.states[name]
         state.decode_s, state.append_s = reply["decode_s"], reply["append_s"]
         state.kv_bytes, state.visible_bytes = reply["kv_bytes"], reply["visible_bytes"]
+        state.huge_share = reply.get("huge_share")
         state.work_items = reply["work_items"]
         error = reply["max_error"]
         reason = self._incorrect_because(error, steps)

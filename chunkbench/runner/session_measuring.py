@@ -57,7 +57,7 @@ class SessionMeasuring:
 
         def start_worker() -> WorkerClient:
             try:
-                return options.start_worker(writer.worker_log, experiment.kind)
+                return options.start_worker(writer.worker_log, experiment.kind, experiment.pages)
             except LOST as error:
                 message = f"{writer.path}: a worker process does not start: {error}"
                 raise RunError(message, remedy="resume") from None

@@ -141,6 +141,9 @@ class CaseFacts(AxisFields, CaseName):
     """[timed step] bytes that the implementation itself must read and write."""
     flops: tuple[Count, ...] = ()
     """[timed step]"""
+    huge_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of huge pages in the memory that holds the implementation's tensors; None on a GPU, where the system does
+    not say, where no tensor is visible, and in schema versions before 6."""
     work_items: Count | None = None
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None

@@ -81,6 +81,8 @@ class ExperimentFacts(_Part):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     figure: str = "speedup"
     paper: str | None = None
+    pages: str | None = None
+    """None in schema versions before 6, which asked for no huge pages."""
     budget_s: NonNegativeFloat = 0.0
     expect: tuple[ExpectationFacts, ...] = ()
     source: str = ""

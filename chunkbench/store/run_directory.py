@@ -23,7 +23,7 @@ from chunkbench import kinds
 from chunkbench.store.facts import CaseFacts
 from chunkbench.store.manifest import Manifest
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
 peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`."""
 _READABLE = range(1, SCHEMA_VERSION + 1)

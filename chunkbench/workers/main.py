@@ -17,6 +17,7 @@ from chunkbench.measure.gpu_loop import CaptureError
 from chunkbench.workers.gpu import lost
 from chunkbench.workers.heap import shift
 from chunkbench.workers.lifetime import end_with_parent
+from chunkbench.workers.pages import keep_small
 from chunkbench.workers.worker import Worker
 
 
@@ -48,6 +49,7 @@ def _one_line(error: BaseException) -> str:
 
 def main() -> None:
     """Serve requests until standard input closes. The first argument names the kind of work."""
+    keep_small(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner handles Ctrl-C
     # Libraries may print. So replies go to a private copy of standard output, and prints go to standard error.
     replies = os.fdopen(os.dup(1), "w", buffering=1)

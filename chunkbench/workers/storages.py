@@ -12,12 +12,17 @@ _NO_HOLDERS = (str, bytes, int, float, type(None), type, ModuleType, FunctionTyp
 """Types that are not followed: numbers and texts hold no tensors; modules, classes and functions lead to everything."""
 
 
-def visible_bytes(root: object) -> int:
-    """Bytes of all distinct tensor storages reachable from an object through attributes, lists, tuples and dicts."""
+def visible_storages(root: object) -> dict[int, int]:
+    """Address -> bytes of all tensor storages reachable from an object through attributes, lists, tuples and dicts."""
     storages: dict[int, int] = {}
     seen: set[int] = set()
     _walk(root, 0, seen, storages)
-    return sum(storages.values())
+    return storages
+
+
+def visible_bytes(root: object) -> int:
+    """Bytes of all these storages."""
+    return sum(visible_storages(root).values())
 
 
 def _walk(value: Any, depth: int, seen: set[int], storages: dict[int, int]) -> None:

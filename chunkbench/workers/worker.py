@@ -25,8 +25,9 @@ from chunkbench.workers.checks import Check
 from chunkbench.workers.gpu import GpuRounds, cuda_rounds
 from chunkbench.workers.heap import make_room, reserve
 from chunkbench.workers.inputs import PooledInputs, prime
+from chunkbench.workers.pages import huge_share
 from chunkbench.workers.protocol import PROTOCOL, WORKER_BYTES
-from chunkbench.workers.storages import visible_bytes
+from chunkbench.workers.storages import visible_storages
 from chunkbench.workers.working import Working
 
 
@@ -167,12 +168,14 @@ class Worker:
         out.fill_(float("nan"))
         called = perf_counter()
         session.decode(check.q, out)
+        decode_s, storages = perf_counter() - called, visible_storages(session)
         return {
-            "decode_s": perf_counter() - called,
+            "decode_s": decode_s,
             "append_s": (appended - started) / steps,
             "max_error": check.max_error(out),
             "kv_bytes": session.kv_bytes(),
-            "visible_bytes": visible_bytes(session),
+            "visible_bytes": sum(storages.values()),
+            "huge_share": huge_share(storages.items()),
             "work_items": session.work_items(),
         }
 

@@ -327,6 +327,13 @@ def test_another_setting_of_the_same_machine_makes_times_inconclusive(make: RunM
     assert any("not judged unless requested" in warning for warning in comparison.warnings)
 
 
+def test_other_memory_pages_make_times_inconclusive(make: RunMaker) -> None:
+    small = [run_of([make.case(2.0)], experiment={"pages": "small"}) for _ in range(10)]
+    comparison = compare(make.runs(30), small, Options())
+    assert only(comparison).verdict == "inconclusive"
+    assert [difference.what for difference in comparison.differences if difference.machine] == ["memory pages"]
+
+
 def test_a_different_version_is_listed_and_the_case_is_judged(make: RunMaker) -> None:
     head = [run_of([make.case()], **other_machine(python="CPython 3.12.1")) for _ in range(10)]
     comparison = compare(make.runs(30), head, Options())

@@ -1,4 +1,4 @@
-"""The footer has one error per dtype, and no interval where there is none."""
+"""The footer has one error per dtype, no interval where there is none, and the pages that the system granted."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def test_a_single_round_has_no_interval(make_case, make_run) -> None:
 def test_the_version_of_chunkbench_appears_once(make_case, make_run) -> None:
     run = make_run([make_case("chunk_attn", package_version="chunkbench 0.1.0")])
     assert dict(build(run).footer)["software"].count("chunkbench") == 1
+
+
+def test_the_pages_that_were_granted_are_named(make_case, make_run) -> None:
+    def pages(*shares: float | None) -> str | None:
+        cases = [make_case(name, huge_share=share) for name, share in zip(("naive", "chunk_attn"), shares, strict=True)]
+        return dict(build(make_run(cases)).footer).get("pages")
+
+    assert pages(0.91, 0.982) == "91 to 98% of the implementations' memory in huge pages"
+    assert pages(0.0, 0.0) == "small, for all implementations"
+    assert pages(None, None) is None
