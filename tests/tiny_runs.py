@@ -56,9 +56,7 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Starts workers that have imported the given implementations; they end with the test."""
     workers: list[WorkerProcess] = []
 
-    def start(
-        *implementations: str, command: list[str] | None = None, pages: Pages = "huge"
-    ) -> WorkerProcess:
+    def start(*implementations: str, command: list[str] | None = None, pages: Pages = "huge") -> WorkerProcess:
         # Two threads may start workers at the same time.
         worker = WorkerProcess(tmp_path / f"worker-{uuid.uuid4().hex}.log", "decode", pages, command)
         workers.append(worker)

@@ -34,7 +34,7 @@ class SideBuild:
     """A script, with its arguments, that takes the place of the worker's program."""
 
     def start(self, log: Path, kind: str, pages: Pages = "huge") -> WorkerProcess:
-        """Start a worker from the build, with such pages; its standard error goes to `log`. Raises `LOST` and `RunError`."""
+        """Start a worker from the build, with such pages; its errors go to `log`. Raises `LOST` and `RunError`."""
         command = self.build.command(self.program)
         worker = WorkerProcess(log, kind, pages, command, self._environment())
         if not worker.package.is_relative_to(self.build.folder.resolve()):
