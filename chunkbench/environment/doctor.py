@@ -9,6 +9,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -29,6 +31,7 @@ TABLE3_TOKENS = 32 * (4096 + 64)
 TABLE3_TOKEN_ELEMENTS = 2 * 32 * 128
 """K and V of one token: heads times head dimension."""
 
+_READ_BYTES, _READS = 1 << 28, 5
 MANY_FOREIGN_CPUS = 0.1
 MUCH_STEAL = 0.01
 GIB = 2**30
@@ -60,6 +63,7 @@ def diagnose(results: Path = Path("results")) -> list[Finding]:
         *findings,
         check_torch(torch),
         check_native(),
+        *check_reading(),
         check_threads(torch, cpu),
         check_dtypes(cpu),
         check_memory(available_memory(), "bfloat16" if "avx512_bf16" in cpu.isa else "float32"),
@@ -100,6 +104,28 @@ def check_native() -> Finding:
         detail=f"{native.reason}; compiler: {compiler or 'none found'}. PyTorch does its work instead",
         remedy="make setup, in the checkout" if compiler else "apt install g++ python3-dev, then make setup",
     )
+
+
+def check_reading() -> Iterator[Finding]:
+    """How fast memory is read: one long array, and in the order of the native kernels."""
+    if not read_native().built or available_memory() < 4 * _READ_BYTES:
+        return
+    import torch
+
+    from chunkbench.kernels.cpu import read_seconds
+    from chunkbench.kernels.cpu.reading import KernelReads
+
+    buffer = torch.ones(_READ_BYTES // 4)
+    reads = KernelReads(buffer, torch.float32)
+    plain, ordered = [], []
+    for _ in range(_READS):
+        plain.append(buffer.nbytes / read_seconds(buffer, torch.get_num_threads()))
+        started = perf_counter()
+        reads.run()
+        ordered.append(reads.bytes / (perf_counter() - started))
+    rates = [f"{median(rates) / 1e9:.3g} GB/s" for rates in (plain, ordered)]
+    detail = f"{rates[0]}, in the order of the native kernels {rates[1]}"
+    yield Finding(level="ok", title="read bandwidth", detail=detail)
 
 
 def check_threads(torch: Torch, cpu: Cpu) -> Finding:

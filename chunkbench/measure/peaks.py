@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable
 from time import perf_counter
@@ -9,6 +10,7 @@ from time import perf_counter
 import torch
 
 from chunkbench.kernels import cpu as native
+from chunkbench.kernels.cpu.reading import KernelReads
 from chunkbench.store.facts import Peaks
 
 _PASSES = 3
@@ -20,8 +22,9 @@ _CALLS = 8
 class PeakProbe:
     """Probes one device for one dtype, with buffers that it allocates once.
 
-    Read bandwidth is the highest of these: PyTorch's sum over a buffer larger than any cache; on a CPU, a native sum;
-    on a GPU, a copy of one half of the buffer to the other. The matrix rate is the higher of PyTorch's matrix product
+    Read bandwidth is the highest of these: PyTorch's sum over a buffer larger than any cache; on a CPU, a native sum,
+    and reading in the order of the native kernels; on a GPU, a copy of one half of the buffer to the other. The matrix
+    rate is the higher of PyTorch's matrix product
     and, on a CPU, a native loop that works in registers. GPU times are times between events.
     """
 
@@ -30,13 +33,17 @@ class PeakProbe:
         self._buffer = torch.ones(buffer_bytes // 4, device=device)
         self._matrix = self._sized_matrix()
         self._product = torch.empty_like(self._matrix)
+        self._kernel_reads = None
+        if device == "cpu" and native.native() is not None:
+            with contextlib.suppress(ValueError):  # a buffer on a small machine may hold no sequence
+                self._kernel_reads = KernelReads(self._buffer, getattr(torch, dtype))
 
     def probe(self) -> Peaks:
         """One probe: medians of a few passes, so that a single interruption has no effect."""
         read = self._buffer.nbytes / self._seconds(lambda: self._buffer.sum())
         size = self._matrix.shape[0]
         product = 2 * size**3 / self._seconds(lambda: torch.mm(self._matrix, self._matrix, out=self._product))
-        rate = None
+        rate = kernel_read = None
         if self._device == "cuda":
             half = len(self._buffer) // 2
             copied = 2 * self._buffer[:half].nbytes / self._seconds(self._copy_half)
@@ -50,12 +57,16 @@ class PeakProbe:
         if self._device == "cpu" and native.native() is not None:
             seconds = statistics.median(native.read_seconds(self._buffer, self._threads) for _ in range(_PASSES))
             read = max(read, self._buffer.nbytes / seconds)
+            if self._kernel_reads is not None:
+                kernel_read = self._kernel_reads.bytes / self._seconds(self._kernel_reads.run)
+                read = max(read, kernel_read)
             rate = native.matrix_flops_per_s(self._dtype, self._threads, _MATRIX_SECONDS * 1000)
         return Peaks(
             read_bytes_per_s=read,
             matrix_flops_per_s=max(product, rate or 0.0),
             matrix_torch_flops_per_s=product,
             matrix_native_flops_per_s=rate,
+            kernel_read_bytes_per_s=kernel_read,
         )
 
     def _copy_half(self) -> None:

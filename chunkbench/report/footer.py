@@ -147,7 +147,10 @@ def _peaks(timed: Sequence[Row]) -> str:
     read = _extent((peak.read_bytes_per_s / 1e9 for peak in peaks), significant_digits=3)
     matrix = _extent((peak.matrix_flops_per_s / 1e9 for peak in peaks), significant_digits=3)
     how = " (the higher of reading and copying)" if any(peak.copy_bytes_per_s for peak in peaks) else ""
-    return f"read {read} GB/s{how}, matrix products {matrix} GFLOP/s, probed inside every round"
+    kernel_reads = [peak.kernel_read_bytes_per_s / 1e9 for peak in peaks if peak.kernel_read_bytes_per_s]
+    in_order = _extent(kernel_reads, significant_digits=3) if kernel_reads else ""
+    order = f" (in the order of the native kernels {in_order})" if in_order else ""
+    return f"read {read} GB/s{how}{order}, matrix products {matrix} GFLOP/s, probed inside every round"
 
 
 def _pages(timed: Sequence[Row]) -> str:

@@ -30,6 +30,9 @@ class Peaks(BaseModel):
     """The higher of the two rates below, for the dtype of the point."""
     matrix_torch_flops_per_s: Positive
     matrix_native_flops_per_s: Positive | None = None
+    kernel_read_bytes_per_s: Positive | None = None
+    """CPU only: the rate of reading in the order of the native kernels, without arithmetic. None in schema versions
+    before 6. `read_bytes_per_s` is the highest rate of all ways to read."""
     sum_bytes_per_s: Positive | None = None
     copy_bytes_per_s: Positive | None = None
     """GPU only: the rates of reading alone (`sum`), and of copying, where bytes read and bytes written both count. The

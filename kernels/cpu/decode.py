@@ -100,6 +100,12 @@ class NativeDecode:
             out.copy_(target)
 
 
+    def read(self) -> None:
+        """Read the planned contexts of layer 0 in the order of `decode`, without arithmetic: a probe of the memory."""
+        assert self._work is not None
+        self._work.read(torch.get_num_threads())
+
+
 class TppNative(NativeDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 

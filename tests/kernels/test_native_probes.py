@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import importlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +16,7 @@ import pytest
 import torch
 
 from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu.reading import KernelReads
 
 needs_native = pytest.mark.skipif(cpu.native() is None, reason=cpu.why_missing() or "built")
 
@@ -164,3 +169,40 @@ def test_a_missing_module_gives_the_reason(error: ImportError, message: str, mon
     for call in (cpu.isa, lambda: cpu.read_seconds(torch.ones(4), 1), lambda: cpu.matrix_flops_per_s("float32", 1, 1)):
         with pytest.raises(cpu.NativeMissing, match=message):
             call()
+
+
+@needs_native
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forbids pages in a forked process")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_reading_as_the_kernels_do_touches_every_page(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that may not be read ends the reading, wherever in K or V of any chunk it lies."""
+    for isa in cpu.required().isas():
+        monkeypatch.setenv("CHUNKBENCH_ISA", isa)
+        buffer = torch.ones(17 << 20)  # 68 MB: one or two sequences of 16 chunks, and a rest
+        reads = KernelReads(buffer, dtype)
+        assert reads.bytes in (32 << 20, 64 << 20)
+        assert _ending(reads, 0) == 0
+        first = -buffer.data_ptr() % 4096 + buffer.data_ptr()
+        pages = reads.bytes // 4096 - 1
+        for page in (0, 1, pages // 7, pages // 3, pages // 2 + 5, pages - 1):
+            assert _ending(reads, first + 4096 * page) == signal.SIGSEGV, (isa, page)
+
+
+def _ending(reads: KernelReads, forbidden: int) -> int:
+    """The signal that ends a child that reads, if a page is forbidden to it; 0 if the child ends by itself."""
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        torch.set_num_threads(1)
+        if forbidden and ctypes.CDLL(None).mprotect(ctypes.c_void_p(forbidden), ctypes.c_size_t(4096), 0):
+            os._exit(1)
+        reads.run()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def test_a_buffer_without_a_whole_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 chunks"):
+        KernelReads(torch.ones(1 << 10), torch.float32)

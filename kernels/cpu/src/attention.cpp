@@ -28,8 +28,9 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_
     return (floats + 31) / 32 * 32;  // full cache lines, so that threads do not share a line
 }
 
-void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by) {
-    const Loops loops = loops_of(isa);
+void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
+            bool reads) {
+    const ItemLoop loop = reads ? loops_of(isa).read : loops_of(isa).item;
     for (int head = 0; head < shape.kv_heads; ++head) left_by[head].store(0, std::memory_order_relaxed);
     alignas(64) std::int64_t taken = 0;  // not a std::atomic: the loops read it, and may call no inline functions
     const auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };
@@ -41,7 +42,7 @@ void decode(const Shape& shape, const Work& work, std::int64_t scratch, int thre
         }
         for (std::int64_t n = 0; n < unit.items; ++n) {
             const Item* item = work.items + unit.first_item + n;
-            loops.item(shape, work, *item, unit.heads, {n + 1 < unit.items ? item + 1 : nullptr, &taken}, space);
+            loop(shape, work, *item, unit.heads, {n + 1 < unit.items ? item + 1 : nullptr, &taken}, space);
         }
         for (int head = unit.heads.first; leaves && head < end; ++head) {
             left_by[head].fetch_add(1, std::memory_order_release);

@@ -84,8 +84,10 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_
 // Number of items that have written their partial results of one KV head.
 using Counter = std::atomic<std::int64_t>;
 
-// Runs all units. left_by: one counter per KV head, which this call uses; scratch: floats of one thread.
-void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by);
+// Runs all units. left_by: one counter per KV head, which this call uses; scratch: floats of one thread. `reads`: reads
+// all chunks in the same order, as items of one row do, without arithmetic, and writes no result.
+void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
+            bool reads);
 
 // What a thread reads after an item: the next item of its unit or, if that is nullptr, probably the first item of the
 // first unit that no thread has taken yet. `taken` counts the units that threads have taken.
@@ -95,8 +97,9 @@ struct Next {
 };
 
 // The loops of one instruction set.
+using ItemLoop = void (*)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch);
 struct Loops {
-    void (*item)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch);
+    ItemLoop item, read;
 };
 Loops loops_portable();
 #ifdef CHUNKBENCH_HAVE_X86

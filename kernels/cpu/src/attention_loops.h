@@ -147,12 +147,13 @@ inline Ahead first_piece(const Shape& shape, const Work& work, Heads heads, Next
     return {nullptr, 0};
 }
 
-// One item for the KV heads `heads`, chunk by chunk, so that it reads a chunk's heads in the order of memory.
-template <class T>
+// One item for the KV heads `heads`, chunk by chunk, so that it reads a chunk's heads in the order of memory. `Reads`:
+// only reads the chunks, as an item of one row does, and adds what it reads.
+template <class T, bool Reads>
 void run_item(const Shape& shape, const Work& work, const Item& item, Heads heads, Next next, float* scratch) {
     using Stored = typename T::Stored;
     const int d = shape.head_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
-    const int rows = static_cast<int>(item.rows) * group, all = rows * heads.count;
+    const int rows = Reads ? 1 : static_cast<int>(item.rows) * group, all = rows * heads.count;
     float* queries = scratch;
     float* outputs = queries + static_cast<std::int64_t>(all) * d;
     float* weights = outputs + static_cast<std::int64_t>(all) * d;
@@ -161,6 +162,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     const float scale = work.scale * kLog2E;
     // Row i of a KV head: query head `head` of row `row`.
     const auto for_each = [&](const auto& body) {
+        if constexpr (Reads) return;
         for (int i = 0; i < all; ++i) {
             const int head = (heads.first + i / rows) * group + i % rows % group;
             body(i, work.rows[item.first_row + i % rows / group], head);
@@ -185,13 +187,13 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             const Stored* keys = pieces.keys(n, head);
             const Stored* values = pieces.values(n, head);
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
-            multiply<T, Side::keys>(products, {keys, 16 * d, d / T::kStep}, blocks, pieces.values_ahead(n, head),
+            multiply<T, Side::keys, Reads>(products, {keys, 16 * d, d / T::kStep}, blocks, pieces.values_ahead(n, head),
                                     reading);
-            if (remainder > 0) {
+            if (!Reads && remainder > 0) {
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
             }
-            for (int i = 0; i < rows; ++i) {
+            for (int i = 0; !Reads && i < rows; ++i) {
                 weigh<T>(scores + static_cast<std::int64_t>(i) * c, (tokens + 15) / 16 * 16, scale, peaks[first + i],
                          weights + 16 * (first + i), outputs + static_cast<std::int64_t>(first + i) * d, d);
             }
@@ -200,7 +202,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
             for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
                 const int band = d - i < kBand ? d - i : kBand;
-                multiply<T, Side::values>(sums, {values, T::kStep * band, steps}, band / 16, after.part(i, band, d),
+                multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16, after.part(i, band, d),
                                           reading);
             }
         }
@@ -221,11 +223,12 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     });
 }
 
+template <bool Reads>
 void item(const Shape& shape, const Work& work, const Item& current, Heads heads, Next next, float* scratch) {
     switch (shape.dtype) {
-        case Dtype::float32: return run_item<Float32>(shape, work, current, heads, next, scratch);
-        case Dtype::float16: return run_item<Float16>(shape, work, current, heads, next, scratch);
-        case Dtype::bfloat16: return run_item<Bfloat16>(shape, work, current, heads, next, scratch);
+        case Dtype::float32: return run_item<Float32, Reads>(shape, work, current, heads, next, scratch);
+        case Dtype::float16: return run_item<Float16, Reads>(shape, work, current, heads, next, scratch);
+        case Dtype::bfloat16: return run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch);
     }
 }
 

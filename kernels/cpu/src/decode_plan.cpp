@@ -98,6 +98,17 @@ void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) 
 }
 
 void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift) {
+    Work work{};
+    work.q = q;
+    work.out = out;
+    work.scale = scale;
+    work.shift = shift;
+    run(work, threads, false);
+}
+
+void DecodePlan::read(int threads) { run(Work{}, threads, true); }
+
+void DecodePlan::run(Work work, int threads, bool reads) {
     require(threads >= 1, "threads must be at least 1");
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto units = static_cast<std::int64_t>(units_.size());
@@ -105,12 +116,10 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads, std:
     if (threads > units) threads = static_cast<int>(units);  // no scratch for threads without work
     const auto needed = static_cast<std::size_t>(scratch_of_thread_ * threads);
     if (scratch_.size() < needed) scratch_.resize(needed);
-    Work work{};
     work.items = arrays_.items.data();
     work.units = units_.data();
     work.unit_count = units;
     work.chunks = arrays_.chunks.data();
-    work.shift = shift;
     work.rows = arrays_.rows.data();
     work.last_tokens = last_tokens_.data();
     work.partial_items = arrays_.partial_items;
@@ -118,12 +127,9 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads, std:
     work.partial_outputs = partial_outputs_.data();
     work.partial_stats = partial_stats_.data();
     work.scratch = scratch_.data();
-    work.q = q;
-    work.out = out;
-    work.scale = scale;
     work.fetch_early = fetch_early_;
     work.side_by_side = side_by_side_;
-    chunkbench::decode(shape_, work, scratch_of_thread_, threads, isa_, left_by_.data());
+    chunkbench::decode(shape_, work, scratch_of_thread_, threads, isa_, left_by_.data(), reads);
 }
 
 }  // namespace chunkbench

@@ -35,9 +35,15 @@ class DecodePlan {
     // Allocates only if `threads` is larger than in every call before.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift);
 
+    // Reads all chunks in the order of `decode`, without arithmetic and without a result: a probe of the memory.
+    void read(int threads);
+
     std::size_t item_count() const { return arrays_.items.size(); }
 
   private:
+    // Runs the units; `work` has what only this call knows.
+    void run(Work work, int threads, bool reads);
+
     Shape shape_;
     PlanArrays arrays_;
     bool fetch_early_, side_by_side_;

@@ -76,6 +76,11 @@ void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, 
     self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads, shift);
 }
 
+void read_chunks(chunkbench::DecodePlan& self, int threads) {
+    nb::gil_scoped_release release;
+    self.read(threads);
+}
+
 void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t k, std::uintptr_t v,
           const Ints& chunks, const Ints& slots, int threads) {
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
@@ -122,5 +127,6 @@ NB_MODULE(_native, m) {
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0,
              "shift: bytes from the chunks' addresses to those of another layer.")
+        .def("read", &read_chunks, "threads"_a, "Read all chunks in the order of `decode`, without arithmetic.")
         .def_prop_ro("item_count", &chunkbench::DecodePlan::item_count);
 }

@@ -137,6 +137,19 @@ template <class T, int R, int S>
     }
 }
 
+// The same step without arithmetic: reads its bytes and adds them, whatever they mean.
+template <class T, int S>
+[[gnu::always_inline]] inline void read_step(V16 (&sums)[1][S], const typename T::Stored* right, std::int64_t block) {
+    constexpr bool kLines = 16 * T::kStep * sizeof(typename T::Stored) == kLine;
+    times<S>([&](auto s) {
+        if constexpr (kLines) {
+            sums[0][s] = add(sums[0][s], load(reinterpret_cast<const float*>(right + s * block)));
+        } else {
+            sums[0][s] = add(sums[0][s], T::widen(right + s * block));
+        }
+    });
+}
+
 // Floats of the left side that one step takes.
 template <class T>
 constexpr int kLeft = T::kStep == 2 && !kInPairs<T> ? 2 : 1;
@@ -173,8 +186,8 @@ template <class T, Side Of, int R, int S, int N>
 
 // One row: memory is the limit. `parts` parts of the steps advance side by side, so that the CPU follows several
 // streams of addresses; and the lines at `next` are asked for a whole piece ahead, for which only the second-level
-// cache has room beside the present piece. nullptr: nothing is fetched.
-template <class T, Side Of, int S>
+// cache has room beside the present piece. nullptr: nothing is fetched. `Reads`: without arithmetic.
+template <class T, Side Of, int S, bool Reads>
 [[gnu::flatten]] inline void stream(const Rows& rows, const Right<T, Of>& right, int parts, const char* next) {
     with_sums<1, S>(rows, [&](V16(&sums)[1][S]) {
         constexpr int kBytes = S * Right<T, Of>::kStepBytes;
@@ -184,7 +197,12 @@ template <class T, Side Of, int S>
                 if (next != nullptr) {
                     times<kBytes / kLine>([&](auto line) { fetch_line<true>(next + at * kBytes + line * kLine); });
                 }
-                add_step<T, 1, S>(sums, rows.left, 0, at * kLeft<T>, right.at + at * right.step(), right.block());
+                const auto* step = right.at + at * right.step();
+                if constexpr (Reads) {
+                    read_step<T, S>(sums, step, right.block());
+                } else {
+                    add_step<T, 1, S>(sums, rows.left, 0, at * kLeft<T>, step, right.block());
+                }
             }
         }
     });
@@ -227,8 +245,8 @@ inline void open_pages(Ahead ahead) {
 }
 
 // rows.out[..][16 * blocks] = (add ? out : 0) + left * right. Also fetches `ahead`: line by line during the product if
-// it is as long as `right`, else before it.
-template <class T, Side Of>
+// it is as long as `right`, else before it. `Reads`: reads as one row does, without arithmetic.
+template <class T, Side Of, bool Reads>
 inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Reading reading) {
     const std::int64_t bytes = static_cast<std::int64_t>(right.steps) * Right<T, Of>::kStepBytes;
     const bool together = ahead.bytes == blocks * bytes;
@@ -247,7 +265,11 @@ inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Rea
     constexpr int kParts = Of == Side::keys ? kKeyParts : kValueParts;
     const int parts = reading.side_by_side && right.steps % kParts == 0 ? kParts : 1;
     for (; rows.count == 1 && blocks >= kStreams; skip(kStreams)) {
-        stream<T, Of, kStreams>(rows, right, parts, together && reading.fetch_early ? next : nullptr);
+        stream<T, Of, kStreams, Reads>(rows, right, parts, together && reading.fetch_early ? next : nullptr);
+    }
+    if constexpr (Reads) {
+        for (; blocks > 0; skip(1)) stream<T, Of, 1, true>(rows, right, 1, nullptr);
+        return;
     }
     for (; rows.count <= kStreamRows && blocks >= kStreams; skip(kStreams)) {  // several blocks: independent sums
         tile_of<T, Of, kStreamRows, 1, kStreams, kStreams>(rows, right, next);

@@ -1,0 +1,54 @@
+"""A probe that reads memory as the native kernels read single rows: same pieces, same order, no arithmetic.
+
+A kernel starts a new piece every few kilobytes. Where this probe is slower than one that reads one long array, the
+order of reading is the cause of a low fraction of the read bandwidth, and not the kernel's arithmetic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from chunkbench.kernels.cpu.decode import PagedNative
+from chunkbench.kernels.cpu.store import PackedStore
+
+_HEADS, _HEAD_DIM, _CHUNK_SIZE = 32, 128, 64
+"""The shape of the paper's experiments."""
+_CHUNKS_OF_ROW = 16
+
+
+class _Borrowed(PackedStore):
+    """A store whose chunks lie in a buffer that somebody else owns, whatever it holds."""
+
+    def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:
+        super().__init__(_CHUNK_SIZE, _HEADS, _HEAD_DIM, dtype)
+        self._numbers = buffer.view(-1).view(dtype)
+
+    def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (chunks, self.layers, self.kv_heads, 2, self.chunk_size, self.head_dim)
+        used = chunks * self.chunk_bytes // self.dtype.itemsize
+        both = self._numbers[:used].view(shape).transpose(0, 1)
+        return both[:, :, :, 0], both[:, :, :, 1]
+
+
+class KernelReads:
+    """Reads a contiguous buffer `[n]` as the chunks of sequences that share nothing (16 chunks each, 32 heads of 128).
+
+    `bytes` is what one `run` reads: whole sequences. Raises ValueError for a buffer that is smaller than
+    one sequence, NativeMissing without the compiled module.
+    """
+
+    def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:
+        store = _Borrowed(buffer, dtype)
+        rows = buffer.nbytes // (store.chunk_bytes * _CHUNKS_OF_ROW)
+        if rows < 1:
+            raise ValueError(f"{buffer.nbytes} bytes are less than {_CHUNKS_OF_ROW} chunks of {store.chunk_bytes}")
+        store.grow(rows * _CHUNKS_OF_ROW)
+        self.bytes = store.capacity * store.chunk_bytes
+        self._kernel = PagedNative(store, _HEADS)
+        table = np.arange(store.capacity).reshape(rows, _CHUNKS_OF_ROW)
+        self._kernel.plan(table, np.full(rows, _CHUNKS_OF_ROW * _CHUNK_SIZE))
+
+    def run(self) -> None:
+        """Read the buffer once, on as many threads as PyTorch uses."""
+        self._kernel.read()
