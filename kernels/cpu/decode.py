@@ -99,7 +99,6 @@ class NativeDecode:
         if target is not out:
             out.copy_(target)
 
-
     def read(self) -> None:
         """Read the planned contexts of layer 0 in the order of `decode`, without arithmetic: a probe of the memory."""
         assert self._work is not None

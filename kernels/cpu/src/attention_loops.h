@@ -188,7 +188,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             const Stored* values = pieces.values(n, head);
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
             multiply<T, Side::keys, Reads>(products, {keys, 16 * d, d / T::kStep}, blocks, pieces.values_ahead(n, head),
-                                    reading);
+                                           reading);
             if (!Reads && remainder > 0) {
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
@@ -202,8 +202,8 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
             for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
                 const int band = d - i < kBand ? d - i : kBand;
-                multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16, after.part(i, band, d),
-                                          reading);
+                multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16,
+                                                 after.part(i, band, d), reading);
             }
         }
     }
