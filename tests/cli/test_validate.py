@@ -24,7 +24,7 @@ def test_valid_files_have_one_line_each() -> None:
     result = CliRunner().invoke(command, ["table3", "smoke"])
     assert result.exit_code == 0
     assert result.output.splitlines() == [
-        "table3: valid, 12 points, 108 cases",
+        "table3: valid, 12 points, 120 cases",
         "smoke: valid, 9 points, 99 cases",
     ]
     assert CliRunner().invoke(command, ["table3", "-q"]).output == ""
@@ -44,7 +44,7 @@ def test_json(bad: str) -> None:
     result = CliRunner().invoke(command, ["--format", "json", "table3", bad])
     assert result.exit_code == 2
     good, wrong = json.loads(result.stdout)
-    assert good == {"file": "table3", "valid": True, "points": 12, "cases": 108, "problems": []}
+    assert good == {"file": "table3", "valid": True, "points": 12, "cases": 120, "problems": []}
     assert wrong["valid"] is False
     assert wrong["problems"][1] == {
         "path": bad, "line": 2, "column": 1, "key": "sed", "message": "unknown key; did you mean seed?",
