@@ -188,8 +188,7 @@ class LayeredChunkAttention:
             self._spec.check_out(out, shape)
         if shape[0] == 0:
             return out
-        if not self._planned:
-            self.plan()
+        self.plan()
         self._kernel.decode(q, out, layer)
         return out
 

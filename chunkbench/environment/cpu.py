@@ -73,6 +73,12 @@ def huge_pages(root: Path = Path("/")) -> str | None:
     return mode.group(1) if mode else None
 
 
+def asks_for_huge_pages() -> bool:
+    """Whether the C library can ask for huge pages: glibc 2.35 or later."""
+    name, version = platform.libc_ver()
+    return name == "glibc" and tuple(int(part) for part in version.split(".")[:2]) >= (2, 35)
+
+
 def _text(path: Path) -> str | None:
     try:
         return path.read_text().strip()

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from chunkbench.environment.cpu import Cpu, huge_pages, read_cpu
+from chunkbench.environment.cpu import Cpu, asks_for_huge_pages, huge_pages, read_cpu
 from chunkbench.environment.fingerprint import fingerprint
 from chunkbench.environment.gpu import open_nvml
 from chunkbench.environment.machine import VARIABLE, id_file, machine_id
@@ -52,7 +52,7 @@ class Finding(BaseModel):
 
 
 def diagnose(results: Path = Path("results")) -> list[Finding]:
-    """Run all checks; takes about half a second. `results` is the folder for runs."""
+    """Run all checks; takes one or two seconds. `results` is the folder for runs."""
     cpu = read_cpu()
     findings = [check_python()]
     try:
@@ -188,8 +188,8 @@ def check_huge_pages() -> Finding:
         remedy = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
         detail = "never: the system forbids them, all implementations get small pages"
         return Finding(level="warn", title="huge pages", detail=detail, remedy=remedy)
-    name, version = platform.libc_ver()
-    if mode == "madvise" and (name != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35)):
+    if mode == "madvise" and not asks_for_huge_pages():
+        name, version = platform.libc_ver()
         detail = f"madvise: {name or 'the C library'} {version} does not ask, all implementations get small pages"
         remedy = "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
         return Finding(level="warn", title="huge pages", detail=detail, remedy=remedy)

@@ -33,7 +33,7 @@ class SideBuild:
     program: Sequence[str] = ()
     """A script, with its arguments, that takes the place of the worker's program."""
 
-    def start(self, log: Path, kind: str, pages: Pages = "huge") -> WorkerProcess:
+    def start(self, log: Path, kind: str, pages: Pages) -> WorkerProcess:
         """Start a worker from the build, with such pages; its errors go to `log`. Raises `LOST` and `RunError`."""
         command = self.build.command(self.program)
         worker = WorkerProcess(log, kind, pages, command, self._environment())
@@ -77,7 +77,7 @@ def check_loads(side: SideBuild, experiment: TimedExperiment, device: str, log: 
     if not names:
         return
     try:
-        worker, traits = survey(names, device, lambda: side.start(log, experiment.kind))
+        worker, traits = survey(names, device, lambda: side.start(log, experiment.kind, experiment.pages))
     except LOST as error:
         raise RunError(f"{', '.join(names)}: cannot be kept: a copy does not start: {error}; see {log}") from None
     worker.kill()

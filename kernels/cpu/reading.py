@@ -22,13 +22,10 @@ class _Borrowed(PackedStore):
 
     def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:
         super().__init__(_CHUNK_SIZE, _HEADS, _HEAD_DIM, dtype)
-        self._numbers = buffer.view(-1).view(dtype)
+        self._buffer = buffer.view(-1).view(dtype)
 
-    def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (chunks, self.layers, self.kv_heads, 2, self.chunk_size, self.head_dim)
-        used = chunks * self.chunk_bytes // self.dtype.itemsize
-        both = self._numbers[:used].view(shape).transpose(0, 1)
-        return both[:, :, :, 0], both[:, :, :, 1]
+    def _numbers(self, count: int) -> torch.Tensor:
+        return self._buffer[:count]
 
 
 class KernelReads:

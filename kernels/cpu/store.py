@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -66,8 +68,12 @@ class PackedStore(AddressedStore):
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (chunks, self.layers, self.kv_heads, 2, self.chunk_size, self.head_dim)
-        both = torch.empty(shape, dtype=self.dtype).transpose(0, 1)
+        both = self._numbers(math.prod(shape)).view(shape).transpose(0, 1)
         return both[:, :, :, 0], both[:, :, :, 1]
+
+    def _numbers(self, count: int) -> torch.Tensor:
+        """Uninitialized memory for K and V `[count]`."""
+        return torch.empty(count, dtype=self.dtype)
 
     def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         if layer:

@@ -203,6 +203,7 @@ def _ending(reads: KernelReads, forbidden: int) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
+@needs_native
 def test_a_buffer_without_a_whole_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="16 chunks"):
         KernelReads(torch.ones(1 << 10), torch.float32)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chunkbench.baselines.registry import REGISTRY
-from chunkbench.environment.cpu import huge_pages
+from chunkbench.environment.cpu import asks_for_huge_pages, huge_pages
 from chunkbench.experiment.terms import Pages
 from chunkbench.runner.client import WorkerProcess
 from chunkbench.workers.pages import environment, huge_share
@@ -51,13 +50,10 @@ def test_the_users_own_tunables_of_glibc_are_kept() -> None:
     assert environment("small", {})["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
 
 
-def _can_ask() -> bool:
-    name, version = platform.libc_ver()
-    asks = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-    return huge_pages() == "always" or (huge_pages() == "madvise" and asks)
+GRANTED = huge_pages() == "always" or (huge_pages() == "madvise" and asks_for_huge_pages())
 
 
-@pytest.mark.skipif(not _can_ask(), reason="no program gets huge pages here")
+@pytest.mark.skipif(not GRANTED, reason="no program gets huge pages here")
 @pytest.mark.parametrize("pages", ["huge", "small"])
 def test_every_implementation_gets_the_same_pages(pages: Pages, start_worker: Callable[..., WorkerProcess]) -> None:
     """PyTorch's buffers, vLLM's and our own: smaps says what the system granted."""

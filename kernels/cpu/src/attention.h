@@ -56,6 +56,12 @@ struct Unit {
     Heads heads;
 };
 
+// How one row reads.
+struct Reading {
+    bool fetch_early;   // whether it fetches what it reads next by itself, besides the CPU
+    bool side_by_side;  // whether it reads several parts of a piece side by side
+};
+
 // Everything that one decode reads. The caller owns all memory.
 struct Work {
     const Item* items;  // items that write partial results come first
@@ -73,8 +79,7 @@ struct Work {
     const void* q;                    // [b][heads][d]
     void* out;
     float scale;
-    bool fetch_early;   // whether one row fetches what it reads next by itself, besides the CPU
-    bool side_by_side;  // whether one row reads several parts of a piece side by side
+    Reading reading;
 };
 
 // Number of scratch floats that one thread needs. `states`: most query rows of an item times KV heads that it computes

@@ -174,7 +174,6 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
         start(shape, work, item, head, scale, {outputs + i * d, weights + 16 * i, peaks[i]});
     });
     const Pieces<T> pieces(shape, work, item);
-    const Reading reading{work.fetch_early, work.side_by_side};
     for (std::int64_t n = 0; n < item.count; ++n) {
         const int tokens = pieces.tokens(n), blocks = tokens / 16, remainder = tokens % 16;
         for (int h = 0; h < heads.count; ++h) {
@@ -188,7 +187,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             const Stored* values = pieces.values(n, head);
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
             multiply<T, Side::keys, Reads>(products, {keys, 16 * d, d / T::kStep}, blocks, pieces.values_ahead(n, head),
-                                           reading);
+                                           work.reading);
             if (!Reads && remainder > 0) {
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
@@ -203,7 +202,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
                 const int band = d - i < kBand ? d - i : kBand;
                 multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16,
-                                                 after.part(i, band, d), reading);
+                                                 after.part(i, band, d), work.reading);
             }
         }
     }

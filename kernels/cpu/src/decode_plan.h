@@ -24,9 +24,8 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
 class DecodePlan {
   public:
     // Throws std::invalid_argument if an index is outside of its array: a wrong plan must not read foreign memory.
-    // `threads`: for so many the order of the work is made; `decode` may use another number. For `fetch_early` see
-    // Work.
-    DecodePlan(const Shape& shape, PlanArrays arrays, int threads, bool fetch_early, bool side_by_side, Isa isa);
+    // `threads`: for so many the order of the work is made; `decode` may use another number.
+    DecodePlan(const Shape& shape, PlanArrays arrays, int threads, Reading reading, Isa isa);
 
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
@@ -46,7 +45,7 @@ class DecodePlan {
 
     Shape shape_;
     PlanArrays arrays_;
-    bool fetch_early_, side_by_side_;
+    Reading reading_;
     Isa isa_;
     std::vector<Unit> units_;
     std::int64_t scratch_of_thread_ = 0;

@@ -66,7 +66,7 @@ void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads
     arrays.batch = batch;
     arrays.partials = partials;
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size);
-    new (self) chunkbench::DecodePlan(shape, std::move(arrays), threads, fetch_early, side_by_side,
+    new (self) chunkbench::DecodePlan(shape, std::move(arrays), threads, {fetch_early, side_by_side},
                                       chunkbench::isa_named(isa));
 }
 

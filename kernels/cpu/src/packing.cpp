@@ -74,6 +74,16 @@ inline void put_in_pairs(const std::uint16_t* from, std::uint16_t* pairs, std::i
     }
 }
 
+// Calls body(first dimension, dimensions, place) for every band of V of a token: `place` counts from a head's V in a
+// chunk, in bfloat16 to the token's pairs.
+template <class Body>
+void for_bands(const Shape& shape, std::int64_t token, int step, const Body& body) {
+    for (std::int64_t i = 0; i < shape.head_dim; i += kBand) {
+        const std::int64_t band = std::min<std::int64_t>(kBand, shape.head_dim - i);
+        body(i, band, i * shape.chunk_size + token / step * step * band);
+    }
+}
+
 // Ask for lines that are written soon.
 inline void fetch_to_write(const void* from, std::int64_t bytes) {
     for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 1);
@@ -93,28 +103,25 @@ void pack_block(const Shape& shape, const T* k, const T* v, std::int64_t width, 
             const std::int64_t ahead = 2 * size * kAhead;
             const std::int64_t begin = full ? 0 : slot % 16;
             fetch_to_write(block + ahead + begin * d, (slot % 16 + count - begin) * d * sizeof(T));
-            for (std::int64_t i = 0; i < d; i += kBand) {
-                const std::int64_t band = std::min<std::int64_t>(kBand, d - i);
-                fetch_to_write(values + ahead + i * shape.chunk_size + slot / step * step * band,
-                               count * band * sizeof(T) * (count == 1 ? step : 1));
-            }
+            for_bands(shape, slot, step, [&](std::int64_t, std::int64_t band, std::int64_t place) {
+                fetch_to_write(values + ahead + place, count * band * sizeof(T) * (count == 1 ? step : 1));
+            });
         }
         T* to = full ? rows : block;
         if (full) std::memcpy(rows, block, slot % 16 * d * sizeof(T));
         for (std::int64_t t = 0; t < count; ++t) std::memcpy(to + (slot % 16 + t) * d, k + t * width, d * sizeof(T));
         if (full) transpose_block(rows, block, d, step, false);
         for (std::int64_t t = 0; t < count; ++t) {
-            for (std::int64_t i = 0; i < d; i += kBand) {
-                const std::int64_t band = std::min<std::int64_t>(kBand, d - i), token = slot + t;
+            for_bands(shape, slot + t, step, [&](std::int64_t i, std::int64_t band, std::int64_t place) {
                 const T* from = v + t * width + i;
-                T* to = values + i * shape.chunk_size + token / step * step * band;
+                T* target = values + place;
                 if (step == 1) {
-                    std::memcpy(to, from, band * sizeof(T));
+                    std::memcpy(target, from, band * sizeof(T));
                 } else {
-                    put_in_pairs(reinterpret_cast<const std::uint16_t*>(from), reinterpret_cast<std::uint16_t*>(to),
-                                 band, token % 2 == 1);
+                    put_in_pairs(reinterpret_cast<const std::uint16_t*>(from), reinterpret_cast<std::uint16_t*>(target),
+                                 band, (slot + t) % 2 == 1);
                 }
-            }
+            });
         }
     }
 }
@@ -130,11 +137,9 @@ void cut_all(const Shape& shape, T* chunk, std::int64_t tokens, std::int64_t hel
             std::memcpy(block, rows, 16 * d * sizeof(T));
         }
         if (step == 2 && tokens % 2 == 1) {  // the last token loses its partner
-            for (std::int64_t i = 0; i < d; ++i) {
-                const std::int64_t band = std::min<std::int64_t>(kBand, d - i / kBand * kBand);
-                T* pairs = chunk + size + i / kBand * kBand * shape.chunk_size + tokens / 2 * 2 * band;
-                pairs[2 * (i % kBand) + 1] = 0;
-            }
+            for_bands(shape, tokens, step, [&](std::int64_t, std::int64_t band, std::int64_t place) {
+                for (std::int64_t i = 0; i < band; ++i) chunk[size + place + 2 * i + 1] = 0;
+            });
         }
     }
 }

@@ -60,11 +60,6 @@ struct Ahead {
     Ahead part(int first, int some, int all) const { return {from + bytes / all * first, bytes / all * some}; }
 };
 
-// How one row reads: see Work.
-struct Reading {
-    bool fetch_early, side_by_side;
-};
-
 constexpr int kLine = 64;
 
 // Bring the line at an address into the first-level cache, or, `Far`, into the second-level cache.
