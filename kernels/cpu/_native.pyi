@@ -39,7 +39,8 @@ class DecodePlan:
         partials: int,
         threads: int,
         fetch_early: bool,
-        side_by_side: bool,
+        key_parts: int,
+        value_parts: int,
         isa: str,
     ) -> None: ...
     def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...

@@ -51,7 +51,8 @@ def arguments() -> dict[str, Any]:
         "partials": 2,
         "threads": 2,
         "fetch_early": True,
-        "side_by_side": True,
+        "key_parts": 2,
+        "value_parts": 8,
         "isa": "portable",
     }
 
@@ -90,6 +91,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("items", np.zeros((1, 8), np.int64), "nine columns"),
     ("chunks", ints(0), "item's chunks"),
     ("threads", 0, "threads"),
+    ("key_parts", 0, "parts of K"),
+    ("value_parts", -8, "parts of K and V"),
     ("rows", ints(0, 1, 0, 2), "rows"),
     ("rows", ints(0, 1, 0, -1), "rows"),
     ("rows", ints(0, 1, 0), "row"),
