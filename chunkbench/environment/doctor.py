@@ -96,8 +96,7 @@ def check_torch(torch: Torch) -> Finding:
 def check_native() -> Finding:
     native = read_native()
     if native.built:
-        reads = f"single rows read K in {native.key_parts}, V in {native.value_parts} parts side by side"
-        return Finding(level="ok", title="native module", detail=f"built, best instruction set {native.isa}; {reads}")
+        return Finding(level="ok", title="native module", detail=f"built, best instruction set {native.isa}")
     compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     return Finding(
         level="warn",

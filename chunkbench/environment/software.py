@@ -55,9 +55,6 @@ class Native(BaseModel):
 
     built: bool
     isa: str | None = None
-    key_parts: int | None = None
-    """So many parts of K, and `value_parts` of V, does a single row read side by side on this CPU."""
-    value_parts: int | None = None
     reason: str = ""
 
 
@@ -124,8 +121,7 @@ def read_native() -> Native:
 
     if cpu.native() is None:
         return Native(built=False, reason=cpu.why_missing())
-    key_parts, value_parts = cpu.parts_side_by_side()
-    return Native(built=True, isa=cpu.isa(), key_parts=key_parts, value_parts=value_parts)
+    return Native(built=True, isa=cpu.isa())
 
 
 def _release(text: str, pattern: str) -> str:

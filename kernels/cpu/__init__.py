@@ -14,23 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "NativeMissing",
-    "isa",
-    "matrix_flops_per_s",
-    "native",
-    "parts_side_by_side",
-    "read_seconds",
-    "required",
-    "why_missing",
-]
+__all__ = ["NativeMissing", "isa", "matrix_flops_per_s", "native", "read_seconds", "required", "why_missing"]
 
 REMEDY = "install a C++17 compiler and Python's headers, then install chunkbench again"
-
-
-_SIDE_BY_SIDE = {"intel": (2, 8), "zen5": (8, 8)}
-"""Parts of K and of V on CPUs that follow many streams of addresses ahead by themselves, as measured
-(docs/cpu-kernels.md)."""
 
 
 class NativeMissing(RuntimeError):
@@ -67,15 +53,6 @@ def isa() -> str:
     """
     best: str = required().isas()[-1]
     return best
-
-
-def parts_side_by_side() -> tuple[int, int]:
-    """In so many parts a single row reads a head's K, and its V, in a chunk side by side on this CPU.
-
-    (1, 1) for a CPU that loses by several streams of addresses. Raises NativeMissing.
-    """
-    features = required().cpu_features()
-    return next((parts for name, parts in _SIDE_BY_SIDE.items() if features[name]), (1, 1))
 
 
 def read_seconds(buffer: torch.Tensor, threads: int) -> float:

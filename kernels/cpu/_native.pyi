@@ -39,8 +39,7 @@ class DecodePlan:
         partials: int,
         threads: int,
         fetch_early: bool,
-        key_parts: int,
-        value_parts: int,
+        side_by_side: bool,
         isa: str,
     ) -> None: ...
     def set_last_tokens(self, tokens: NDArray[np.int64]) -> None: ...

@@ -6,12 +6,12 @@ Both run the same loops over items (see `planner`). They differ only in the item
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from chunkbench.kernels.cpu import isa, parts_side_by_side, required
+from chunkbench.kernels.cpu import isa, required
 from chunkbench.kernels.cpu.planner import Grain, arrays, cut
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
@@ -31,26 +31,16 @@ def chosen_isa() -> str:
     return requested or isa()
 
 
-class Reading(NamedTuple):
-    """How one row reads K and V."""
+def reading(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
+    """How one row reads K and V: whether it fetches what it reads next by itself, and several parts side by side.
 
-    fetch_early: bool
-    """Whether it fetches what it reads next by itself, besides the CPU."""
-    key_parts: int
-    """So many parts of a head's K in a chunk are read side by side."""
-    value_parts: int
-
-
-def reading(dtype: torch.dtype, isa: str) -> Reading:
-    """How one row reads, by CPU and by dtype.
-
-    Where a CPU follows many streams of addresses ahead by itself, the kernel's own requests only take their place,
-    unless numbers have to be widened: then the arithmetic between two reads makes the CPU's requests late. Other CPUs
-    lose by several streams. docs/cpu-kernels.md has the figures.
+    Intel's CPUs follow several streams of addresses ahead by themselves; the kernel's own requests only take their
+    place, unless numbers have to be widened: then the arithmetic between two reads makes the CPU's requests late. AMD's
+    CPUs lose by several streams. docs/cpu-kernels.md has the figures.
     """
-    parts = parts_side_by_side()
+    intel = required().cpu_features()["intel"]
     widens = dtype == torch.float16 or (dtype == torch.bfloat16 and isa != "avx512_bf16")
-    return Reading(widens or (parts == (1, 1) and isa.startswith("avx512")), *parts)
+    return widens or (not intel and isa.startswith("avx512")), intel
 
 
 class NativeDecode:
@@ -60,7 +50,7 @@ class NativeDecode:
         self.store = store
         self.heads = heads
         self._isa = chosen_isa()
-        self._reading = reading(store.dtype, self._isa)
+        self._fetch_early, self._side_by_side = reading(store.dtype, self._isa)
         self._scale = store.head_dim**-0.5
         self._work: DecodePlan | None = None
         self.work_items = 0
@@ -85,7 +75,8 @@ class NativeDecode:
             batch,
             flat.partials,
             grain.threads,
-            *self._reading,
+            self._fetch_early,
+            self._side_by_side,
             self._isa,
         )
         self.work_items = len(flat.items)

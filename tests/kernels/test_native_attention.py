@@ -159,7 +159,7 @@ def test_private_runs_of_many_heads(
     isa: str, dtype: torch.dtype, kv_heads: int, early: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows read eight heads chunk by chunk, then the last two; with and without a shared run before their own."""
-    monkeypatch.setattr(decode, "reading", lambda dtype, isa: decode.Reading(early, *((1, 1) if early else (4, 8))))
+    monkeypatch.setattr(decode, "reading", lambda dtype, isa: (early, not early))
     cache = CheckedCache(10, kv_heads, 32, 16, dtype)
     for k in range(10):
         cache.join(list(range(100 * k, 100 * k + 40 + 5 * k)))

@@ -51,8 +51,7 @@ def arguments() -> dict[str, Any]:
         "partials": 2,
         "threads": 2,
         "fetch_early": True,
-        "key_parts": 2,
-        "value_parts": 8,
+        "side_by_side": True,
         "isa": "portable",
     }
 
@@ -91,8 +90,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("items", np.zeros((1, 8), np.int64), "nine columns"),
     ("chunks", ints(0), "item's chunks"),
     ("threads", 0, "threads"),
-    ("key_parts", 0, "parts of K"),
-    ("value_parts", -8, "parts of K and V"),
     ("rows", ints(0, 1, 0, 2), "rows"),
     ("rows", ints(0, 1, 0, -1), "rows"),
     ("rows", ints(0, 1, 0), "row"),

@@ -58,8 +58,8 @@ struct Unit {
 
 // How one row reads.
 struct Reading {
-    bool fetch_early;            // whether it fetches what it reads next by itself, besides the CPU
-    int key_parts, value_parts;  // so many parts of K and of V are read side by side
+    bool fetch_early;   // whether it fetches what it reads next by itself, besides the CPU
+    bool side_by_side;  // whether it reads several parts of a piece side by side
 };
 
 // Everything that one decode reads. The caller owns all memory.

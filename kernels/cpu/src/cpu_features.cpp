@@ -2,22 +2,8 @@
 
 #include <stdexcept>
 
-#ifdef CHUNKBENCH_HAVE_X86
-#include <cpuid.h>
-#endif
-
 namespace chunkbench {
 namespace {
-
-#ifdef CHUNKBENCH_HAVE_X86
-// The family of this CPU as its maker counts, 0 if it does not say.
-unsigned family() {
-    unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
-    const unsigned base = a >> 8 & 15, more = a >> 20 & 255;
-    return base == 15 ? base + more : base;
-}
-#endif
 
 Features detect() {
     Features found;
@@ -27,7 +13,6 @@ Features detect() {
     found.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && found.f16c;
     found.avx512f = __builtin_cpu_supports("avx512f");
     found.intel = __builtin_cpu_is("intel");
-    found.zen5 = __builtin_cpu_is("amd") && family() == 26;
 #endif
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16
     found.avx512_bf16 = found.avx512f && __builtin_cpu_supports("avx512bf16");

@@ -16,7 +16,6 @@ struct Features {
     bool avx512_bf16 = false;
     bool neon = false;
     bool intel = false;  // made by Intel
-    bool zen5 = false;   // made by AMD, family 26
 };
 
 // Features that both the CPU and the operating system (which must save the registers) support.

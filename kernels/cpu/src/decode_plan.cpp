@@ -56,7 +56,6 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, Readi
             "partial_items: how many of the items come first");
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
     require(threads >= 1, "threads must be at least 1");
-    require(reading_.key_parts >= 1 && reading_.value_parts >= 1, "parts of K and V must be at least 1");
     const std::int64_t group = shape_.heads / shape_.kv_heads;
     std::int64_t most_partials = 0, states = 0, queries = 0;
     for (const Item& item : arrays_.items) {

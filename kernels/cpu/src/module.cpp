@@ -23,9 +23,8 @@ using FloatBuffer = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::devi
 
 std::map<std::string, bool> cpu_features() {
     const chunkbench::Features& found = chunkbench::features();
-    return {
-        {"avx2", found.avx2}, {"f16c", found.f16c},   {"avx512f", found.avx512f}, {"avx512_bf16", found.avx512_bf16},
-        {"neon", found.neon}, {"intel", found.intel}, {"zen5", found.zen5}};
+    return {{"avx2", found.avx2}, {"f16c", found.f16c},  {"avx512f", found.avx512f}, {"avx512_bf16", found.avx512_bf16},
+            {"neon", found.neon}, {"intel", found.intel}};
 }
 
 std::vector<std::string> isas() {
@@ -53,7 +52,7 @@ chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.dat
 void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads, int kv_heads, int head_dim,
                int chunk_size, const Table& items, const Ints& chunks, const Ints& rows, const Ints& folds,
                std::int64_t partial_items, std::int64_t batch, std::int64_t partials, int threads, bool fetch_early,
-               int key_parts, int value_parts, const std::string& isa) {
+               bool side_by_side, const std::string& isa) {
     if (items.shape(1) != 9) throw std::invalid_argument("items has nine columns");
     chunkbench::PlanArrays arrays;
     for (std::size_t i = 0; i < items.shape(0); ++i) {
@@ -67,7 +66,7 @@ void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads
     arrays.batch = batch;
     arrays.partials = partials;
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, heads, kv_heads, head_dim, chunk_size);
-    new (self) chunkbench::DecodePlan(shape, std::move(arrays), threads, {fetch_early, key_parts, value_parts},
+    new (self) chunkbench::DecodePlan(shape, std::move(arrays), threads, {fetch_early, side_by_side},
                                       chunkbench::isa_named(isa));
 }
 
@@ -123,7 +122,7 @@ NB_MODULE(_native, m) {
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
         .def("__init__", &make_plan, "dtype"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "items"_a,
              "chunks"_a, "rows"_a, "folds"_a, "partial_items"_a, "batch"_a, "partials"_a, "threads"_a, "fetch_early"_a,
-             "key_parts"_a, "value_parts"_a, "isa"_a)
+             "side_by_side"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0,

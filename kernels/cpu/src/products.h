@@ -257,8 +257,8 @@ inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Rea
         next += count * bytes;
         rows.out += 16 * count;
     };
-    const int wanted = Of == Side::keys ? reading.key_parts : reading.value_parts;
-    const int parts = right.steps % wanted == 0 ? wanted : 1;
+    constexpr int kParts = Of == Side::keys ? kKeyParts : kValueParts;
+    const int parts = reading.side_by_side && right.steps % kParts == 0 ? kParts : 1;
     for (; rows.count == 1 && blocks >= kStreams; skip(kStreams)) {
         stream<T, Of, kStreams, Reads>(rows, right, parts, together && reading.fetch_early ? next : nullptr);
     }

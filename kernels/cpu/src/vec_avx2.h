@@ -18,6 +18,7 @@ constexpr int kPairRows = 5;    // the same if a product needs two operands at a
 constexpr int kBlocks = 1;      // blocks per step when several rows are multiplied
 constexpr int kStreamRows = 1;  // up to so many rows read kStreams blocks at a time, so that sums are independent
 constexpr int kStreams = 4;
+constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
 constexpr bool kPairProducts = false;
 
 inline V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

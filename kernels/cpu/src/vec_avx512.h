@@ -21,6 +21,7 @@ constexpr int kPairRows = 12;
 constexpr int kBlocks = 2;  // two products share a broadcast; one broadcast per product would saturate the load ports
 constexpr int kStreamRows = 4;  // by 4 blocks: 16 sums, 4 operands and a broadcast
 constexpr int kStreams = 4;
+constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
 
 inline V16 set1(float x) { return {_mm512_set1_ps(x)}; }
 inline V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }

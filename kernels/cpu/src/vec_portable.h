@@ -17,6 +17,7 @@ constexpr int kPairRows = 4;
 constexpr int kBlocks = 1;
 constexpr int kStreamRows = 1;
 constexpr int kStreams = 2;
+constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
 constexpr bool kPairProducts = false;
 
 template <class F>
