@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import re
@@ -16,6 +17,8 @@ OPTIONAL_PACKAGES = ("flash-attn", "flashinfer-python", "nvidia-ml-py", "triton"
 MKL_NOTE = (
     "MKL uses its generic path on a CPU that is not Intel's: float32 matrix products in PyTorch are slower for it"
 )
+
+MKL_FORCED_NOTE = "a library in LD_PRELOAD makes MKL treat this CPU as Intel's, in PyTorch and in every implementation"
 
 
 class Torch(BaseModel):
@@ -79,7 +82,8 @@ def read_torch(cpu_vendor: str) -> Torch:
     built = torch.__config__.show()
     blas = re.search(r"BLAS_INFO=(\w+)", built)
     has_mkl = torch.backends.mkl.is_available()
-    generic = has_mkl and cpu_vendor not in ("", "GenuineIntel")
+    other = has_mkl and cpu_vendor not in ("", "GenuineIntel")
+    note = (MKL_FORCED_NOTE if mkl_path_forced() else MKL_NOTE) if other else ""
     return Torch(
         version=str(torch.__version__),
         threads=torch.get_num_threads(),
@@ -88,8 +92,13 @@ def read_torch(cpu_vendor: str) -> Torch:
         mkl=_release(built, r"Math Kernel Library Version ([\d.]+)") if has_mkl else None,
         onednn=_release(built, r"MKL-DNN v([\d.]+)") if torch.backends.mkldnn.is_available() else None,
         cuda=torch.version.cuda,
-        note=MKL_NOTE if generic else "",
+        note=note,
     )
+
+
+def mkl_path_forced() -> bool:
+    """Whether a library in LD_PRELOAD makes MKL treat this CPU as Intel's."""
+    return hasattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true")
 
 
 def read_gpus() -> tuple[Gpu, ...]:

@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -96,3 +97,20 @@ def test_importing_chunkbench_environment_does_not_import_torch(tmp_path: Path) 
     code = "import sys, chunkbench.environment; sys.exit('torch' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=False).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no compiler here")
+def test_a_preloaded_library_that_turns_mkl_to_intels_path_is_noted(tmp_path: Path) -> None:
+    source = tmp_path / "any_cpu.c"
+    source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
+    library = tmp_path / "any_cpu.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    program = "from chunkbench.environment.software import read_torch; print(read_torch('AuthenticAMD').note)"
+    notes = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **extra}, capture_output=True, text=True, check=True
+        ).stdout
+        for extra in ({}, {"LD_PRELOAD": str(library)})
+    ]
+    assert "generic path" in notes[0]
+    assert "treat this CPU as Intel's" in notes[1]

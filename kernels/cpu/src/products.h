@@ -163,9 +163,10 @@ template <int R, int S, class Body>
 }
 
 // Many rows: arithmetic is the limit. Each step fetches as many bytes from `next` on as N blocks have, for the next
-// product, which finds them in the first-level cache. (`flatten`: a call for every step would keep sums on the stack.)
+// product, which finds them in the first-level cache. (`flatten`: a call for every step would keep sums on the stack;
+// `noinline`: in its callers, registers are short.)
 template <class T, Side Of, int R, int S, int N>
-[[gnu::flatten]] inline void tile(const Rows& rows, const Right<T, Of>& given, const char* next) {
+[[gnu::flatten, gnu::noinline]] void tile(const Rows& rows, const Right<T, Of>& given, const char* next) {
     with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
         constexpr int kBytes = N * Right<T, Of>::kStepBytes;
         Right<T, Of> right = given;
