@@ -9,7 +9,7 @@ environment whose Python runs this script (a few minutes). Beside it, `chunk_att
 with C++20 and OpenMP, ninja, PyTorch, and MKL with its headers. `--remove` removes the module again.
 
 On a CPU that is not Intel's, MKL takes a slower path than the CPU could run. The script also builds `mkl_any_cpu.so`,
-a library with one function that tells MKL to treat the CPU as Intel's. For a second measurement with MKL's faster path
+a library that tells MKL to treat the CPU as Intel's. For a second measurement with MKL's faster path
 (in PyTorch, too), start ChunkBench with LD_PRELOAD=.../mkl_any_cpu.so; the script prints the command.
 
 Two things differ from the authors' own build. Their logging needs the library spdlog, whose packaged versions do not
@@ -45,7 +45,11 @@ FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++20", "-DUSE_MKL=1", "-DNDE
 MKL = ("libmkl_intel_lp64.so.2", "libmkl_sequential.so.2", "libmkl_core.so.2")
 INSTALL_MKL = f"{sys.executable} -m pip install mkl==2025.0.1 mkl-include==2025.0.1"
 ANY_CPU = "mkl_any_cpu.so"
-ANY_CPU_SOURCE = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+# PyTorch's MKL asks the first function; MKL 2025 calls what the second one returns.
+ANY_CPU_SOURCE = """\
+int mkl_serv_intel_cpu_true(void) { return 1; }
+int (*mkl_serv_get_cpu_true(void))(void) { return mkl_serv_intel_cpu_true; }
+"""
 NO_LOGGING = """\
 #pragma once
 #include <iostream>

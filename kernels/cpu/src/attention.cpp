@@ -21,6 +21,28 @@ Loops loops_of(Isa isa) {
     }
 }
 
+// Tell the CPU that this thread only waits.
+inline void pause() {
+#ifdef CHUNKBENCH_HAVE_X86
+    __builtin_ia32_pause();
+#endif
+}
+
+// Another thread is at work on what this thread waits for, and needs some microseconds. A thread that gives up its CPU
+// may get it back a tick of the scheduler later, that is, milliseconds; so it gives it up only if it has waited for
+// long: then there are more threads than CPUs.
+template <class Condition>
+void wait_until(const Condition& holds) {
+    constexpr int kPauses = 4000;
+    for (int n = 0; !holds(); ++n) {
+        if (n < kPauses) {
+            pause();
+        } else {
+            std::this_thread::yield();
+        }
+    }
+}
+
 }  // namespace
 
 std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_t queries) {
@@ -38,7 +60,7 @@ void decode(const Shape& shape, const Work& work, std::int64_t scratch, int thre
         const bool leaves = unit.first_item < work.partial_items;
         const int end = unit.heads.first + unit.heads.count;
         for (int head = unit.heads.first; !leaves && head < end; ++head) {
-            while (left_by[head].load(std::memory_order_acquire) < work.partial_items) std::this_thread::yield();
+            wait_until([&] { return left_by[head].load(std::memory_order_acquire) >= work.partial_items; });
         }
         for (std::int64_t n = 0; n < unit.items; ++n) {
             const Item* item = work.items + unit.first_item + n;
