@@ -60,7 +60,7 @@ def test_a_recorded_run_is_complete(path: Path) -> None:
     assert run.manifest.interrupted is False
     assert run.manifest.git.dirty is False
     assert not run.torn
-    assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable"}
+    assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable", "unsupported"}
     assert path.name == "memory" or all(case.samples_us for case in run.cases if case.status in ("ok", "noisy"))
 
 
