@@ -99,7 +99,7 @@ def test_importing_chunkbench_environment_does_not_import_torch(tmp_path: Path) 
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=False).returncode == 0
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no compiler here")
+@pytest.mark.skipif(shutil.which("gcc") is None or not torch.backends.mkl.is_available(), reason="needs gcc and MKL")
 def test_a_preloaded_library_that_turns_mkl_to_intels_path_is_noted(tmp_path: Path) -> None:
     source = tmp_path / "any_cpu.c"
     source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
