@@ -9,7 +9,7 @@ import pytest
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.remeasure import remeasure_changed
 from tests.invented_facts import MakeFacts
-from tests.regression.test_compare import RunMaker
+from tests.regression.made_runs import RunMaker
 
 
 @pytest.mark.parametrize(
