@@ -125,7 +125,7 @@ def compile_all(sources: Path, work: Path) -> Path:
 
 
 def build_any_cpu(target: Path, work: Path) -> None:
-    """The library that makes MKL treat every CPU as Intel's. Raises CalledProcessError."""
+    """The library that makes MKL treat every CPU as Intel's. Raises OSError or CalledProcessError."""
     source = work / "any_cpu.c"
     source.write_text(ANY_CPU_SOURCE)
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(target), str(source)], check=True)
@@ -156,7 +156,7 @@ def main() -> None:
         try:
             built = compile_all(sources, Path(folder))
             build_any_cpu(any_cpu, Path(folder))
-        except (RuntimeError, subprocess.CalledProcessError) as error:
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
             raise SystemExit(f"the build failed: {error}") from None
         target.write_bytes(built.read_bytes())
     state = git_state(arguments.checkout)

@@ -17,7 +17,6 @@ OPTIONAL_PACKAGES = ("flash-attn", "flashinfer-python", "nvidia-ml-py", "triton"
 MKL_NOTE = (
     "MKL uses its generic path on a CPU that is not Intel's: float32 matrix products in PyTorch are slower for it"
 )
-
 MKL_FORCED_NOTE = "a library in LD_PRELOAD makes MKL treat this CPU as Intel's, in PyTorch and in every implementation"
 
 
@@ -82,8 +81,6 @@ def read_torch(cpu_vendor: str) -> Torch:
     built = torch.__config__.show()
     blas = re.search(r"BLAS_INFO=(\w+)", built)
     has_mkl = torch.backends.mkl.is_available()
-    other = has_mkl and cpu_vendor not in ("", "GenuineIntel")
-    note = (MKL_FORCED_NOTE if mkl_path_forced() else MKL_NOTE) if other else ""
     return Torch(
         version=str(torch.__version__),
         threads=torch.get_num_threads(),
@@ -92,13 +89,8 @@ def read_torch(cpu_vendor: str) -> Torch:
         mkl=_release(built, r"Math Kernel Library Version ([\d.]+)") if has_mkl else None,
         onednn=_release(built, r"MKL-DNN v([\d.]+)") if torch.backends.mkldnn.is_available() else None,
         cuda=torch.version.cuda,
-        note=note,
+        note=_mkl_note() if has_mkl and cpu_vendor not in ("", "GenuineIntel") else "",
     )
-
-
-def mkl_path_forced() -> bool:
-    """Whether a library in LD_PRELOAD makes MKL treat this CPU as Intel's."""
-    return hasattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true")
 
 
 def read_gpus() -> tuple[Gpu, ...]:
@@ -131,6 +123,12 @@ def read_native() -> Native:
     if cpu.native() is None:
         return Native(built=False, reason=cpu.why_missing())
     return Native(built=True, isa=cpu.isa())
+
+
+def _mkl_note() -> str:
+    """Which path MKL takes on a CPU that is not Intel's."""
+    forced = hasattr(ctypes.CDLL(None), "mkl_serv_intel_cpu_true")  # only a preloaded library defines it for all
+    return MKL_FORCED_NOTE if forced else MKL_NOTE
 
 
 def _release(text: str, pattern: str) -> str:

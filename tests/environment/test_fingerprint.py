@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import getpass
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,8 @@ import pytest
 import torch
 
 from chunkbench.environment import Environment, fingerprint, hardware_id, scrub
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "build_chunk_attn_authors.py"
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +104,13 @@ def test_importing_chunkbench_environment_does_not_import_torch(tmp_path: Path) 
 
 @pytest.mark.skipif(shutil.which("gcc") is None or not torch.backends.mkl.is_available(), reason="needs gcc and MKL")
 def test_a_preloaded_library_that_turns_mkl_to_intels_path_is_noted(tmp_path: Path) -> None:
-    source = tmp_path / "any_cpu.c"
-    source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
-    library = tmp_path / "any_cpu.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    spec = importlib.util.spec_from_file_location("build_chunk_attn_authors", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    library = tmp_path / script.ANY_CPU
+    script.build_any_cpu(library, tmp_path)
     program = "from chunkbench.environment.software import read_torch; print(read_torch('AuthenticAMD').note)"
     notes = [
         subprocess.run(

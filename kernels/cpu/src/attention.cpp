@@ -34,13 +34,8 @@ inline void pause() {
 template <class Condition>
 void wait_until(const Condition& holds) {
     constexpr int kPauses = 4000;
-    for (int n = 0; !holds(); ++n) {
-        if (n < kPauses) {
-            pause();
-        } else {
-            std::this_thread::yield();
-        }
-    }
+    for (int n = 0; n < kPauses && !holds(); ++n) pause();
+    while (!holds()) std::this_thread::yield();
 }
 
 }  // namespace

@@ -195,7 +195,7 @@ template <class T, Side Of, int S, int Parts, bool Fetches, bool Reads>
         const auto* at = right.at;
         const float* left = rows.left;
         const float* const end = left + each * kLeft<T>;
-        for (; left < end; left += kLeft<T>, at += step, next += kBytes) {
+        for (; left < end; left += kLeft<T>, at += step) {
             times<Parts>([&](auto part) {
                 const std::int64_t ahead = part * each;
                 if constexpr (Fetches) {
@@ -207,9 +207,11 @@ template <class T, Side Of, int S, int Parts, bool Fetches, bool Reads>
                     add_step<T, 1, S>(sums, left + ahead * kLeft<T>, 0, 0, at + ahead * step, block);
                 }
             });
+            if constexpr (Fetches) next += kBytes;
         }
     });
 }
+
 // `stream` as this CPU reads best. next: nullptr if nothing can be fetched line by line.
 template <class T, Side Of, int S, bool Reads>
 inline void stream_as(Reading reading, const Rows& rows, const Right<T, Of>& right, const char* next) {
