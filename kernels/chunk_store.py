@@ -129,6 +129,14 @@ class ChunkStore:
             self.slabs[slab].keys[layer][target] = k if all_rows else k[self._index(row)]
             self.slabs[slab].values[layer][target] = v if all_rows else v[self._index(row)]
 
+    def read(self, chunks: Ints, tokens: int, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of K and V of the first `tokens` tokens in a list of chunks, each `[h_kv, tokens, d]`."""
+        parts = [(self.slabs[run.slab], slice(run.start, run.start + run.chunks)) for run in self.runs(chunks)]
+        keys = torch.cat([slab.keys[layer, places] for slab, places in parts])
+        values = torch.cat([slab.values[layer, places] for slab, places in parts])
+        in_order = (both.transpose(0, 1).flatten(1, 2)[:, :tokens] for both in (keys, values))
+        return next(in_order), next(in_order)
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` token slots of a chunk, in all layers, to a new chunk."""
         keys, values = self._chunk(target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,9 @@ class Items(NamedTuple):
     first_row: Ints
     row_count: Ints
     tail_row: Ints
-    """The row whose length sets the number of tokens in the item's last chunk, or -1 if all chunks are full."""
+    """The row whose length sets the number of tokens in the item's last chunk, or -1 if all of its rows read all chunks
+    to the end. In an item of several rows with a tail row each row reads the last chunk up to its own length; the tail
+    row is the longest."""
 
     def take(self, index: Ints) -> Items:
         """The items with these indices, in this order."""
@@ -49,6 +53,49 @@ def items_of_forest(plan: Plan, chunk_first: bool) -> Items:
 def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:
     """One item for each of `rows` `[b]`. `chunks` lists the chunks row by row, `counts[i]` of them for `rows[i]`."""
     return Items(chunks, rows, np.cumsum(counts) - counts, counts, np.arange(len(rows)), np.ones_like(counts), rows)
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Consecutive tokens of one sequence whose queries are computed together, each over all tokens up to itself."""
+
+    chunks: Ints
+    """Chunk ids of the sequence, in token order."""
+    first: int
+    """Position of the first of these tokens in the sequence."""
+    count: int
+
+
+def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: int) -> tuple[Items, Ints]:
+    """Causal attention of prompts as items. The rows are numbered from `first_row` on, prompt by prompt.
+
+    The tokens of one chunk are one item: a block of rows that reads the sequence up to this chunk. Of the last chunk
+    each row reads another number of tokens. Also returns these numbers `[rows]`, 1..chunk_size.
+    """
+    positions = np.concatenate([np.arange(p.first, p.first + p.count) for p in prompts])
+    prompt = np.repeat(np.arange(len(prompts)), [p.count for p in prompts])
+    own = positions // chunk_size  # number of the chunk that holds the row's token
+    starts = np.cumsum([0, *(len(p.chunks) for p in prompts)])[prompt]
+    rows = first_row + np.arange(len(positions))
+    blocks = np.flatnonzero(np.append(True, (np.diff(own) != 0) | (np.diff(prompt) != 0)))
+    widths = np.diff(np.append(blocks, len(rows)))
+    items = Items(
+        chunks=np.concatenate([p.chunks for p in prompts]),
+        rows=rows,
+        first_chunk=starts[blocks],
+        chunk_count=own[blocks] + 1,
+        first_row=blocks,
+        row_count=widths,
+        tail_row=rows[blocks + widths - 1],
+    )
+    return items, positions % chunk_size + 1
+
+
+def together(first: Items, second: Items) -> Items:
+    """The items of both."""
+    chunks, rows = len(first.chunks), len(first.rows)
+    moved = second._replace(first_chunk=second.first_chunk + chunks, first_row=second.first_row + rows)
+    return Items(*(np.concatenate(pair) for pair in zip(first, moved, strict=True)))
 
 
 def split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, npt.NDArray[np.bool_], Ints, Ints]:

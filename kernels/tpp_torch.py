@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.merge import FLOAT32_MIN, Partials
 from chunkbench.kernels.products import Scratch, products_for
 from chunkbench.kernels.work import Limits, PrivatePiece, SharedPiece, Work, make_work
@@ -39,6 +42,7 @@ class TppTorch:
         self._products = products_for(store.dtype, store.device, store.head_dim**-0.5, self._scratch)
         self._partials = Partials(heads, store.head_dim, store.device)
         self._plan: Plan | None = None
+        self._prompts: tuple[PromptRows, ...] = ()
         self._work: Work | None = None
 
     @property
@@ -46,8 +50,16 @@ class TppTorch:
         """Number of pieces (independent batches of matrix products) of the current plan."""
         return 0 if self._work is None else len(self._work.shared) + len(self._work.private)
 
-    def plan(self, plan: Plan) -> None:
-        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths."""
+    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
+        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
+
+        The rows of `prompts` come after those of the plan. Each of them reads the chunks of its sequence up to its own
+        token.
+        """
+        self._prompts = tuple(prompts)
+        if len(plan.order) == 0:
+            self._plan = self._work = None
+            return
         if plan is self._plan and self._work is not None:
             self._work.refresh(plan.last_tokens)
             return
@@ -57,13 +69,35 @@ class TppTorch:
 
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
         """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d)."""
+        row = decoding = len(q) - sum(prompt.count for prompt in self._prompts)
+        for prompt in self._prompts:
+            rows = slice(row, row + prompt.count)
+            self._run_prompt(prompt, q[rows], out[rows], layer)
+            row = rows.stop
+        if decoding == 0:
+            return
         assert self._work is not None
+        q, out = q[:decoding], out[:decoding]
         q = q.to(self._products.dtype)
         for shared in self._work.shared:
             self._run_shared(shared, q, layer)
         for private in self._work.private:
             self._run_private(private, q, layer)
         self._partials.merge(out)
+
+    def _run_prompt(self, prompt: PromptRows, q: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+        """Causal attention of q `[n, h, d]` over a copy of K and V of all tokens up to these."""
+        store, tokens = self.store, prompt.first + prompt.count
+        keys, values = store.read(prompt.chunks[: -(-tokens // store.chunk_size)], tokens, layer)
+        seen = torch.ones(prompt.count, tokens, dtype=torch.bool, device=q.device).tril(prompt.first)
+        by_head = torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(0, 1).unsqueeze(0),
+            keys.unsqueeze(0),
+            values.unsqueeze(0),
+            attn_mask=seen,
+            enable_gqa=self._group > 1,
+        )
+        out.copy_(by_head[0].transpose(0, 1))
 
     def _run_shared(self, piece: SharedPiece, q: torch.Tensor, layer: int) -> None:
         store, group = self.store, self._group

@@ -8,6 +8,7 @@ import torch
 
 from chunkbench.attention.parts import Kernel, Partition, Shape, assemble, choose
 from chunkbench.attention.tensors import TensorSpec, WrongTensor
+from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kvcache import Append, ChunkPool, Join, PrefixTree
 from chunkbench.kvcache.tokens import Tokens
 
@@ -31,7 +32,7 @@ class LayeredChunkAttention:
     same, but every sequence reads its shared chunks by itself. `kernel="auto"` chooses the native kernel on a CPU if it
     was built and supports the shape (chunk_size a multiple of 16, head_dim up to 256), Triton on an NVIDIA GPU if it
     supports the shape (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch.
-    The attribute `kernel` holds the choice.
+    The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class LayeredChunkAttention:
         max_tokens: int | None = None,
         partition: Partition = "two-phase",
         kernel: Kernel = "auto",
+        share: bool = True,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -62,9 +64,11 @@ class LayeredChunkAttention:
         self.device = device
         self.kernel = choose(shape, kernel)
         self._store, self._kernel = assemble(shape, self.kernel, partition)
+        # One call that checks and runs. With cold caches the checks in Python take as long as a small step.
+        self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
         # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
-        self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow))
+        self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow), share)
         self._spec = TensorSpec(dtype, device)
         self._planned = False
 
@@ -79,6 +83,12 @@ class LayeredChunkAttention:
     def kv_bytes(self) -> int:
         """Bytes of K and V of all chunks in use, in all layers. A partial chunk counts as a full one."""
         return self._tree.pool.in_use * self._store.chunk_bytes
+
+    @property
+    def chunks_left(self) -> int | None:
+        """Number of chunks that new tokens can still take; None without `max_tokens`."""
+        limit = self._tree.pool.limit
+        return None if limit is None else limit - self._tree.pool.in_use
 
     @property
     def work_items(self) -> int:
@@ -179,6 +189,9 @@ class LayeredChunkAttention:
 
         q and out `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made; returns out.
         """
+        fits = self._planned and out is not None and 0 <= layer < self.layers and not out.requires_grad
+        if fits and out is not None and self._decode_dense is not None and self._decode_dense(q, out, layer):
+            return out
         self._check_layer(layer)
         shape = (len(self._tree), self.heads, self.head_dim)
         q = self._spec.check("q", q, shape)

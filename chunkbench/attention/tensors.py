@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from chunkbench.kernels.cpu.tensors import dense_address
 from chunkbench.kvcache import KVCacheError
 
 
@@ -14,19 +15,24 @@ class WrongTensor(KVCacheError, ValueError):
 class TensorSpec:
     """The dtype and the device of K, V, q and out.
 
-    With cold caches every attribute of a tensor takes microseconds to read, as long as a small decode step takes. So a
-    good tensor is compared in one place, and only the error of a bad one asks what is wrong.
+    With cold caches every attribute of a tensor takes microseconds to read, and a small decode step takes tens of them.
+    So the native module looks at a contiguous tensor on the CPU in one call. What it does not accept is compared here,
+    and only the error of a bad tensor asks what is wrong.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._kind = dtype, device, torch.strided
+        self._address = dense_address() if device.type == "cpu" else None
+        self._dtype_name = str(dtype).removeprefix("torch.")
 
     def check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor, without its gradient. Raises WrongTensor for another shape, dtype or device, or a sparse tensor.
 
         To detach a tensor that requires gradients takes less time than to enter `torch.no_grad` for all tensors.
         """
-        if tensor.shape != shape or (tensor.dtype, tensor.device, tensor.layout) != self._kind:
+        if not self._is_dense(tensor, shape) and (
+            tensor.shape != shape or (tensor.dtype, tensor.device, tensor.layout) != self._kind
+        ):
             raise self._error(name, tensor, shape)
         return tensor.detach() if tensor.requires_grad else tensor
 
@@ -34,10 +40,13 @@ class TensorSpec:
         """Check `out` like `check` does; also raise WrongTensor if its elements overlap or it requires gradients."""
         if self.check("out", out, shape) is not out:
             raise WrongTensor("out requires gradients, but decode attention does not record any")
-        if out.is_contiguous():
+        if self._is_dense(out, shape) or out.is_contiguous():
             return
         if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), shape, strict=True)):
             raise WrongTensor("out has several elements at one address (it was expanded), so it cannot be written to")
+
+    def _is_dense(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
+        return self._address is not None and self._address(tensor, shape, self._dtype_name) != 0
 
     def _error(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> WrongTensor:
         """What is wrong with a tensor that `check` refuses."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kvcache.integers import Ints, ranges
 
 
 class Segment(NamedTuple):
@@ -81,6 +81,28 @@ class Plan:
         plan = replace(self, chunks=all_chunks, starts=starts, growth=growth, version=next(_versions))
         plan.__dict__["_own_segments"] = self._own_segments  # still valid
         return plan
+
+    def only(self, rows: Ints) -> Plan:
+        """The plan of these rows alone, numbered in this order. Chunks that none of them covers are left out."""
+        new_rows = np.full(len(self.order), -1)
+        new_rows[rows] = np.arange(len(rows))
+        order = new_rows[self.order]
+        kept = order >= 0
+        before = np.concatenate([[0], np.cumsum(kept)])
+        begins, ends = before[self.begins], before[self.ends]
+        covered = ends > begins
+        lengths = np.diff(self.starts)[covered]
+        return Plan(
+            self.chunk_size,
+            self.chunks[ranges(self.starts[:-1][covered], lengths)],
+            np.concatenate([[0], np.cumsum(lengths)]),
+            begins[covered],
+            ends[covered],
+            order[kept],
+            self.chunks_by_slot,
+            self.tokens_by_slot,
+            np.arange(self.slots.stop)[rows] if isinstance(self.slots, slice) else self.slots[rows],
+        )
 
     @property
     def last_chunks(self) -> Ints:

@@ -6,6 +6,7 @@ Both run the same loops over items (see `planner`). They differ only in the item
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,15 @@ import torch
 from chunkbench.kernels.cpu import isa, required
 from chunkbench.kernels.cpu.planner import Grain, arrays, cut
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
-from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
+from chunkbench.kernels.cpu.tensors import reads_tensors
+from chunkbench.kernels.items import (
+    Items,
+    PromptRows,
+    items_of_forest,
+    items_of_prompts,
+    items_of_tables,
+    together,
+)
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
 
@@ -52,6 +61,7 @@ class NativeDecode:
         self._isa = chosen_isa()
         self._fetch_early, self._side_by_side = reading(store.dtype, self._isa)
         self._scale = store.head_dim**-0.5
+        reads_tensors()
         self._work: DecodePlan | None = None
         self.work_items = 0
         """Number of items of the current plan. Each item runs once for every KV head, some heads at a time."""
@@ -91,6 +101,8 @@ class NativeDecode:
 
         q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch.
         """
+        if self.decode_dense(q, out, layer):
+            return
         assert self._work is not None
         q = q.contiguous()
         target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
@@ -98,6 +110,15 @@ class NativeDecode:
         self._work.decode(q.data_ptr(), target.data_ptr(), self._scale, torch.get_num_threads(), shift)
         if target is not out:
             out.copy_(target)
+
+    def decode_dense(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> bool:
+        """Like `decode`. False, and nothing done, unless both are contiguous and have the plan's shape and dtype.
+
+        The native module checks the tensors itself, all at once (see `cpu.tensors`).
+        """
+        assert self._work is not None
+        shift = layer * self.store.layer_bytes
+        return self._work.decode_dense(q, out, self._scale, torch.get_num_threads(), shift)
 
     def read(self) -> None:
         """Read the planned contexts of layer 0 in the order of `decode`, without arithmetic: a probe of the memory."""
@@ -119,8 +140,21 @@ class TppNative(NativeDecode):
         self.chunk_first = chunk_first
         self._plan: Plan | None = None
 
-    def plan(self, plan: Plan) -> None:
-        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths."""
+    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
+        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
+
+        The rows of `prompts` come after those of the plan. Each of them reads the chunks of its sequence up to its own
+        token.
+        """
+        if prompts:
+            self._plan = None
+            batch = len(plan.order)
+            items, tokens = items_of_prompts(prompts, self.store.chunk_size, batch)
+            if batch:
+                items = together(items_of_forest(plan, self.chunk_first), items)
+            self.make(items, batch + len(tokens))
+            self.set_last_tokens(np.concatenate([plan.last_tokens, tokens]))
+            return
         if plan is not self._plan:
             self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
             self._plan = plan

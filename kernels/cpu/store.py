@@ -49,6 +49,10 @@ class PackedStore(AddressedStore):
             self._tails = (ids, self.chunk_addresses(appended.chunks))
         self._pack(self._tails[1], appended.slots, k, v, layer)
 
+    def read(self, chunks: Ints, tokens: int, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raises NotImplementedError: only the native kernels can read packed chunks."""
+        raise NotImplementedError("packed chunks cannot be read back")
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a chunk that holds `tokens` tokens to a new chunk, in all layers."""
         keys, values = self._chunk(target)

@@ -36,7 +36,8 @@ struct Shape {
 struct Item {
     std::int64_t first_chunk;  // into Work::chunks
     std::int64_t count;        // number of chunks
-    std::int64_t tail_row;     // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full
+    std::int64_t tail_row;     // row whose Work::last_tokens is the length of the last chunk, -1: all chunks are full.
+                               // An item of several rows: the longest of them; each reads up to its own last_tokens
     std::int64_t first_row;    // into Work::rows
     std::int64_t rows;
     std::int64_t first_partial;  // index of its rows' partial results; -1: it writes the output
@@ -71,7 +72,7 @@ struct Work {
     const std::int64_t* chunks;       // addresses of the packed chunks
     std::int64_t shift;               // bytes from these addresses to the chunks of this layer
     const std::int64_t* rows;         // rows of q and out
-    const std::int64_t* last_tokens;  // [b] tokens in the last chunk of each row's sequence
+    const std::int64_t* last_tokens;  // [b] tokens that each row reads of its last chunk
     const std::int64_t* folds;        // numbers of partial results
     float* partial_outputs;           // [partials][heads][d], weighted sums of V
     float* partial_stats;             // [partials][heads][2], largest score and sum of weights

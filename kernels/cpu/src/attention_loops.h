@@ -122,6 +122,16 @@ struct Pieces {
     }
 };
 
+// In the last chunk of an item of a prompt, each row reads the tokens up to its own: -inf for the scores of the others.
+// `rows` rows of scores, `group` for each row of the item, `row` apart.
+inline void hide_later_tokens(const Work& work, const Item& item, int tokens, int group, int rows, float* scores,
+                              std::int64_t row) {
+    for (int i = 0; i < rows; ++i) {
+        const auto seen = static_cast<int>(work.last_tokens[work.rows[item.first_row + i / group]]);
+        for (int t = seen; t < (tokens + 15) / 16 * 16; ++t) scores[i * row + t] = -kInfinity;
+    }
+}
+
 // Fetch what is left of an item after its full chunks. The requests for such short pieces have to leave earlier than
 // during the piece before them.
 template <class T>
@@ -191,6 +201,9 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             if (!Reads && remainder > 0) {
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
+            }
+            if (!Reads && item.rows > 1 && item.tail_row >= 0 && n + 1 == item.count) {
+                hide_later_tokens(work, item, tokens, group, rows, scores, c);
             }
             for (int i = 0; !Reads && i < rows; ++i) {
                 weigh<T>(scores + static_cast<std::int64_t>(i) * c, (tokens + 15) / 16 * 16, scale, peaks[first + i],

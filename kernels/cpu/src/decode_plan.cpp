@@ -27,17 +27,16 @@ void require_inside(const Numbers& numbers, std::int64_t end, const char* what) 
 
 }  // namespace
 
+Dtype dtype_named(const std::string& name) {
+    if (name == "float32") return Dtype::float32;
+    if (name == "float16") return Dtype::float16;
+    if (name == "bfloat16") return Dtype::bfloat16;
+    throw std::invalid_argument("dtype is float32, float16 or bfloat16, not " + name);
+}
+
 Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size) {
     Shape shape{};
-    if (dtype == "float32") {
-        shape.dtype = Dtype::float32;
-    } else if (dtype == "float16") {
-        shape.dtype = Dtype::float16;
-    } else if (dtype == "bfloat16") {
-        shape.dtype = Dtype::bfloat16;
-    } else {
-        throw std::invalid_argument("dtype is float32, float16 or bfloat16, not " + dtype);
-    }
+    shape.dtype = dtype_named(dtype);
     require(kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
     require(heads <= kMaxHeads, "heads must be at most 65536");
     require(head_dim >= 16 && head_dim <= kMaxHeadDim && head_dim % 16 == 0, "head_dim must be 16, 32, .. 256");

@@ -18,6 +18,9 @@ struct PlanArrays {
     std::int64_t partial_items, batch, partials;
 };
 
+// float32, float16 or bfloat16. Throws std::invalid_argument for another name.
+Dtype dtype_named(const std::string& name);
+
 // Throws std::invalid_argument for a shape or a dtype that the kernels do not support.
 Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size);
 
@@ -38,6 +41,8 @@ class DecodePlan {
     void read(int threads);
 
     std::size_t item_count() const { return arrays_.items.size(); }
+    std::int64_t batch() const { return arrays_.batch; }
+    const Shape& shape() const { return shape_; }
 
   private:
     // Runs the units; `work` has what only this call knows.

@@ -11,6 +11,7 @@
 #include "packing.h"
 #include "parallel.h"
 #include "probes.h"
+#include "tensors.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -76,6 +77,20 @@ void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, 
     self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads, shift);
 }
 
+// Checks and runs in one call. False, and nothing done, unless q and out are contiguous tensors as the plan needs them.
+bool decode_dense(chunkbench::DecodePlan& self, nb::handle q, nb::handle out, float scale, int threads,
+                  std::int64_t shift) {
+    const auto address = [&](nb::handle tensor) {
+        const chunkbench::Shape& shape = self.shape();
+        const std::int64_t sizes[] = {self.batch(), shape.heads, shape.head_dim};
+        return chunkbench::dense_address(tensor.ptr(), sizes, 3, shape.dtype);
+    };
+    const std::uintptr_t queries = address(q), outputs = address(out);
+    if (!queries || !outputs) return false;
+    decode(self, queries, outputs, scale, threads, shift);
+    return true;
+}
+
 void read_chunks(chunkbench::DecodePlan& self, int threads) {
     nb::gil_scoped_release release;
     self.read(threads);
@@ -103,6 +118,14 @@ void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, s
     chunkbench::cut(shape, reinterpret_cast<void*>(chunk), tokens, held);
 }
 
+std::uintptr_t dense_address(nb::handle tensor, const nb::tuple& shape, const std::string& dtype) {
+    constexpr std::size_t kMost = 4;
+    if (shape.size() > kMost) throw std::invalid_argument("shape: at most four dimensions");
+    std::int64_t sizes[kMost];
+    for (std::size_t i = 0; i < shape.size(); ++i) sizes[i] = nb::cast<std::int64_t>(shape[i]);
+    return chunkbench::dense_address(tensor.ptr(), sizes, shape.size(), chunkbench::dtype_named(dtype));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -117,6 +140,11 @@ NB_MODULE(_native, m) {
     m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "k"_a, "v"_a, "chunks"_a, "slots"_a,
           "threads"_a,
           "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at chunks[i].");
+    m.def(
+        "use_tensors_of", [](nb::handle type) { return chunkbench::use_tensors_of(type.ptr()); }, "type"_a,
+        "From now on `dense_address` reads tensors of this class. False if it cannot.");
+    m.def("dense_address", &dense_address, "tensor"_a.none(), "shape"_a, "dtype"_a,
+          "The address of a contiguous CPU tensor with this shape and dtype, 0 for every other object.");
     m.def("cut", &cut, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "chunk"_a, "tokens"_a, "held"_a,
           "Forget what the chunk at an address, which holds `held` tokens, holds beyond its first `tokens`.");
     nb::class_<chunkbench::DecodePlan>(m, "DecodePlan", "The work of one plan; see kernels/cpu/decode.py.")
@@ -127,6 +155,9 @@ NB_MODULE(_native, m) {
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0,
              "shift: bytes from the chunks' addresses to those of another layer.")
+        .def("decode_dense", &decode_dense, "q"_a.none(), "out"_a.none(), "scale"_a, "threads"_a, "shift"_a = 0,
+             "`decode` of tensors. False, and nothing done, unless both are contiguous and have the plan's shape and "
+             "dtype.")
         .def("read", &read_chunks, "threads"_a, "Read all chunks in the order of `decode`, without arithmetic.")
         .def_prop_ro("item_count", &chunkbench::DecodePlan::item_count);
 }

@@ -1,0 +1,183 @@
+"""Attention of a step in which some sequences decode one token and others compute parts of their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from chunkbench.attention.layered import LayeredChunkAttention
+from chunkbench.attention.parts import Kernel, Partition
+from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kernels.items import PromptRows
+from chunkbench.kernels.tpp_torch import TppTorch
+from chunkbench.kvcache import Append, Join, WrongTokens
+from chunkbench.kvcache.integers import Ints
+from chunkbench.kvcache.plan import Plan
+from chunkbench.kvcache.tokens import Tokens
+
+_NONE: Ints = np.empty(0, np.int64)
+
+
+class RaggedChunkAttention(LayeredChunkAttention):
+    """`LayeredChunkAttention` for steps with any number of tokens of each sequence: iteration-level batching.
+
+    `join` takes a whole prompt. Its K and V come later, over any number of steps; `written` says how far they are. A
+    step goes like this: `join`, `extend` and `remove_sequence`; `select` for the tokens that the step computes, and
+    `plan_selected`; then in each layer `write_selected`, with K and V of all of them, and `attend_selected`, with their
+    queries.
+
+    A later sequence can share chunks whose K and V are not written yet. It must not read them before they are: select
+    their tokens in the same step or before, in any sequence that covers them.
+
+    Sequences that compute only their last token take part in the two-phase partition. The rows of prompts read the
+    cached chunks where they lie, a block of rows at a time. Kernels: native and PyTorch ("auto" chooses between these).
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        kv_heads: int | None = None,
+        chunk_size: int = 64,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        max_tokens: int | None = None,
+        partition: Partition = "two-phase",
+        kernel: Kernel = "auto",
+        share: bool = True,
+    ) -> None:
+        if kernel == "auto" and torch.device(device).type != "cpu":
+            kernel = "torch"
+        if kernel == "triton":
+            raise ValueError("kernel='triton': its stores cannot take prompts in parts yet; use 'torch'")
+        super().__init__(
+            layers, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share
+        )
+        assert isinstance(self._kernel, TppNative | TppTorch)
+        self._ragged = self._kernel
+        self._written = np.zeros(0, np.bool_)  # by chunk id: whether all its tokens have K and V, or are selected
+        self._decoding: list[int] = []
+        self._prompts: list[PromptRows] = []
+        self._writes: list[tuple[Ints, Ints, Ints]] = []  # chunks, slots and rows of new tokens, by prompt
+        # Of the planned step:
+        self._rows = 0
+        self._writing = _NONE  # rows whose K and V are new
+        self._places = Append(_NONE, _NONE, _NONE, every_row=False)
+        self._subset: tuple[Plan, bytes, Plan] | None = None
+
+    def join(self, tokens: Tokens) -> Join:
+        """Add a sequence with a whole prompt, whose K and V need not be known yet."""
+        joined = super().join(tokens)
+        self._forget(joined.chunks)
+        return joined
+
+    def extend(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
+        """Add tokens to sequences, as `LayeredChunkAttention.extend` does."""
+        appended = super().extend(tokens, sequences, counts)
+        self._forget(appended.new)
+        return appended
+
+    def written(self, sequence: int) -> int:
+        """Leading tokens of a sequence whose K and V are written, or selected to be, in full chunks.
+
+        Raises UnknownSequence.
+        """
+        path = np.array(self._tree.path(sequence), np.int64)
+        missing = np.flatnonzero(~self._written[path])
+        chunks = int(missing[0]) if len(missing) else len(path)
+        return min(chunks * self.chunk_size, self.length(sequence))
+
+    def select(self, sequence: int, first: int, count: int) -> None:
+        """Add tokens `first` to `first + count - 1` of a sequence to the next step: the next rows of its tensors.
+
+        First the sequences that compute only their last token, by row of `sequences`; then all others. Raises
+        UnknownSequence; WrongTokens for tokens that the sequence does not have, or another order.
+        """
+        length = self.length(sequence)
+        if count < 1 or first < 0 or first + count > length:
+            raise WrongTokens(
+                f"tokens {first} to {first + count - 1} of sequence {sequence}: it has tokens 0 to {length - 1}"
+            )
+        if count == 1 and first == length - 1 and not self._prompts:
+            self._decoding.append(sequence)
+            return
+        chunks = np.array(self._tree.path(sequence), np.int64)
+        positions = np.arange(first, first + count)
+        own = chunks[positions // self.chunk_size]
+        new = ~self._written[own]
+        rows = len(self._decoding) + sum(prompt.count for prompt in self._prompts) + np.flatnonzero(new)
+        self._writes.append((own[new], positions[new] % self.chunk_size, rows))
+        self._prompts.append(PromptRows(chunks, first, count))
+        self._written[own[(positions + 1) % self.chunk_size == 0]] = True
+
+    def plan_selected(self) -> int:
+        """Plan the step of the selected tokens, and return their number. The next `select` begins another step."""
+        decoding = {sequence: row for row, sequence in enumerate(self._tree.sequences)}
+        rows = np.array([decoding[sequence] for sequence in self._decoding], np.int64)
+        if (np.diff(rows) <= 0).any():
+            raise WrongTokens("the sequences that compute their last token come first, by row, each once")
+        plan = self._plan_of(rows)
+        writes = self._writes
+        if len(rows):
+            last, slots = plan.last_chunks, plan.last_tokens - 1
+            new = ~self._written[last]
+            writes = [(last[new], slots[new], np.flatnonzero(new)), *writes]
+            self._written[last[slots == self.chunk_size - 1]] = True
+        columns = zip(*writes, strict=True) if writes else [()] * 3
+        chunks, slots, self._writing = (np.concatenate([_NONE, *column]) for column in columns)
+        self._places = Append(chunks, slots, chunks[slots == 0], every_row=False)
+        self._rows = len(rows) + sum(prompt.count for prompt in self._prompts)
+        self._ragged.plan(plan, self._prompts)
+        self._planned = False  # this is not the plan that `attend` needs
+        self._decoding, self._prompts, self._writes = [], [], []
+        return self._rows
+
+    def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write K and V of the selected tokens in one layer, k and v `[rows, kv_heads, head_dim]`.
+
+        Tokens whose K and V are in the cache already are left alone.
+        """
+        self._check_layer(layer)
+        k = self._spec.check("k", k, (self._rows, self.kv_heads, self.head_dim))
+        v = self._spec.check("v", v, (self._rows, self.kv_heads, self.head_dim))
+        if len(self._writing) < self._rows:
+            index = torch.from_numpy(self._writing).to(self.device)
+            k, v = k.index_select(0, index), v.index_select(0, index)
+        if len(self._writing):
+            self._store.append(self._places, k, v, layer)
+
+    def attend_selected(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Attention of the selected tokens in a layer, each over all tokens up to itself, scaled by 1/sqrt(head_dim).
+
+        q and out `[rows, heads, head_dim]`. Without `out` a new tensor is made; returns out.
+        """
+        self._check_layer(layer)
+        shape = (self._rows, self.heads, self.head_dim)
+        q = self._spec.check("q", q, shape)
+        if out is None:
+            out = torch.empty(shape, dtype=self.dtype, device=self.device)
+        else:
+            self._spec.check_out(out, shape)
+        if self._rows:
+            self._ragged.decode(q, out, layer)
+        return out
+
+    def _plan_of(self, rows: Ints) -> Plan:
+        """The plan of some rows; the same object as last time if nothing changed, so that the kernel keeps its work."""
+        plan = self._tree.plan()
+        if len(rows) == len(self._tree):
+            return plan
+        key = rows.tobytes()
+        if self._subset is None or self._subset[0] is not plan or self._subset[1] != key:
+            self._subset = plan, key, plan.only(rows)
+        return self._subset[2]
+
+    def _forget(self, chunks: Ints) -> None:
+        """Chunks that were handed out anew hold nothing."""
+        capacity = self._tree.pool.capacity
+        if capacity > len(self._written):
+            self._written = np.append(self._written, np.zeros(capacity - len(self._written), np.bool_))
+        self._written[chunks] = False

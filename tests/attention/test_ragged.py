@@ -1,0 +1,209 @@
+"""Iteration-level batching: prompts in pieces beside decoding sequences, against float64 attention."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.kernels import cpu
+from chunkbench.kvcache import PoolExhausted, UnknownSequence, WrongTokens
+
+KERNELS = ["torch", *(["native"] if cpu.native() is not None else [])]
+HEADS, DIM, LAYERS = 4, 32, 2
+DTYPE = torch.float64
+
+
+TABLES = {
+    (what, layer): torch.randn(2, 256, HEADS, DIM, generator=torch.Generator().manual_seed(10 * layer + i))
+    for i, what in enumerate("qkv")
+    for layer in range(LAYERS)
+}
+"""[token or position]: what is added up to K, V or q of a token. So equal prefixes have equal vectors."""
+
+
+@dataclass
+class Live:
+    tokens: list[int]
+    computed: int = 0
+
+    def rows(self, what: str, layer: int, heads: int, first: int, count: int) -> torch.Tensor:
+        by_token, by_position = TABLES[what, layer]
+        span = slice(first, first + count)
+        return (by_token[torch.tensor(self.tokens[span])] + by_position[span])[:, :heads]
+
+
+class Server:
+    """Drives the class as an engine does, and checks every row of every step."""
+
+    def __init__(self, kernel: Any, kv_heads: int = HEADS, **options: Any) -> None:
+        self.kv_heads = kv_heads
+        self.attention = RaggedChunkAttention(LAYERS, HEADS, DIM, kv_heads, 16, kernel=kernel, **options)
+        self.live: dict[int, Live] = {}
+        self.computed_tokens = 0
+        self.tokens = random.Random(0)
+
+    def join(self, tokens: list[int]) -> int:
+        sequence = self.attention.join(tokens).sequence
+        self.live[sequence] = Live(list(tokens))
+        return sequence
+
+    def leave(self, sequence: int) -> None:
+        self.attention.remove_sequence(sequence)
+        del self.live[sequence]
+
+    def step(self, budget: int = 1000) -> list[tuple[int, int, int]]:
+        done = [s for s, live in self.live.items() if live.computed == len(live.tokens)]
+        if done:
+            new = [self.tokens.randrange(50) for _ in done]
+            self.attention.extend(new, done)
+            for sequence, token in zip(done, new, strict=True):
+                self.live[sequence].tokens.append(token)
+        parts = [(s, len(self.live[s].tokens) - 1, 1) for s in done]
+        for part in parts:
+            self.attention.select(*part)
+        for sequence, live in self.live.items():
+            if sequence in done or budget == 0:
+                continue
+            live.computed = min(max(live.computed, self.attention.written(sequence)), len(live.tokens) - 1)
+            part = (sequence, live.computed, min(budget, len(live.tokens) - live.computed))
+            self.attention.select(*part)
+            parts.append(part)
+            budget -= part[2]
+        assert self.attention.plan_selected() == sum(part[2] for part in parts)
+        self.computed_tokens += sum(part[2] for part in parts)
+        for sequence, first, count in parts:
+            self.live[sequence].computed = first + count
+        for layer in range(LAYERS):
+            self._check(layer, parts)
+        return parts
+
+    def _check(self, layer: int, parts: list[tuple[int, int, int]]) -> None:
+        def of(what: str, heads: int) -> torch.Tensor:
+            return torch.cat([self.live[s].rows(what, layer, heads, first, count) for s, first, count in parts])
+
+        self.attention.write_selected(layer, of("k", self.kv_heads), of("v", self.kv_heads))
+        out = self.attention.attend_selected(layer, of("q", HEADS))
+        row = 0
+        for sequence, first, count in parts:
+            live = self.live[sequence]
+            k, v = (live.rows(w, layer, self.kv_heads, 0, first + count).to(DTYPE) for w in "kv")
+            k, v = (t.repeat_interleave(HEADS // self.kv_heads, 1) for t in (k, v))
+            q = live.rows("q", layer, HEADS, first, count).to(DTYPE)
+            scores = torch.einsum("nhd,mhd->hnm", q, k) * DIM**-0.5
+            seen = torch.ones(count, first + count, dtype=torch.bool).tril(first)
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            expected = torch.einsum("hnm,mhd->nhd", weights, v)
+            torch.testing.assert_close(out[row : row + count].to(DTYPE), expected, rtol=1e-4, atol=1e-5)
+            row += count
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("partition", ["two-phase", "sequence-first"])
+def test_prompts_in_pieces_beside_decoding_sequences(kernel: Any, kv_heads: int, partition: Any) -> None:
+    server = Server(kernel, kv_heads, partition=partition)
+    chance = random.Random(3)
+    system = [chance.randrange(50) for _ in range(50)]
+    for step in range(25):
+        if step % 3 == 0 and len(server.live) < 7:
+            shared = chance.choice([[], system[:20], system[:32], system, system])
+            server.join(shared + [chance.randrange(50) for _ in range(chance.choice([1, 3, 16, 40]))])
+        if step % 7 == 6:
+            server.leave(chance.choice(list(server.live)))
+        server.step(budget=chance.choice([1, 7, 16, 30, 200]))
+    while server.live:
+        server.leave(next(iter(server.live)))
+    assert server.attention.kv_bytes == 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_shared_prompt_is_computed_once_even_in_one_step(kernel: Any) -> None:
+    server = Server(kernel)
+    system = list(range(64))
+    for last in range(5):
+        server.join([*system, 90 + last])
+    server.step()
+    assert server.computed_tokens == 64 + 5
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_without_sharing_every_prompt_is_computed(kernel: Any) -> None:
+    server = Server(kernel, share=False)
+    for last in range(3):
+        server.join([*range(64), 90 + last])
+    server.step()
+    assert server.computed_tokens == 3 * 65
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_aligned_prompt_that_is_cached_whole_computes_its_last_token(kernel: Any) -> None:
+    server = Server(kernel)
+    server.join(list(range(32)))
+    server.step()
+    server.join(list(range(32)))
+    parts = server.step()
+    assert parts[1] == (1, 31, 1)
+    server.step()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_sequence_that_leaves_half_way_leaves_the_rest_to_those_that_share_it(kernel: Any) -> None:
+    server = Server(kernel)
+    first = server.join(list(range(64)))
+    server.join([*range(64), 1])
+    server.join([*range(64), 2])
+    server.step(budget=20)
+    assert server.attention.written(1) == 16
+    server.leave(first)
+    server.step(budget=30)
+    server.step(budget=1000)
+    server.step()
+    # The 4 tokens of the half-filled chunk are computed again.
+    assert server.computed_tokens == 20 + (64 - 16) + 2 + 2
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_memory_that_returns_is_not_taken_for_written(kernel: Any) -> None:
+    server = Server(kernel, max_tokens=64)
+    sequence = server.join(list(range(48)))
+    server.step()
+    server.leave(sequence)
+    server.join(list(range(100, 148)))
+    assert server.attention.written(1) == 0
+    server.step()
+    with pytest.raises(PoolExhausted):
+        server.join(list(range(40)))
+    server.step()
+
+
+def test_wrong_selections_are_refused() -> None:
+    attention = RaggedChunkAttention(1, 2, 16, chunk_size=16, kernel="torch")
+    attention.join([1, 2, 3])
+    attention.join([4, 5])
+    for first, count in [(0, 0), (-1, 2), (0, 4), (3, 1)]:
+        with pytest.raises(WrongTokens, match="it has tokens 0 to 2"):
+            attention.select(0, first, count)
+    with pytest.raises(UnknownSequence):
+        attention.select(7, 0, 1)
+    attention.select(1, 1, 1)
+    attention.select(0, 2, 1)
+    with pytest.raises(WrongTokens, match="by row"):
+        attention.plan_selected()
+
+
+def test_a_step_of_nothing_is_allowed() -> None:
+    attention = RaggedChunkAttention(1, 2, 16, chunk_size=16, kernel="torch")
+    assert attention.plan_selected() == 0
+    nothing = torch.zeros(0, 2, 16)
+    attention.write_selected(0, nothing, nothing)
+    assert attention.attend_selected(0, nothing).shape == (0, 2, 16)
+
+
+def test_triton_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="use 'torch'"):
+        RaggedChunkAttention(1, 2, 64, kernel="triton")
