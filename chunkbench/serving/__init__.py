@@ -1,0 +1,1 @@
+"""Serving, end to end: an engine, servers and the load. This room is what `kind: serving` measures."""

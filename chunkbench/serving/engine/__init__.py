@@ -1,0 +1,19 @@
+"""The engine: iteration-level batching of any decoder-only model of transformers over the prefix-aware cache."""
+
+from chunkbench.serving.engine.engine import Engine, EngineOptions, StepReport
+from chunkbench.serving.engine.errors import EngineError, ModelError, RequestRefused
+from chunkbench.serving.engine.model import Model
+from chunkbench.serving.engine.request import Generated, Request, Sampling
+
+__all__ = [
+    "Engine",
+    "EngineError",
+    "EngineOptions",
+    "Generated",
+    "Model",
+    "ModelError",
+    "Request",
+    "RequestRefused",
+    "Sampling",
+    "StepReport",
+]

@@ -1,0 +1,191 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.serving.engine.errors import RequestRefused
+from chunkbench.serving.engine.model import Model
+from chunkbench.serving.engine.request import Finish, Generated, Request, Sequence
+from chunkbench.serving.engine.sampling import next_tokens
+from chunkbench.serving.engine.scheduler import Scheduler
+
+Attention = Literal["two-phase", "sequence-first", "no-sharing"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Limits of the engine, and its attention."""
+
+    max_batch: int = 32
+    """Most sequences of a step (the paper's value)."""
+    prompt_budget: int = 512
+    """Most prompt tokens of a step, beside the decoding sequences."""
+    kv_bytes: int = 1 << 30
+    """Bytes of K and V, all layers. The engine takes them at its start."""
+    chunk_size: int = 64
+    attention: Attention = "two-phase"
+    """two-phase: the prefix-aware cache with the two-phase partition kernel; sequence-first: the same cache, but every
+    sequence reads its shared chunks by itself; no-sharing: every sequence has chunks of its own."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. Times in seconds."""
+
+    generated: tuple[Generated, ...]
+    batch: int
+    """Sequences that took part."""
+    prompt_tokens: int
+    preempted: int
+    schedule_s: float
+    """Scheduling, tree and plan."""
+    forward_s: float
+    sample_s: float
+    kv_bytes: int
+    """Bytes of the chunks in use during the step."""
+
+    @property
+    def own_s(self) -> float:
+        """The engine's own cost: everything but the model."""
+        return self.schedule_s + self.sample_s
+
+
+class Engine:
+    """Answers requests over one prefix-aware cache for all layers. Not safe for several threads.
+
+    Nobody says what prompts share: the cache finds it by token ids (section 3.1 of the paper). Only the part of a
+    prompt that is not cached is computed.
+    """
+
+    def __init__(self, model: Model, options: EngineOptions | None = None) -> None:
+        """Raises ValueError if `kv_bytes` does not hold one chunk, or the model's shape has no kernel."""
+        self.model = model
+        self.options = options = options or EngineOptions()
+        self.max_tokens = options.kv_bytes // (model.token_bytes * options.chunk_size) * options.chunk_size
+        """Tokens whose K and V fit."""
+        if self.max_tokens == 0:
+            least = model.token_bytes * options.chunk_size
+            raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
+        self._attention = RaggedChunkAttention(
+            model.layers,
+            model.heads,
+            model.head_dim,
+            model.kv_heads,
+            options.chunk_size,
+            model.dtype,
+            model.device,
+            max_tokens=self.max_tokens,
+            partition="two-phase" if options.attention == "two-phase" else "sequence-first",
+            share=options.attention != "no-sharing",
+        )
+        self._attention.reserve(self.max_tokens)
+        self._scheduler = Scheduler(self._attention, options.max_batch, options.prompt_budget)
+        self.peak_kv_bytes = 0
+        self.peak_batch = 0
+
+    @property
+    def kernel(self) -> str:
+        """Name of the attention kernel."""
+        return self._attention.kernel
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the chunks in use."""
+        return self._attention.kv_bytes
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold chunks."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        return not self._scheduler.running and not self._scheduler.waiting
+
+    def check(self, request: Request) -> None:
+        """Raise RequestRefused if the engine could never answer the request."""
+        prompt, total = len(request.prompt), len(request.prompt) + request.max_tokens
+        if prompt == 0:
+            raise RequestRefused("the prompt is empty: it needs at least one token")
+        if request.max_tokens < 1:
+            raise RequestRefused(f"max_tokens must be at least 1, not {request.max_tokens}")
+        room = min(self.max_tokens, self.model.max_length)
+        if total > room:
+            raise RequestRefused(
+                f"the prompt has {prompt} tokens and max_tokens is {request.max_tokens}, together {total}: "
+                f"this server takes at most {room}"
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= self.model.vocabulary:
+            raise RequestRefused(f"token ids of the prompt must lie between 0 and {self.model.vocabulary - 1}")
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestRefused."""
+        self.check(request)
+        self._scheduler.add(request)
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Forget requests whose clients went away; their chunks are free for the next step."""
+        self._scheduler.drop(ids)
+
+    def reset_peaks(self) -> None:
+        """Begin to record the peaks anew."""
+        self.peak_kv_bytes = self.peak_batch = 0
+
+    def step(self) -> StepReport:
+        """Compute one token of every running sequence, and a part of the waiting prompts."""
+        started = perf_counter()
+        step = self._scheduler.schedule()
+        kv_bytes = self._attention.kv_bytes
+        self.peak_kv_bytes = max(self.peak_kv_bytes, kv_bytes)
+        self.peak_batch = max(self.peak_batch, step.batch)
+        planned = perf_counter()
+        generated: list[Generated] = []
+        computed = planned
+        if step.tokens:
+            rows = [row for row, _ in step.sampled]
+            logits = self.model.logits(step.tokens, step.positions, rows or [0], self._attention)
+            computed = perf_counter()
+            sequences = [sequence for _, sequence in step.sampled]
+            if sequences:
+                for sequence, token in zip(sequences, next_tokens(logits, sequences), strict=True):
+                    generated.append(self._take(sequence, token))
+        done = perf_counter()
+        return StepReport(
+            tuple(generated),
+            step.batch,
+            step.prompt_tokens,
+            step.preempted,
+            planned - started,
+            computed - planned,
+            done - computed,
+            kv_bytes,
+        )
+
+    def _take(self, sequence: Sequence, token: int) -> Generated:
+        """Add a token to a sequence, which ends if it was the last one."""
+        request = sequence.request
+        sequence.tokens.append(token)
+        finish: Finish | None = None
+        if token in request.stop_ids or (token in self.model.eos_ids and not request.ignore_eos):
+            finish = "stop"
+        elif sequence.generated == request.max_tokens:
+            finish = "length"
+        if finish is not None:
+            self._scheduler.finish(sequence)
+        return Generated(request.id, token, finish, sequence.cached_tokens or 0)

@@ -1,0 +1,149 @@
+"""A decoder-only model of transformers whose attention is ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.experiment.llama import LlamaShape
+from chunkbench.serving.engine.errors import ModelError
+from chunkbench.serving.engine.packed_linear import can_pack, pack_linear_layers
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    raise ModelError("the engine needs transformers: pip install 'chunkbench[serving]'") from error
+
+INTERFACE = "chunkbench"
+"""Our name in transformers' table of attention functions."""
+_REFUSED = {"sliding_window": "a sliding window", "softcap": "soft-capping of scores", "s_aux": "attention sinks"}
+
+
+class Model:
+    """Weights and forward pass. `from_folder` loads a checkpoint, `random` makes weights from a configuration."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        """`module`: a causal language model of transformers that was made with `attn_implementation=INTERFACE`."""
+        config = module.config
+        self.name = name
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.vocabulary: int = config.vocab_size
+        self.max_length: int = getattr(config, "max_position_embeddings", 2**31)
+        """Most tokens of a sequence, prompt and answer."""
+        eos = config.eos_token_id
+        self.eos_ids = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+        self.dtype: torch.dtype = module.dtype
+        self.device: torch.device = module.device
+        self.folder: Path | None = None
+        """The checkpoint; None for random weights."""
+        self._module = module.eval()
+        _refuse(config)
+        self.packed = pack_linear_layers(module) if self.device.type == "cpu" and can_pack(self.dtype) else 0
+        """Number of linear layers whose weights are packed."""
+
+    @classmethod
+    def from_folder(cls, folder: Path, dtype: torch.dtype, device: str = "cpu") -> Model:
+        """Load a checkpoint from a local folder. Raises ModelError."""
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder}: no checkpoint: it has no config.json")
+        try:
+            module = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, attn_implementation=INTERFACE, dtype=dtype, local_files_only=True
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{folder}: transformers cannot load it: {error}") from error
+        model = cls(module.to(device), folder.name)
+        model.folder = folder
+        return model
+
+    @classmethod
+    def random(cls, config: Any, name: str, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Model:
+        """Random weights for a configuration of transformers: as fast as trained ones, and without meaning."""
+        torch.manual_seed(seed)
+        module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=INTERFACE, dtype=dtype)
+        return cls(module.to(device), name)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @torch.inference_mode()
+    def logits(
+        self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
+    ) -> torch.Tensor:
+        """Logits `[len(rows), vocabulary]` of some rows of a step. `attention` has planned these tokens."""
+        output = self._module(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(rows, device=self.device),
+            chunk_attention=attention,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int = 32000, max_length: int = 16384) -> Any:
+    """transformers' configuration of a Llama-like shape, with fewer layers if asked for."""
+    return transformers.LlamaConfig(
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=layers or shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        vocab_size=vocabulary,
+        max_position_embeddings=max_length,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+    )
+
+
+def _refuse(config: Any) -> None:
+    """Raise ModelError for attention that the kernels do not compute."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"}:
+        other = ", ".join(sorted(kinds - {"full_attention"}))
+        raise ModelError(f"this model has layers of the kind {other}; the engine computes full attention only")
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        raise ModelError(f"this model has a sliding window of {config.sliding_window} tokens; the engine has none")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise ModelError("this model caps its attention scores (soft-capping); the engine does not")
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    *,
+    chunk_attention: RaggedChunkAttention | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: query, key, value `[1, heads, tokens, d]` to `[1, tokens, heads, d]`."""
+    if chunk_attention is None:
+        raise ModelError("this attention runs inside the engine only: it needs the argument chunk_attention")
+    for argument, what in _REFUSED.items():
+        if others.get(argument) is not None:
+            raise ModelError(f"this model's attention has {what} ({argument}); the engine computes full attention only")
+    layer = module.layer_idx
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    usual = chunk_attention.head_dim**-0.5  # the kernels' own scale
+    if scaling is not None and abs(scaling / usual - 1) > 1e-6:
+        q = q * (scaling / usual)
+    chunk_attention.write_selected(layer, k, v)
+    return chunk_attention.attend_selected(layer, q)[None], None
+
+
+transformers.AttentionInterface.register(INTERFACE, _attend)

@@ -1,0 +1,71 @@
+"""Small models with random weights for the tests of the engine."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from chunkbench.serving.engine import Model
+from chunkbench.serving.engine.model import INTERFACE
+
+VOCABULARY = 300
+SCALES = {"embed_tokens": 50, "q_proj": 15, "k_proj": 15, "v_proj": 10, "o_proj": 10, "lm_head": 20}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+
+
+def config(kind: str) -> Any:
+    """A configuration: llama, llama-grouped, qwen2, qwen3 or mistral."""
+    if kind == "llama":
+        return transformers.LlamaConfig(**SIZES, num_key_value_heads=4)
+    if kind == "llama-grouped":
+        return transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+    if kind == "mistral":
+        return transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=None)
+    classes = {"qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}
+    return classes[kind](**SIZES, num_key_value_heads=2)
+
+
+def sharp_module(kind: str, implementation: str) -> Any:
+    """A model of transformers whose random weights are scaled up until attention decides the tokens.
+
+    With plain random weights attention is nearly uniform and small beside the residual: an ignored prefix would change
+    nothing.
+    """
+    torch.manual_seed(1)
+    module = transformers.AutoModelForCausalLM.from_config(
+        config(kind), dtype=torch.float32, attn_implementation=implementation
+    )
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            for part, factor in SCALES.items():
+                if part in name:
+                    parameter.mul_(factor)
+    return module.eval()
+
+
+def write_checkpoint(kind: str, folder: Path) -> Path:
+    """A checkpoint with sharp random weights."""
+    sharp_module(kind, "eager").save_pretrained(folder)
+    return folder
+
+
+@functools.cache
+def small_model(kind: str = "llama-grouped") -> Model:
+    """A model for tests that compare the engine with itself."""
+    return Model(sharp_module(kind, INTERFACE), kind)
