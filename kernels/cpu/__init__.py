@@ -47,7 +47,9 @@ def why_missing() -> str:
 
 
 def isa() -> str:
-    """The best instruction set that the compiled code can use on this CPU: avx512_bf16, avx512, avx2, neon or portable.
+    """The best instruction set that the compiled code can use on this CPU.
+
+    One of amx_bf16, avx512_bf16, avx512, avx2, neon and portable.
 
     Raises NativeMissing.
     """

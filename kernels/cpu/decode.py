@@ -48,7 +48,7 @@ def reading(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
     CPUs lose by several streams. docs/cpu-kernels.md has the figures.
     """
     intel = required().cpu_features()["intel"]
-    widens = dtype == torch.float16 or (dtype == torch.bfloat16 and isa != "avx512_bf16")
+    widens = dtype == torch.float16 or (dtype == torch.bfloat16 and not isa.endswith("bf16"))
     return widens or (not intel and isa.startswith("avx512")), intel
 
 

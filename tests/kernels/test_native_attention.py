@@ -105,6 +105,20 @@ def test_every_number_of_tokens_in_the_last_chunk(isa: str, dtype: torch.dtype, 
         assert cache.error() < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("rows", [5, 15, 16, 17, 31, 32, 33, 40, 48, 63, 64, 65, 100])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "chunk"), [(2, 2, 32, 32), (2, 2, 96, 64), (8, 2, 128, 32)])
+def test_any_number_of_rows_shares_a_chunk(
+    isa: str, rows: int, heads: int, kv_heads: int, dim: int, chunk: int
+) -> None:
+    """A matrix unit takes sixteen rows at a time: numbers around multiples of sixteen, in one dtype."""
+    cache = CheckedCache(heads, kv_heads, dim, chunk, torch.bfloat16)
+    for row in range(rows):
+        cache.join([*range(2 * chunk + 5), 900 + row % 90, row])
+    assert cache.error() < TOLERANCE[torch.bfloat16]
+    cache.step()
+    assert cache.error(scale=30) < TOLERANCE[torch.bfloat16]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_fork_truncate_and_remove(isa: str, dtype: torch.dtype) -> None:
     cache = CheckedCache(4, 2, 64, 16, dtype)

@@ -17,6 +17,9 @@ Loops loops_of(Isa isa) {
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16
         case Isa::avx512_bf16: return loops_avx512_bf16();
 #endif
+#ifdef CHUNKBENCH_HAVE_AMX_BF16
+        case Isa::amx_bf16: return loops_amx_bf16();
+#endif
         default: return loops_portable();
     }
 }

@@ -115,5 +115,8 @@ Loops loops_avx512();
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16
 Loops loops_avx512_bf16();
 #endif
+#ifdef CHUNKBENCH_HAVE_AMX_BF16
+Loops loops_amx_bf16();
+#endif
 
 }  // namespace chunkbench

@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "products.h"
 #include "softmax.h"
+#include "tile_products.h"
 
 namespace chunkbench {
 namespace CHUNKBENCH_NAMESPACE {
@@ -157,6 +158,33 @@ inline Ahead first_piece(const Shape& shape, const Work& work, Heads heads, Next
     return {nullptr, 0};
 }
 
+#ifdef CHUNKBENCH_TILE_PRODUCTS
+// Many rows times one full chunk of a head: scores, weights, sums. `queries` and `sums` are the left side of the first
+// product and the result of the second one; `scores` holds what is between them. Fetches `next` meanwhile: a quarter
+// during each product and half during the softmax, as the times of these parts are.
+template <class T>
+inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored* keys, int d, int c, float scale,
+                               float* peaks, float* weights, Spread next) {
+    const auto lines_each = [&](std::int64_t parts, std::int64_t slots) {
+        const std::int64_t lines = (next.end - next.at) / kLine;
+        return static_cast<int>((lines + parts * slots - 1) / (parts * slots));
+    };
+    const int products = lines_each(4, static_cast<std::int64_t>(c) * d / (32 * 2 * kTileSteps));
+    const int softmax = lines_each(2, queries.count);
+    multiply_tiles<Side::keys>(queries, {keys, 16 * d, d / 2}, c / 16, next, products);
+    for (int i = 0; i < queries.count; ++i) {
+        next.fetch(softmax);
+        weigh<T>(queries.out + i * queries.out_row, c, scale, peaks[i], weights + 16 * i, sums.out + i * sums.out_row,
+                 d);
+    }
+    const auto* values = keys + static_cast<std::int64_t>(c) * d;
+    for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
+        const int band = d - i < kBand ? d - i : kBand;
+        multiply_tiles<Side::values>(sums, {values, 2 * band, c / 2}, band / 16, next, products);
+    }
+}
+#endif
+
 // One item for the KV heads `heads`, chunk by chunk, so that it reads a chunk's heads in the order of memory. `Reads`:
 // only reads the chunks, as an item of one row does, and adds what it reads.
 template <class T, bool Reads>
@@ -184,6 +212,11 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
         start(shape, work, item, head, scale, {outputs + i * d, weights + 16 * i, peaks[i]});
     });
     const Pieces<T> pieces(shape, work, item);
+#ifdef CHUNKBENCH_TILE_PRODUCTS
+    constexpr bool kTiles = kInPairs<T> && !Reads;
+    const bool suits_tiles = kTiles && rows > kStreamRows && d % (2 * kTileSteps) == 0 && c % (2 * kTileSteps) == 0;
+    const Tiles tiles(suits_tiles ? rows : 0);
+#endif
     for (std::int64_t n = 0; n < item.count; ++n) {
         const int tokens = pieces.tokens(n), blocks = tokens / 16, remainder = tokens % 16;
         for (int h = 0; h < heads.count; ++h) {
@@ -196,13 +229,26 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             const Stored* keys = pieces.keys(n, head);
             const Stored* values = pieces.values(n, head);
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
+            Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
+            const bool hides = !Reads && item.rows > 1 && item.tail_row >= 0 && n + 1 == item.count;
+#ifdef CHUNKBENCH_TILE_PRODUCTS
+            if constexpr (kTiles) {
+                if (suits_tiles && n < pieces.full && !hides) {
+                    const bool both = last_head && n + 1 < pieces.full;  // K and V of the next chunk
+                    const char* end = after.from + (both ? 2 : 1) * after.bytes;
+                    run_chunk_by_tiles<T>(products, sums, keys, d, c, scale, peaks + first, weights + 16 * first,
+                                          {after.from, end});
+                    continue;
+                }
+            }
+#endif
             multiply<T, Side::keys, Reads>(products, {keys, 16 * d, d / T::kStep}, blocks, pieces.values_ahead(n, head),
                                            work.reading);
             if (!Reads && remainder > 0) {
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
             }
-            if (!Reads && item.rows > 1 && item.tail_row >= 0 && n + 1 == item.count) {
+            if (hides) {
                 hide_later_tokens(work, item, tokens, group, rows, scores, c);
             }
             for (int i = 0; !Reads && i < rows; ++i) {
@@ -211,7 +257,6 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             }
             // Pairs: an unpaired last token has a partner with weight zero; packing sets this partner to zero.
             const int steps = (tokens + T::kStep - 1) / T::kStep;
-            Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
             for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
                 const int band = d - i < kBand ? d - i : kBand;
                 multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16,

@@ -7,13 +7,14 @@
 
 namespace chunkbench {
 
-enum class Isa { portable, avx2, avx512, avx512_bf16 };
+enum class Isa { portable, avx2, avx512, avx512_bf16, amx_bf16 };
 
 struct Features {
     bool avx2 = false;  // with FMA and F16C: the kernels need all three
     bool f16c = false;
     bool avx512f = false;
     bool avx512_bf16 = false;
+    bool amx_bf16 = false;  // products of tiles, which the system lets this process use
     bool neon = false;
     bool intel = false;  // made by Intel
 };

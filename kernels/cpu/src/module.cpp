@@ -24,8 +24,10 @@ using FloatBuffer = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::devi
 
 std::map<std::string, bool> cpu_features() {
     const chunkbench::Features& found = chunkbench::features();
-    return {{"avx2", found.avx2}, {"f16c", found.f16c},  {"avx512f", found.avx512f}, {"avx512_bf16", found.avx512_bf16},
-            {"neon", found.neon}, {"intel", found.intel}};
+    return {{"avx2", found.avx2},         {"f16c", found.f16c},
+            {"avx512f", found.avx512f},   {"avx512_bf16", found.avx512_bf16},
+            {"amx_bf16", found.amx_bf16}, {"neon", found.neon},
+            {"intel", found.intel}};
 }
 
 std::vector<std::string> isas() {

@@ -140,7 +140,7 @@ __attribute__((target("avx512f,avx512bf16"))) float dot_avx512_bf16(std::int64_t
 
 float sum(Isa isa, const float* data, std::size_t count) {
 #ifdef CHUNKBENCH_HAVE_X86
-    if (isa == Isa::avx512 || isa == Isa::avx512_bf16) return sum_avx512(data, count);
+    if (isa >= Isa::avx512) return sum_avx512(data, count);
     if (isa == Isa::avx2) return sum_avx2(data, count);
 #endif
     (void)isa;
@@ -150,10 +150,10 @@ float sum(Isa isa, const float* data, std::size_t count) {
 MatrixProbe matrix_probe(Isa isa, bool bfloat16_dot) {
     (void)bfloat16_dot;
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16
-    if (isa == Isa::avx512_bf16 && bfloat16_dot) return {dot_avx512_bf16, kSums * 16 * 4.0};
+    if (isa >= Isa::avx512_bf16 && bfloat16_dot) return {dot_avx512_bf16, kSums * 16 * 4.0};
 #endif
 #ifdef CHUNKBENCH_HAVE_X86
-    if (isa == Isa::avx512 || isa == Isa::avx512_bf16) return {multiply_add_avx512, kSums * 16 * 2.0};
+    if (isa >= Isa::avx512) return {multiply_add_avx512, kSums * 16 * 2.0};
     if (isa == Isa::avx2) return {multiply_add_avx2, kSums * 8 * 2.0};
 #endif
     (void)isa;
