@@ -20,6 +20,8 @@ _COMMANDS = {
     "history": "history",
     "claims": "claims",
     "prompts": "prompts",
+    "serve": "serve",
+    "load": "load",
     "tune": "tune",
     "list": "list_",
     "validate": "validate",

@@ -162,6 +162,27 @@ _TABLE = (
         {"enum": list(DTYPES)},
         "dtype",
     ),
+    _counted(
+        "load",
+        "requests per second as a share of the reference system's capacity, for `kind: serving`",
+        None,
+        1,
+        1000,
+        "load, % of capacity",
+        "percent",
+        default_words="none",
+        later=True,
+    ),
+    _counted(
+        "rate",
+        "requests per minute, for `kind: serving`, instead of load",
+        None,
+        1,
+        1_000_000,
+        "requests per minute",
+        default_words="none",
+        later=True,
+    ),
     _counted("threads", "CPU threads", None, 1, 4096, "threads", default_words="the machine's default"),
 )
 

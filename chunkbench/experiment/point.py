@@ -29,7 +29,8 @@ class AxisFields(BaseModel):
     `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
     `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
     `k mod prompts`). `tree` describes any forest; `n_s` is then None. `model` is the shape of the model whose layer the
-    point measures; None if the point does not measure a layer.
+    point measures, or that servers run; None if there is none. `load` (percent of a system's capacity) and `rate`
+    (requests per minute) are how fast requests arrive at servers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +49,8 @@ class AxisFields(BaseModel):
     model: LlamaShape | None = None
     dtype: Dtype
     device: Device
+    load: int | None = None
+    rate: int | None = None
 
 
 class Point(AxisFields):
@@ -99,7 +102,7 @@ class Point(AxisFields):
             roots = [Segment(next(ids), self.n_s or 0) for _ in range(self.prompts)]
             shared = [[roots[k % self.prompts]] for k in range(self.batch_size)]
         else:
-            shared = [list(path) for node in self.tree for path in _walk(node, (), ids)]
+            shared = [list(path) for node in self.tree for path in walk_tree(node, (), ids)]
         paths = []
         for path, length in zip(shared, self.prompt_lengths(seed), strict=True):
             private = length - sum(segment.tokens for segment in path)
@@ -147,7 +150,7 @@ class Case:
         return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _walk(node: TreeNode, above: tuple[Segment, ...], ids: Iterator[int]) -> Iterator[Sequence[Segment]]:
+def walk_tree(node: TreeNode, above: tuple[Segment, ...], ids: Iterator[int]) -> Iterator[Sequence[Segment]]:
     """Paths of all sequences below a node, depth first."""
     tokens, children = node
     path = (*above, Segment(next(ids), tokens))
@@ -156,4 +159,4 @@ def _walk(node: TreeNode, above: tuple[Segment, ...], ids: Iterator[int]) -> Ite
             yield path
     else:
         for child in children:
-            yield from _walk(child, path, ids)
+            yield from walk_tree(child, path, ids)

@@ -188,4 +188,4 @@ class Engine:
             finish = "length"
         if finish is not None:
             self._scheduler.finish(sequence)
-        return Generated(request.id, token, finish, sequence.cached_tokens or 0)
+        return Generated(request.id, token, finish, sequence.cached_tokens)

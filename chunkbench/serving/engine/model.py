@@ -50,24 +50,14 @@ class Model:
     @classmethod
     def from_folder(cls, folder: Path, dtype: torch.dtype, device: str = "cpu") -> Model:
         """Load a checkpoint from a local folder. Raises ModelError."""
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{folder}: no checkpoint: it has no config.json")
-        try:
-            module = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, attn_implementation=INTERFACE, dtype=dtype, local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{folder}: transformers cannot load it: {error}") from error
-        model = cls(module.to(device), folder.name)
+        model = cls(load_module(folder, dtype, INTERFACE).to(device), folder.name)
         model.folder = folder
         return model
 
     @classmethod
     def random(cls, config: Any, name: str, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Model:
         """Random weights for a configuration of transformers: as fast as trained ones, and without meaning."""
-        torch.manual_seed(seed)
-        module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=INTERFACE, dtype=dtype)
-        return cls(module.to(device), name)
+        return cls(random_module(config, dtype, INTERFACE, seed).to(device), name)
 
     @property
     def token_bytes(self) -> int:
@@ -88,6 +78,24 @@ class Model:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def load_module(folder: Path, dtype: torch.dtype, attention: str) -> Any:
+    """A causal language model of transformers from a local checkpoint. Raises ModelError."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: no checkpoint: it has no config.json")
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation=attention, dtype=dtype, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: transformers cannot load it: {error}") from error
+
+
+def random_module(config: Any, dtype: torch.dtype, attention: str, seed: int) -> Any:
+    """A causal language model of transformers; the same seed gives the same weights for every attention."""
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
 
 
 def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int = 32000, max_length: int = 16384) -> Any:

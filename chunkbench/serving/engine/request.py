@@ -50,8 +50,8 @@ class Generated:
     token: int
     finish: Finish | None
     """Why the answer ends with this token; None if it goes on."""
-    cached_tokens: int
-    """Tokens of the prompt that were not computed for this request."""
+    cached_tokens: int | None
+    """Tokens of the prompt that were not computed for this request; None if the engine does not say."""
 
 
 @dataclass(eq=False)

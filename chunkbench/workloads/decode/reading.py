@@ -13,7 +13,12 @@ from chunkbench.experiment.sweep import N_P, N_S, SweepRules, wrong_prompts
 RULES = SweepRules(
     wrong=wrong_prompts,
     required=(N_P, N_S),
-    foreign={"model": "is only for `kind: modules`; write heads, kv_heads and head_dim instead"},
+    foreign={
+        "model": "is only for `kind: modules` and `kind: serving`; write heads, kv_heads and head_dim instead",
+        **dict.fromkeys(
+            ("load", "rate"), "is only for `kind: serving`, whose requests arrive one by one; leave it out"
+        ),
+    },
 )
 
 

@@ -20,6 +20,7 @@ READING = Reading(
         foreign={
             **dict.fromkeys(("heads", "kv_heads", "head_dim"), _FROM_MODEL),
             **dict.fromkeys(("n_s", "prompts", "tree", "chunk_size", "block_size"), _SHARING),
+            **dict.fromkeys(("load", "rate"), "is only for `kind: serving`; leave it out"),
         },
         implied={"n_s": 0},
     ),

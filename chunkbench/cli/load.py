@@ -1,0 +1,195 @@
+"""`chunkbench load`: send requests to a server and print its latencies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from chunkbench.cli.output import colour_wanted, fail
+
+if TYPE_CHECKING:
+    from chunkbench.analysis.requests import LoadNumbers, Quantiles
+    from chunkbench.store.request_facts import RequestFacts
+    from chunkbench.traces import PlannedRequest
+
+EPILOG = """\b
+Examples:
+  chunkbench load http://127.0.0.1:8000 --rate 4 --requests 64
+  chunkbench load http://127.0.0.1:8000 --rate 2 --n-p 2048 --n-s 2048 --n-c 64 --out requests.jsonl
+  chunkbench load http://127.0.0.1:8000 --clients 32 --requests 96       capacity: requests per second
+  chunkbench load http://127.0.0.1:8000 --trace traffic.jsonl --format json
+"""
+
+
+@click.command("load", epilog=EPILOG)
+@click.argument("url")
+@click.option("--model", help="The model's name.  [default: the one that the server has]")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second, open loop.")
+@click.option("--clients", type=click.IntRange(1), help="Closed loop: clients that send one request after the other.")
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "gamma", "constant"]),
+    default="poisson",
+    show_default=True,
+    help="Gaps between requests of the open loop.",
+)
+@click.option(
+    "--spread",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="gamma: standard deviation of the gaps over their mean.",
+)
+@click.option("--requests", "count", type=click.IntRange(1), default=64, show_default=True, help="Requests to send.")
+@click.option("--n-p", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
+@click.option("--n-s", type=click.IntRange(0), default=0, show_default=True, help="Leading tokens that prompts share.")
+@click.option("--prompts", type=click.IntRange(1), default=1, show_default=True, help="Different shared prefixes.")
+@click.option("--n-c", type=click.IntRange(1), default=64, show_default=True, help="Tokens to generate.")
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Requests from a file: JSON objects with prompt (token ids), max_tokens and maybe due (seconds), one a line.",
+)
+@click.option("--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Token ids are below this.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws arrivals and prompts.")
+@click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Other requests sent before.")
+@click.option("--objective", type=click.FloatRange(0, min_open=True), help="Most ms per token, for the goodput.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
+@click.option("--keep-eos", is_flag=True, help="Do not send ignore_eos, for servers that refuse it.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a line of JSON for each request.")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(url: str, **options: Any) -> None:
+    """Measure the server at URL, which speaks OpenAI's protocol and takes token ids as prompts.
+
+    Due times and prompts are drawn before the first request is sent. Latency counts from when a request was due, not
+    from when it was sent: a request that waited in the client has waited. Prompts differ from seed to seed; a server
+    that keeps prefixes finds those of an earlier call with the same seed, so give each call its own.
+
+    Ctrl-C prints what was measured so far. Exit code 3 if a request failed.
+    """
+    import asyncio
+
+    try:
+        from chunkbench.serving.load import LoadError, LoadOptions, describe_server, send
+    except ModuleNotFoundError as error:
+        fail(str(error))
+    from chunkbench.analysis.requests import load_numbers
+    from chunkbench.traces import TraceError
+
+    if (options["rate"] is None) == (options["clients"] is None) and options["trace"] is None:
+        fail("give --rate for an open loop, or --clients for a closed one")
+    try:
+        plan = _plan(options)
+        warm_up = _warm_up(plan, options)
+        out = options["out"].open("w", encoding="utf-8") if options["out"] else None
+    except (TraceError, ValueError, OSError) as error:
+        fail(error)
+    facts: list[RequestFacts] = []
+    how = LoadOptions(options["clients"], options["timeout"], not options["keep_eos"])
+
+    async def measure() -> float:
+        target = await describe_server(url, options["model"])
+        longest = max(len(request.prompt) + request.max_tokens for request in plan)
+        if target.max_length is not None and longest > target.max_length:
+            raise LoadError(f"requests have up to {longest} tokens, {target.model} takes {target.max_length}")
+        if warm_up:
+            await send(target, warm_up, dataclasses.replace(how, clients=len(warm_up)))
+        measured = await send(target, plan, how, lambda request: _ended(request, facts, len(plan), out))
+        return measured.client_cpu
+
+    cpu, interrupted = 0.0, False
+    try:
+        cpu = asyncio.run(measure())
+    except LoadError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if out is not None:
+            out.close()
+    click.echo("\r\033[K" if colour_wanted() else "", nl=False, err=True)
+    objective = options["objective"]
+    numbers = load_numbers(facts, objective / 1e3 if objective else None)
+    if options["form"] == "json":
+        click.echo(json.dumps({**dataclasses.asdict(numbers), "client_cpu": cpu, "interrupted": interrupted}, indent=2))
+    else:
+        _print(numbers, cpu, facts, len(plan))
+    if interrupted or numbers.failed:
+        click.get_current_context().exit(130 if interrupted else 3)
+
+
+def _plan(options: dict[str, Any]) -> list[PlannedRequest]:
+    """The requests that the options describe. Raises TraceError and ValueError."""
+    from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_trace
+
+    rate, seed, count = options["rate"], options["seed"], options["count"]
+    arrivals = Arrivals(options["arrivals"], options["spread"])
+    if options["trace"]:
+        requests, timed = read_trace(options["trace"])
+        if rate is not None:
+            dues = due_times(arrivals, rate, len(requests), seed)
+            return [dataclasses.replace(request, due=due) for request, due in zip(requests, dues, strict=True)]
+        if not timed and options["clients"] is None:
+            raise ValueError(f"{options['trace']} does not say when requests are due: give --rate or --clients")
+        return requests
+    prompts = Prompts(options["n_p"], options["n_s"], options["prompts"])
+    drawn = draw_prompts(prompts, count, options["vocabulary"], seed)
+    dues = due_times(arrivals, rate, count, seed) if rate is not None else [0.0] * count
+    return [PlannedRequest(due, prompt, options["n_c"]) for due, prompt in zip(dues, drawn, strict=True)]
+
+
+def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[PlannedRequest]:
+    """Requests as long as those of the plan, with other tokens."""
+    from chunkbench.traces import PlannedRequest, Prompts, draw_prompts
+
+    length = sorted(len(request.prompt) for request in plan)[len(plan) // 2]
+    drawn = draw_prompts(Prompts(length), options["warm_up"], options["vocabulary"], f"warm-up {options['seed']}")
+    return [PlannedRequest(0.0, prompt, plan[0].max_tokens) for prompt in drawn]
+
+
+def _ended(request: RequestFacts, facts: list[RequestFacts], planned: int, out: TextIO | None) -> None:
+    facts.append(request)
+    if out is not None:
+        out.write(request.model_dump_json() + "\n")
+        out.flush()
+    if colour_wanted():
+        click.echo(f"\r\033[K{len(facts)} of {planned} requests answered", nl=False, err=True)
+
+
+def _print(numbers: LoadNumbers, cpu: float, facts: list[RequestFacts], planned: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from chunkbench.report.numbers import percent, significant
+
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    for column in ("", "mean", "p50", "p90", "p99"):
+        table.add_column(column, justify="left" if not column else "right")
+
+    def row(name: str, quantiles: Quantiles | None, scale: float = 1e3) -> None:
+        if quantiles is not None:
+            table.add_row(name, *(significant(v * scale, 3) for v in dataclasses.astuple(quantiles)))
+
+    row("normalized latency, ms/token", numbers.normalized_latency)
+    row("latency, s", numbers.latency, 1)
+    row("time to first token, ms", numbers.time_to_first_token)
+    row("time per token, ms", numbers.time_per_token)
+    row("sent after due, ms", numbers.sending_delay)
+    console = Console(highlight=False)
+    console.print(f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s")
+    rates = (significant(numbers.requests_per_s, 3), significant(numbers.tokens_per_s, 3))
+    console.print("{} requests/s, {} tokens/s".format(*rates))
+    if numbers.goodput_per_s is not None:
+        console.print(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
+    if numbers.cached_share is not None:
+        console.print(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
+    console.print(table)
+    if numbers.client_late or cpu > 0.9:
+        console.print(f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)}).")
+    reasons = {f"{request.status}: {request.reason}" for request in facts if request.status != "ok"}
+    for reason in sorted(reasons)[:5]:
+        console.print(f"failed, {reason}", markup=False)

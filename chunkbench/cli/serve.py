@@ -1,0 +1,143 @@
+"""`chunkbench serve`: a server for one model that speaks OpenAI's protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from chunkbench.cli.output import fail
+
+EPILOG = """\b
+Examples:
+  chunkbench serve small-llama                              random weights, for measurements
+  chunkbench serve ~/models/Llama-3.2-1B --dtype bfloat16   a checkpoint
+  chunkbench serve llama2-7b --layers 2 --attention no-sharing
+  chunkbench serve small-llama --engine transformers --port 8001
+\b
+  curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "small-llama", "prompt": [1, 2, 3], "max_tokens": 4, "return_token_ids": true}'
+"""
+
+
+@click.command("serve", epilog=EPILOG)
+@click.argument("model")
+@click.option(
+    "--engine",
+    type=click.Choice(["chunk", "transformers"]),
+    default="chunk",
+    show_default=True,
+    help="Our engine, or transformers' continuous batching behind the same front.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["two-phase", "sequence-first", "no-sharing"]),
+    default="two-phase",
+    show_default=True,
+    help="Of our engine: two-phase partition, the same cache without it, or no shared chunks.",
+)
+@click.option("--layers", type=click.IntRange(1), help="Of a shape: number of layers.  [default: the shape's]")
+@click.option("--vocabulary", type=click.IntRange(2), help="Of a shape: number of token ids.  [default: 32000]")
+@click.option("--max-length", type=click.IntRange(2), help="Of a shape: most tokens of a sequence.  [default: 16384]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws random weights.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of weights and K/V.",
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Most sequences of a step.")
+@click.option(
+    "--prompt-budget",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Most prompt tokens of a step, beside the sequences that decode.",
+)
+@click.option("--kv-memory", default="1GiB", show_default=True, metavar="SIZE", help="Memory for K and V, all layers.")
+@click.option("--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a chunk.")
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Requests in the queue above which new ones get status 429.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free port.")
+@click.option("--served-name", help="The model's name in requests.  [default: MODEL, or its folder's name]")
+@click.option(
+    "--log",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write steps.jsonl and requests.jsonl into this folder, anew.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    model: str,
+    engine: str,
+    attention: str,
+    layers: int | None,
+    vocabulary: int | None,
+    max_length: int | None,
+    seed: int,
+    dtype: str,
+    device: str,
+    max_batch: int,
+    prompt_budget: int,
+    kv_memory: str,
+    chunk_size: int,
+    max_waiting: int,
+    host: str,
+    port: int,
+    served_name: str | None,
+    log: Path | None,
+) -> None:
+    """Serve MODEL with iteration-level batching over the prefix-aware cache.
+
+    MODEL is the folder of a checkpoint (Llama, Qwen, Mistral and others that transformers loads). The name of a shape,
+    or the path of a config.json, gets random weights. Routes: /v1/completions, /v1/chat/completions, /v1/models,
+    /health, /metrics.
+
+    SIGTERM and Ctrl-C answer what runs and end. Exit code 1 if the engine breaks.
+    """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        kv_bytes = int(TypeAdapter(ByteSize).validate_python(kv_memory))
+    except ValidationError:
+        fail(f"--kv-memory {kv_memory}: not a size; write it as 512MiB or 4GiB")
+    try:
+        import torch
+
+        from chunkbench.serving.engine import EngineError, EngineOptions
+        from chunkbench.serving.server.app import ServerOptions
+        from chunkbench.serving.server.build import ModelChoice, build_backend
+        from chunkbench.serving.server.run import bind, run
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
+    except ValueError as error:  # the engine's own word for a missing library
+        fail(error)
+    try:
+        listening = bind(host, port)
+    except OSError as error:
+        fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
+    choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
+    limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention)  # type: ignore[arg-type]
+    try:
+        backend, room = build_backend(choice, engine, limits)  # type: ignore[arg-type]
+    except (EngineError, ValueError) as error:
+        listening.close()
+        fail(error)
+    name = served_name or choice.name
+    address, bound = listening.getsockname()[:2]
+    where = f"[{address}]" if ":" in address else address
+
+    def announce() -> None:
+        click.echo(f"{name} is served at http://{where}:{bound}/v1 (Ctrl-C ends it)")
+
+    options = ServerOptions(name, room, max_waiting)
+    if not run(backend, options, choice.folder, listening, log, announce):
+        context.exit(1)

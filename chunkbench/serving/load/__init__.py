@@ -1,0 +1,5 @@
+"""The load: sends requests to any server that speaks OpenAI's protocol, and notes when what came back."""
+
+from chunkbench.serving.load.client import LoadError, LoadOptions, Measured, Target, describe_server, send
+
+__all__ = ["LoadError", "LoadOptions", "Measured", "Target", "describe_server", "send"]

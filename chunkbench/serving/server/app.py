@@ -1,0 +1,318 @@
+"""The web application: OpenAI's completions over an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from chunkbench.serving.engine import Generated, Request, RequestRefused, StepReport
+from chunkbench.serving.server.backend import Backend, BackendFailed, Load
+from chunkbench.serving.server.protocol import ApiError, Body, ChatBody, CompletionBody, parse, usage
+from chunkbench.serving.server.records import Log, Metrics
+from chunkbench.serving.server.text import Text
+from chunkbench.version import __version__
+
+DEFAULT_MAX_TOKENS = 16
+"""Tokens of a completion if the client names none, as in OpenAI's API."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What belongs to the server and not to the engine."""
+
+    model: str
+    """The model's name in requests."""
+    max_length: int
+    """Most tokens of prompt and answer together."""
+    max_waiting: int = 1024
+    """Requests in the queue above which new ones get status 429."""
+
+
+class Server:
+    """State of a running server."""
+
+    def __init__(
+        self, backend: Backend, options: ServerOptions, text: Text, log: Log, ended: Callable[[], None]
+    ) -> None:
+        """`ended` is called when the engine breaks: the process should end then."""
+        self.backend = backend
+        self.options = options
+        self._text = text
+        self._log = log
+        self._ended = ended
+        self._metrics = Metrics(backend.load)
+        self._numbers = itertools.count()
+        self._created = int(time.time())
+        self.failure: BackendFailed | None = None
+
+    # The engine's observer.
+
+    def step(self, ended: float, report: StepReport, load: Load) -> None:
+        """Write a step down; called by the engine's thread."""
+        self._log.step(ended, report, load)
+        self._metrics.steps.observe(report.schedule_s + report.forward_s + report.sample_s)
+        self._metrics.preemptions.inc(report.preempted)
+
+    def failed(self, error: BackendFailed) -> None:
+        """The engine broke; called on the event loop."""
+        self.failure = error
+        self._ended()
+
+    # The routes.
+
+    async def completions(self, http: HttpRequest) -> Response:
+        """/v1/completions"""
+        received = time.perf_counter()
+        body = parse(CompletionBody, await _json(http))
+        prompt = body.one_prompt()
+        ids = self._text.encode(prompt) if isinstance(prompt, str) else prompt
+        return await self._answer(http, body, ids, body.max_tokens or DEFAULT_MAX_TOKENS, _Completion, received)
+
+    async def chat(self, http: HttpRequest) -> Response:
+        """/v1/chat/completions"""
+        received = time.perf_counter()
+        body = parse(ChatBody, await _json(http))
+        ids = self._text.encode_chat([message.plain() for message in body.messages])
+        limit = body.max_completion_tokens or body.max_tokens or max(1, self.options.max_length - len(ids))
+        return await self._answer(http, body, ids, limit, _Chat, received)
+
+    async def models(self, http: HttpRequest) -> Response:
+        """/v1/models, and what identifies this server in a measurement."""
+        model = {
+            "id": self.options.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "chunkbench",
+            "max_model_len": self.options.max_length,
+            "server": {"chunkbench": __version__, **self.backend.facts()},
+        }
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, http: HttpRequest) -> Response:
+        """/health: 200 while the engine works."""
+        if self.failure:
+            raise ApiError(str(self.failure), 503)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, http: HttpRequest) -> Response:
+        """/metrics for Prometheus."""
+        return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _answer(
+        self, http: HttpRequest, body: Body, ids: list[int], max_tokens: int, form: type[_Form], received: float
+    ) -> Response:
+        if body.model != self.options.model:
+            message = f"the model {body.model} does not exist; this server has {self.options.model}"
+            raise ApiError(message, 404, "model", "model_not_found")
+        request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens)
+        if self.failure:
+            raise ApiError(str(self.failure), 503)
+        try:
+            self.backend.check(request)
+        except RequestRefused as error:
+            raise ApiError(str(error), param="prompt") from None
+        waiting = self.backend.load().waiting
+        if waiting >= self.options.max_waiting:
+            self._metrics.requests.labels("refused").inc()
+            raise ApiError(f"{waiting} requests wait already; try again later", 429, code="queue_full")
+        shape = form(request.id, self.options.model, body.return_token_ids)
+        tokens = self._tokens(http, request, received)
+        if body.stream:
+            events = self._events(tokens, shape, len(ids), body.stream_options.include_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        answered = [token async for token in tokens]
+        if not answered or answered[-1].finish is None:
+            return Response(status_code=499)  # the client has gone; nobody reads this
+        decode = self._text.decoder()
+        text = "".join(decode(token.token) for token in answered)
+        return JSONResponse(shape.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
+
+    async def _tokens(self, http: HttpRequest, request: Request, received: float) -> AsyncGenerator[Generated, None]:
+        """The tokens of an answer; ends early if the client goes away. Raises ApiError if the engine breaks."""
+        arrived: asyncio.Queue[Generated | BackendFailed | None] = asyncio.Queue()
+        gone = asyncio.create_task(_disconnected(http))
+        gone.add_done_callback(lambda _: arrived.put_nowait(None))
+        outcome, count, cached, first = "dropped", 0, None, None
+        try:
+            self.backend.submit(request, arrived.put_nowait)
+            while True:
+                token = await arrived.get()
+                if isinstance(token, BackendFailed):
+                    raise token
+                if token is None:
+                    return
+                count += 1
+                cached = token.cached_tokens
+                first = first or time.perf_counter()
+                if token.finish is not None:
+                    outcome = "finished"
+                yield token
+                if token.finish is not None:
+                    return
+        except BackendFailed as error:
+            outcome = "failed"
+            raise ApiError(str(error), 503) from None
+        finally:
+            gone.cancel()
+            self.backend.drop(request.id)
+            self._metrics.requests.labels(outcome).inc()
+            self._metrics.prompt_tokens.inc(len(request.prompt))
+            self._metrics.cached_tokens.inc(cached or 0)
+            self._metrics.generated_tokens.inc(count)
+            self._log.request(
+                id=request.id,
+                received=received,
+                first=first,
+                last=time.perf_counter(),
+                outcome=outcome,
+                prompt_tokens=len(request.prompt),
+                cached_tokens=cached,
+                generated=count,
+            )
+
+    async def _events(
+        self, tokens: AsyncGenerator[Generated, None], shape: _Form, prompt: int, with_usage: bool
+    ) -> AsyncIterator[str]:
+        """Server-sent events of a stream."""
+        decode = self._text.decoder()
+        count, cached = 0, None
+        try:
+            async with contextlib.aclosing(tokens):
+                async for token in tokens:
+                    count += 1
+                    cached = token.cached_tokens
+                    yield _event(shape.piece(token, decode(token.token), count == 1))
+        except ApiError as error:  # the status has been sent: the error is an event
+            yield _event(error.body())
+            return
+        if with_usage:
+            yield _event({**shape.head(), "choices": [], "usage": usage(prompt, count, cached)})
+        yield "data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How an answer is written down."""
+
+    id: str
+    model: str
+    return_token_ids: bool
+
+    prefix = ""
+    object = ""
+    piece_object = ""
+
+    def head(self, object: str | None = None) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": object or self.piece_object,
+            "created": int(time.time()),
+            "model": self.model,
+        }
+
+    def piece(self, token: Generated, text: str, first: bool) -> dict[str, Any]:
+        """An event of a stream."""
+        choice = {"index": 0, **self._piece(text, first), "logprobs": None, "finish_reason": token.finish}
+        if self.return_token_ids:
+            choice["token_ids"] = [token.token]
+        return {**self.head(), "choices": [choice]}
+
+    def whole(self, tokens: list[Generated], text: str, counts: dict[str, Any]) -> dict[str, Any]:
+        """A whole answer."""
+        choice = {"index": 0, **self._whole(text), "logprobs": None, "finish_reason": tokens[-1].finish}
+        if self.return_token_ids:
+            choice["token_ids"] = [token.token for token in tokens]
+        return {**self.head(self.object), "choices": [choice], "usage": counts}
+
+    def _piece(self, text: str, first: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class _Completion(_Form):
+    prefix = "cmpl"
+    object = piece_object = "text_completion"
+
+    def _piece(self, text: str, first: bool) -> dict[str, Any]:
+        return {"text": text}
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class _Chat(_Form):
+    prefix = "chatcmpl"
+    object = "chat.completion"
+    piece_object = "chat.completion.chunk"
+
+    def _piece(self, text: str, first: bool) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+
+def application(server: Server) -> Starlette:
+    """The routes, with the engine running while the application runs."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        server.backend.start(server)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(server.backend.close)
+
+    return Starlette(
+        routes=[
+            Route("/v1/completions", server.completions, methods=["POST"]),
+            Route("/v1/chat/completions", server.chat, methods=["POST"]),
+            Route("/v1/models", server.models),
+            Route("/health", server.health),
+            Route("/metrics", server.metrics),
+        ],
+        exception_handlers={ApiError: _refuse, HTTPException: _no_route},
+        lifespan=lifespan,
+    )
+
+
+async def _refuse(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), status_code=error.status)
+
+
+async def _no_route(http: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{http.method} {http.url.path}: {error.detail}"
+    return JSONResponse(ApiError(message, error.status_code).body(), status_code=error.status_code)
+
+
+async def _json(http: HttpRequest) -> Any:
+    try:
+        return json.loads(await http.body())
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}") from None
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    """Wait until the client has gone away."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(fields: dict[str, Any]) -> str:
+    return f"data: {json.dumps(fields, ensure_ascii=False)}\n\n"

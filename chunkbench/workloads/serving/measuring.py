@@ -1,0 +1,396 @@
+"""How systems are measured: all of a run's servers stay up and take turns over the arrival seeds of a point."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from chunkbench.analysis.requests import load_numbers, normalized_latency
+from chunkbench.experiment.point import AxisFields, Case, Point
+from chunkbench.experiment.values import show_value
+from chunkbench.runner.case_facts import now
+from chunkbench.runner.options import RunOptions
+from chunkbench.runner.target import Target
+from chunkbench.serving.load import LoadOptions, Measured, send
+from chunkbench.serving.servers.process import RunningServer, ServerFailed, start_server
+from chunkbench.serving.servers.registry import SYSTEMS
+from chunkbench.serving.servers.system import Moment, Setting, System
+from chunkbench.store import RunError, RunWriter
+from chunkbench.store.facts import CaseFacts, Status
+from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
+from chunkbench.workloads.serving.facts import Measurement, ServerFacts, ServingFacts
+from chunkbench.workloads.serving.reading import ServingExperiment
+
+WARM_UP = 4
+"""Requests before the first measurement of a server, with other prompts."""
+TIMELINE = 100
+
+
+@dataclass
+class _System:
+    """A system of the run and its server."""
+
+    system: System
+    version: str = ""
+    server: RunningServer | None = None
+    refusal: tuple[Status, str] | None = None
+    """Why nothing can be measured with it any more."""
+    starts: int = 0
+
+
+@dataclass
+class _Case:
+    """A system at a point, while it is measured."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    failure: tuple[Status, str] | None = None
+
+
+class ServingMeasuring:
+    """The part of the kind that the runner uses."""
+
+    sessions = None
+
+    def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
+        """One group for each point."""
+        return [(point,) for point in points]
+
+    def weight(self, point: Point, seed: int) -> int:
+        """Relative cost of a point: the tokens of a request that is not shared."""
+        return _length(point) + point.n_c
+
+    def start(
+        self,
+        experiment: ServingExperiment,
+        target: Target,
+        points: Sequence[Point],
+        writer: RunWriter,
+        options: RunOptions,
+    ) -> ServingMeasurer:
+        """Ask each system whether it runs here. Raises `RunError` if none does."""
+        systems = {name: _survey(name, target.device) for name in experiment.implementations}
+        if all(entry.refusal for entry in systems.values()):
+            reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
+            raise RunError(f"no system of this experiment runs here: {reasons}")
+        looks = {name: SYSTEMS.look(name).model_dump() for name in experiment.implementations}
+        writer.update_manifest(looks=looks)
+        return ServingMeasurer(experiment, target, points, systems, writer)
+
+    def describe(self, experiment: ServingExperiment, target: Target) -> str:
+        """The plan of a run, as text."""
+        points = experiment.points(target.device, target.dtype)
+        lines = [
+            f"{experiment.name}: {experiment.title}",
+            f"{len(points)} points, {experiment.arrival_seeds} arrival seeds of {experiment.requests} requests for each"
+            f" system, on {target.device} in {target.dtype}",
+            "",
+        ]
+        for name in experiment.implementations:
+            label, answer = SYSTEMS.availability(name, target.device)
+            lines.append(
+                f"  {name:<24} {label:<24} {'will be measured' if answer.ok else f'unavailable: {answer.reason}'}"
+            )
+        lines += ["", *(f"  {_brief(point)}" for point in points)]
+        setting = _setting(experiment, target, points)
+        return "\n".join([*lines, "", f"K/V memory of every system: {setting.kv_bytes / 2**30:.2f} GiB"])
+
+
+class ServingMeasurer:
+    """Measures the points of a run. It keeps the servers between points; `close` ends them."""
+
+    def __init__(
+        self,
+        experiment: ServingExperiment,
+        target: Target,
+        points: Sequence[Point],
+        systems: Mapping[str, _System],
+        writer: RunWriter,
+    ) -> None:
+        self._experiment, self._target = experiment, target
+        self._systems = systems
+        self._setting = _setting(experiment, target, points)
+        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-serving-"))
+        self._capacity = {
+            _traffic(case): (case.reference, case.capacity_per_s)
+            for case in writer.cases
+            if isinstance(case, ServingFacts) and case.capacity_per_s
+        }
+
+    def measure(
+        self,
+        points: Sequence[Point],
+        cases_of: Mapping[Point, Sequence[Case]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> Mapping[Point, Sequence[CaseFacts]]:
+        """Measure all systems at a point: every arrival seed, the systems in an order that changes with the seed."""
+        (point,) = points
+        started_at = now()
+        cases = {case.implementation: _Case() for case in cases_of[point]}
+        for name in cases:
+            self._start(name, announce)
+        reference, capacity = self._capacity_at(point, announce)
+        rate = self._rate(point, capacity)
+        turns = [(seed, name) for seed in range(self._experiment.arrival_seeds) for name in self._order(point, seed)]
+        for number, (seed, name) in enumerate(turns):
+            if rate is not None and cases[name].failure is None and self._start(name, announce):
+                announce(f"{name}, arrival seed {seed + 1} of {self._experiment.arrival_seeds}")
+                self._turn(name, cases[name], point, seed, rate)
+            advance((number + 1) / len(turns))
+        return {
+            point: [
+                self._facts(case, cases[case.implementation], rate, reference, capacity, started_at)
+                for case in cases_of[point]
+            ]
+        }
+
+    def close(self) -> None:
+        """End all servers."""
+        for entry in self._systems.values():
+            if entry.server is not None:
+                entry.server.stop()
+                entry.server = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, name: str, announce: Callable[[str], None]) -> bool:
+        """Start a system's server, again if it died. Returns whether it runs."""
+        entry = self._systems[name]
+        if entry.server is not None and entry.server.died:
+            entry.server.stop()
+            entry.server = None
+        if entry.server is None and entry.refusal is None:
+            if entry.starts == 3:
+                entry.refusal = "crashed", "the server died three times"
+                return False
+            announce(f"{name} starts")
+            entry.starts += 1
+            try:
+                entry.server = start_server(entry.system, self._setting, self._folder / f"{name}-{entry.starts}")
+            except ServerFailed as error:
+                entry.refusal = "error", str(error)
+                return False
+            longest = self._setting.max_length
+            prompts = draw_prompts(
+                Prompts(longest - 2), WARM_UP, self._experiment.vocabulary, f"warm-up {entry.starts}"
+            )
+            self._send(entry.server, [PlannedRequest(0.0, prompt, 2) for prompt in prompts], WARM_UP)
+        return entry.server is not None
+
+    def _capacity_at(self, point: Point, announce: Callable[[str], None]) -> tuple[str, float | None]:
+        """The reference system, and its capacity with the prompts of this point."""
+        if point.load is None:
+            return "", None
+        names = [self._experiment.reference, *self._experiment.implementations]
+        running = [name for name in names if name in self._systems and self._systems[name].server is not None]
+        if not running:
+            return self._experiment.reference, None
+        key = _traffic(point)
+        if key not in self._capacity or self._capacity[key][0] != running[0]:
+            announce(f"capacity of {running[0]}")
+            server = self._systems[running[0]].server
+            assert server is not None
+            count = 2 * point.batch_size
+            plan = self._plan(point, "capacity", count, None)
+            measured = self._send(server, plan, point.batch_size)
+            self._capacity[key] = running[0], load_numbers(measured.requests).requests_per_s
+        name, capacity = self._capacity[key]
+        return name, capacity or None
+
+    def _rate(self, point: Point, capacity: float | None) -> float | None:
+        """Requests per second of the point."""
+        if point.rate is not None:
+            return point.rate / 60
+        return capacity * cast(int, point.load) / 100 if capacity else None
+
+    def _order(self, point: Point, seed: int) -> list[str]:
+        names = list(self._experiment.implementations)
+        random.Random(f"order {self._experiment.seed} {_brief(point)} {seed}").shuffle(names)
+        return names
+
+    def _plan(self, point: Point, seed: int | str, count: int, rate: float | None) -> list[PlannedRequest]:
+        """The same requests for all systems; prompts that no earlier measurement had."""
+        experiment = self._experiment
+        named = f"{experiment.seed} {seed}"
+        prompts = Prompts(_length(point), point.n_s or 0, point.prompts, point.tree)
+        drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{_brief(point)} {named}")
+        if rate is None:
+            return [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
+        # At every load the same sequence of arrivals, stretched.
+        dues = due_times(Arrivals(experiment.arrivals, experiment.spread), rate, count, named)
+        return [PlannedRequest(due, prompt, point.n_c) for due, prompt in zip(dues, drawn, strict=True)]
+
+    def _send(self, server: RunningServer, plan: Sequence[PlannedRequest], clients: int | None) -> Measured:
+        options = LoadOptions(clients, self._experiment.case_limit_s)
+        return asyncio.run(send(server.target, plan, options))
+
+    def _turn(self, name: str, case: _Case, point: Point, seed: int, rate: float) -> None:
+        """One measurement of one system."""
+        server = self._systems[name].server
+        assert server is not None
+        measured = self._send(server, self._plan(point, seed, self._experiment.requests, rate), None)
+        end = max((request.last or 0.0 for request in measured.requests), default=0.0)
+        moments = server.watch.between(measured.started, measured.started + end)
+        case.measurements.append(
+            Measurement(
+                arrival_seed=seed,
+                requests=measured.requests,
+                client_cpu=measured.client_cpu,
+                server=_server_facts(moments, measured.started, server.watch.sampled),
+            )
+        )
+        failed = [request for request in measured.requests if request.status != "ok"]
+        if failed:
+            kinds = {request.status for request in failed}
+            status: Status = "crashed" if server.died else "timeout" if "timeout" in kinds else "error"
+            status = "incorrect" if kinds == {"wrong"} else status
+            reason = server.died or failed[0].reason
+            case.failure = status, f"{len(failed)} of {len(measured.requests)} requests failed: {reason}"
+
+    def _facts(
+        self,
+        case: Case,
+        state: _Case,
+        rate: float | None,
+        reference: str,
+        capacity: float | None,
+        started_at: str,
+    ) -> ServingFacts:
+        entry = self._systems[case.implementation]
+        failure = state.failure or (entry.refusal if not state.measurements else None)
+        if failure is None and rate is None:
+            failure = "error", f"the capacity of {reference} is not known"
+        samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
+        status, reason = failure or ("ok", "")
+        late = max(
+            (n.sending_delay.p99 for m in state.measurements if (n := load_numbers(m.requests)).sending_delay),
+            default=0.0,
+        )
+        if not failure and any(load_numbers(m.requests).client_late for m in state.measurements):
+            status, reason = "noisy", f"the client sent late (99th percentile {late * 1e3:.0f} ms)"
+        return ServingFacts(
+            key=case.key,
+            experiment=self._experiment.name,
+            implementation=case.implementation,
+            label=entry.system.label,
+            **{name: getattr(case.point, name) for name in AxisFields.model_fields},
+            protocol=case.protocol,
+            cache=case.cache,
+            mode=case.mode,
+            status=status,
+            reason=reason,
+            samples_us=tuple((sample,) for sample in samples),
+            steps=(1,) if samples else (),
+            groups=tuple(m.arrival_seed for m in state.measurements) if samples else (),
+            threads=self._setting.threads,
+            package_version=entry.version or None,
+            note=entry.system.note,
+            seed=self._experiment.seed,
+            started_at=started_at,
+            machine=self._target.machine,
+            requests_per_s=rate,
+            reference=reference,
+            capacity_per_s=capacity,
+            measurements=tuple(state.measurements),
+            server_said=entry.server.target.said if entry.server is not None else {},
+        )
+
+
+def _survey(name: str, device: str) -> _System:
+    """A system, and whether it runs here."""
+    system = cast(System, SYSTEMS.load(name))
+    answer = system.availability(device)
+    if not answer.ok:
+        reason = f"{answer.reason}: {answer.remedy}" if answer.remedy else answer.reason
+        return _System(system, refusal=("unavailable", reason))
+    return _System(system, system.package_version())
+
+
+def _setting(experiment: ServingExperiment, target: Target, points: Sequence[Point]) -> Setting:
+    """What all systems of a run get. Raises `RunError` if its points need different servers."""
+    models = {(str(point.model), point.batch_size, point.dtype, point.threads) for point in points}
+    if len(models) > 1:
+        raise RunError("the points of a serving run must have one model, batch_size, dtype and threads; split the file")
+    import torch
+
+    point = points[0]
+    assert point.model is not None
+    longest = max(_length(point) + point.n_c for point in points)
+    setting = Setting(
+        shape=point.model,
+        layers=experiment.layers or point.model.num_hidden_layers,
+        vocabulary=experiment.vocabulary,
+        max_length=longest,
+        dtype=point.dtype,
+        device=target.device,
+        max_batch=point.batch_size,
+        kv_bytes=int(experiment.kv_memory or 0),
+        threads=point.threads or torch.get_num_threads(),
+        seed=experiment.seed,
+        endpoint=experiment.endpoint,
+    )
+    if setting.kv_bytes:
+        return setting
+    # Blocks and chunks have at most 64 tokens; each request may leave one of them nearly empty.
+    tokens = point.batch_size * (math.ceil(longest / 64) + 1) * 64
+    return replace(setting, kv_bytes=tokens * setting.token_bytes)
+
+
+def _server_facts(moments: Sequence[Moment], started: float, sampled: bool) -> ServerFacts | None:
+    if not moments:
+        return None
+    steps = [moment for moment in moments if moment.seconds is not None]
+    own = [moment.own_seconds for moment in steps if moment.own_seconds is not None]
+    computed = [moment.prompt_tokens for moment in steps if moment.prompt_tokens is not None]
+    held = [moment.kv_bytes for moment in moments if moment.kv_bytes is not None]
+    return ServerFacts(
+        sampled=sampled,
+        steps=len(steps) or None,
+        step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
+        own_s=fmean(own) if own else None,
+        computed_tokens=sum(computed) if computed else None,
+        peak_batch=max(moment.batch for moment in moments),
+        peak_kv_bytes=max(held) if held else None,
+        timeline=_timeline(moments, started),
+    )
+
+
+def _timeline(moments: Sequence[Moment], started: float) -> tuple[tuple[float, int, int | None], ...]:
+    size = math.ceil(len(moments) / TIMELINE)
+    parts = [moments[first : first + size] for first in range(0, len(moments), size)]
+    return tuple(
+        (
+            round(part[0].at - started, 3),
+            max(moment.batch for moment in part),
+            max((moment.kv_bytes for moment in part if moment.kv_bytes is not None), default=None),
+        )
+        for part in parts
+    )
+
+
+def _length(point: Point) -> int:
+    assert isinstance(point.n_p, int)  # the experiment's rules refuse ranges
+    return point.n_p
+
+
+def _traffic(point: Any) -> str:
+    """What the capacity of a system depends on: everything but the rate."""
+    return " ".join(
+        f"{n}={show_value(getattr(point, n))}" for n in ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
+    )
+
+
+def _brief(point: Point) -> str:
+    rate = f"load={point.load}%" if point.load is not None else f"rate={point.rate}/min"
+    return f"{_traffic(point)} {rate}"
+
+
+MEASURING = ServingMeasuring()

@@ -1,0 +1,94 @@
+"""`chunkbench load` against a real `chunkbench serve`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.main import cli
+from tests.serving.conftest import MISSING
+
+if MISSING:
+    pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
+
+from tests.serving.engine.models import write_checkpoint
+from tests.serving.server.processes import Served, serve
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("load")
+    checkpoint = write_checkpoint("llama", folder / "tiny")
+    with serve(folder / "log", str(checkpoint), "--dtype", "float32", "--kv-memory", "4MiB") as server:
+        yield server
+
+
+def load(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["load", *arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+SMALL = ["--n-p", "40", "--n-c", "4", "--vocabulary", "300", "--requests", "6", "--warm-up", "1"]
+
+
+def test_an_open_loop(served: Served, tmp_path: Path) -> None:
+    out = tmp_path / "requests.jsonl"
+    code, printed = load(served.url, *SMALL, "--rate", "20", "--objective", "1000", "--out", str(out))
+    assert code == 0
+    assert "6 of 6 requests answered" in printed
+    assert "normalized latency, ms/token" in printed
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["tokens"] for line in lines] == [4] * 6
+    assert {line["prompt_tokens"] for line in lines} == {40}
+
+
+def test_a_closed_loop_as_json(served: Served) -> None:
+    code, printed = load(served.url, *SMALL, "--clients", "3", "--n-s", "40", "--format", "json")
+    numbers = json.loads(printed)
+    assert code == 0
+    assert (numbers["answered"], numbers["failed"], numbers["interrupted"]) == (6, 0, False)
+    assert numbers["requests_per_s"] == pytest.approx(6 / numbers["seconds"])
+    assert numbers["cached_share"] is not None
+
+
+def test_a_trace(served: Served, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("".join(json.dumps({"prompt": [n, 2], "max_tokens": 2, "due": n / 10}) + "\n" for n in range(3)))
+    code, printed = load(served.url, "--trace", str(trace), "--vocabulary", "300", "--format", "json")
+    assert code == 0
+    assert json.loads(printed)["answered"] == 3
+    trace.write_text(json.dumps({"prompt": [1], "max_tokens": 2}) + "\n")
+    code, printed = load(served.url, "--trace", str(trace))
+    assert (code, "does not say when requests are due: give --rate or --clients" in printed) == (2, True)
+
+
+def test_a_failed_request_is_exit_code_3(served: Served) -> None:
+    code, printed = load(served.url, *SMALL, "--rate", "20", "--vocabulary", "4000", "--warm-up", "0")
+    assert code == 3
+    assert "refused: status 400: token ids of the prompt must lie between 0 and 299" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --rate for an open loop, or --clients for a closed one"),
+        (["--rate", "1", "--clients", "2"], "give --rate for an open loop, or --clients for a closed one"),
+        (["--rate", "1", "--n-s", "2000"], "2000 shared tokens do not fit into prompts of n_p = 1024 tokens"),
+        (["--rate", "1", "--n-p", "5000"], "requests have up to 5064 tokens, tiny takes 2048"),
+        (["--rate", "1", "--model", "other"], "serves tiny, not other"),
+    ],
+)
+def test_what_cannot_be_measured(served: Served, arguments: list[str], message: str) -> None:
+    code, printed = load(served.url, *arguments)
+    assert (code, message in printed) == (2, True), printed
+
+
+def test_no_server() -> None:
+    code, printed = load("http://127.0.0.1:9", "--rate", "1")
+    assert (code, "no server of OpenAI's protocol answers" in printed) == (2, True)

@@ -1,0 +1,276 @@
+"""The server as its clients see it: the real process, the real `openai` client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serving.engine.models import VOCABULARY, sharp_module
+from tests.serving.server.processes import Served, serve
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+TEMPLATE = "{% for m in messages %}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"
+TEMPLATE += "w{{ loop.index }} {{ m.content }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with sharp random weights, a tokenizer of whole words w0, w1, ..., and a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    sharp_module("llama-grouped", "eager").save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    log = tmp_path_factory.mktemp("log")
+    with serve(log, str(checkpoint), "--served-name", "sharp", "--dtype", "float32", "--kv-memory", "4MiB") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    body = {"model": "sharp", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, **fields}
+    extra = {name: body.pop(name) for name in ("ignore_eos", "return_token_ids", "stop_token_ids") if name in body}
+    return client.completions.create(**body, extra_body=extra)
+
+
+def test_greedy_tokens_are_those_of_transformers(client: openai.OpenAI) -> None:
+    import torch
+
+    module = sharp_module("llama-grouped", "eager")
+    expected = module.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 8:]
+    answer = ask(client, return_token_ids=True)
+    assert answer.choices[0].token_ids == expected.tolist()
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].text == " ".join(f"w{token}" for token in expected.tolist())
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (8, 6, 14)
+
+
+def test_text_and_token_ids_are_the_same_prompt(client: openai.OpenAI) -> None:
+    text = " ".join(f"w{token}" for token in PROMPT)
+    assert ask(client, prompt=text).choices[0].text == ask(client).choices[0].text
+    assert ask(client, prompt=[PROMPT]).choices[0].text == ask(client).choices[0].text
+
+
+def test_a_stream_carries_the_same_tokens_one_by_one(client: openai.OpenAI) -> None:
+    whole = ask(client, return_token_ids=True).choices[0]
+    pieces = list(ask(client, stream=True, return_token_ids=True, stream_options={"include_usage": True}))
+    assert [piece.choices[0].token_ids for piece in pieces[:-1]] == [[token] for token in whole.token_ids]
+    assert "".join(piece.choices[0].text for piece in pieces[:-1]) == whole.text
+    assert [piece.choices[0].finish_reason for piece in pieces[:-1]] == [None] * 5 + ["length"]
+    assert pieces[-1].choices == []
+    assert pieces[-1].usage.completion_tokens == 6
+    assert all(piece.usage is None for piece in ask(client, stream=True))
+
+
+def test_stop_token_ids_end_an_answer(client: openai.OpenAI) -> None:
+    tokens = ask(client, return_token_ids=True).choices[0].token_ids
+    answer = ask(client, return_token_ids=True, stop_token_ids=[tokens[2]])
+    assert answer.choices[0].token_ids == tokens[: tokens.index(tokens[2]) + 1]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_usage_names_the_cached_tokens(client: openai.OpenAI) -> None:
+    """The second request joins while the first still holds its chunks."""
+    prompt = [n % VOCABULARY for n in range(200)]
+    stream = ask(client, prompt=prompt, max_tokens=300, stream=True)
+    next(iter(stream))
+    answer = ask(client, prompt=[*prompt[:150], 9, 9])
+    stream.close()
+    assert answer.usage.prompt_tokens_details.cached_tokens == 128
+
+
+def test_sampling_with_a_seed_repeats(client: openai.OpenAI) -> None:
+    def hot(seed: int) -> str:
+        return str(ask(client, temperature=2, top_p=0.9, seed=seed, max_tokens=12).choices[0].text)
+
+    assert hot(1) == hot(1)
+    assert hot(1) != hot(2)
+
+
+def test_chat_uses_the_template(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "system", "content": "w7"}, {"role": "user", "content": [{"type": "text", "text": "w8"}]}]
+    chat = client.chat.completions.create(model="sharp", messages=messages, max_tokens=4, temperature=0)
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens == 4
+    assert chat.choices[0].message.content == ask(client, prompt=[1, 7, 2, 8], max_tokens=4).choices[0].text
+    stream = client.chat.completions.create(
+        model="sharp", messages=messages, max_completion_tokens=4, temperature=0, stream=True
+    )
+    deltas = [piece.choices[0].delta for piece in stream]
+    assert [delta.role for delta in deltas] == ["assistant", None, None, None]
+    assert "".join(delta.content or "" for delta in deltas) == chat.choices[0].message.content
+
+
+def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) -> None:
+    (model,) = json.loads(served.get("/v1/models"))["data"]
+    assert (model["id"], model["server"]["attention"], model["server"]["dtype"]) == ("sharp", "two-phase", "float32")
+    assert model["max_model_len"] == 2048
+    assert [listed.id for listed in client.models.list()] == ["sharp"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message", "param"),
+    [
+        ({"model": "other"}, 404, "the model other does not exist; this server has sharp", "model"),
+        ({"prompt": [1] * 2100}, 400, "together 2106: this server takes at most 2048", "prompt"),
+        ({"prompt": []}, 400, "the prompt is empty", "prompt"),
+        ({"prompt": ""}, 400, "the prompt is empty", "prompt"),
+        ({"prompt": [VOCABULARY]}, 400, "token ids of the prompt must lie between 0 and 299", "prompt"),
+        ({"prompt": [[1], [2]]}, 400, "2 prompts in one request", "prompt"),
+        ({"prompt": {"a": 1}}, 400, "the field prompt is not valid", "prompt"),
+        ({"prompt": None}, 400, "the field prompt is missing", "prompt"),
+        ({"max_tokens": 0}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"temperature": -1}, 400, "temperature must lie between", None),
+        ({"top_p": 0}, 400, "top_p must be above 0", None),
+        ({"n": 2}, 400, "the field n = 2 is not supported; leave it out", "n"),
+        ({"logprobs": 5}, 400, "the field logprobs = 5 is not supported", "logprobs"),
+        ({"stop": ["w1"]}, 400, "the field stop = ['w1'] is not supported", "stop"),
+        ({"nonsense": 1}, 400, "the field nonsense = 1 is not supported", "nonsense"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    served: Served, change: dict[str, object], status: int, message: str, param: str | None
+) -> None:
+    got, body = served.post("/v1/completions", {"model": "sharp", "prompt": PROMPT, "max_tokens": 6, **change})
+    assert got == status
+    assert message in body["error"]["message"]
+    assert body["error"]["param"] == param
+    assert body["error"]["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+def test_fields_that_ask_for_nothing_are_taken(served: Served) -> None:
+    neutral = {"n": 1, "logprobs": None, "stop": None, "echo": False, "presence_penalty": 0, "user": "me", "best_of": 1}
+    status, _ = served.post("/v1/completions", {"model": "sharp", "prompt": PROMPT, "max_tokens": 1, **neutral})
+    assert status == 200
+
+
+def test_broken_bodies_and_routes(served: Served) -> None:
+    status, body = served.post("/v1/completions", b"{")
+    assert (status, body["error"]["message"][:20]) == (400, "the body is not JSON")
+    status, body = served.post("/v1/completions", [])
+    assert (status, body["error"]["message"]) == (400, "the body must be a JSON object")
+    status, body = served.post("/v1/embeddings", {})
+    assert (status, body["error"]["message"]) == (404, "POST /v1/embeddings: Not Found")
+    image = [{"role": "user", "content": [{"type": "image_url"}]}]
+    status, body = served.post("/v1/chat/completions", {"model": "sharp", "messages": image})
+    assert (status, body["error"]["message"]) == (400, "a message has a part of type 'image_url'; text only")
+    odd = [{"role": "odd", "content": "w1"}]
+    status, body = served.post("/v1/chat/completions", {"model": "sharp", "messages": odd})
+    assert (status, body["error"]["message"]) == (400, "the model's chat template refuses these messages: no odd roles")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_chunks(served: Served, stream: bool) -> None:
+    dropped = 'requests_total{outcome="dropped"}'
+    assert served.metric("kv_bytes") == 0
+    before = served.metric(dropped) if dropped in served.get("/metrics") else 0
+    host, port = served.url.removeprefix("http://").split(":")
+    body = json.dumps({"model": "sharp", "prompt": PROMPT, "max_tokens": 2000, "stream": stream}).encode()
+    with socket.create_connection((host, int(port))) as line:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        line.sendall(head.encode() + body)
+        wait_for(lambda: served.metric("kv_bytes") > 0)
+    wait_for(lambda: served.metric("kv_bytes") == 0)
+    assert served.metric(dropped) == before + 1
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(served: Served) -> None:
+    prompts = [[*PROMPT * 9, n, n + 1] for n in range(24)]
+    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+    async def one(prompt: list[int]) -> str:
+        answer = await client.completions.create(model="sharp", prompt=prompt, max_tokens=8, temperature=0)
+        return answer.choices[0].text
+
+    async def all_of(prompts: list[list[int]]) -> list[str]:
+        return await asyncio.gather(*map(one, prompts))
+
+    async def each(prompts: list[list[int]]) -> list[str]:
+        return [await one(prompt) for prompt in prompts]
+
+    async def both() -> tuple[list[str], list[str]]:
+        return await all_of(prompts), await each(prompts)
+
+    together, alone = asyncio.run(both())
+    assert together == alone
+
+
+def test_the_log_has_each_step_and_each_request(served: Served, client: openai.OpenAI) -> None:
+    before = time.perf_counter()
+    ask(client, max_tokens=3)
+    wait_for(lambda: any(line["received"] > before for line in lines(served, "requests")))
+    (request,) = [line for line in lines(served, "requests") if line["received"] > before]
+    assert (request["prompt_tokens"], request["generated"], request["outcome"]) == (8, 3, "finished")
+    assert before < request["received"] < request["first"] < request["last"]
+    steps = [line for line in lines(served, "steps") if line["ended"] > before and line["batch"]]
+    assert [step["prompt_tokens"] for step in steps] == [8, 0, 0]
+    assert [step["generated"] for step in steps] == [1, 1, 1]
+    assert all(step["kv_bytes"] > 0 and 0 < step["own_s"] < step["s"] for step in steps)
+
+
+def test_a_full_queue_is_429_and_sigterm_answers_what_runs(checkpoint: Path, tmp_path: Path) -> None:
+    limits = ["--max-batch", "1", "--max-waiting", "1", "--dtype", "float32", "--served-name", "sharp"]
+    with serve(tmp_path / "log", str(checkpoint), *limits) as server:
+        long = {"model": "sharp", "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+        answers: list[tuple[int, Any]] = []
+        clients = [threading.Thread(target=lambda: answers.append(server.post("/v1/completions", long))) for _ in "ab"]
+        clients[0].start()
+        wait_for(lambda: server.metric("requests_running") == 1)
+        clients[1].start()
+        wait_for(lambda: server.metric("requests_waiting") == 1)
+        status, body = server.post("/v1/completions", long)
+        assert (status, body["error"]["code"]) == (429, "queue_full")
+        assert server.stop() == 0
+        for client in clients:
+            client.join()
+        assert [status for status, _ in answers] == [200, 200]
+        assert all(answer["usage"]["completion_tokens"] == 400 for _, answer in answers)
+
+
+def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, client: openai.OpenAI) -> None:
+    options = ["--engine", "transformers", "--dtype", "float32", "--served-name", "sharp", "--kv-memory", "4MiB"]
+    with serve(tmp_path / "log", str(checkpoint), *options) as server:
+        theirs = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        for prompt in (PROMPT, [*range(100)]):
+            assert ask(theirs, prompt=prompt).choices[0].text == ask(client, prompt=prompt).choices[0].text
+        pieces = list(ask(theirs, stream=True))
+        assert [piece.choices[0].finish_reason for piece in pieces] == [None] * 5 + ["length"]
+        with pytest.raises(openai.BadRequestError, match="greedy"):
+            ask(theirs, temperature=1)
+        assert json.loads(server.get("/v1/models"))["data"][0]["server"]["engine"] == "transformers"
+        assert server.stop() == 0
+
+
+def lines(served: Served, name: str) -> list[dict[str, Any]]:
+    text = (served.log / f"{name}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wait_for(condition: Any, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)

@@ -1,0 +1,155 @@
+"""A run of `kind: serving` with real servers of a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.main import cli
+from chunkbench.store import open_run
+from chunkbench.workloads import register
+from chunkbench.workloads.serving.facts import ServingFacts
+from tests.serving.conftest import MISSING
+
+if MISSING:
+    pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
+
+SYSTEMS = ("vllm", "chunk_llama_no_sharing", "chunk_llama")
+EXPERIMENT = """
+title: tiny servers
+kind: serving
+implementations: [vllm, chunk_llama_no_sharing, chunk_llama]
+dtype: float32
+requests: 6
+arrival_seeds: 2
+vocabulary: 300
+defaults: {model: %s, n_p: 200, n_c: 4, batch_size: 4}
+sweep:
+  - {n_s: [0, n_p], load: [50, 100]}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """The experiment's file and its run."""
+    folder = tmp_path_factory.mktemp("serving")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = folder / "config.json"
+    config.write_text(json.dumps({**sizes, "num_key_value_heads": 2, "head_dim": 16, "model_type": "llama"}))
+    file = folder / "tiny.yaml"
+    file.write_text(EXPERIMENT % config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHUNKBENCH_VLLM_PYTHON", str(folder / "no-python"))
+        result = CliRunner().invoke(cli, ["run", str(file), "--out", str(folder / "run")])
+        assert result.exit_code == 0, result.output
+        yield file, folder / "run"
+
+
+def facts(path: Path) -> dict[tuple[str, int | None, int | None], ServingFacts]:
+    register()
+    cases = [case for case in open_run(path).cases if isinstance(case, ServingFacts)]
+    return {(case.implementation, case.n_s, case.load): case for case in cases}
+
+
+def test_every_system_has_a_row_at_every_point(run: tuple[Path, Path]) -> None:
+    rows = facts(run[1])
+    assert set(rows) == {(system, n_s, load) for system in SYSTEMS for n_s in (0, 200) for load in (50, 100)}
+    for (system, _, _), row in rows.items():
+        if system == "vllm":
+            assert (row.status, row.measurements) == ("unavailable", ())
+            assert "CHUNKBENCH_VLLM_PYTHON names no file" in row.reason
+        else:
+            assert row.status in ("ok", "noisy"), row.reason
+
+
+def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
+    for (system, n_s, _), row in facts(run[1]).items():
+        if system == "vllm":
+            continue
+        assert [measurement.arrival_seed for measurement in row.measurements] == [0, 1]
+        assert len(row.samples_us) == 2
+        for measurement in row.measurements:
+            assert [request.tokens for request in measurement.requests] == [4] * 6
+            assert {request.prompt_tokens for request in measurement.requests} == {200}
+            assert measurement.server is not None
+            assert measurement.server.steps
+            assert measurement.server.peak_batch
+            assert measurement.server.peak_kv_bytes
+            cached = sum(request.cached_tokens or 0 for request in measurement.requests)
+            if n_s == 0 or system == "chunk_llama_no_sharing":
+                assert cached == 0
+
+
+def test_systems_get_the_same_requests_at_the_same_times(run: tuple[Path, Path]) -> None:
+    rows = facts(run[1])
+    for n_s in (0, 200):
+        for load in (50, 100):
+            ours, other = rows["chunk_llama", n_s, load], rows["chunk_llama_no_sharing", n_s, load]
+            dues = [[[r.due for r in m.requests] for m in row.measurements] for row in (ours, other)]
+            assert dues[0] == dues[1]
+            assert dues[0][0] != dues[0][1]
+            assert ours.requests_per_s == other.requests_per_s
+
+
+def test_load_is_a_share_of_the_reference_that_runs(run: tuple[Path, Path]) -> None:
+    """The reference, vllm, is not here: the first system that runs takes its place, and the facts say so."""
+    rows = facts(run[1])
+    half, full = rows["chunk_llama", 0, 50], rows["chunk_llama", 0, 100]
+    assert half.reference == "chunk_llama_no_sharing"
+    assert half.capacity_per_s == full.capacity_per_s
+    assert half.requests_per_s == pytest.approx(0.5 * (half.capacity_per_s or 0))
+
+
+def test_the_report_shows_it(run: tuple[Path, Path], tmp_path: Path) -> None:
+    printed = CliRunner().invoke(cli, ["report", str(run[1])]).output
+    for text in ("Latency under load", "What the servers did", "peak K/V, MB", "vLLM: n/a (unavailable)", "Chunk"):
+        assert text in printed
+    assert "load is a share of the capacity of chunk_llama_no_sharing" in " ".join(printed.split())
+    svg = tmp_path / "figure.svg"
+    written = CliRunner().invoke(cli, ["report", str(run[1]), "--out", str(svg)])
+    assert written.exit_code == 0, written.output
+    assert "requests per second" in svg.read_text()
+
+
+def test_a_finished_run_is_not_measured_again(run: tuple[Path, Path]) -> None:
+    before = (run[1] / "cases.jsonl").read_bytes()
+    result = CliRunner().invoke(cli, ["run", str(run[0]), "--out", str(run[1]), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert (run[1] / "cases.jsonl").read_bytes() == before
+
+
+def test_dry_run(run: tuple[Path, Path]) -> None:
+    result = CliRunner().invoke(cli, ["run", str(run[0]), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "4 points, 2 arrival seeds of 6 requests for each system" in result.output
+    assert "unavailable: CHUNKBENCH_VLLM_PYTHON names no file" in result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("load: [50, 100]}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
+        ("load: 50, rate: 3}", "cannot be used together with rate"),
+        ("load: 50, heads: 3}", "follows from model; leave it out"),
+        ("load: 50}\nprotocols: paper", "does not apply to `kind: serving`"),
+    ],
+)
+def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str) -> None:
+    text = EXPERIMENT % "small-llama"
+    old = "load: [50, 100]}"
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text.replace(f", {old}", "}") if change == old else text.replace(old, change))
+    result = CliRunner().invoke(cli, ["validate", str(file)])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_kernels_have_no_load(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("implementations: [naive, chunk_attn]\nsweep:\n  - {n_p: 64, n_s: 0, load: 50}\n")
+    result = CliRunner().invoke(cli, ["validate", str(file)])
+    assert (result.exit_code, "is only for `kind: serving`" in result.output) == (2, True)
