@@ -14,10 +14,12 @@ READY := $(VENV)/.ready
 READY_VLLM := $(VENV)/.ready-vllm
 READY_TRITON := $(VENV)/.ready-triton
 READY_SERVING := $(VENV)/.ready-serving
+VENV_VLLM := $(dir $(VENV)).venv-vllm
+READY_VLLM_SERVER := $(VENV_VLLM)/.ready
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 vllm-server gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +65,11 @@ reproduce-table3: $(READY) $(READY_VLLM) ## Set up if needed, then measure the p
 reproduce: $(READY) $(READY_VLLM) ## Set up if needed, then measure all experiments of the paper that run here; write one report
 	$(BIN)/chunkbench reproduce $(ARGS)
 
+vllm-server: $(READY_VLLM_SERVER) ## Make the environment .venv-vllm with vLLM's server, which Table 4 compares with (3 GB)
+
+reproduce-table4: $(READY) $(READY_SERVING) $(READY_VLLM_SERVER) ## Set up if needed, then measure the paper's Table 4 on this machine
+	$(BIN)/chunkbench run table4 $(ARGS)
+
 gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU baselines and compile all kernels
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras gpu
 	$(BIN)/chunkbench run experiments/gpu-kernels.yaml --budget 1s $(ARGS)
@@ -95,6 +102,9 @@ $(READY_VLLM): $(READY)
 # Apart from `setup`: experiments on kernels do not need it.
 $(READY_SERVING): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras serving --stamp $@
+
+$(READY_VLLM_SERVER): scripts/set_up.py chunkbench/pins.py
+	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) --extras vllm-server --stamp $@
 
 # Apart from `setup`, because it is 180 MB and measurements on a CPU do not need it.
 $(READY_TRITON): $(READY)
