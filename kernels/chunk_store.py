@@ -79,6 +79,12 @@ class ChunkStore:
         self._firsts = np.append(self._firsts, self.capacity)
         self.capacity = capacity
 
+    def touch(self) -> None:
+        """Write all of the memory once; the system then has given its pages. Destroys what the chunks hold."""
+        for slab in self.slabs:
+            slab.keys.zero_()
+            slab.values.zero_()
+
     def locate(self, chunks: Ints) -> tuple[Ints, Ints]:
         """Slab number and place in the slab of every chunk id. Raises IndexError for an id beyond the capacity."""
         if len(chunks) and not (chunks.min() >= 0 and chunks.max() < self.capacity):

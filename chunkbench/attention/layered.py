@@ -108,13 +108,16 @@ class LayeredChunkAttention:
         """Number of leading tokens that the cache already holds. The caller need not compute their K and V."""
         return self._tree.match(tokens)
 
-    def reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int, touch: bool = False) -> None:
         """Make room for exactly the chunks that hold `tokens` tokens. Count a prompt's partial chunk as a full one.
 
-        Without `reserve` the room grows by a half each time. Raises PoolExhausted beyond `max_tokens`, or the
+        Without `reserve` the room grows by a half each time. `touch`, before any sequence joins: also write the memory
+        once, so that no later step waits for the system's pages. Raises PoolExhausted beyond `max_tokens`, or the
         allocator's error.
         """
         self._tree.pool.reserve(-(-tokens // self.chunk_size))
+        if touch:
+            self._store.touch()
 
     # The structure, for all layers at once
 

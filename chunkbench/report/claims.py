@@ -14,7 +14,6 @@ EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "holds": "best",
     "does not hold": "failed",
     "different here": "noisy",
-    "needs a GPU": "absent",
     "not measured": "absent",
 }
 
@@ -72,7 +71,7 @@ def _status(claim: Claim) -> str:
 
 
 def _counted(verdict: ClaimVerdict, number: int) -> str:
-    plural = {"holds": "hold", "does not hold": "do not hold", "needs a GPU": "need a GPU"}
+    plural = {"holds": "hold", "does not hold": "do not hold"}
     return f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}"
 
 

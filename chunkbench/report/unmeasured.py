@@ -1,4 +1,4 @@
-"""The paper's tables that no run of this suite measures, as printed; their titles say why."""
+"""Tables of the paper as printed, for those that no run of `reproduce` measures; their titles say what would."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _table4() -> Table:
         )
         for row in paper_rows("table4")
     )
-    title = "The paper's Table 4: a 7B model served on an A100; needs a GPU, and this version drives no server"
+    title = "The paper's Table 4: a 7B model served on an A100; `chunkbench run table4` measures a smaller one here"
     return Table(title, heads, rows, keys=3, breaks=frozenset({3, 7}))
 
 
@@ -52,5 +52,8 @@ def _figure5() -> Table:
         if row["figure"] == "figure5"
     )
     return Table(
-        "The paper's Figure 5, as far as its text states points; needs a GPU and a server", heads, rows, keys=1
+        "The paper's Figure 5, as far as its text states points; `chunkbench run figure5` measures others here",
+        heads,
+        rows,
+        keys=1,
     )

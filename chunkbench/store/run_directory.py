@@ -23,9 +23,10 @@ from chunkbench import kinds
 from chunkbench.store.facts import CaseFacts
 from chunkbench.store.manifest import Manifest
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
-peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`."""
+peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`; 6 `huge_share` and a
+peak; 7 `load` and `rate`."""
 _READABLE = range(1, SCHEMA_VERSION + 1)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"

@@ -97,7 +97,12 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
     ],
     "kind_memory": [
         (3, 1, "protocols", "protocols: is about timing, and `kind: memory` times nothing; leave it out"),
-        (5, 6, "model", "model: is only for `kind: modules`; write heads, kv_heads and head_dim instead"),
+        (
+            5,
+            6,
+            "model",
+            "model: is only for `kind: modules` and `kind: serving`; write heads, kv_heads and head_dim instead",
+        ),
     ],
     "kind_modules": [
         (2, 19, "naive", "implementations: unknown implementation 'naive'; one of qkv_projection, self_attention, mlp"),

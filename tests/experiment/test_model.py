@@ -34,10 +34,10 @@ def experiment(**fields: Any) -> DecodeExperiment:
     )
 
 
-def registered() -> set[str]:
+def registered(group: str = "chunkbench.baselines") -> set[str]:
     """Names of our own implementations."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return set(project["project"]["entry-points"]["chunkbench.baselines"])
+    return set(project["project"]["entry-points"][group])
 
 
 @pytest.mark.parametrize(("name", "kv_heads", "paper"), [("table3", 32, "table3"), ("table3-llama3", 8, None)])
@@ -84,7 +84,9 @@ def test_a_dumped_experiment_loads_unchanged(name: str) -> None:
 def test_known_implementations_are_the_registered_ones() -> None:
     assert registered() <= set(known_implementations("decode"))
     assert known_implementations("modules") == ("qkv_projection", "self_attention", "mlp")
-    assert set(known_implementations()) == {*known_implementations("decode"), *known_implementations("modules")}
+    assert registered("chunkbench.systems") <= set(known_implementations("serving"))
+    kinds = ("decode", "modules", "serving")
+    assert set(known_implementations()) == {name for kind in kinds for name in known_implementations(kind)}
 
 
 def test_the_fields_of_a_point_are_the_axes_and_the_device() -> None:
@@ -120,7 +122,7 @@ def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
     changes: dict[str, Any] = {
         "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "heads": 64, "kv_heads": 4, "head_dim": 64, "chunk_size": 5,
         "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
-        "model": shape_of("llama3-8b"),
+        "model": shape_of("llama3-8b"), "load": 50, "rate": 60,
     }  # fmt: skip
     assert changes.keys() == Point.model_fields.keys()
     changed = {

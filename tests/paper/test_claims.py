@@ -44,8 +44,8 @@ def test_without_runs_only_analytic_claims_hold() -> None:
         "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "RA-bound", "RA-hit", "X-figure4",
         "X-unit",
     }  # fmt: skip
-    assert by_verdict["needs a GPU"] == {"F5-1024", "F5-2048", "T4-kv", "T4-batch", "T4-noregress"}
-    assert by_verdict.keys() == {"holds", "needs a GPU", "not measured"}
+    assert by_verdict["not measured"] >= {"F5-1024", "F5-2048", "T4-kv", "T4-batch", "T4-noregress"}
+    assert by_verdict.keys() == {"holds", "not measured"}
     assert all(not claim.rows for claim in judged.values())
     assert judged["S1-gpt3-kv"].measured == 4.5
     assert judged["PA-kv13b"].measured == 800

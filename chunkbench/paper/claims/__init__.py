@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any
 
 from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims import analytic, decode, kv_memory, prefill
+from chunkbench.paper.claims import analytic, decode, kv_memory, prefill, serving
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
 
 __all__ = ["Claim", "ClaimVerdict", "claims"]
 
-_SERVER = Judgement("needs a GPU", "it needs Open-Llama2 7B served in 16-bit numbers; this version drives no server")
 _TRACE = Judgement("not measured", "it depends on traces of requests that this suite does not have")
 
 _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
@@ -36,11 +35,11 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "F3-decay": decode.decay,
     "F4-peak": decode.figure4_peak,
     "F4-growth": decode.figure4_growth,
-    "F5-1024": lambda _: _SERVER,
-    "F5-2048": lambda _: _SERVER,
-    "T4-kv": lambda _: _SERVER,
-    "T4-batch": lambda _: _SERVER,
-    "T4-noregress": lambda _: _SERVER,
+    "F5-1024": partial(serving.sustained, n_p=1024, paper=1.6),
+    "F5-2048": partial(serving.sustained, n_p=2048, paper=2.3),
+    "T4-kv": serving.kv_memory,
+    "T4-batch": serving.batch,
+    "T4-noregress": serving.no_regression,
     "PA-kv13b": lambda _: analytic.opt13b_token(),
     "PA-waste": lambda _: _TRACE,
     "PA-parallel": lambda _: _TRACE,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from chunkbench.analysis.derive import Row
 
-ClaimVerdict = Literal["holds", "does not hold", "different here", "needs a GPU", "not measured"]
+ClaimVerdict = Literal["holds", "does not hold", "different here", "not measured"]
 
 
 @dataclass(frozen=True)

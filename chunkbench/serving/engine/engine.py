@@ -88,7 +88,7 @@ class Engine:
             partition="two-phase" if options.attention == "two-phase" else "sequence-first",
             share=options.attention != "no-sharing",
         )
-        self._attention.reserve(self.max_tokens)
+        self._attention.reserve(self.max_tokens, touch=True)
         self._scheduler = Scheduler(self._attention, options.max_batch, options.prompt_budget)
         self.peak_kv_bytes = 0
         self.peak_batch = 0
@@ -142,6 +142,10 @@ class Engine:
     def drop(self, ids: Iterable[str]) -> None:
         """Forget requests whose clients went away; their chunks are free for the next step."""
         self._scheduler.drop(ids)
+
+    def warm_up(self) -> None:
+        """Do now what would make the first steps slow."""
+        self.model.compile(self.options.prompt_budget + self.options.max_batch)
 
     def reset_peaks(self) -> None:
         """Begin to record the peaks anew."""

@@ -9,6 +9,24 @@ ROWS = 32
 """Rows of a usual step. oneDNN chooses the layout of packed weights for a number of rows."""
 
 
+_FEW, _SMALL_STEP, _STEP = 64, 8, 32
+
+
+def padded_rows(rows: int) -> int:
+    """Number of rows that a product gets for `rows` rows: a multiple of 8 up to 64, above it of 32.
+
+    oneDNN compiles a product for each number of rows, which takes as long as computing it with hundreds of rows. Steps
+    of a server have any number of rows; padded, they have few numbers, and the engine compiles these at its start.
+    """
+    step = _SMALL_STEP if rows <= _FEW else _STEP
+    return -(-rows // step) * step
+
+
+def padded_sizes(most: int) -> list[int]:
+    """All values of `padded_rows` for up to `most` rows."""
+    return sorted({padded_rows(rows) for rows in range(1, most + 1)})
+
+
 class PackedLinear(nn.Module):
     """`nn.Linear` for inference on a CPU. The weight is packed once, not at every call."""
 
@@ -16,6 +34,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+        self.dtype = linear.weight.dtype
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -32,6 +51,16 @@ def can_pack(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+def compile_products(model: nn.Module, most_rows: int) -> None:
+    """Compile the products of all packed layers for steps of up to `most_rows` rows."""
+    layers = {
+        (layer.in_features, layer.out_features): layer for layer in model.modules() if isinstance(layer, PackedLinear)
+    }
+    for layer in layers.values():
+        for rows in padded_sizes(most_rows):
+            layer(torch.zeros(rows, layer.in_features, dtype=layer.dtype))
 
 
 def pack_linear_layers(model: nn.Module) -> int:

@@ -86,4 +86,5 @@ def build_backend(choice: ModelChoice, engine: EngineName, options: EngineOption
     else:
         model = Model.random(choice.config(), choice.name, choice.dtype, choice.device, choice.seed)
     served = Engine(model, options)
+    served.warm_up()
     return ChunkBackend(served), min(served.max_tokens, model.max_length)

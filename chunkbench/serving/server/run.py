@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from chunkbench.serving.server.backend import Backend
 from chunkbench.serving.server.records import Log
 from chunkbench.serving.server.text import Text
 
+SWITCH_S = 1e-4
 BACKLOG = 2048
 """Connections that may wait for the server: a burst of clients must not be turned away by the system."""
 
@@ -48,6 +50,9 @@ def run(
     Raises OSError if the log cannot be written.
     """
     log_file = Log(log)
+    # A thread that waits for Python's lock asks for it only after this time. The engine gives the lock up in every
+    # operation of PyTorch; with Python's 5 ms it would wait that long whenever tokens are being sent.
+    sys.setswitchinterval(SWITCH_S)
 
     def ended() -> None:
         web.should_exit = True

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from chunkbench.serving.load import LoadError, Target, describe_server
@@ -49,8 +50,13 @@ class RunningServer:
             end_group(self._process)
 
 
-def start_server(system: System, setting: Setting, folder: Path) -> RunningServer:
-    """Start a system and wait until it answers. Raises ServerFailed; nothing is left running then."""
+def start_server(
+    system: System, setting: Setting, folder: Path, environment: Mapping[str, str] | None = None
+) -> RunningServer:
+    """Start a system and wait until it answers. Raises ServerFailed; nothing is left running then.
+
+    `environment`: variables that all systems get.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
     port = free_port()
@@ -61,7 +67,7 @@ def start_server(system: System, setting: Setting, folder: Path) -> RunningServe
         with log.open("wb") as file:
             process = subprocess.Popen(
                 launch.command,
-                env={**os.environ, **launch.environment},
+                env={**os.environ, **(environment or {}), **launch.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -97,6 +97,9 @@ class Watch(ABC):
     sampled: ClassVar[bool] = False
     """Whether moments are samples, so that peaks between them are missed."""
 
+    def begin(self) -> None:  # noqa: B027  # most have nothing to begin
+        """A measurement of this server begins. `between` ends it."""
+
     @abstractmethod
     def between(self, start: float, end: float) -> list[Moment]:
         """What the server did in a window of time."""

@@ -44,19 +44,30 @@ class MetricsWatch(Watch):
         self._url = url
         self._bytes = bytes_of_usage
         self._moments: list[Moment] = []
-        self._ended = threading.Event()
+        self._wanted = threading.Event()
+        """Set during a measurement: the questions cost the machine time, and other servers are measured, too."""
+        self._ended = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def begin(self) -> None:
+        self._wanted.set()
+
     def between(self, start: float, end: float) -> list[Moment]:
+        self._wanted.clear()
         return [moment for moment in list(self._moments) if start <= moment.at <= end]
 
     def close(self) -> None:
-        self._ended.set()
+        self._ended = True
+        self._wanted.set()
         self._thread.join(2 * SAMPLE_S)
 
     def _run(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
+        while True:
+            self._wanted.wait()
+            time.sleep(SAMPLE_S)
+            if self._ended:
+                return
             try:
                 with urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as answer:
                     text = answer.read().decode()

@@ -20,7 +20,7 @@ def _implementations() -> Any:
 
 
 def _facts() -> Any:
-    from chunkbench.workloads.serving.facts import ServingFacts
+    from chunkbench.store.serving_facts import ServingFacts
 
     return ServingFacts
 

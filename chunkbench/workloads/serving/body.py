@@ -6,13 +6,13 @@ from collections.abc import Callable
 from statistics import geometric_mean
 
 from chunkbench.analysis.derive import Row
+from chunkbench.analysis.serving import ServingNumbers, serving_numbers
 from chunkbench.paper.printed import paper_rows
 from chunkbench.report.cells import word
 from chunkbench.report.model import Cell, Column, Emphasis, Group, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, percent, significant, times
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.serving.derived import ServingNumbers, serving_numbers
-from chunkbench.workloads.serving.facts import ServingFacts
+from chunkbench.store.serving_facts import ServingFacts
 
 _LEGEND = (
     "normalized latency = (last token - due) / tokens, mean over the requests of an arrival seed, median over seeds; "

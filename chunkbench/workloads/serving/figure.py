@@ -11,7 +11,7 @@ from chunkbench.report.figures.style import caption, conditions, handle, panel_t
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.workloads.serving.facts import ServingFacts
+from chunkbench.store.serving_facts import ServingFacts
 
 _STYLES = ("-", "--", ":", "-.")
 """Lines for the values of n_s, from the largest one down."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 import shutil
 import tempfile
@@ -25,8 +26,9 @@ from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Moment, Setting, System
 from chunkbench.store import RunError, RunWriter
 from chunkbench.store.facts import CaseFacts, Status
+from chunkbench.store.serving_facts import Measurement, ServerFacts, ServingFacts
 from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
-from chunkbench.workloads.serving.facts import Measurement, ServerFacts, ServingFacts
+from chunkbench.workers.pages import environment
 from chunkbench.workloads.serving.reading import ServingExperiment
 
 WARM_UP = 4
@@ -174,7 +176,8 @@ class ServingMeasurer:
             announce(f"{name} starts")
             entry.starts += 1
             try:
-                entry.server = start_server(entry.system, self._setting, self._folder / f"{name}-{entry.starts}")
+                folder = self._folder / f"{name}-{entry.starts}"
+                entry.server = start_server(entry.system, self._setting, folder, environment("huge", os.environ))
             except ServerFailed as error:
                 entry.refusal = "error", str(error)
                 return False
@@ -236,6 +239,7 @@ class ServingMeasurer:
         """One measurement of one system."""
         server = self._systems[name].server
         assert server is not None
+        server.watch.begin()
         measured = self._send(server, self._plan(point, seed, self._experiment.requests, rate), None)
         end = max((request.last or 0.0 for request in measured.requests), default=0.0)
         moments = server.watch.between(measured.started, measured.started + end)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
 from chunkbench.experiment import TimedExperiment
-from chunkbench.experiment.fields import Count, ImplementationId, Positive
+from chunkbench.experiment.fields import Count, ImplementationId, Positive, Seconds
 from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.reading import Reading
 from chunkbench.experiment.sweep import N_P, N_S, Required, SweepRules, wrong_prompts
@@ -25,6 +25,9 @@ class ServingExperiment(TimedExperiment):
     timed: ClassVar[bool] = False
 
     baseline: ImplementationId = Field("chunk_llama", validate_default=True, description="reference of the ratios")
+    case_limit_s: Seconds = Field(
+        600.0, alias="case_limit", description="an answer that would take longer is a timeout"
+    )
     reference: ImplementationId = Field("vllm", description="the system whose capacity `load` is a share of")
     requests: Annotated[Count, Field(ge=1)] = Field(24, description="requests of one arrival seed")
     arrival_seeds: Annotated[Count, Field(ge=1)] = Field(3, description="sequences of due times and prompts")
@@ -80,5 +83,4 @@ READING = Reading(
         },
         implied={"model": "small-llama"},
     ),
-    defaults={"case_limit": "10m", "baseline": "chunk_llama"},
 )

@@ -161,10 +161,10 @@ inline Ahead first_piece(const Shape& shape, const Work& work, Heads heads, Next
 #ifdef CHUNKBENCH_TILE_PRODUCTS
 // Many rows times one full chunk of a head: scores, weights, sums. `queries` and `sums` are the left side of the first
 // product and the result of the second one; `scores` holds what is between them. Fetches `next` meanwhile: a quarter
-// during each product and half during the softmax, as the times of these parts are.
-template <class T>
+// during each product and half during the softmax, as the times of these parts are. `hide` changes the scores.
+template <class T, class Hide>
 inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored* keys, int d, int c, float scale,
-                               float* peaks, float* weights, Spread next) {
+                               float* peaks, float* weights, Spread next, const Hide& hide) {
     const auto lines_each = [&](std::int64_t parts, std::int64_t slots) {
         const std::int64_t lines = (next.end - next.at) / kLine;
         return static_cast<int>((lines + parts * slots - 1) / (parts * slots));
@@ -172,6 +172,7 @@ inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored
     const int products = lines_each(4, static_cast<std::int64_t>(c) * d / (32 * 2 * kTileSteps));
     const int softmax = lines_each(2, queries.count);
     multiply_tiles<Side::keys>(queries, {keys, 16 * d, d / 2}, c / 16, next, products);
+    hide();
     for (int i = 0; i < queries.count; ++i) {
         next.fetch(softmax);
         weigh<T>(queries.out + i * queries.out_row, c, scale, peaks[i], weights + 16 * i, sums.out + i * sums.out_row,
@@ -230,14 +231,17 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             const Stored* values = pieces.values(n, head);
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
             Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
-            const bool hides = !Reads && item.rows > 1 && item.tail_row >= 0 && n + 1 == item.count;
+            const auto hide = [&] {
+                if (Reads || item.rows == 1 || item.tail_row < 0 || n + 1 < item.count) return;
+                hide_later_tokens(work, item, tokens, group, rows, scores, c);
+            };
 #ifdef CHUNKBENCH_TILE_PRODUCTS
             if constexpr (kTiles) {
-                if (suits_tiles && n < pieces.full && !hides) {
+                if (suits_tiles && n < pieces.full) {
                     const bool both = last_head && n + 1 < pieces.full;  // K and V of the next chunk
                     const char* end = after.from + (both ? 2 : 1) * after.bytes;
                     run_chunk_by_tiles<T>(products, sums, keys, d, c, scale, peaks + first, weights + 16 * first,
-                                          {after.from, end});
+                                          {after.from, end}, hide);
                     continue;
                 }
             }
@@ -248,9 +252,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
             }
-            if (hides) {
-                hide_later_tokens(work, item, tokens, group, rows, scores, c);
-            }
+            hide();
             for (int i = 0; !Reads && i < rows; ++i) {
                 weigh<T>(scores + static_cast<std::int64_t>(i) * c, (tokens + 15) / 16 * 16, scale, peaks[first + i],
                          weights + 16 * (first + i), outputs + static_cast<std::int64_t>(first + i) * d, d);

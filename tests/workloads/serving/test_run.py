@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.store import open_run
+from chunkbench.store.serving_facts import ServingFacts
 from chunkbench.workloads import register
-from chunkbench.workloads.serving.facts import ServingFacts
 from tests.serving.conftest import MISSING
 
 if MISSING:

@@ -1,14 +1,14 @@
-"""Numbers of a system at a point, from its measurements."""
+"""Numbers of a system under load, from its measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.requests import LoadNumbers, load_numbers
-from chunkbench.workloads.serving.facts import Measurement, ServerFacts, ServingFacts
+from chunkbench.store.serving_facts import Measurement, ServerFacts, ServingFacts
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,28 @@ def _largest(facts: ServingFacts, value: Callable[[ServerFacts], int | None]) ->
 def _middle(measurements: tuple[Measurement, ...], value: Callable[[ServerFacts], float | None]) -> float | None:
     known = [number for m in measurements if m.server and (number := value(m.server)) is not None]
     return median(known) if known else None
+
+
+@dataclass(frozen=True)
+class SustainedRate:
+    """The highest rate at which a system meets an objective."""
+
+    per_s: float
+    at_least: bool
+    """Whether the objective was met at every measured rate."""
+
+
+def sustained_rate(spots: Sequence[tuple[float, float]], objective_s: float) -> SustainedRate | None:
+    """By interpolation between the highest measured rate that meets the objective and the next one.
+
+    `spots`: (requests per second, normalized latency in seconds). None if no rate meets the objective.
+    """
+    ordered = sorted(spots)
+    met = [number for number, (_, latency) in enumerate(ordered) if latency <= objective_s]
+    if not met:
+        return None
+    rate, latency = ordered[met[-1]]
+    if met[-1] == len(ordered) - 1:
+        return SustainedRate(rate, True)
+    next_rate, next_latency = ordered[met[-1] + 1]
+    return SustainedRate(rate + (next_rate - rate) * (objective_s - latency) / (next_latency - latency), False)
