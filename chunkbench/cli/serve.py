@@ -109,6 +109,8 @@ def command(
         kv_bytes = int(TypeAdapter(ByteSize).validate_python(kv_memory))
     except ValidationError:
         fail(f"--kv-memory {kv_memory}: not a size; write it as 512MiB or 4GiB")
+    if engine == "transformers" and attention != "two-phase":
+        fail("--attention is for our engine; --engine transformers has its own")
     try:
         import torch
 

@@ -16,6 +16,8 @@ from chunkbench.version import __version__
 
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
 _COLOUR = "#cc3311"
+IDLE_S = 0.05
+"""Between steps that are further apart, no request lived."""
 
 
 class StepLog(Watch):
@@ -25,10 +27,13 @@ class StepLog(Watch):
         self._path = path
 
     def between(self, start: float, end: float) -> list[Moment]:
-        moments = []
+        moments: list[Moment] = []
         for line in self._path.read_text().splitlines():
             step = json.loads(line)
-            if start <= step["ended"] - step["s"] and step["ended"] <= end:
+            began = step["ended"] - step["s"]
+            if start <= began and step["ended"] <= end:
+                if moments and began - moments[-1].at > IDLE_S:
+                    moments += [Moment(moments[-1].at, 0, 0), Moment(began, 0, 0)]
                 moments.append(
                     Moment(
                         step["ended"],
@@ -60,7 +65,7 @@ class _Served(System):
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
         options = {
             "--engine": self.engine,
-            "--attention": self.attention,
+            **({"--attention": self.attention} if self.engine == "chunk" else {}),
             "--dtype": setting.dtype,
             "--device": setting.device,
             "--max-batch": setting.max_batch,

@@ -140,7 +140,7 @@ class VllmPrefixCaching(Vllm):
     label = "vLLM, prefix caching"
     caching = True
     look = Look(
-        heading=("vLLM", "prefix", "caching"), colour=_COLOUR, marker="D", place=210, meaning="vLLM's default today"
+        heading=("vLLM", "prefix", "caching"), colour="#33bbee", marker="D", place=210, meaning="vLLM's default today"
     )
 
 

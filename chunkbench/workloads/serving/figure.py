@@ -1,4 +1,4 @@
-"""Figure of a serving run: normalized latency against load, as the paper's Figure 5."""
+"""Figure of a serving run: normalized latency against load, as the paper's Figure 5, or K/V memory over time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from chunkbench.report.figures.style import caption, conditions, handle, panel_title, sheet
+from chunkbench.analysis.points import describe
+from chunkbench.report.figures.style import MOST_PANELS, caption, conditions, handle, panel_title, sheet
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -18,7 +19,12 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each n_p, a line for each system and n_s; None if no system has two rates."""
+    """Latency against load where systems have several rates, else K/V memory over time; None if there is neither."""
+    return _latencies(report, manifest) or _memory(report, manifest)
+
+
+def _latencies(report: Report, manifest: Manifest) -> Figure | None:
+    """One panel for each n_p, a line for each system and n_s."""
     panels: dict[int, list[Group]] = defaultdict(list)
     for group in report.groups:
         panels[group.axes["n_p"]].append(group)
@@ -50,6 +56,46 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         plot.margins(x=0.15)
     page.label("requests per second", "normalized latency, ms/token")
     return page.figure
+
+
+def _memory(report: Report, manifest: Manifest) -> Figure | None:
+    """One panel for each point, a line for each system: K/V bytes of live requests, first arrival seed."""
+    columns = report.columns
+    drawn = [(group, lines) for group in report.groups if (lines := _timelines(group, columns.ids))][:MOST_PANELS]
+    if not drawn:
+        return None
+    names = [name for name in columns.ids if any(name in lines for _, lines in drawn)]
+    handles = [handle(*columns.style(name), columns.name(name)) for name in names]
+    page = sheet(report.title, _memory_caption(report, manifest), handles, len(drawn), share_y=False)
+    for plot, (group, lines) in zip(page.panels, drawn, strict=True):
+        for name, spots in lines.items():
+            colour, marker = columns.style(name)
+            plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markevery=10, markersize=4, linewidth=1.4)
+        panel_title(plot, describe(group.axes, [axis for axis in report.varying if axis in group.axes]))
+        plot.set_ylim(bottom=0)
+    page.label("seconds after the first request", "K/V of live requests, MB")
+    return page.figure
+
+
+def _timelines(group: Group, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """System -> (seconds, megabytes) during its first measurement."""
+    lines = {}
+    for name in names:
+        row = group.rows.get(name)
+        facts = row.facts if row is not None else None
+        server = facts.measurements[0].server if isinstance(facts, ServingFacts) and facts.measurements else None
+        spots = [(at, held / 1e6) for at, _, held in server.timeline if held is not None] if server else []
+        if spots:
+            lines[name] = spots
+    return lines
+
+
+def _memory_caption(report: Report, manifest: Manifest) -> str:
+    parts = [
+        "Bytes of blocks or chunks that live requests refer to, during the first arrival seed",
+        conditions(report, manifest, timed=False),
+    ]
+    return caption(parts, report)
 
 
 Spot = tuple[float, float, float, float]

@@ -13,7 +13,9 @@ from typing import Any
 
 import openai
 import pytest
+from click.testing import CliRunner
 
+from chunkbench.cli.main import cli
 from tests.serving.engine.models import VOCABULARY, sharp_module
 from tests.serving.server.processes import Served, serve
 
@@ -262,6 +264,23 @@ def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, cl
             ask(theirs, temperature=1)
         assert json.loads(server.get("/v1/models"))["data"][0]["server"]["engine"] == "transformers"
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no folder of a checkpoint, no config.json, no name of a shape"),
+        (["small-llama", "--kv-memory", "much"], "--kv-memory much: not a size"),
+        (["small-llama", "--kv-memory", "1KiB", "--layers", "1"], "does not hold one chunk"),
+        (["small-llama", "--engine", "transformers", "--attention", "no-sharing"], "--attention is for our engine"),
+        (["none.json"], "none.json: transformers cannot read it"),
+        (["none.json", "--layers", "1"], "layers belongs to the named shapes"),
+        (["small-llama", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["serve", *arguments])
+    assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 def lines(served: Served, name: str) -> list[dict[str, Any]]:
