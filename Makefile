@@ -48,9 +48,9 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY) ## Slow tests: a thousand damaged runs and experiments (make test tries forty), CI files, slowed examples
-	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_DAMAGED=1000 $(BIN)/python -m pytest -q tests/test_damaged.py tests/test_ci_files.py \
-	  tests/regression/test_packages.py $(ARGS)
+nightly: $(READY) $(READY_SERVING) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, soak of the engine
+	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 $(BIN)/python -m pytest -q tests/test_damaged.py \
+	  tests/test_ci_files.py tests/regression/test_packages.py tests/serving/engine/test_engine.py $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \
