@@ -74,6 +74,11 @@ def test_the_readme_quotes_the_recorded_runs(book: Book) -> None:
         assert f"| {claim.id} |" not in text or f"| {claim.id} | {claim.verdict} |" in text
 
 
+def test_the_readme_quotes_table_4() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert build(open_run(RECORDED / "xeon-amx-2-cores" / "table4")).headline in text
+
+
 def test_the_readme_quotes_table_3_on_avx512_bf16() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     book = build_book([open_run(RECORDED / "epyc-zen5-2-cores" / "table3")], ROOT)

@@ -304,8 +304,13 @@ class ServingMeasurer:
             reference=reference,
             capacity_per_s=capacity,
             measurements=tuple(state.measurements),
-            server_said=entry.server.target.said if entry.server is not None else {},
+            server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
         )
+
+
+def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server says of its model, without paths of this machine and without OpenAI's permissions."""
+    return {name: value for name, value in said.items() if name not in ("root", "permission")}
 
 
 def _survey(name: str, device: str) -> _System:
