@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.requests import LoadNumbers, load_numbers
-from chunkbench.store.serving_facts import Measurement, ServerFacts, ServingFacts
+from chunkbench.analysis.requests import load_numbers
+from chunkbench.store.serving_facts import ServingFacts
 
 
 @dataclass(frozen=True)
@@ -33,32 +33,24 @@ def serving_numbers(row: Row) -> ServingNumbers | None:
     if not isinstance(facts, ServingFacts) or row.derived.latency_us is None:
         return None
     numbers = [load_numbers(measurement.requests) for measurement in facts.measurements]
-
-    def middle(value: Callable[[LoadNumbers], float | None]) -> float | None:
-        known = [number for one in numbers if (number := value(one)) is not None]
-        return median(known) if known else None
-
+    servers = [measurement.server for measurement in facts.measurements if measurement.server]
     return ServingNumbers(
-        first_token_p50=middle(lambda n: n.time_to_first_token.p50 if n.time_to_first_token else None),
-        first_token_p99=middle(lambda n: n.time_to_first_token.p99 if n.time_to_first_token else None),
-        per_token_p50=middle(lambda n: n.time_per_token.p50 if n.time_per_token else None),
-        per_token_p99=middle(lambda n: n.time_per_token.p99 if n.time_per_token else None),
-        requests_per_s=middle(lambda n: n.requests_per_s),
-        cached_share=middle(lambda n: n.cached_share),
-        peak_kv_bytes=_largest(facts, lambda server: server.peak_kv_bytes),
-        peak_batch=_largest(facts, lambda server: server.peak_batch),
-        step_s=_middle(facts.measurements, lambda server: server.step_s),
-        own_s=_middle(facts.measurements, lambda server: server.own_s),
+        first_token_p50=_median(n.time_to_first_token.p50 if n.time_to_first_token else None for n in numbers),
+        first_token_p99=_median(n.time_to_first_token.p99 if n.time_to_first_token else None for n in numbers),
+        per_token_p50=_median(n.time_per_token.p50 if n.time_per_token else None for n in numbers),
+        per_token_p99=_median(n.time_per_token.p99 if n.time_per_token else None for n in numbers),
+        requests_per_s=_median(n.requests_per_s for n in numbers),
+        cached_share=_median(n.cached_share for n in numbers),
+        peak_kv_bytes=max((s.peak_kv_bytes for s in servers if s.peak_kv_bytes is not None), default=None),
+        peak_batch=max((s.peak_batch for s in servers if s.peak_batch is not None), default=None),
+        step_s=_median(s.step_s for s in servers),
+        own_s=_median(s.own_s for s in servers),
     )
 
 
-def _largest(facts: ServingFacts, value: Callable[[ServerFacts], int | None]) -> int | None:
-    known = [number for m in facts.measurements if m.server and (number := value(m.server)) is not None]
-    return max(known, default=None)
-
-
-def _middle(measurements: tuple[Measurement, ...], value: Callable[[ServerFacts], float | None]) -> float | None:
-    known = [number for m in measurements if m.server and (number := value(m.server)) is not None]
+def _median(values: Iterable[float | None]) -> float | None:
+    """Of the values that are known."""
+    known = [value for value in values if value is not None]
     return median(known) if known else None
 
 

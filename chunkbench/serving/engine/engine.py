@@ -147,10 +147,6 @@ class Engine:
         """Do now what would make the first steps slow."""
         self.model.compile(self.options.prompt_budget + self.options.max_batch)
 
-    def reset_peaks(self) -> None:
-        """Begin to record the peaks anew."""
-        self.peak_kv_bytes = self.peak_batch = 0
-
     def step(self) -> StepReport:
         """Compute one token of every running sequence, and a part of the waiting prompts."""
         started = perf_counter()

@@ -40,8 +40,6 @@ class Model:
         self.eos_ids = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
-        self.folder: Path | None = None
-        """The checkpoint; None for random weights."""
         self._module = module.eval()
         _refuse(config)
         self.packed = pack_linear_layers(module) if self.device.type == "cpu" and can_pack(self.dtype) else 0
@@ -50,9 +48,7 @@ class Model:
     @classmethod
     def from_folder(cls, folder: Path, dtype: torch.dtype, device: str = "cpu") -> Model:
         """Load a checkpoint from a local folder. Raises ModelError."""
-        model = cls(load_module(folder, dtype, INTERFACE).to(device), folder.name)
-        model.folder = folder
-        return model
+        return cls(load_module(folder, dtype, INTERFACE).to(device), folder.name)
 
     @classmethod
     def random(cls, config: Any, name: str, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Model:

@@ -12,6 +12,8 @@ from typing import ClassVar
 from chunkbench.baselines.contract import Answer
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.experiment.look import Look
+from chunkbench.experiment.point import element_bytes
+from chunkbench.experiment.terms import Dtype
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Setting:
     vocabulary: int
     max_length: int
     """Most tokens of prompt and answer together."""
-    dtype: str
+    dtype: Dtype
     device: str
     max_batch: int
     """Most sequences of a step."""
@@ -38,8 +40,8 @@ class Setting:
     @property
     def token_bytes(self) -> int:
         """Bytes of K and V of one token in all layers."""
-        element = 4 if self.dtype == "float32" else 2
-        return 2 * self.layers * self.shape.num_key_value_heads * self.shape.head_dim * element
+        shape = self.shape.model_copy(update={"num_hidden_layers": self.layers})
+        return shape.kv_bytes(element_bytes(self.dtype))
 
     def write_config(self, folder: Path) -> Path:
         """Write a Hugging Face `config.json` of the model into a folder, and return its path."""

@@ -21,7 +21,6 @@ _LEGEND = (
     "peak K/V = most bytes of blocks or chunks that live requests refer to, without what is kept for later requests",
     "own time = the part of a step that is not the model: scheduling, tree, plan, sampling",
 )
-_PAPER_SYSTEMS = {"chunk_llama": "chunk_llama", "vllm": "vllm"}
 
 
 def body(view: View) -> Body:
@@ -116,7 +115,7 @@ def _emphasis(group: Group, row: Row) -> Emphasis:
 
 def _paper(group: Group, row: Row, column: str, system: str | None = None) -> str | None:
     """What the paper's Table 4 prints for a system at this n_p and n_s; None if it has no such row."""
-    wanted = _PAPER_SYSTEMS.get(system or row.facts.implementation)
+    wanted = system or row.facts.implementation  # the paper's systems have the same ids
     for printed in paper_rows("table4"):
         place = (int(printed["n_p"]), int(printed["n_s"]), printed["system"])
         if place == (group.axes["n_p"], group.axes["n_s"], wanted):

@@ -274,11 +274,9 @@ class ServingMeasurer:
             failure = "error", f"the capacity of {reference} is not known"
         samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
         status, reason = failure or ("ok", "")
-        late = max(
-            (n.sending_delay.p99 for m in state.measurements if (n := load_numbers(m.requests)).sending_delay),
-            default=0.0,
-        )
-        if not failure and any(load_numbers(m.requests).client_late for m in state.measurements):
+        numbers = [load_numbers(measurement.requests) for measurement in state.measurements]
+        if not failure and any(one.client_late for one in numbers):
+            late = max(one.sending_delay.p99 for one in numbers if one.sending_delay)
             status, reason = "noisy", f"the client sent late (99th percentile {late * 1e3:.0f} ms)"
         return ServingFacts(
             key=case.key,
