@@ -17,7 +17,7 @@ class RequestFacts(BaseModel):
     due: NonNegativeFloat
     """When it should be sent. With closed-loop clients: when the client was free."""
     sent: NonNegativeFloat | None = None
-    """When the client began to send it."""
+    """When it left the client; None if no connection came about."""
     first: NonNegativeFloat | None = None
     """When its first token arrived."""
     last: NonNegativeFloat | None = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chunkbench.serving.load.timing import at_due_times, punctual
 from chunkbench.store.request_facts import RequestFacts, RequestStatus
 from chunkbench.traces import PlannedRequest
 
@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("the load needs aiohttp: pip install 'chunkbench[serving]'", name="aiohttp") from error
 
 LEAD_S = 0.2
-"""Time between the start and the first request: tasks and timers are ready by then."""
+"""How long before its due time a request gets its connection. The first is due so long after the start."""
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, asyncio.IncompleteReadError)
 
 
@@ -48,7 +48,7 @@ class LoadOptions:
     """Closed loop: so many clients send their next request as soon as they have an answer. None: open loop, every
     request is sent when it is due."""
     timeout_s: float = 600.0
-    """Longest time for one answer."""
+    """Longest time for one answer, its connection included."""
     ignore_eos: bool = True
     """Ask for answers of full length."""
 
@@ -101,43 +101,41 @@ async def send(
     # No limit on connections (the library's own is 100), and no name to look up again.
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None)
     timeout = aiohttp.ClientTimeout(total=options.timeout_s)
-    events = asyncio.get_running_loop()
     headers = {"Content-Type": "application/json"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
-        collecting = gc.isenabled()
-        gc.collect()
-        gc.disable()  # a collection would delay a request; nothing here makes cycles that matter
-        cpu = time.process_time()
-        started = time.perf_counter() + (LEAD_S if options.clients is None else 0)
-        clock = _Clock(started)
+        with punctual():
+            cpu = time.process_time()
+            started = time.perf_counter() + (LEAD_S if options.clients is None else 0)
+            clock = _Clock(started)
 
-        async def one(number: int, due: float) -> None:
-            facts[number] = ended = await _ask(session, target, plan[number], bodies[number], due, clock)
-            progress(ended)
+            async def one(number: int, due: float, sending: asyncio.Future[None] | None = None) -> None:
+                ended = await _ask(session, target, plan[number], bodies[number], due, clock, sending)
+                facts[number] = ended
+                progress(ended)
 
-        try:
             if options.clients is None:
-                # The loop's own clock is the same, on Linux.
-                offset = events.time() - time.perf_counter()
-                tasks: list[asyncio.Task[None]] = []
-
-                def launch(number: int) -> None:
-                    tasks.append(events.create_task(one(number, plan[number].due)))
-
-                for number, request in enumerate(plan):
-                    events.call_at(started + request.due + offset, launch, number)
-                await asyncio.sleep(LEAD_S + (plan[-1].due if plan else 0) + 0.01)
-                while pending := [task for task in tasks if not task.done()]:
-                    await asyncio.gather(*pending)
+                await _open_loop([request.due for request in plan], started, one)
             else:
                 numbers = iter(range(len(plan)))
                 await asyncio.gather(*(_client(numbers, one, clock) for _ in range(options.clients)))
-        finally:
-            if collecting:
-                gc.enable()
     took = time.perf_counter() - started
     done = tuple(fact for fact in facts if fact is not None)
     return Measured(started, done, (time.process_time() - cpu) / max(took, 1e-9))
+
+
+async def _open_loop(dues: Sequence[float], started: float, one: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    """Send every request at its due time. Its connection is opened a little earlier."""
+    events = asyncio.get_running_loop()
+    sendings = [events.create_future() for _ in dues]
+    tasks: list[asyncio.Task[None]] = []
+
+    def prepare(number: int) -> None:
+        tasks.append(events.create_task(one(number, dues[number], sendings[number])))
+
+    for number, due in enumerate(dues):
+        events.call_later(started + due - LEAD_S - time.perf_counter(), prepare, number)
+    await at_due_times([started + due for due in dues], lambda number: sendings[number].set_result(None))
+    await asyncio.gather(*tasks)
 
 
 class _Clock:
@@ -177,16 +175,25 @@ async def _ask(
     body: bytes,
     due: float,
     clock: _Clock,
+    sending: asyncio.Future[None] | None,
 ) -> RequestFacts:
-    """Send one request and read its stream."""
-    sent = clock.now()
-    first = last = None
+    """Send one request and read its stream. Without `sending` it is sent at once, else when that is done."""
+    sent = first = last = None
     tokens = 0
     usage: dict[str, Any] = {}
     status: RequestStatus = "ok"
     reason = ""
+
+    async def payload() -> AsyncIterator[bytes]:
+        nonlocal sent
+        if sending is not None:
+            await sending
+        sent = clock.now()
+        yield body
+
+    length = {"Content-Length": str(len(body))}
     try:
-        async with session.post(f"{target.url}/completions", data=body) as answer:
+        async with session.post(f"{target.url}/completions", data=payload(), headers=length) as answer:
             if answer.status != 200:
                 status = "refused" if 400 <= answer.status < 500 else "error"
                 reason = f"status {answer.status}: {_message(await answer.text())}"
@@ -235,14 +242,17 @@ def _wrong(request: PlannedRequest, tokens: int, usage: dict[str, Any], last: fl
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """The JSON of server-sent events up to [DONE]."""
-    async for line in answer.content:
-        if line.startswith(b"data:"):
-            data = line[5:].strip()
-            if data == b"[DONE]":
-                return
-            event = json.loads(data)
-            if isinstance(event, dict):
-                yield event
+    rest = b""
+    async for piece in answer.content.iter_any():  # a wait for each piece instead of each line
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if isinstance(event, dict):
+                    yield event
 
 
 def _message(text: str) -> str:
