@@ -48,9 +48,10 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY) $(READY_SERVING) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, soak of the engine
+nightly: $(READY) $(READY_SERVING) $(READY_VLLM_SERVER) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, soaks of engine and server
 	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 $(BIN)/python -m pytest -q tests/test_damaged.py \
-	  tests/test_ci_files.py tests/regression/test_packages.py tests/serving/engine/test_engine.py $(ARGS)
+	  tests/test_ci_files.py tests/regression/test_packages.py tests/serving/engine/test_engine.py \
+	  tests/serving/server $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \
@@ -62,7 +63,7 @@ smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes; takes
 reproduce-table3: $(READY) $(READY_VLLM) ## Set up if needed, then measure the paper's Table 3 on this machine
 	$(BIN)/chunkbench run experiments/table3.yaml $(ARGS)
 
-reproduce: $(READY) $(READY_VLLM) ## Set up if needed, then measure all experiments of the paper that run here; write one report
+reproduce: $(READY) $(READY_VLLM) $(READY_SERVING) $(READY_VLLM_SERVER) ## Set up if needed, then measure all experiments of the paper that run here; write one report
 	$(BIN)/chunkbench reproduce $(ARGS)
 
 vllm-server: $(READY_VLLM_SERVER) ## Make the environment .venv-vllm with vLLM's server, which Table 4 compares with (3 GB)

@@ -48,7 +48,7 @@ def _build() -> tuple[str, str]:
 
 
 @cache
-def _load() -> None:
+def load_operators() -> None:
     """Load the operators, once per process."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
@@ -60,7 +60,7 @@ class VllmPagedSession(Session):
     """K and V in one tensor `[blocks, kv_heads, 2 * block_size, d]`, filled by vLLM's own operator only."""
 
     def __init__(self, inputs: Inputs, share: bool) -> None:
-        _load()
+        load_operators()
         point = inputs.point
         self._b, self._h, self._h_kv, self._d = point.batch_size, point.heads, point.kv_heads, point.head_dim
         self._block_size, self._scale = point.block_size, point.head_dim**-0.5

@@ -11,7 +11,7 @@ import pytest
 
 from chunkbench.report import build, build_book
 from chunkbench.report.book import Book
-from chunkbench.runner.reproduce import EXPERIMENTS
+from chunkbench.runner.reproduce import KERNELS
 from chunkbench.store import open_run
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def test_a_recorded_run_still_gives_the_same_numbers(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def book() -> Book:
-    return build_book([open_run(FOLDER / name) for name in EXPERIMENTS], ROOT)
+    return build_book([open_run(FOLDER / name) for name in KERNELS], ROOT)
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")

@@ -9,8 +9,8 @@ from statistics import fmean
 
 from chunkbench.store.request_facts import RequestFacts
 
-LATE_S = 0.01
-"""A client whose 99th percentile of sending delays is above this held requests up."""
+LATE_SHARE = 0.01
+"""A client whose mean sending delay is above this share of the mean latency held requests up."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class LoadNumbers:
     @property
     def client_late(self) -> bool:
         """Whether the client held requests up, so that latencies are partly its own."""
-        return self.sending_delay is not None and self.sending_delay.p99 > LATE_S
+        if self.sending_delay is None or self.latency is None:
+            return False
+        return self.sending_delay.mean > LATE_SHARE * self.latency.mean
 
 
 def load_numbers(requests: Sequence[RequestFacts], objective_s: float | None = None) -> LoadNumbers:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.requests import load_numbers
 from chunkbench.store.serving_facts import ServingFacts
+
+OBJECTIVE_LOAD = 90
+"""The paper's objective of 40 ms per token is its machine's. Here it is the reference's normalized latency with nothing
+shared, at this percentage of its own capacity."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class ServingNumbers:
     per_token_p50: float | None
     per_token_p99: float | None
     requests_per_s: float | None
+    goodput_per_s: float | None
+    """Requests per second that meet the objective."""
     cached_share: float | None
     peak_kv_bytes: int | None
     peak_batch: int | None
@@ -27,12 +33,12 @@ class ServingNumbers:
     own_s: float | None
 
 
-def serving_numbers(row: Row) -> ServingNumbers | None:
-    """The numbers of a row of this kind; None if nothing was measured."""
+def serving_numbers(row: Row, objective_s: float | None = None) -> ServingNumbers | None:
+    """The numbers of a row of this kind; None if nothing was measured. `objective_s`: most seconds per token."""
     facts = row.facts
     if not isinstance(facts, ServingFacts) or row.derived.latency_us is None:
         return None
-    numbers = [load_numbers(measurement.requests) for measurement in facts.measurements]
+    numbers = [load_numbers(measurement.requests, objective_s) for measurement in facts.measurements]
     servers = [measurement.server for measurement in facts.measurements if measurement.server]
     return ServingNumbers(
         first_token_p50=_median(n.time_to_first_token.p50 if n.time_to_first_token else None for n in numbers),
@@ -40,6 +46,7 @@ def serving_numbers(row: Row) -> ServingNumbers | None:
         per_token_p50=_median(n.time_per_token.p50 if n.time_per_token else None for n in numbers),
         per_token_p99=_median(n.time_per_token.p99 if n.time_per_token else None for n in numbers),
         requests_per_s=_median(n.requests_per_s for n in numbers),
+        goodput_per_s=_median(n.goodput_per_s for n in numbers),
         cached_share=_median(n.cached_share for n in numbers),
         peak_kv_bytes=max((s.peak_kv_bytes for s in servers if s.peak_kv_bytes is not None), default=None),
         peak_batch=max((s.peak_batch for s in servers if s.peak_batch is not None), default=None),
@@ -54,6 +61,17 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
+def objective_s(rows: Iterable[Row], n_p: int) -> float | None:
+    """The objective for prompts of n_p tokens, in seconds per token; None if it was not measured."""
+    for row in rows:
+        facts = row.facts
+        if not isinstance(facts, ServingFacts) or facts.implementation != facts.reference:
+            continue
+        if (facts.n_p, facts.n_s, facts.load) == (n_p, 0, OBJECTIVE_LOAD) and row.derived.latency_us is not None:
+            return row.derived.latency_us / 1e6
+    return None
+
+
 @dataclass(frozen=True)
 class SustainedRate:
     """The highest rate at which a system meets an objective."""
@@ -63,12 +81,16 @@ class SustainedRate:
     """Whether the objective was met at every measured rate."""
 
 
-def sustained_rate(spots: Sequence[tuple[float, float]], objective_s: float) -> SustainedRate | None:
+def sustained_rate(rows: Iterable[Row], objective_s: float) -> SustainedRate | None:
     """By interpolation between the highest measured rate that meets the objective and the next one.
 
-    `spots`: (requests per second, normalized latency in seconds). None if no rate meets the objective.
+    `rows`: a system at several rates, alike in all else. None if no rate meets the objective.
     """
-    ordered = sorted(spots)
+    ordered = sorted(
+        (row.facts.requests_per_s, row.derived.latency_us / 1e6)
+        for row in rows
+        if isinstance(row.facts, ServingFacts) and row.facts.requests_per_s and row.derived.latency_us is not None
+    )
     met = [number for number, (_, latency) in enumerate(ordered) if latency <= objective_s]
     if not met:
         return None

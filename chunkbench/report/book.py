@@ -87,7 +87,7 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
         machine="; ".join(_machines(runs)),
         version=f"chunkbench {first.chunkbench_version}{f', git {commit}' if commit else ''}",
         chapters=chapters,
-        unmeasured=tables() if len(chapters) > 1 else (),
+        unmeasured=tables([run.manifest.experiment.name for run in runs]) if len(chapters) > 1 else (),
         claims=[claim for claim in judged_claims if claim.rows or len(chapters) > 1],
     )
 

@@ -1,6 +1,8 @@
-"""Tables of the paper as printed, for those that no run of `reproduce` measures; their titles say what would."""
+"""Tables of the paper as printed, for those that no run of a book measures; their titles say what would."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Cell, Column, Table
@@ -9,9 +11,10 @@ from chunkbench.report.sharing import paper_table
 _SYSTEMS = {"vllm": "vLLM 0.2.7", "chunk_llama": "ChunkLlama"}
 
 
-def tables() -> tuple[Table, ...]:
-    """Tables 2 and 4, and the points of Figure 5 that the paper's text states."""
-    return paper_table(), _table4(), _figure5()
+def tables(measured: Collection[str]) -> tuple[Table, ...]:
+    """Table 2, and what the paper states of Table 4 and Figure 5 unless their experiments are among `measured`."""
+    served = {"table4": _table4, "figure5": _figure5}
+    return paper_table(), *(table() for name, table in served.items() if name not in measured)
 
 
 def _table4() -> Table:

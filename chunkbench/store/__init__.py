@@ -7,6 +7,7 @@ from chunkbench.store.manifest import Manifest
 from chunkbench.store.run_directory import (
     SCHEMA_VERSION,
     WORKER_LOG,
+    CannotRunError,
     Run,
     RunError,
     RunWriter,
@@ -22,6 +23,7 @@ __all__ = [
     "MEASURED",
     "SCHEMA_VERSION",
     "WORKER_LOG",
+    "CannotRunError",
     "CaseFacts",
     "GpuState",
     "Manifest",

@@ -54,6 +54,10 @@ class RunError(ValueError):
         self.remedy = remedy
 
 
+class CannotRunError(RunError):
+    """Nothing of an experiment can be measured on this machine; the message says why and what to do."""
+
+
 @dataclass
 class Run:
     """A run as read from disk."""

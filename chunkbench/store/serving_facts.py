@@ -54,6 +54,8 @@ class ServingFacts(CaseFacts):
     """The system whose capacity `load` is a share of."""
     capacity_per_s: PositiveFloat | None = None
     """Requests per second of the reference with closed-loop clients; None with an absolute rate."""
+    asked_requests: NonNegativeInt | None = None
+    """Requests of an arrival seed that the experiment asks for; measurements have fewer if the budget was short."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """The entry of /v1/models."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chunkbench.analysis.derive import derive
-from chunkbench.analysis.serving import serving_numbers, sustained_rate
+from chunkbench.analysis.derive import Row, derive
+from chunkbench.analysis.serving import objective_s, serving_numbers, sustained_rate
 from tests.analysis.servers import measurement, serving_facts
 
 
@@ -43,6 +43,15 @@ def test_a_system_that_was_not_measured_has_no_numbers() -> None:
     assert serving_numbers(row) is None
 
 
+def rates(*spots: tuple[float, float]) -> list[Row]:
+    """Rows of a system at these (requests per second, normalized latency in seconds)."""
+    facts = [
+        serving_facts("vllm", load=n, rate=rate, measurements=[measurement(0, latency)])
+        for n, (rate, latency) in enumerate(spots)
+    ]
+    return list(derive(facts, "vllm"))
+
+
 @pytest.mark.parametrize(
     ("spots", "rate", "at_least"),
     [
@@ -55,11 +64,37 @@ def test_a_system_that_was_not_measured_has_no_numbers() -> None:
 def test_a_sustained_rate_lies_between_two_measured_ones(
     spots: list[tuple[float, float]], rate: float, at_least: bool
 ) -> None:
-    found = sustained_rate(spots, 0.2)
+    found = sustained_rate(rates(*spots), 0.2)
     assert found is not None
     assert (found.per_s, found.at_least) == (pytest.approx(rate), at_least)
 
 
-def test_no_rate_meets_the_objective() -> None:
-    assert sustained_rate([(1, 0.3)], 0.2) is None
+def test_no_rate_is_sustained_where_all_are_too_slow() -> None:
+    assert sustained_rate(rates((1, 0.3)), 0.2) is None
     assert sustained_rate([], 0.2) is None
+
+
+def test_the_objective_is_the_reference_with_nothing_shared_at_90_percent() -> None:
+    facts = [
+        serving_facts(system, n_p=n_p, n_s=n_s, load=load, measurements=[measurement(0, latency)])
+        for system, n_p, n_s, load, latency in (
+            ("chunk_llama", 1024, 0, 90, 0.1),
+            ("vllm", 1024, 1024, 90, 0.2),
+            ("vllm", 1024, 0, 60, 0.3),
+            ("vllm", 1024, 0, 90, 0.4),
+            ("vllm", 2048, 0, 90, 0.8),
+        )
+    ]
+    rows = derive(facts, "chunk_llama")
+    assert objective_s(rows, 1024) == pytest.approx(0.4)
+    assert objective_s(rows, 2048) == pytest.approx(0.8)
+    assert objective_s(rows, 4096) is None
+
+
+def test_goodput_counts_requests_within_the_objective() -> None:
+    (row,) = derive([serving_facts("vllm", measurements=[measurement(0, 0.2)])], "vllm")
+    met, missed, none = (serving_numbers(row, objective) for objective in (0.2, 0.19, None))
+    assert met is not None
+    assert missed is not None
+    assert none is not None
+    assert (met.goodput_per_s, missed.goodput_per_s, none.goodput_per_s) == (met.requests_per_s, 0, None)

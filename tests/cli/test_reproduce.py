@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from chunkbench.cli.main import cli
 from chunkbench.experiment import load_experiment
 from chunkbench.runner import reproduce
-from chunkbench.runner.reproduce import EXPERIMENTS, within
+from chunkbench.runner.reproduce import EXPERIMENTS, KERNELS, within
 from chunkbench.store import open_run
 
 TIMED = """\
@@ -80,13 +80,30 @@ def test_an_unfinished_run_of_another_experiment_is_refused(small: Path, tmp_pat
     assert "choose another folder with --out" in refused.output
 
 
+def test_an_experiment_that_cannot_run_here_is_left_out(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHUNKBENCH_VLLM_PYTHON", str(tmp_path / "no-python"))
+    (tmp_path / "first.yaml").write_text(
+        "name: first\nkind: serving\nimplementations: [vllm]\nbaseline: vllm\n"
+        "defaults: {n_p: 64, n_c: 2}\nsweep:\n  - {n_s: 0, load: 50}\n"
+    )
+    done = call("--out", str(small))
+    assert done.exit_code == 0, done.output
+    assert "left out: " in done.output
+    assert "pip install" in done.output or "CHUNKBENCH_VLLM_PYTHON names no file" in done.output
+    assert not (small / "first" / "cases.jsonl").read_text()
+    assert len(open_run(small / "second").cases) == 4
+    assert call("--out", str(small)).exit_code == 0
+
+
 def test_budgets_keep_their_proportion_and_unknown_names_are_refused() -> None:
     experiments = [load_experiment(name) for name in EXPERIMENTS]
     scaled = within(experiments, 600)
     assert sum(experiment.budget_s for experiment in scaled) == pytest.approx(600)
     assert scaled[2].budget_s / scaled[0].budget_s == pytest.approx(experiments[2].budget_s / experiments[0].budget_s)
     # The default budgets leave time for set-up and preparation within half an hour.
-    assert sum(experiment.budget_s for experiment in experiments) <= 25 * 60
+    assert sum(experiment.budget_s for experiment in experiments if experiment.name in KERNELS) <= 25 * 60
     wrong = call("--only", "table9")
     assert wrong.exit_code == 2
     assert "table9 is none of table1, memory" in wrong.output

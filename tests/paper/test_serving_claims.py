@@ -48,6 +48,13 @@ def test_the_worst_point_decides() -> None:
     assert "1.20 at n_p = 2048, load 80%" in judged["T4-noregress"].reason
 
 
+def test_table_4_is_not_judged_by_rates_above_capacity() -> None:
+    above = [*pair(0.3, 0.1, load=150), *pair(0.1, 0.2, n_s=1024, load=400, kv=(90, 100), batch=(10, 10))]
+    judged = judge(*pair(0.1, 0.1), *pair(0.1, 0.2, n_s=1024), *above)
+    for id in ("T4-kv", "T4-batch", "T4-noregress"):
+        assert judged[id].verdict == "holds", judged[id].reason
+
+
 def test_figure_5_compares_sustained_rates() -> None:
     """The objective is 0.2 s/token. Ours meets it up to 4 requests/s, vLLM up to 2."""
     shared = [

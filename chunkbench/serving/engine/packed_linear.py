@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 
@@ -27,21 +29,64 @@ def padded_sizes(most: int) -> list[int]:
     return sorted({padded_rows(rows) for rows in range(1, most + 1)})
 
 
-class PackedLinear(nn.Module):
-    """`nn.Linear` for inference on a CPU. The weight is packed once, not at every call."""
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that a model calls one after the other with the same input: they are computed as one product. A call of a
+product costs up to 0.2 ms besides its arithmetic, when the weights that it reads have thrown everything else out of the
+caches."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for inference on a CPU, or several with the same input as one. The weight is packed once, not at
+    every call."""
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        """The outputs of several layers lie side by side."""
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
-        self.dtype = linear.weight.dtype
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        self.out_features, self.in_features = weight.shape
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        self.dtype = weight.dtype
+        self._bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x `[..., in_features]` times the weight, plus the bias: `[..., out_features]`."""
         rows = x.reshape(-1, self.in_features)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
         return product.view(*x.shape[:-1], self.out_features)
+
+
+class PackedPart(nn.Module):
+    """One of several layers that are computed as one product, when the first of them is called."""
+
+    def __init__(self, product: PackedProduct, begin: int, end: int) -> None:
+        super().__init__()
+        self._product, self._begin, self._end = product, begin, end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """This layer's part of the product with x `[..., in_features]`."""
+        return self._product.of(x)[..., self._begin : self._end]
+
+
+class PackedProduct(nn.Module):
+    """The product of several layers with their common input."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self._linear = PackedLinear(*linears)
+        self._parts = len(linears)
+        self._input: torch.Tensor | None = None
+        self._output: torch.Tensor | None = None
+        self._left = 0
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Computed anew for another tensor, and forgotten when all layers have had it."""
+        if self._output is None or self._input is not x:
+            self._input, self._output, self._left = x, self._linear(x), self._parts
+        output: torch.Tensor = self._output
+        self._left -= 1
+        if self._left == 0:
+            self._input = self._output = None
+        return output
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -65,12 +110,27 @@ def compile_products(model: nn.Module, most_rows: int) -> None:
 
 def pack_linear_layers(model: nn.Module) -> int:
     """Replace every `nn.Linear` of a model, and return how many there were. The model keeps no other copy of them."""
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-    ]
-    for parent, name, child in found:
-        setattr(parent, name, PackedLinear(child))
-    return len(found)
+    count = 0
+    for parent in list(model.modules()):
+        linears = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
+        count += len(linears)
+        for names in TOGETHER:
+            if _fit_together([linears.get(name) for name in names]):
+                _pack_together(parent, {name: linears.pop(name) for name in names})
+        for name, linear in linears.items():
+            setattr(parent, name, PackedLinear(linear))
+    return count
+
+
+def _fit_together(linears: Sequence[nn.Linear | None]) -> bool:
+    """Whether all layers are there, and alike but for their outputs."""
+    kinds = {linear and (linear.in_features, linear.bias is None, linear.weight.dtype) for linear in linears}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _pack_together(parent: nn.Module, linears: Mapping[str, nn.Linear]) -> None:
+    product = PackedProduct(list(linears.values()))
+    end = 0
+    for name, linear in linears.items():
+        begin, end = end, end + linear.out_features
+        setattr(parent, name, PackedPart(product, begin, end))

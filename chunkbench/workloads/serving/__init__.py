@@ -29,9 +29,9 @@ def _measuring() -> Any:
     try:
         from chunkbench.workloads.serving.measuring import MEASURING
     except ModuleNotFoundError as error:
-        from chunkbench.store import RunError
+        from chunkbench.store import CannotRunError
 
-        raise RunError(f"{error.name} is missing: pip install 'chunkbench[serving]'") from None
+        raise CannotRunError(f"{error.name} is missing: pip install 'chunkbench[serving]'") from None
     return MEASURING
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import geometric_mean
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.serving import ServingNumbers, serving_numbers
+from chunkbench.analysis.serving import ServingNumbers, objective_s, serving_numbers
 from chunkbench.paper.printed import paper_rows
 from chunkbench.report.cells import word
 from chunkbench.report.model import Cell, Column, Emphasis, Group, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, percent, significant, times
 from chunkbench.report.view import Body, View
 from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.workloads.serving import sustained
 
 _LEGEND = (
     "normalized latency = (last token - due) / tokens, mean over the requests of an arrival seed, median over seeds; "
@@ -25,14 +26,23 @@ _LEGEND = (
 
 def body(view: View) -> Body:
     """Headline, tables and legend of a run."""
-    return Body(_headline(view), (_latency(view), _servers(view)), legend=_LEGEND, timing=_timing(view))
+    objectives = {group.axes["n_p"]: objective_s(view.rows, group.axes["n_p"]) for group in view.groups}
+    known = {n_p: objective for n_p, objective in objectives.items() if objective is not None}
+    tables = (*sustained.tables(view, known), _latency(view, known), _servers(view))
+    legend = (*_LEGEND, *([sustained.LEGEND] if known else []))
+    return Body(_headline(view), tables, legend=legend, timing=_timing(view))
 
 
 Numbered = Callable[[ServingNumbers], str]
 
 
-def _latency(view: View) -> Table:
+def _latency(view: View, objectives: Mapping[int, float]) -> Table:
     """Latencies of every system at every point."""
+
+    def goodput(group: Group, row: Row) -> Cell:
+        numbers = serving_numbers(row, objectives.get(group.axes["n_p"]))
+        return Cell(NOTHING if numbers is None or numbers.goodput_per_s is None else _rate(numbers.goodput_per_s))
+
     lines: list[tuple[str, Callable[[Group, Row], Cell]]] = [
         (
             "normalized latency, ms/token",
@@ -50,8 +60,9 @@ def _latency(view: View) -> Table:
         ("  99th percentile", _number(lambda n: _ms(n.per_token_p99))),
         (
             "requests answered per second",
-            _number(lambda n: significant(n.requests_per_s, 3) if n.requests_per_s else NOTHING),
+            _number(lambda n: _rate(n.requests_per_s) if n.requests_per_s else NOTHING),
         ),
+        ("  of them within the objective", goodput),
     ]
     return _table(view, "Latency under load", lines)
 
@@ -104,6 +115,10 @@ def _number(text: Numbered) -> Callable[[Group, Row], Cell]:
     return cell
 
 
+def _rate(per_s: float) -> str:
+    return significant(per_s, 3)
+
+
 def _ms(value: float | None, divisor: float = 1e-3) -> str:
     return NOTHING if value is None else significant(value / divisor, 3)
 
@@ -154,12 +169,15 @@ def _timing(view: View) -> str:
     if not facts:
         return ""
     seeds = max(len(fact.measurements) for fact in facts)
-    requests = max(len(m.requests) for fact in facts for m in fact.measurements)
+    sent = sorted({len(m.requests) for fact in facts for m in fact.measurements})
+    asked = max((fact.asked_requests or 0 for fact in facts), default=0)
+    requests = f"{sent[0]} to {sent[-1]}" if len(sent) > 1 else str(sent[0])
+    fewer = f" (the experiment asks for {asked}; the budget allows no more)" if sent[0] < asked else ""
     rates = {round(fact.requests_per_s, 3) for fact in facts if fact.requests_per_s}
     late = max((r.sent or 0.0) - r.due for fact in facts for m in fact.measurements for r in m.requests)
     references = dict.fromkeys(fact.reference for fact in facts if fact.reference)
     parts = [
-        f"{count(seeds, 'arrival seed')} of {requests} requests, open loop",
+        f"{count(seeds, 'arrival seed')} of {requests} requests{fewer}, open loop",
         "the systems take turns, and a seed's requests are the same for all",
         f"{min(rates):g} to {max(rates):g} requests/s",
         *(f"load is a share of the capacity of {name}: requests/s with closed-loop clients" for name in references),

@@ -1,109 +1,142 @@
-"""Figure of a serving run: normalized latency against load, as the paper's Figure 5, or K/V memory over time."""
+"""Figure of a serving run: normalized latency against load, as the paper's Figure 5, K/V memory and batch over time."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.points import describe
-from chunkbench.report.figures.style import MOST_PANELS, caption, conditions, handle, panel_title, sheet
+from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s
+from chunkbench.report.columns import Columns
+from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.store.serving_facts import ServerFacts, ServingFacts
 
+Spot = tuple[float, float, float, float]
+"""Rate, latency, and the latencies of the fastest and the slowest seed."""
+_MOST_POINTS = 4
 _STYLES = ("-", "--", ":", "-.")
 """Lines for the values of n_s, from the largest one down."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Latency against load where systems have several rates, else K/V memory over time; None if there is neither."""
-    return _latencies(report, manifest) or _memory(report, manifest)
+    """Latency against load where systems have several rates, and K/V memory and batch over time; None without both."""
+    points = _told(report)
+    panels = _by_length(report.groups, report.columns.ids)
+    if panels:
+        points = [point for n_p in panels if (point := _closest([p for p in points if p[0].axes["n_p"] == n_p]))]
+        across = len(panels)
+    else:
+        points = points[:_MOST_POINTS]
+        across = len(points)
+    if not across:
+        return None
+    columns = report.columns
+    shown = {name for lines in panels.values() for name, _ in lines} | {name for _, lines in points for name in lines}
+    handles = [handle(*columns.style(name), columns.name(name)) for name in columns.ids if name in shown]
+    total = len(panels) + 2 * len(points)
+    page = sheet(report.title, _caption(report, manifest, bool(panels), bool(points)), handles, total, across, False)
+    plots = iter(page.panels)
+    for n_p, lines in panels.items():
+        _latencies(next(plots), n_p, lines, objective_s(report.rows, n_p), columns)
+    for label, value in (("K/V of live requests, MB", _megabytes), ("batch", _batch)):
+        for group, servers in points:
+            plot = next(plots)
+            for name, server in servers.items():
+                colour, marker = columns.style(name)
+                spots = [(moment[0], value(moment)) for moment in server.timeline if value(moment) is not None]
+                if spots:
+                    seconds, values = zip(*spots, strict=True)
+                    plot.plot(seconds, values, color=colour, marker=marker, markevery=10, markersize=4, linewidth=1.4)
+            panel_title(plot, describe(group.axes, [axis for axis in report.varying if axis in group.axes]))
+            plot.set_ylim(bottom=0)
+            plot.set_xlabel("seconds after the first request")
+            plot.set_ylabel(label)
+    return page.figure
 
 
-def _latencies(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each n_p, a line for each system and n_s."""
-    panels: dict[int, list[Group]] = defaultdict(list)
+def _latencies(
+    plot: Axes, n_p: int, lines: Mapping[tuple[str, int], Sequence[Spot]], objective: float | None, columns: Columns
+) -> None:
+    """Latency against the rate, a line for each system and n_s."""
+    shares = sorted({n_s for _, n_s in lines}, reverse=True)
+    for (name, n_s), spots in lines.items():
+        colour, marker = columns.style(name)
+        style = _STYLES[shares.index(n_s) % len(_STYLES)]
+        rates, middles, lows, highs = zip(*sorted(spots), strict=True)
+        plot.plot(rates, middles, color=colour, marker=marker, linestyle=style, markersize=5, linewidth=1.5)
+        plot.fill_between(rates, lows, highs, color=colour, alpha=0.12, linewidth=0)
+        # Lines of the first system have their labels above, those of the others below: they often lie together.
+        above = name == next(iter(lines))[0]
+        plot.annotate(
+            f"n_s = {n_s}",
+            (rates[-1], middles[-1]),
+            fontsize=7,
+            color=colour,
+            xytext=(0, 6 if above else -6),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if above else "top",
+        )
+    if objective is not None:
+        plot.axhline(objective * 1e3, color="#444444", linewidth=0.9, linestyle=DASHES)
+        place = (0.99, objective * 1e3)
+        across = plot.get_yaxis_transform()
+        plot.text(*place, "objective", transform=across, fontsize=7, color="#444444", ha="right", va="bottom")
+    panel_title(plot, f"n_p = {n_p}")
+    plot.set_ylim(bottom=0)
+    plot.margins(x=0.15)
+    plot.set_xlabel("requests per second")
+    plot.set_ylabel("normalized latency, ms/token")
+
+
+Told = tuple[Group, Mapping[str, ServerFacts]]
+
+
+def _told(report: Report) -> list[Told]:
+    """The points where servers told about themselves: system -> what it did during its first arrival seed."""
+    found: list[Told] = []
     for group in report.groups:
-        panels[group.axes["n_p"]].append(group)
-    drawn = {n_p: lines for n_p, groups in sorted(panels.items()) if (lines := _lines(groups, report.columns.ids))}
-    if not drawn:
-        return None
-    columns = report.columns
-    names = [name for name in columns.ids if any(name == line[0] for lines in drawn.values() for line in lines)]
-    handles = [handle(*columns.style(name), columns.name(name)) for name in names]
-    shares = sorted({n_s for lines in drawn.values() for _, n_s in lines}, reverse=True)
-    page = sheet(report.title, _caption(report, manifest), handles, len(drawn), share_y=False)
-    for plot, (n_p, lines) in zip(page.panels, drawn.items(), strict=True):
-        for (name, n_s), spots in lines.items():
-            colour, marker = columns.style(name)
-            style = _STYLES[shares.index(n_s) % len(_STYLES)]
-            rates, middles, lows, highs = zip(*sorted(spots), strict=True)
-            plot.plot(rates, middles, color=colour, marker=marker, linestyle=style, markersize=5, linewidth=1.5)
-            plot.fill_between(rates, lows, highs, color=colour, alpha=0.12, linewidth=0)
-            plot.annotate(
-                f"n_s = {n_s}",
-                (rates[-1], middles[-1]),
-                fontsize=7,
-                color=colour,
-                xytext=(4, 0),
-                textcoords="offset points",
-            )
-        panel_title(plot, f"n_p = {n_p}")
-        plot.set_ylim(bottom=0)
-        plot.margins(x=0.15)
-    page.label("requests per second", "normalized latency, ms/token")
-    return page.figure
+        servers = {}
+        for name in report.columns.ids:
+            row = group.rows.get(name)
+            facts = row.facts if row is not None else None
+            server = facts.measurements[0].server if isinstance(facts, ServingFacts) and facts.measurements else None
+            if server is not None and server.timeline:
+                servers[name] = server
+        if servers:
+            found.append((group, servers))
+    return found
 
 
-def _memory(report: Report, manifest: Manifest) -> Figure | None:
-    """One panel for each point, a line for each system: K/V bytes of live requests, first arrival seed."""
-    columns = report.columns
-    drawn = [(group, lines) for group in report.groups if (lines := _timelines(group, columns.ids))][:MOST_PANELS]
-    if not drawn:
-        return None
-    names = [name for name in columns.ids if any(name in lines for _, lines in drawn)]
-    handles = [handle(*columns.style(name), columns.name(name)) for name in names]
-    page = sheet(report.title, _memory_caption(report, manifest), handles, len(drawn), share_y=False)
-    for plot, (group, lines) in zip(page.panels, drawn, strict=True):
-        for name, spots in lines.items():
-            colour, marker = columns.style(name)
-            plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markevery=10, markersize=4, linewidth=1.4)
-        panel_title(plot, describe(group.axes, [axis for axis in report.varying if axis in group.axes]))
-        plot.set_ylim(bottom=0)
-    page.label("seconds after the first request", "K/V of live requests, MB")
-    return page.figure
+def _closest(points: Sequence[Told]) -> Told | None:
+    """The point with most sharing whose load is closest to the objective's."""
+    return min(
+        points,
+        key=lambda point: (-(point[0].axes["n_s"] or 0), abs((point[0].axes["load"] or 0) - OBJECTIVE_LOAD)),
+        default=None,
+    )
 
 
-def _timelines(group: Group, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """System -> (seconds, megabytes) during its first measurement."""
-    lines = {}
-    for name in names:
-        row = group.rows.get(name)
-        facts = row.facts if row is not None else None
-        server = facts.measurements[0].server if isinstance(facts, ServingFacts) and facts.measurements else None
-        spots = [(at, held / 1e6) for at, _, held in server.timeline if held is not None] if server else []
-        if spots:
-            lines[name] = spots
-    return lines
+Moment = tuple[float, int, int | None]
 
 
-def _memory_caption(report: Report, manifest: Manifest) -> str:
-    parts = [
-        "Bytes of blocks or chunks that live requests refer to, during the first arrival seed",
-        conditions(report, manifest, timed=False),
-    ]
-    return caption(parts, report)
+def _megabytes(moment: Moment) -> float | None:
+    return None if moment[2] is None else moment[2] / 1e6
 
 
-Spot = tuple[float, float, float, float]
+def _batch(moment: Moment) -> float | None:
+    return moment[1]
 
 
-def _lines(groups: Sequence[Group], names: Sequence[str]) -> dict[tuple[str, int], list[Spot]]:
-    """(system, n_s) -> (rate, latency, low, high), for those with more than one rate."""
-    lines: dict[tuple[str, int], list[Spot]] = defaultdict(list)
+def _by_length(groups: Sequence[Group], names: Sequence[str]) -> dict[int, dict[tuple[str, int], list[Spot]]]:
+    """n_p -> (system, n_s) -> its spots, for those with more than one rate."""
+    panels: dict[int, dict[tuple[str, int], list[Spot]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
         for name in names:
             row = group.rows.get(name)
@@ -111,13 +144,17 @@ def _lines(groups: Sequence[Group], names: Sequence[str]) -> dict[tuple[str, int
                 continue
             low, high = row.derived.low_us or 0.0, row.derived.high_us or 0.0
             spot = (row.facts.requests_per_s or 0.0, row.derived.latency_us / 1e3, low / 1e3, high / 1e3)
-            lines[name, group.axes["n_s"] or 0].append(spot)
-    return {line: spots for line, spots in lines.items() if len(spots) > 1}
+            panels[group.axes["n_p"]][name, group.axes["n_s"] or 0].append(spot)
+    several = {
+        n_p: {line: spots for line, spots in lines.items() if len(spots) > 1} for n_p, lines in sorted(panels.items())
+    }
+    return {n_p: lines for n_p, lines in several.items() if lines}
 
 
-def _caption(report: Report, manifest: Manifest) -> str:
-    parts = [
-        "Median over arrival seeds, smallest and largest seed shaded; latency counts from when a request was due",
-        conditions(report, manifest, timed=False),
-    ]
-    return caption(parts, report)
+def _caption(report: Report, manifest: Manifest, latencies: bool, timelines: bool) -> str:
+    parts = []
+    if latencies:
+        parts.append("Median over arrival seeds, smallest and largest seed shaded; latency counts from the due time")
+    if timelines:
+        parts.append("K/V of blocks or chunks that live requests refer to; K/V and batch: first arrival seed")
+    return caption([*parts, conditions(report, manifest, timed=False)], report)

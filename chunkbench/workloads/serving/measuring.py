@@ -24,7 +24,7 @@ from chunkbench.serving.load import LoadOptions, Measured, send
 from chunkbench.serving.servers.process import RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Moment, Setting, System
-from chunkbench.store import RunError, RunWriter
+from chunkbench.store import CannotRunError, RunError, RunWriter
 from chunkbench.store.facts import CaseFacts, Status
 from chunkbench.store.serving_facts import Measurement, ServerFacts, ServingFacts
 from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
@@ -34,6 +34,8 @@ from chunkbench.workloads.serving.reading import ServingExperiment
 WARM_UP = 4
 """Requests before the first measurement of a server, with other prompts."""
 TIMELINE = 100
+FEWEST = 8
+"""Requests of an arrival seed, however short the budget is."""
 
 
 @dataclass
@@ -77,11 +79,11 @@ class ServingMeasuring:
         writer: RunWriter,
         options: RunOptions,
     ) -> ServingMeasurer:
-        """Ask each system whether it runs here. Raises `RunError` if none does."""
+        """Ask each system whether it runs here. Raises `CannotRunError` if none does."""
         systems = {name: _survey(name, target.device) for name in experiment.implementations}
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
-            raise RunError(f"no system of this experiment runs here: {reasons}")
+            raise CannotRunError(f"no system of this experiment runs here: {reasons}")
         looks = {name: SYSTEMS.look(name).model_dump() for name in experiment.implementations}
         writer.update_manifest(looks=looks)
         return ServingMeasurer(experiment, target, points, systems, writer)
@@ -142,11 +144,13 @@ class ServingMeasurer:
             self._start(name, announce)
         reference, capacity = self._capacity_at(point, announce)
         rate = self._rate(point, capacity)
+        turn_s = budget_s / len(cases) / self._experiment.arrival_seeds
+        requests = self._affordable(turn_s, min(rate, capacity or rate)) if rate is not None else 0
         turns = [(seed, name) for seed in range(self._experiment.arrival_seeds) for name in self._order(point, seed)]
         for number, (seed, name) in enumerate(turns):
             if rate is not None and cases[name].failure is None and self._start(name, announce):
                 announce(f"{name}, arrival seed {seed + 1} of {self._experiment.arrival_seeds}")
-                self._turn(name, cases[name], point, seed, rate)
+                self._turn(name, cases[name], point, seed, rate, requests)
             advance((number + 1) / len(turns))
         return {
             point: [
@@ -214,6 +218,11 @@ class ServingMeasurer:
             return point.rate / 60
         return capacity * cast(int, point.load) / 100 if capacity else None
 
+    def _affordable(self, turn_s: float, per_s: float) -> int:
+        """Requests of a turn: as many as the experiment asks for, fewer if they would take longer than `turn_s`."""
+        asked = self._experiment.requests
+        return min(asked, max(FEWEST, int(turn_s * per_s)))
+
     def _order(self, point: Point, seed: int) -> list[str]:
         names = list(self._experiment.implementations)
         random.Random(f"order {self._experiment.seed} {_brief(point)} {seed}").shuffle(names)
@@ -235,12 +244,12 @@ class ServingMeasurer:
         options = LoadOptions(clients, self._experiment.case_limit_s)
         return asyncio.run(send(server.target, plan, options))
 
-    def _turn(self, name: str, case: _Case, point: Point, seed: int, rate: float) -> None:
+    def _turn(self, name: str, case: _Case, point: Point, seed: int, rate: float, requests: int) -> None:
         """One measurement of one system."""
         server = self._systems[name].server
         assert server is not None
         server.watch.begin()
-        measured = self._send(server, self._plan(point, seed, self._experiment.requests, rate), None)
+        measured = self._send(server, self._plan(point, seed, requests, rate), None)
         end = max((request.last or 0.0 for request in measured.requests), default=0.0)
         moments = server.watch.between(measured.started, measured.started + end)
         case.measurements.append(
@@ -276,8 +285,8 @@ class ServingMeasurer:
         status, reason = failure or ("ok", "")
         numbers = [load_numbers(measurement.requests) for measurement in state.measurements]
         if not failure and any(one.client_late for one in numbers):
-            late = max(one.sending_delay.p99 for one in numbers if one.sending_delay)
-            status, reason = "noisy", f"the client sent late (99th percentile {late * 1e3:.0f} ms)"
+            late = max(one.sending_delay.mean for one in numbers if one.sending_delay)
+            status, reason = "noisy", f"the client sent late (mean {late * 1e3:.0f} ms)"
         return ServingFacts(
             key=case.key,
             experiment=self._experiment.name,
@@ -301,6 +310,7 @@ class ServingMeasurer:
             requests_per_s=rate,
             reference=reference,
             capacity_per_s=capacity,
+            asked_requests=self._experiment.requests,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
         )

@@ -36,6 +36,34 @@ def test_temperature_sharpens() -> None:
     assert Counter(next_tokens(logits, [cold])[0] for _ in range(200))[0] > 190
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("slope", [0.0, 0.02, 2.0])
+def test_large_vocabularies_keep_the_most_probable_tokens(top_p: float, slope: float) -> None:
+    """Flat distributions need most of the vocabulary, steep ones a few tokens."""
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(3))
+    probabilities = (-slope * torch.arange(1000)).softmax(-1)
+    logits = torch.empty(1000).index_copy(0, order, probabilities.log())[None]
+    rank = torch.empty(1000, dtype=torch.int64).index_copy(0, order, torch.arange(1000)).tolist()
+    drawing = sequence(temperature=1.0, top_p=top_p, seed=0)
+    drawn = [rank[next_tokens(logits, [drawing])[0]] for _ in range(500)]
+    kept = int((probabilities.cumsum(-1) - probabilities < top_p - 1e-4).sum())
+    # Equal probabilities have no order: then only how many tokens can be drawn is known.
+    assert len(set(drawn)) <= kept if slope == 0 else max(drawn) < kept
+    mean = float((probabilities[:kept] * torch.arange(kept)).sum() / probabilities[:kept].sum())
+    assert slope == 0 or abs(sum(drawn) / 500 - mean) < 0.15 * mean + 0.1
+
+
+def test_other_rows_of_a_step_change_no_draw() -> None:
+    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(5)) * torch.tensor([[0.1], [9.0], [1.0], [3.0]])
+    settings = [{"top_p": 0.9}, {"top_p": 0.9}, {"top_p": 1.0}, {"top_p": 0.5}]
+
+    def rows() -> list[Sequence]:
+        return [sequence(temperature=1.0, seed=n, **setting) for n, setting in enumerate(settings)]
+
+    together = next_tokens(logits, rows())
+    assert together == [next_tokens(logits[n : n + 1], [row])[0] for n, row in enumerate(rows())]
+
+
 def test_greedy_and_drawn_rows_side_by_side() -> None:
     logits = PROBABILITIES.log().repeat(3, 1)
     tokens = next_tokens(logits, [sequence(), sequence(temperature=1.0, top_p=0.1), sequence()])

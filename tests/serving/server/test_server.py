@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
+from chunkbench.serving.servers.vllm import vllm_python
 from tests.serving.engine.models import VOCABULARY, sharp_module
 from tests.serving.server.processes import Served, serve
 
@@ -264,6 +266,20 @@ def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, cl
             ask(theirs, temperature=1)
         assert json.loads(server.get("/v1/models"))["data"][0]["server"]["engine"] == "transformers"
         assert server.stop() == 0
+
+
+@pytest.mark.skipif(vllm_python() is None, reason="`make vllm-server` installs vLLM's client")
+def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    sizes = ["--random-input-len", "40", "--random-output-len", "6", "--num-prompts", "5", "--ignore-eos"]
+    command = [str(vllm_python()), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
+    command += ["--base-url", served.url, "--model", str(checkpoint), "--served-model-name", "sharp", *sizes]
+    command += ["--dataset-name", "random", "--save-result", "--save-detailed", "--result-filename", str(result)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    facts = json.loads(result.read_text())
+    assert (facts["completed"], facts["total_output_tokens"]) == (5, 30)
+    assert all(len(gaps) == 5 for gaps in facts["itls"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""The report of a serving run, from invented facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chunkbench.report import build, figures, render
+from chunkbench.store import Run
+from chunkbench.store.serving_facts import ServerFacts, ServingFacts
+from tests.analysis.servers import measurement, serving_facts
+
+LATENCY = {
+    # Nothing shared: both alike. Everything shared, at 60, 90 and 400%: vLLM gives way, ours does not.
+    (0, 60): (0.1, 0.1),
+    (0, 90): (0.2, 0.2),
+    (1024, 60): (0.02, 0.1),
+    (1024, 90): (0.03, 0.2),
+    (1024, 400): (0.1, 0.6),
+}
+
+
+def facts(n_p: int = 1024) -> list[ServingFacts]:
+    """Two systems at the loads above; every server told about two moments."""
+    found = []
+    timeline = ((0, 1, 1_000_000), (1, 4, None))
+    server = ServerFacts(sampled=False, peak_batch=4, peak_kv_bytes=3_000_000, timeline=timeline)
+    for (n_s, load), latencies in LATENCY.items():
+        for system, latency in zip(("chunk_llama", "vllm"), latencies, strict=True):
+            told = [measurement(n, latency).model_copy(update={"server": server}) for n in range(3)]
+            found.append(serving_facts(system, n_p=n_p, n_s=n_s, load=load, rate=load / 30, measurements=told))
+    return found
+
+
+@pytest.fixture
+def run(make_run: Any) -> Run:
+    made: Run = make_run(facts(), name="figure5", kind="serving", baseline="chunk_llama")
+    return made
+
+
+def test_sustained_rates_stand_beside_the_papers(run: Run) -> None:
+    report = build(run)
+    table = report.tables[0]
+    assert table.title == "Rates sustained under the objective"
+    lines = [[cell.text for cell in row] for row in table.rows]
+    names = list(report.columns.ids)
+    ours, theirs = (4 + names.index(name) for name in ("chunk_llama", "vllm"))
+    shared = next(number for number, line in enumerate(lines) if line[:2] == ["1024", "1024"])
+    assert lines[shared][2] == "200"
+    assert (lines[shared][ours], lines[shared][theirs]) == ("≥ 13.3", "3.00")
+    assert lines[shared + 1][ours] == "4.44x"
+    assert (lines[shared + 2][3].strip(), lines[shared + 2][ours]) == ("the same, paper", "1.61x")
+    text = render(report, "table")
+    assert "of them within the objective" in text
+    assert "objective = normalized latency of the reference with nothing shared at 90%" in " ".join(text.split())
+
+
+def test_the_figure_has_latencies_memory_and_batches(run: Run) -> None:
+    figure = figures.draw(build(run), run.manifest)
+    assert figure is not None
+    latency, memory, batch = (plot for plot in figure.axes if plot.get_visible())
+    assert [plot.get_ylabel() for plot in (latency, memory, batch)] == [
+        "normalized latency, ms/token",
+        "K/V of live requests, MB",
+        "batch",
+    ]
+    assert any(list(line.get_ydata()) == [200.0, 200.0] for line in latency.get_lines())
+    assert "objective" in [text.get_text() for text in latency.texts]
+    # Moments of which the server said no bytes are left out.
+    assert [list(line.get_ydata()) for line in memory.get_lines()] == [[1.0], [1.0]]
+    assert [list(line.get_ydata()) for line in batch.get_lines()] == [[1, 4], [1, 4]]
+    assert "n_s = 1024" in memory.get_title()
+    assert "load = 90" in memory.get_title()
+
+
+def test_without_several_rates_there_are_memory_and_batches_of_every_point(make_run: Any) -> None:
+    chosen = [fact for fact in facts() + facts(2048) if fact.load == 90]
+    run = make_run(chosen, name="table4", kind="serving", baseline="chunk_llama")
+    figure = figures.draw(build(run), run.manifest)
+    assert figure is not None
+    labels = [plot.get_ylabel() for plot in figure.axes if plot.get_visible()]
+    assert labels == ["K/V of live requests, MB"] * 4 + ["batch"] * 4
+
+
+def test_a_run_with_fewer_requests_than_asked_for_says_so(make_run: Any) -> None:
+    cut = [fact.model_copy(update={"asked_requests": 24}) for fact in facts()]
+    report = build(make_run(cut, name="figure5", kind="serving", baseline="chunk_llama"))
+    text = " ".join(render(report, "table").split())
+    assert "3 arrival seeds of 2 requests (the experiment asks for 24; the budget allows no more)" in text
+    assert "asks for" not in " ".join(render(build(make_run(facts(), kind="serving")), "table").split())
