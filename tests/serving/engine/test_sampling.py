@@ -54,7 +54,8 @@ def test_large_vocabularies_keep_the_most_probable_tokens(top_p: float, slope: f
 
 
 def test_other_rows_of_a_step_change_no_draw() -> None:
-    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(5)) * torch.tensor([[0.1], [9.0], [1.0], [3.0]])
+    spread = torch.tensor([[0.1], [9.0], [1.0], [3.0]])
+    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(5)) * spread
     settings = [{"top_p": 0.9}, {"top_p": 0.9}, {"top_p": 1.0}, {"top_p": 0.5}]
 
     def rows() -> list[Sequence]:
