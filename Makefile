@@ -15,11 +15,11 @@ READY_VLLM := $(VENV)/.ready-vllm
 READY_TRITON := $(VENV)/.ready-triton
 READY_SERVING := $(VENV)/.ready-serving
 VENV_VLLM := $(dir $(VENV)).venv-vllm
-READY_VLLM_SERVER := $(VENV_VLLM)/.ready
+READY_VLLM_ENVIRONMENT := $(VENV_VLLM)/.ready
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 vllm-server gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 vllm-environment gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY) $(READY_SERVING) $(READY_VLLM_SERVER) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, soaks of engine and server
+nightly: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, soaks of engine and server
 	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 $(BIN)/python -m pytest -q tests/test_damaged.py \
 	  tests/test_ci_files.py tests/regression/test_packages.py tests/serving/engine/test_engine.py \
 	  tests/serving/server $(ARGS)
@@ -63,12 +63,12 @@ smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes; takes
 reproduce-table3: $(READY) $(READY_VLLM) ## Set up if needed, then measure the paper's Table 3 on this machine
 	$(BIN)/chunkbench run experiments/table3.yaml $(ARGS)
 
-reproduce: $(READY) $(READY_VLLM) $(READY_SERVING) $(READY_VLLM_SERVER) ## Set up if needed, then measure all experiments of the paper that run here; write one report
+reproduce: $(READY) $(READY_VLLM) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Set up if needed, then measure all experiments of the paper that run here; write one report
 	$(BIN)/chunkbench reproduce $(ARGS)
 
-vllm-server: $(READY_VLLM_SERVER) ## Make the environment .venv-vllm with vLLM's server, which Table 4 compares with (3 GB)
+vllm-environment: $(READY_VLLM_ENVIRONMENT) ## Make the environment .venv-vllm: vLLM, which Table 4 compares with, and our plug-in for it (3 GB)
 
-reproduce-table4: $(READY) $(READY_SERVING) $(READY_VLLM_SERVER) ## Set up if needed, then measure the paper's Table 4 on this machine
+reproduce-table4: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Set up if needed, then measure the paper's Table 4 on this machine
 	$(BIN)/chunkbench run table4 $(ARGS)
 
 gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU baselines and compile all kernels
@@ -104,8 +104,8 @@ $(READY_VLLM): $(READY)
 $(READY_SERVING): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras serving --stamp $@
 
-$(READY_VLLM_SERVER): scripts/set_up.py chunkbench/pins.py
-	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) --extras vllm-server --stamp $@
+$(READY_VLLM_ENVIRONMENT): $(MADE_FROM) chunkbench/pins.py
+	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) --extras vllm-environment --stamp $@
 
 # Apart from `setup`, because it is 180 MB and measurements on a CPU do not need it.
 $(READY_TRITON): $(READY)

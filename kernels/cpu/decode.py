@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -52,10 +52,31 @@ def reading(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
     return widens or (not intel and isa.startswith("avx512")), intel
 
 
+class PackedChunks(Protocol):
+    """Chunks in the layout of `src/attention.h`: a `PackedStore`, or the blocks of another engine."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def chunk_size(self) -> int: ...
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes from the chunks of a layer to those of the next one."""
+        ...
+
+    def chunk_addresses(self, chunks: Ints) -> Ints:
+        """Where chunks of layer 0 begin."""
+        ...
+
+
 class NativeDecode:
     """Decode attention over items of a store. Call `make` before `decode`."""
 
-    def __init__(self, store: PackedStore, heads: int) -> None:
+    def __init__(self, store: PackedChunks, heads: int) -> None:
         self.store = store
         self.heads = heads
         self._isa = chosen_isa()
@@ -101,13 +122,18 @@ class NativeDecode:
 
         q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch.
         """
-        if self.decode_dense(q, out, layer):
-            return
+        if not self.decode_dense(q, out, layer):
+            self.decode_at(q, out, layer * self.store.layer_bytes, self._scale)
+
+    def decode_at(self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float) -> None:
+        """`decode` of a layer whose chunks lie `shift` bytes behind those of the plan, with this scale.
+
+        q and out need not be contiguous.
+        """
         assert self._work is not None
         q = q.contiguous()
         target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-        shift = layer * self.store.layer_bytes
-        self._work.decode(q.data_ptr(), target.data_ptr(), self._scale, torch.get_num_threads(), shift)
+        self._work.decode(q.data_ptr(), target.data_ptr(), scale, torch.get_num_threads(), shift)
         if target is not out:
             out.copy_(target)
 

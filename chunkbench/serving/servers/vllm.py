@@ -1,4 +1,4 @@
-"""vLLM's server, with prefix caching off (as in the paper's time) and on."""
+"""vLLM's server, with prefix caching off (as in the paper's time) and on, and with our kernels in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from chunkbench.serving.servers.system import Launch, Moment, Setting, System, W
 
 PYTHON = "CHUNKBENCH_VLLM_PYTHON"
 """Variable that names the Python of an environment with vLLM."""
-BLOCK = 32
-"""Tokens of a block; 32 suits vLLM's CPU kernel."""
 SAMPLE_S = 0.2
 _COLOUR = "#0077bb"
 
@@ -84,6 +82,10 @@ class Vllm(System):
 
     label = "vLLM"
     caching: ClassVar[bool] = False
+    block: ClassVar[int] = 32
+    """Tokens of a block; 32 suits vLLM's CPU kernel."""
+    plugins: ClassVar[str] = ""
+    """Plug-ins that vLLM loads."""
     look = Look(
         heading=("vLLM",), colour=_COLOUR, marker="s", place=200, meaning="prefix caching off, as in the paper's time"
     )
@@ -95,7 +97,7 @@ class Vllm(System):
         if python is None:
             named = os.environ.get(PYTHON)
             reason = f"{PYTHON} names no file: {named}" if named else "vLLM's server has no environment here"
-            return Answer(False, reason, f"`make vllm-server` makes one, or {PYTHON} names the Python of another")
+            return Answer(False, reason, f"`make vllm-environment` makes one, or {PYTHON} names the Python of another")
         return YES
 
     def package_version(self) -> str:
@@ -111,10 +113,11 @@ class Vllm(System):
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
         # A checkpoint without weights: vLLM draws them.
         words = ["--model", str(setting.write_config(folder).parent), "--load-format", "dummy", "--skip-tokenizer-init"]
-        blocks = setting.kv_bytes // (setting.token_bytes * BLOCK)
+        blocks = setting.kv_bytes // (setting.token_bytes * self.block)
         words += ["--served-model-name", "model", "--dtype", setting.dtype, "--host", "127.0.0.1", "--port", str(port)]
         words += ["--max-model-len", str(setting.max_length), "--max-num-seqs", str(setting.max_batch)]
-        words += ["--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK), "--seed", str(setting.seed)]
+        words += ["--num-gpu-blocks-override", str(blocks), "--block-size", str(self.block)]
+        words += ["--seed", str(setting.seed)]
         words += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
         if setting.device == "cpu":
             words += ["--enforce-eager"]  # its compiler needs minutes and gains little on a CPU
@@ -123,6 +126,7 @@ class Vllm(System):
             "VLLM_CPU_KVCACHE_SPACE": str(-(-setting.kv_bytes // 2**30)),
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_PLUGINS": self.plugins,
             "HF_HUB_OFFLINE": "1",
         }
         python = vllm_python()
@@ -130,7 +134,7 @@ class Vllm(System):
         return Launch([str(python), "-m", "vllm.entrypoints.openai.api_server", *words], environment)
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
-        block_bytes = setting.token_bytes * BLOCK
+        block_bytes = setting.token_bytes * self.block
         return MetricsWatch(url, setting.kv_bytes // block_bytes * block_bytes)
 
 
@@ -142,6 +146,31 @@ class VllmPrefixCaching(Vllm):
     look = Look(
         heading=("vLLM", "prefix", "caching"), colour="#33bbee", marker="D", place=210, meaning="vLLM's default today"
     )
+
+
+class VllmChunk(VllmPrefixCaching):
+    """vLLM with prefix caching, whose attention our plug-in computes."""
+
+    label = "vLLM, our kernels"
+    block = 64
+    plugins = "chunkbench"
+    look = Look(
+        heading=("vLLM", "our", "kernels"),
+        colour="#cc3311",
+        marker="P",
+        place=220,
+        meaning="prefix caching, and our plug-in computes attention",
+    )
+    note = f"{Vllm.note} Our plug-in computes its attention: docs/vllm.md."
+
+    def availability(self, device: str) -> Answer:
+        answer = super().availability(device)
+        if not answer.ok:
+            return answer
+        code = "from chunkbench.integrations.vllm.plugin import why_not; print(why_not())"
+        done = subprocess.run([str(vllm_python()), "-c", code], capture_output=True, text=True, check=False)
+        obstacle = done.stdout.strip() if done.returncode == 0 else "chunkbench is not installed beside vLLM"
+        return Answer(False, obstacle, "`make vllm-environment` makes an environment with both") if obstacle else YES
 
 
 def _value(metrics: str, name: str) -> float | None:

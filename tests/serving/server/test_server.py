@@ -268,7 +268,7 @@ def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, cl
         assert server.stop() == 0
 
 
-@pytest.mark.skipif(vllm_python() is None, reason="`make vllm-server` installs vLLM's client")
+@pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM's client")
 def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     sizes = ["--random-input-len", "40", "--random-output-len", "6", "--num-prompts", "5", "--ignore-eos"]

@@ -1,0 +1,1 @@
+"""Our kernels inside other people's engines."""

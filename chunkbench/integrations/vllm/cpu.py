@@ -1,0 +1,174 @@
+"""vLLM's attention backend for CPUs with our kernels in it.
+
+Each layer's K and V stay where vLLM's cache manager puts them. Our kernels lay them out inside a block as they like:
+nobody else reads it on a CPU. Which blocks sequences share stands in vLLM's block tables.
+
+What the kernels do not do (sliding windows, soft-capping, sinks, ALiBi, quantized caches, encoders) falls back to
+vLLM's own backend, for all layers that share a block table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata, MultipleOf
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from chunkbench.integrations.vllm.steps import Blocks, Steps
+
+logger = init_logger(f"vllm.{__name__}")
+_HEAD_DIMS = range(16, 257, 16)
+
+
+class ChunkBackend(CPUAttentionBackend):
+    """vLLM's CPU backend, with another implementation and another builder of metadata."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def get_impl_cls() -> type[ChunkImpl]:
+        return ChunkImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[ChunkMetadataBuilder]:
+        return ChunkMetadataBuilder
+
+
+@dataclass
+class ChunkMetadata(CPUAttentionMetadata):
+    """What a step's layers need; `steps` has planned the step."""
+
+    steps: Steps | None = None
+
+
+class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Finds what sequences share, once a step for all layers with the same block table."""
+
+    def __init__(
+        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()
+        impls = [cast(ChunkImpl, layer.impl) for layer in layers]
+        obstacles = sorted({impl.obstacle for impl in impls if impl.obstacle})
+        for impl in impls:
+            impl.ours = not obstacles
+        if obstacles:
+            logger.warning("chunkbench: vLLM's own attention computes %d layers: %s", len(impls), "; ".join(obstacles))
+            self._steps = None
+            return
+        logger.info("chunkbench: two-phase partition computes %d layers", len(impls))
+        blocks = Blocks(self.num_kv_heads, self.head_dim, self.block_size, self.dtype)
+        self._steps = Steps(blocks, self.num_heads)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> CPUAttentionMetadata:
+        if self._steps is None:
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise NotImplementedError("chunkbench: attention that is not causal; take the plug-in out of VLLM_PLUGINS")
+        requests = common.num_reqs
+        self._steps.plan(
+            common.block_table_tensor[:requests].numpy(),
+            common.seq_lens[:requests].numpy().astype(np.int64),
+            common.query_start_loc[: requests + 1].numpy().astype(np.int64),
+        )
+        return ChunkMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            max_seq_len=common.max_seq_len,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            scheduler_metadata=None,
+            steps=self._steps,
+        )
+
+
+class ChunkImpl(CPUAttentionBackendImpl):
+    """The attention of one layer."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.obstacle = self._obstacle()
+        """Why our kernels cannot compute this layer; empty if they can."""
+        self.ours = not self.obstacle
+        """Whether they do; the builder decides for all layers with the same block table."""
+        self._blocks: Blocks | None = None
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not self.ours or attn_metadata is None:
+            scales = output_scale, output_block_scale
+            super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
+            return output
+        steps = cast(ChunkMetadata, attn_metadata).steps
+        assert steps is not None
+        rows = attn_metadata.num_actual_tokens
+        out = output.view(-1, self.num_heads, self.head_size)[:rows]
+        steps.attend(query[:rows], out, kv_cache.data_ptr(), self.scale)
+        return output
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        if not self.ours:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
+        slots = slot_mapping.numpy()
+        self._layout(kv_cache).write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots)
+
+    def _layout(self, kv_cache: torch.Tensor) -> Blocks:
+        if self._blocks is None:
+            if not kv_cache.is_contiguous():
+                raise NotImplementedError("chunkbench: a K/V cache whose blocks do not lie one after the other")
+            _, kv_heads, size, width = kv_cache.shape
+            self._blocks = Blocks(kv_heads, width // 2, size, kv_cache.dtype)
+        return self._blocks
+
+    def _obstacle(self) -> str:
+        if self.attn_type != AttentionType.DECODER:
+            return f"attention of type {self.attn_type}"
+        if self.sliding_window != -1:
+            return "a sliding window"
+        found = {
+            "soft-capping of scores": bool(self.logits_soft_cap),
+            "ALiBi": self.alibi_slopes is not None,
+            "attention sinks": self.sinks is not None,
+            "a quantized K/V cache": self.is_fp8_kv_cache,
+            "K and V of another layer": self.kv_sharing_target_layer_name is not None,
+            f"head size {self.head_size}": self.head_size not in _HEAD_DIMS,
+        }
+        return next((name for name, present in found.items() if present), "")

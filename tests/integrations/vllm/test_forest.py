@@ -1,0 +1,121 @@
+"""Plans from block tables, against a slow and obvious reading of the tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkbench.integrations.vllm.forest import BlockForest
+from chunkbench.kvcache.plan import Plan
+
+SIZE = 16
+
+
+def check(plan: Plan, tables: list[list[int]], lengths: list[int]) -> None:
+    """Every row reads exactly its blocks in order; rows that share full blocks read them in common segments."""
+    rows = len(tables)
+    assert sorted(plan.order.tolist()) == list(range(rows))
+    read: dict[int, list[int]] = defaultdict(list)
+    for segment in plan.segments:
+        for position in range(segment.begin, segment.end):
+            read[int(plan.order[position])] += segment.chunks.tolist()
+        if segment.end - segment.begin > 1:
+            for row in plan.order[segment.begin : segment.end]:
+                shared = len(read[int(row)])
+                assert shared * SIZE <= lengths[int(row)], "only full blocks are shared"
+    assert [read[row] for row in range(rows)] == tables
+    assert plan.last_chunks.tolist() == [table[-1] for table in tables]
+    assert plan.last_tokens.tolist() == [(length - 1) % SIZE + 1 for length in lengths]
+    # No block that two rows have in common stands in two segments, unless it is the last, partial one.
+    places = [int(chunk) for segment in plan.segments for chunk in segment.chunks]
+    partial = {table[-1] for table, length in zip(tables, lengths, strict=True) if length % SIZE}
+    twice = {chunk for chunk in places if places.count(chunk) > 1}
+    assert twice <= partial
+
+
+def padded(tables: list[list[int]]) -> np.ndarray:
+    width = max(map(len, tables)) + 2
+    return np.array([table + [7] * (width - len(table)) for table in tables], np.int32)
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Tables of sequences that fork from others after whole blocks."""
+    tables: list[list[int]] = []
+    lengths: list[int] = []
+    free = iter(range(1000))
+    for _ in range(draw(st.integers(1, 12))):
+        base: list[int] = []
+        if tables and draw(st.booleans()):
+            parent = draw(st.integers(0, len(tables) - 1))
+            base = tables[parent][: draw(st.integers(0, lengths[parent] // SIZE))]
+        own = draw(st.integers(0 if base else 1, 4))
+        table = base + [next(free) for _ in range(own)]
+        tables.append(table)
+        lengths.append(len(table) * SIZE - (draw(st.integers(0, SIZE - 1)) if own else 0))
+    return tables, lengths
+
+
+@given(forests())
+@settings(max_examples=150, deadline=None)
+def test_a_plan_reads_what_the_tables_say(forest: tuple[list[list[int]], list[int]]) -> None:
+    tables, lengths = forest
+    check(BlockForest(SIZE).plan(padded(tables), np.array(lengths)), tables, lengths)
+
+
+@given(forests(), st.lists(st.integers(1, 2 * SIZE), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_plans_grow_with_their_tables(forest: tuple[list[list[int]], list[int]], steps: list[int]) -> None:
+    tables, lengths = [list(table) for table in forest[0]], list(forest[1])
+    planner, free = BlockForest(SIZE), 1000
+    for step, grown in enumerate(steps):
+        for row in range(len(tables)):
+            lengths[row] += grown if row == step % len(tables) else 1
+            while len(tables[row]) * SIZE < lengths[row]:
+                tables[row].append(free)
+                free += 1
+        check(planner.plan(padded(tables), np.array(lengths)), tables, lengths)
+
+
+def test_the_same_plan_while_no_block_begins() -> None:
+    planner = BlockForest(SIZE)
+    tables = [[0, 1, 2], [0, 1, 3], [0, 4]]
+    first = planner.plan(padded(tables), np.array([40, 41, 20]))
+    assert planner.plan(padded(tables), np.array([41, 42, 21])) is first
+    check(first, tables, [41, 42, 21])
+
+
+def test_a_new_block_changes_little() -> None:
+    planner = BlockForest(SIZE)
+    tables = [[0, 1, 2], [0, 1, 3], [0, 4]]
+    first = planner.plan(padded(tables), np.array([48, 41, 20]))
+    tables[0].append(5)
+    second = planner.plan(padded(tables), np.array([49, 42, 21]))
+    assert second.growth is not None
+    assert second.growth.previous == first.version
+    check(second, tables, [49, 42, 21])
+
+
+@pytest.mark.parametrize("change", ["leaves", "joins", "other blocks", "shorter"])
+def test_other_changes_are_found_anew(change: str) -> None:
+    planner = BlockForest(SIZE)
+    tables, lengths = [[0, 1, 2], [0, 1, 3], [0, 4]], [40, 41, 20]
+    planner.plan(padded(tables), np.array(lengths))
+    if change == "leaves":
+        tables, lengths = tables[1:], lengths[1:]
+    elif change == "joins":
+        tables, lengths = [*tables, [0, 1, 9]], [*lengths, 48]
+    elif change == "other blocks":
+        tables[2] = [8, 9]
+    else:
+        tables[0], lengths[0] = [0, 1], 32
+    check(planner.plan(padded(tables), np.array(lengths)), tables, lengths)
+
+
+def test_two_sequences_with_the_same_partial_block_read_it_each() -> None:
+    tables, lengths = [[0, 1], [0, 1]], [20, 20]
+    check(BlockForest(SIZE).plan(padded(tables), np.array(lengths)), tables, lengths)
