@@ -62,7 +62,7 @@ def latencies_of_vllm(url: str, checkpoint: Path, seed: int) -> list[float]:
     result = checkpoint / f"result-{seed}.json"
     subprocess.run(
         [
-            str(vllm_python()), "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai",
+            str(vllm_python()), str(Path(__file__).with_name("vllm_bench_serve.py")), "--backend", "openai",
             "--base-url", url, "--model", str(checkpoint), "--served-model-name", "small",
             "--dataset-name", "random", "--random-input-len", str(N_P), "--random-output-len", str(N_C),
             "--request-rate", str(RATE), "--num-prompts", str(REQUESTS), "--seed", str(seed), "--ignore-eos",
