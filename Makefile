@@ -49,9 +49,9 @@ emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
 nightly: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, soaks of engine and server
-	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 $(BIN)/python -m pytest -q tests/test_damaged.py \
+	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 CHUNKBENCH_VLLM_REQUESTS=500 $(BIN)/python -m pytest -q tests/test_damaged.py \
 	  tests/test_ci_files.py tests/regression/test_packages.py tests/serving/engine/test_engine.py \
-	  tests/serving/server $(ARGS)
+	  tests/serving/server tests/integrations $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \

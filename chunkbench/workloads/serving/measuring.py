@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 import random
@@ -149,8 +150,14 @@ class ServingMeasurer:
         turns = [(seed, name) for seed in range(self._experiment.arrival_seeds) for name in self._order(point, seed)]
         for number, (seed, name) in enumerate(turns):
             if rate is not None and cases[name].failure is None and self._start(name, announce):
-                announce(f"{name}, arrival seed {seed + 1} of {self._experiment.arrival_seeds}")
-                self._turn(name, cases[name], point, seed, rate, requests)
+                words = f"{name}, arrival seed {seed + 1} of {self._experiment.arrival_seeds}"
+                announce(words)
+
+                def tell(ended: int, words: str = words, before: int = number) -> None:
+                    announce(f"{words}, {ended} of {requests} requests answered")
+                    advance((before + ended / requests) / len(turns))
+
+                self._turn(name, cases[name], point, seed, rate, requests, tell)
             advance((number + 1) / len(turns))
         return {
             point: [
@@ -240,16 +247,32 @@ class ServingMeasurer:
         dues = due_times(Arrivals(experiment.arrivals, experiment.spread), rate, count, named)
         return [PlannedRequest(due, prompt, point.n_c) for due, prompt in zip(dues, drawn, strict=True)]
 
-    def _send(self, server: RunningServer, plan: Sequence[PlannedRequest], clients: int | None) -> Measured:
+    def _send(
+        self,
+        server: RunningServer,
+        plan: Sequence[PlannedRequest],
+        clients: int | None,
+        tell: Callable[[int], None] = lambda ended: None,
+    ) -> Measured:
         options = LoadOptions(clients, self._experiment.case_limit_s)
-        return asyncio.run(send(server.target, plan, options))
+        ended = itertools.count(1)
+        return asyncio.run(send(server.target, plan, options, lambda _: tell(next(ended))))
 
-    def _turn(self, name: str, case: _Case, point: Point, seed: int, rate: float, requests: int) -> None:
-        """One measurement of one system."""
+    def _turn(
+        self,
+        name: str,
+        case: _Case,
+        point: Point,
+        seed: int,
+        rate: float,
+        requests: int,
+        tell: Callable[[int], None],
+    ) -> None:
+        """One measurement of one system. `tell` gets the number of requests that have ended."""
         server = self._systems[name].server
         assert server is not None
         server.watch.begin()
-        measured = self._send(server, self._plan(point, seed, requests, rate), None)
+        measured = self._send(server, self._plan(point, seed, requests, rate), None, tell)
         end = max((request.last or 0.0 for request in measured.requests), default=0.0)
         moments = server.watch.between(measured.started, measured.started + end)
         case.measurements.append(

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from chunkbench.serving.engine import Engine, EngineOptions, Request
 from tests.serving.engine.models import VOCABULARY, small_model, write_checkpoint
 from tests.serving.server.processes import Served, serve
 
+pytestmark = pytest.mark.timeout(3600)
 SOAK = int(os.environ.get("CHUNKBENCH_SOAK", "24"))
 """Requests of the soak; `make nightly` sends 5,000."""
 CLIENTS, MAX_BATCH, CHUNKS = 16, 8, 6
