@@ -28,6 +28,8 @@ class ServerFacts(BaseModel):
     peak_kv_bytes: NonNegativeInt | None = None
     timeline: tuple[tuple[float, int, int | None], ...] = ()
     """(seconds after the start, batch, K/V bytes), at most a hundred, each the largest of its part of the time."""
+    every_step: tuple[tuple[float, int, int, float], ...] = ()
+    """(seconds after the start, batch, prompt tokens, seconds that it took), where the server writes steps down."""
 
 
 class Measurement(BaseModel):

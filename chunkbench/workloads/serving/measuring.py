@@ -400,6 +400,10 @@ def _server_facts(moments: Sequence[Moment], started: float, sampled: bool) -> S
         peak_batch=max(moment.batch for moment in moments),
         peak_kv_bytes=max(held) if held else None,
         timeline=_timeline(moments, started),
+        every_step=tuple(
+            (round(moment.at - started, 4), moment.batch, moment.prompt_tokens or 0, round(moment.seconds or 0.0, 5))
+            for moment in steps
+        ),
     )
 
 

@@ -2,8 +2,8 @@
 
 Reads JSON from standard input: `engine` (arguments of the engine) and `requests` (id, prompt, max_tokens; `at`: the
 step at which it joins; `abort_after`: tokens after which it is cancelled, or null). Prints JSON: of each request its
-tokens and the gap between the two largest log-probabilities of each; how many requests were preempted; the classes that
-compute attention.
+tokens, the gap between the two largest log-probabilities of each, and the largest log-probabilities of the first; how
+many requests were preempted; the classes that compute attention.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 def main() -> None:
     told = json.load(sys.stdin)
     engine = LLMEngine.from_engine_args(EngineArgs(**told["engine"]))
-    answers: dict[str, dict[str, list[Any]]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     waiting = sorted(told["requests"], key=lambda request: request["at"])
     aborts = {request["id"]: request["abort_after"] for request in waiting}
     step = 0
@@ -29,7 +29,7 @@ def main() -> None:
             request = waiting.pop(0)
             answers[request["id"]] = {"tokens": [], "gaps": []}
             sampling = SamplingParams(
-                temperature=0, max_tokens=request["max_tokens"], ignore_eos=True, detokenize=False, logprobs=2
+                temperature=0, max_tokens=request["max_tokens"], ignore_eos=True, detokenize=False, logprobs=20
             )
             engine.add_request(request["id"], {"prompt_token_ids": request["prompt"]}, sampling)
         for output in engine.step():
@@ -38,6 +38,7 @@ def main() -> None:
             answer["tokens"] = list(made.token_ids)
             ranked = [sorted((entry.logprob for entry in step.values()), reverse=True) for step in made.logprobs or []]
             answer["gaps"] = [most[0] - most[1] for most in ranked]
+            answer["first"] = {token: entry.logprob for token, entry in (made.logprobs or [{}])[0].items()}
             limit = aborts[output.request_id]
             if limit is not None and len(answer["tokens"]) >= limit and not output.finished:
                 engine.abort_request([output.request_id])

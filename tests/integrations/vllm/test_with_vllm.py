@@ -104,3 +104,23 @@ def test_tokens_are_those_of_vllms_own_attention(checkpoint: Path, budget: int) 
             assert reference["gaps"][first] < TIE, (request["id"], first, reference["gaps"][first])
             ties += 1
     assert ties <= max(1, len(sent) // 100)
+
+
+@pytest.mark.timeout(600)
+def test_bfloat16_is_no_further_from_float32_than_vllms_own_attention(checkpoint: Path) -> None:
+    sent = [{**request, "max_tokens": 1, "abort_after": None} for request in requests(40, seed=9)]
+    exact = drive(checkpoint, sent, "")["answers"]
+
+    def distance(plugins: str) -> float:
+        """Mean distance of the largest log-probabilities of an answer's first token."""
+        answers = drive(checkpoint, sent, plugins, dtype="bfloat16")["answers"]
+        pairs = [
+            abs(answers[id]["first"][token] - logprob)
+            for id, answer in exact.items()
+            for token, logprob in answer["first"].items()
+            if token in answers[id]["first"]
+        ]
+        assert len(pairs) > 10 * len(sent)
+        return sum(pairs) / len(pairs)
+
+    assert distance("chunkbench") <= 1.1 * distance("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from click.testing import CliRunner
@@ -79,6 +80,11 @@ def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
             assert measurement.server.steps
             assert measurement.server.peak_batch
             assert measurement.server.peak_kv_bytes
+            steps = measurement.server.every_step
+            assert len(steps) == measurement.server.steps
+            assert max(batch for _, batch, _, _ in steps) == measurement.server.peak_batch
+            assert sum(tokens for _, _, tokens, _ in steps) == measurement.server.computed_tokens
+            assert fmean(took for *_, took in steps) == pytest.approx(measurement.server.step_s, abs=1e-4)
             cached = sum(request.cached_tokens or 0 for request in measurement.requests)
             if n_s == 0 or system == "chunk_llama_no_sharing":
                 assert cached == 0
