@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from chunkbench.serving.engine import Model
+from chunkbench.serving.engine import Engine, Model, Request
 from chunkbench.serving.engine.model import INTERFACE
 
 VOCABULARY = 300
@@ -69,3 +69,14 @@ def write_checkpoint(kind: str, folder: Path) -> Path:
 def small_model(kind: str = "llama-grouped") -> Model:
     """A model for tests that compare the engine with itself."""
     return Model(sharp_module(kind, INTERFACE), kind)
+
+
+def answers_of(engine: Engine, *requests: Request) -> dict[str, list[int]]:
+    """The tokens of every request, all added at once."""
+    for request in requests:
+        engine.add(request)
+    answers: dict[str, list[int]] = {request.id: [] for request in requests}
+    while not engine.idle:
+        for made in engine.step().generated:
+            answers[made.request].append(made.token)
+    return answers

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chunkbench.serving.engine import Engine, EngineOptions, Request, RequestRefused, Sampling
-from tests.serving.engine.models import VOCABULARY, small_model
+from tests.serving.engine.models import VOCABULARY, answers_of, small_model
 
 SOAK = int(os.environ.get("CHUNKBENCH_SOAK", "12"))
 """Requests of the soak; `make nightly` sends 5,000."""
@@ -19,16 +19,6 @@ CHUNK_BYTES = small_model().token_bytes * 64
 
 def engine(chunks: int = 32, **options: int) -> Engine:
     return Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * chunks, **options))
-
-
-def run(engine: Engine, *requests: Request) -> dict[str, list[int]]:
-    for request in requests:
-        engine.add(request)
-    answers: dict[str, list[int]] = {request.id: [] for request in requests}
-    while not engine.idle:
-        for made in engine.step().generated:
-            answers[made.request].append(made.token)
-    return answers
 
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -44,15 +34,15 @@ def test_an_answer_has_max_tokens_and_says_why_it_ends() -> None:
 
 
 def test_stop_ids_and_end_of_sequence() -> None:
-    tokens = run(engine(), Request("a", PROMPT, 8))["a"]
+    tokens = answers_of(engine(), Request("a", PROMPT, 8))["a"]
     place = next(i for i in range(1, 8) if tokens[i] not in tokens[:i])
-    stopped = run(engine(), Request("a", PROMPT, 8, stop_ids=frozenset([tokens[place]])))["a"]
+    stopped = answers_of(engine(), Request("a", PROMPT, 8, stop_ids=frozenset([tokens[place]])))["a"]
     assert stopped == tokens[: place + 1]
     served = engine()
     served.model.eos_ids = frozenset([tokens[place]])
     try:
-        assert run(served, Request("a", PROMPT, 8))["a"] == tokens[: place + 1]
-        assert run(engine(), Request("a", PROMPT, 8, ignore_eos=True))["a"] == tokens
+        assert answers_of(served, Request("a", PROMPT, 8))["a"] == tokens[: place + 1]
+        assert answers_of(engine(), Request("a", PROMPT, 8, ignore_eos=True))["a"] == tokens
     finally:
         served.model.eos_ids = frozenset()
 
@@ -131,10 +121,10 @@ def test_a_client_that_goes_away_frees_its_chunks() -> None:
 def test_a_seed_gives_the_same_tokens_beside_any_others() -> None:
     hot = Request("hot", PROMPT, 12, Sampling(temperature=3.0, top_p=0.9, seed=5))
     others = [Request(f"o{n}", [n, n + 1], 9, Sampling(temperature=2.0)) for n in range(5)]
-    alone = run(engine(), hot)["hot"]
-    assert run(engine(), *others, hot)["hot"] == alone
-    assert run(engine(), replace(hot, sampling=replace(hot.sampling, seed=6)))["hot"] != alone
-    assert run(engine(), replace(hot, sampling=Sampling()))["hot"] != alone
+    alone = answers_of(engine(), hot)["hot"]
+    assert answers_of(engine(), *others, hot)["hot"] == alone
+    assert answers_of(engine(), replace(hot, sampling=replace(hot.sampling, seed=6)))["hot"] != alone
+    assert answers_of(engine(), replace(hot, sampling=Sampling()))["hot"] != alone
 
 
 def test_a_soak_on_memory_that_forces_preemption() -> None:
@@ -166,7 +156,7 @@ def test_a_soak_on_memory_that_forces_preemption() -> None:
     assert preempted > 0
     assert served.kv_bytes == 0
     assert served.peak_kv_bytes > 4 * CHUNK_BYTES
-    undisturbed = run(engine(chunks=64, prompt_budget=1000), *requests)
+    undisturbed = answers_of(engine(chunks=64, prompt_budget=1000), *requests)
     others = 0
     for request in requests:
         alone, answer = undisturbed[request.id], answers[request.id]

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from chunkbench.serving.engine import Engine, EngineOptions, Request
-from tests.serving.engine.models import VOCABULARY, small_model, write_checkpoint
+from tests.serving.engine.models import VOCABULARY, answers_of, small_model, write_checkpoint
 from tests.serving.server.processes import Served, serve
 
 pytestmark = pytest.mark.timeout(3600)
@@ -50,7 +50,8 @@ def test_every_kept_request_gets_its_tokens_and_memory_does_not_grow(tmp_path: P
         # Allocators keep some of what they had; a leak of a request's state would be larger by far in the nightly run.
         assert resident[1] - resident[0] < 32e6
         assert server.stop() == 0
-    undisturbed = answers_alone([client.request for client in clients])
+    alone_engine = Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * 64, prompt_budget=1000))
+    undisturbed = answers_of(alone_engine, *(client.request for client in clients))
     others = 0
     for client in clients:
         alone = undisturbed[client.request.id]
@@ -118,15 +119,3 @@ def resident_bytes(pid: int) -> int:
     """Memory of a process that lies in RAM."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def answers_alone(requests: list[Request]) -> dict[str, list[int]]:
-    """The answers of an engine with memory for all."""
-    engine = Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * 64, prompt_budget=1000))
-    for request in requests:
-        engine.add(request)
-    answers: dict[str, list[int]] = {request.id: [] for request in requests}
-    while not engine.idle:
-        for made in engine.step().generated:
-            answers[made.request].append(made.token)
-    return answers
