@@ -12,34 +12,33 @@ import json
 import os
 import statistics
 import subprocess
+import tempfile
 from pathlib import Path
 
-from chunkbench.serving.servers.vllm import vllm_python
+from chunkbench.experiment.llama import SHAPES
+from chunkbench.experiment.terms import Dtype
+from chunkbench.serving.servers.system import Setting
+from chunkbench.serving.servers.vllm import vllm_python, vllm_variables
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
-    "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 2048,
-    "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
 SIDES = {"ours": ("chunkbench", 64), "vllm": ("", 32)}
 """Plug-ins that vLLM loads, and tokens of a block."""
 
 
-def measure(side: str, points: list[list[int]], dtype: str) -> list[dict[str, float]]:
+def measure(side: str, points: list[list[int]], dtype: Dtype) -> list[dict[str, float]]:
     """The points, measured in a new process."""
     plugins, block_size = SIDES[side]
-    environment = os.environ | {
-        "VLLM_PLUGINS": plugins, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "8",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}", "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
-    told = {"config": CONFIG, "dtype": dtype, "block_size": block_size, "points": points}
+    threads, kv_bytes, most = os.cpu_count() or 1, 8 * 2**30, max(b for _, _, b, _ in points)
+    setting = Setting(SHAPES["llama2-7b"], 2, 2048, 16384, dtype, "cpu", most, kv_bytes, threads)
+    one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = os.environ | vllm_variables(threads, kv_bytes, plugins) | one_process
     script = Path(__file__).with_name("vllm_steps.py")
-    done = subprocess.run(
-        [str(vllm_python()), str(script)], input=json.dumps(told), capture_output=True, text=True, env=environment,
-        check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(setting.write_config(Path(folder)).parent)
+        told = {"model": model, "dtype": dtype, "block_size": block_size, "points": points}
+        done = subprocess.run(
+            [str(vllm_python()), str(script)], input=json.dumps(told), capture_output=True, text=True, env=environment,
+            check=False,
+        )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{side}: vLLM failed:\n{done.stderr[-3000:]}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,9 +1,9 @@
 """Times steps of vLLM's engine; `benchmarks/vllm_plugin.py` runs it with the Python of an environment with vLLM.
 
-Reads JSON from standard input: `config` (a model's config.json), `dtype`, `block_size`, `points` ([n_p, n_s, b, n_c]).
-Prints a line of JSON for each point, times in seconds: `prefill` (from the first step to the last one with prompt
-tokens), and medians over steps that only decode: `step`, and of it `attention` (all layers, writing K and V included)
-and `build` (metadata).
+Reads JSON from standard input: `model` (a folder with a config.json), `dtype`, `block_size`, `points` ([n_p, n_s, b,
+n_c]). Prints a line of JSON for each point, times in seconds: `prefill` (from the first step to the last one with
+prompt tokens), and medians over steps that only decode: `step`, and of it `attention` (all layers, writing K and V
+included) and `build` (metadata).
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import json
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -26,15 +24,13 @@ def main() -> None:
     longest = max(n_p + n_c for n_p, _, _, n_c in told["points"])
     most = max(b for _, _, b, _ in told["points"])
     blocks = max(b * (-(-(n_p + n_c) // told["block_size"]) + 1) for n_p, _, b, n_c in told["points"])
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(told["config"]))
-        engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, dtype=told["dtype"],
-                block_size=told["block_size"], max_model_len=longest, max_num_seqs=most,
-                num_gpu_blocks_override=blocks, enable_prefix_caching=True, disable_log_stats=True,
-            )
-        )  # fmt: skip
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=told["model"], load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, dtype=told["dtype"],
+            block_size=told["block_size"], max_model_len=longest, max_num_seqs=most, num_gpu_blocks_override=blocks,
+            enable_prefix_caching=True, disable_log_stats=True,
+        )
+    )  # fmt: skip
     runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     clock = Clock()
     for layer in runner.compilation_config.static_forward_context.values():

@@ -161,16 +161,16 @@ class TppNative(NativeDecode):
     itself.
     """
 
-    def __init__(self, store: PackedStore, heads: int, chunk_first: bool = True) -> None:
+    def __init__(self, store: PackedChunks, heads: int, chunk_first: bool = True) -> None:
         super().__init__(store, heads)
         self.chunk_first = chunk_first
         self._plan: Plan | None = None
 
-    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = ()) -> None:
+    def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
         The rows of `prompts` come after those of the plan. Each of them reads the chunks of its sequence up to its own
-        token.
+        token. `rows`: with prompts, where each of all these rows lies in q and out, if not in this order.
         """
         if prompts:
             self._plan = None
@@ -178,8 +178,13 @@ class TppNative(NativeDecode):
             items, tokens = items_of_prompts(prompts, self.store.chunk_size, batch)
             if batch:
                 items = together(items_of_forest(plan, self.chunk_first), items)
-            self.make(items, batch + len(tokens))
-            self.set_last_tokens(np.concatenate([plan.last_tokens, tokens]))
+            tokens = np.concatenate([plan.last_tokens, tokens])
+            if rows is not None:
+                tails = np.where(items.tail_row < 0, -1, rows[items.tail_row])
+                items = items._replace(rows=rows[items.rows], tail_row=tails)
+                tokens = tokens[np.argsort(rows)]
+            self.make(items, len(tokens))
+            self.set_last_tokens(tokens)
             return
         if plan is not self._plan:
             self.make(items_of_forest(plan, self.chunk_first), len(plan.order))

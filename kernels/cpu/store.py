@@ -12,10 +12,20 @@ from chunkbench.kernels.cpu import required
 from chunkbench.kvcache.changes import Append
 from chunkbench.kvcache.integers import Ints
 
+PackedShape = tuple[str, int, int, int]
+"""Name of the dtype, KV heads, head dimension and tokens of a chunk, as the native module takes them."""
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """float32, float16 or bfloat16."""
     return str(dtype).removeprefix("torch.")
+
+
+def pack_tokens(shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses: Ints, slots: Ints) -> None:
+    """Write k and v `[n, h_kv, d]` to slots `[n]` of the packed chunks at addresses `[n]`; the caller checked them."""
+    k, v = k.contiguous(), v.contiguous()
+    slots = np.ascontiguousarray(slots, np.int64)
+    required().pack(*shape, k.data_ptr(), v.data_ptr(), addresses, slots, torch.get_num_threads())
 
 
 class PackedStore(AddressedStore):
@@ -30,7 +40,7 @@ class PackedStore(AddressedStore):
     def __init__(self, chunk_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, layers: int = 1) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, dtype, "cpu", layers)
         self._native = required()
-        self._shape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
+        self._shape: PackedShape = (dtype_name(dtype), kv_heads, head_dim, chunk_size)
         self._tails = (b"", np.empty(0, np.int64))  # chunk ids of the last append, and their addresses
 
     def chunk_addresses(self, chunks: Ints) -> Ints:
@@ -82,12 +92,4 @@ class PackedStore(AddressedStore):
     def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         if layer:
             chunks = chunks + layer * self.layer_bytes
-        k, v = k.contiguous(), v.contiguous()
-        self._native.pack(
-            *self._shape,
-            k.data_ptr(),
-            v.data_ptr(),
-            chunks,
-            np.ascontiguousarray(slots, np.int64),
-            torch.get_num_threads(),
-        )
+        pack_tokens(self._shape, k, v, chunks, slots)

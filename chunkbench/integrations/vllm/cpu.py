@@ -65,14 +65,14 @@ class ChunkMetadataBuilder(CPUAttentionMetadataBuilder):
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()
         impls = [cast(ChunkImpl, layer.impl) for layer in layers]
         obstacles = sorted({impl.obstacle for impl in impls if impl.obstacle})
-        for impl in impls:
-            impl.ours = not obstacles
         if obstacles:
             logger.warning("chunkbench: vLLM's own attention computes %d layers: %s", len(impls), "; ".join(obstacles))
             self._steps = None
             return
         logger.info("chunkbench: two-phase partition computes %d layers", len(impls))
         blocks = Blocks(self.num_kv_heads, self.head_dim, self.block_size, self.dtype)
+        for impl in impls:
+            impl.blocks = blocks
         self._steps = Steps(blocks, self.num_heads)
 
     def build(
@@ -109,9 +109,9 @@ class ChunkImpl(CPUAttentionBackendImpl):
         super().__init__(*arguments, **named)
         self.obstacle = self._obstacle()
         """Why our kernels cannot compute this layer; empty if they can."""
-        self.ours = not self.obstacle
-        """Whether they do; the builder decides for all layers with the same block table."""
-        self._blocks: Blocks | None = None
+        self.blocks: Blocks | None = None
+        """The shape of the layer's blocks; None: vLLM's own attention computes the layer. The builder decides for all
+        layers with the same block table."""
 
     def forward(
         self,
@@ -125,7 +125,7 @@ class ChunkImpl(CPUAttentionBackendImpl):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if not self.ours or attn_metadata is None:
+        if self.blocks is None or attn_metadata is None:
             scales = output_scale, output_block_scale
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
             return output
@@ -144,19 +144,13 @@ class ChunkImpl(CPUAttentionBackendImpl):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        if not self.ours:
+        if self.blocks is None:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
             return
+        if not kv_cache.is_contiguous():
+            raise NotImplementedError("chunkbench: a K/V cache whose blocks do not lie one after the other")
         slots = slot_mapping.numpy()
-        self._layout(kv_cache).write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots)
-
-    def _layout(self, kv_cache: torch.Tensor) -> Blocks:
-        if self._blocks is None:
-            if not kv_cache.is_contiguous():
-                raise NotImplementedError("chunkbench: a K/V cache whose blocks do not lie one after the other")
-            _, kv_heads, size, width = kv_cache.shape
-            self._blocks = Blocks(kv_heads, width // 2, size, kv_cache.dtype)
-        return self._blocks
+        self.blocks.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots)
 
     def _obstacle(self) -> str:
         if self.attn_type != AttentionType.DECODER:

@@ -24,12 +24,16 @@ class BlockForest:
         self._last_chunks = _NONE
         self._last_tokens = _NONE
         self._plan: Plan | None = None
+        zero = np.zeros(1, np.int64)
+        self._nothing = Plan(block_size, _NONE, zero, _NONE, _NONE, _NONE, _NONE, _NONE, slice(0, 0))
 
     def plan(self, table: Ints, lengths: Ints) -> Plan:
         """The plan of sequences with block tables `[b, blocks]` and lengths `[b]` in tokens, at least 1 each.
 
         The same object as last time if no block came or went. Row i is sequence i.
         """
+        if not len(lengths):
+            return self._nothing
         used = -(-lengths // self._size)
         blocks = np.where(np.arange(int(used.max())) < used[:, None], table[:, : int(used.max())], -1)
         plan = self._grown(blocks, used)

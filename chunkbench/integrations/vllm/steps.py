@@ -8,12 +8,10 @@ import numpy as np
 import torch
 
 from chunkbench.integrations.vllm.forest import BlockForest
-from chunkbench.kernels.cpu import required
-from chunkbench.kernels.cpu.decode import NativeDecode
-from chunkbench.kernels.cpu.store import dtype_name
-from chunkbench.kernels.items import PromptRows, items_of_forest, items_of_prompts, together
+from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kernels.cpu.store import dtype_name, pack_tokens
+from chunkbench.kernels.items import PromptRows
 from chunkbench.kvcache.integers import Ints, ranges
-from chunkbench.kvcache.plan import Plan
 
 
 class Blocks(NamedTuple):
@@ -48,18 +46,8 @@ class Blocks(NamedTuple):
             index = torch.from_numpy(kept)
             k, v, slots = k.index_select(0, index), v.index_select(0, index), slots[kept]
         blocks, places = np.divmod(slots, self.chunk_size)
-        k, v = k.contiguous(), v.contiguous()
-        required().pack(
-            dtype_name(self.dtype),
-            self.kv_heads,
-            self.head_dim,
-            self.chunk_size,
-            k.data_ptr(),
-            v.data_ptr(),
-            self.chunk_addresses(blocks) + base,
-            places,
-            torch.get_num_threads(),
-        )
+        shape = dtype_name(self.dtype), self.kv_heads, self.head_dim, self.chunk_size
+        pack_tokens(shape, k, v, self.chunk_addresses(blocks) + base, places)
 
 
 class Steps:
@@ -71,8 +59,7 @@ class Steps:
         self._shape = (0, heads, blocks.head_dim)
         self._dtype = blocks.dtype
         self._forest = BlockForest(self._size)
-        self._native = NativeDecode(blocks, heads)
-        self._plan: Plan | None = None
+        self._native = TppNative(blocks, heads)
 
     def plan(self, table: Ints, lengths: Ints, starts: Ints) -> None:
         """Plan a step.
@@ -83,30 +70,15 @@ class Steps:
         counts = np.diff(starts)
         self._shape = (int(starts[-1]), *self._shape[1:])
         if (counts == 1).all():
-            plan = self._forest.plan(table, lengths)
-            if plan is not self._plan:
-                self._native.make(items_of_forest(plan, chunk_first=True), len(lengths))
-                self._plan = plan
-            self._native.set_last_tokens(plan.last_tokens)
+            self._native.plan(self._forest.plan(table, lengths))
             return
-        self._plan = None
         decoding, computing = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
         prompts = [
             PromptRows(table[row, : -(-lengths[row] // self._size)], lengths[row] - counts[row], counts[row])
             for row in computing
         ]
-        items, tokens = items_of_prompts(prompts, self._size, len(decoding))
-        if len(decoding):
-            plan = self._forest.plan(table[decoding], lengths[decoding])
-            items = together(items_of_forest(plan, chunk_first=True), items)
-            tokens = np.concatenate([plan.last_tokens, tokens])
-        # The rows above: decoded tokens first. Theirs in the engine's tensors:
         rows = np.concatenate([starts[decoding], ranges(starts[computing], counts[computing])])
-        tails = np.where(items.tail_row < 0, -1, rows[items.tail_row])
-        self._native.make(items._replace(rows=rows[items.rows], tail_row=tails), len(rows))
-        last = np.empty(len(rows), np.int64)
-        last[rows] = tokens
-        self._native.set_last_tokens(last)
+        self._native.plan(self._forest.plan(table[decoding], lengths[decoding]), prompts, rows)
 
     def attend(self, q: torch.Tensor, out: torch.Tensor, base: int, scale: float) -> None:
         """Attention of q `[rows, heads, head_dim]` into out, alike, in the layer whose blocks begin at address `base`.

@@ -32,6 +32,18 @@ def vllm_python() -> Path | None:
     return None
 
 
+def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:
+    """Environment variables of a process of vLLM that tells nobody about itself. `plugins`: those that it loads."""
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": str(-(-kv_bytes // 2**30)),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": plugins,
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
 class MetricsWatch(Watch):
     """Asks /metrics now and then, in a thread."""
 
@@ -121,14 +133,7 @@ class Vllm(System):
         words += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
         if setting.device == "cpu":
             words += ["--enforce-eager"]  # its compiler needs minutes and gains little on a CPU
-        environment = {
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
-            "VLLM_CPU_KVCACHE_SPACE": str(-(-setting.kv_bytes // 2**30)),
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_PLUGINS": self.plugins,
-            "HF_HUB_OFFLINE": "1",
-        }
+        environment = vllm_variables(setting.threads, setting.kv_bytes, self.plugins)
         python = vllm_python()
         assert python is not None  # `availability` said yes
         return Launch([str(python), "-m", "vllm.entrypoints.openai.api_server", *words], environment)

@@ -26,7 +26,7 @@ _LEGEND = (
 
 def body(view: View) -> Body:
     """Headline, tables and legend of a run."""
-    objectives = {group.axes["n_p"]: objective_s(view.rows, group.axes["n_p"]) for group in view.groups}
+    objectives = {n_p: objective_s(view.rows, n_p) for n_p in {group.axes["n_p"] for group in view.groups}}
     known = {n_p: objective for n_p, objective in objectives.items() if objective is not None}
     tables = (*sustained.tables(view, known), _latency(view, known), _servers(view))
     legend = (*_LEGEND, *([sustained.LEGEND] if known else []))
@@ -38,11 +38,6 @@ Numbered = Callable[[ServingNumbers], str]
 
 def _latency(view: View, objectives: Mapping[int, float]) -> Table:
     """Latencies of every system at every point."""
-
-    def goodput(group: Group, row: Row) -> Cell:
-        numbers = serving_numbers(row, objectives.get(group.axes["n_p"]))
-        return Cell(NOTHING if numbers is None or numbers.goodput_per_s is None else _rate(numbers.goodput_per_s))
-
     lines: list[tuple[str, Callable[[Group, Row], Cell]]] = [
         (
             "normalized latency, ms/token",
@@ -60,9 +55,12 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         ("  99th percentile", _number(lambda n: _ms(n.per_token_p99))),
         (
             "requests answered per second",
-            _number(lambda n: _rate(n.requests_per_s) if n.requests_per_s else NOTHING),
+            _number(lambda n: significant(n.requests_per_s, 3) if n.requests_per_s else NOTHING),
         ),
-        ("  of them within the objective", goodput),
+        (
+            "  of them within the objective",
+            _number(lambda n: NOTHING if n.goodput_per_s is None else significant(n.goodput_per_s, 3), objectives),
+        ),
     ]
     return _table(view, "Latency under load", lines)
 
@@ -107,16 +105,12 @@ def _cell(group: Group, row: Row | None, cell: Callable[[Group, Row], Cell]) -> 
     return cell(group, row) if row.derived.latency_us is not None else word(row)
 
 
-def _number(text: Numbered) -> Callable[[Group, Row], Cell]:
-    def cell(_: Group, row: Row) -> Cell:
-        numbers = serving_numbers(row)
+def _number(text: Numbered, objectives: Mapping[int, float] | None = None) -> Callable[[Group, Row], Cell]:
+    def cell(group: Group, row: Row) -> Cell:
+        numbers = serving_numbers(row, (objectives or {}).get(group.axes["n_p"]))
         return Cell(text(numbers) if numbers else NOTHING)
 
     return cell
-
-
-def _rate(per_s: float) -> str:
-    return significant(per_s, 3)
 
 
 def _ms(value: float | None, divisor: float = 1e-3) -> str:

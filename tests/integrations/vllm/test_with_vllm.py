@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.serving.servers.vllm import vllm_python
+from chunkbench.serving.servers.vllm import vllm_python, vllm_variables
 
 pytestmark = pytest.mark.skipif(vllm_python() is None, reason="`make vllm-environment` installs vLLM")
 transformers = pytest.importorskip("transformers")
@@ -29,6 +29,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with grouped heads, whose weights are scaled up until attention decides the tokens."""
     import torch
 
+    from tests.serving.engine.models import sharpen
+
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
         hidden_size=128, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
@@ -37,11 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     scales = {"embed_tokens": 50, "q_proj": 10, "k_proj": 10, "v_proj": 10, "o_proj": 10, "lm_head": 20}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            for part, factor in scales.items():
-                if part in name:
-                    parameter.mul_(factor)
+    sharpen(model, scales)
     folder = tmp_path_factory.mktemp("llama")
     model.save_pretrained(folder)
     return folder
@@ -54,10 +52,8 @@ def drive(checkpoint: Path, requests: list[dict[str, Any]], plugins: str, **engi
         "block_size": 64, "max_model_len": 1024, "max_num_seqs": 8, "num_gpu_blocks_override": 200,
         "enable_prefix_caching": True, "disable_log_stats": False, **engine,
     }  # fmt: skip
-    environment = os.environ | {
-        "VLLM_PLUGINS": plugins, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+    one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = os.environ | vllm_variables(2, 2**30, plugins) | one_process
     done = subprocess.run(
         [str(vllm_python()), str(DRIVE)], input=json.dumps({"engine": arguments, "requests": requests}),
         capture_output=True, text=True, check=False, env=environment, timeout=900,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,17 @@ def sharp_module(kind: str, implementation: str) -> Any:
     module = transformers.AutoModelForCausalLM.from_config(
         config(kind), dtype=torch.float32, attn_implementation=implementation
     )
+    sharpen(module, SCALES)
+    return module.eval()
+
+
+def sharpen(module: Any, scales: Mapping[str, float]) -> None:
+    """Multiply the weights whose names contain a key of `scales`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            for part, factor in SCALES.items():
+            for part, factor in scales.items():
                 if part in name:
                     parameter.mul_(factor)
-    return module.eval()
 
 
 def write_checkpoint(kind: str, folder: Path) -> Path:
