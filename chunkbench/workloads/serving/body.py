@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import geometric_mean
 
 from chunkbench.analysis.derive import Row
@@ -163,15 +163,15 @@ def _timing(view: View) -> str:
     if not facts:
         return ""
     seeds = max(len(fact.measurements) for fact in facts)
-    sent = sorted({len(m.requests) for fact in facts for m in fact.measurements})
-    asked = max((fact.asked_requests or 0 for fact in facts), default=0)
-    requests = f"{sent[0]} to {sent[-1]}" if len(sent) > 1 else str(sent[0])
-    fewer = f" (the experiment asks for {asked}; the budget allows no more)" if sent[0] < asked else ""
+    sent = _range(len(m.requests) for fact in facts for m in fact.measurements)
+    short = [fact for fact in facts if any(len(m.requests) < (fact.asked_requests or 0) for m in fact.measurements)]
+    asked = _range(fact.asked_requests or 0 for fact in short)
+    fewer = f" (the experiment asks for {asked}; the budget allows no more)" if short else ""
     rates = {round(fact.requests_per_s, 3) for fact in facts if fact.requests_per_s}
     late = max((r.sent or 0.0) - r.due for fact in facts for m in fact.measurements for r in m.requests)
     references = dict.fromkeys(fact.reference for fact in facts if fact.reference)
     parts = [
-        f"{count(seeds, 'arrival seed')} of {requests} requests{fewer}, open loop",
+        f"{count(seeds, 'arrival seed')} of {sent} requests{fewer}, open loop",
         "the systems take turns, and a seed's requests are the same for all",
         f"{min(rates):g} to {max(rates):g} requests/s",
         *(f"load is a share of the capacity of {name}: requests/s with closed-loop clients" for name in references),
@@ -182,3 +182,8 @@ def _timing(view: View) -> str:
     if sampled:
         parts.append(f"peaks of {', '.join(sampled)} are from samples")
     return "; ".join(parts)
+
+
+def _range(values: Iterable[int]) -> str:
+    known = sorted(set(values))
+    return f"{known[0]} to {known[-1]}" if len(known) > 1 else "".join(map(str, known))

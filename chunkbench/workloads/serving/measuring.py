@@ -92,10 +92,12 @@ class ServingMeasuring:
     def describe(self, experiment: ServingExperiment, target: Target) -> str:
         """The plan of a run, as text."""
         points = experiment.points(target.device, target.dtype)
+        most = max(asked_requests(experiment.requests, point.load) for point in points)
+        requests = str(most) if most == experiment.requests else f"{experiment.requests} to {most}"
         lines = [
             f"{experiment.name}: {experiment.title}",
-            f"{len(points)} points, {experiment.arrival_seeds} arrival seeds of {experiment.requests} requests for each"
-            f" system, on {target.device} in {target.dtype}",
+            f"{len(points)} points, {experiment.arrival_seeds} arrival seeds of {requests} requests"
+            f" for each system, on {target.device} in {target.dtype}",
             "",
         ]
         for name in experiment.implementations:
@@ -146,7 +148,8 @@ class ServingMeasurer:
         reference, capacity = self._capacity_at(point, announce)
         rate = self._rate(point, capacity)
         turn_s = budget_s / len(cases) / self._experiment.arrival_seeds
-        requests = self._affordable(turn_s, min(rate, capacity or rate)) if rate is not None else 0
+        asked = asked_requests(self._experiment.requests, point.load)
+        requests = _affordable(asked, turn_s, min(rate, capacity or rate)) if rate is not None else 0
         turns = [(seed, name) for seed in range(self._experiment.arrival_seeds) for name in self._order(point, seed)]
         for number, (seed, name) in enumerate(turns):
             if rate is not None and cases[name].failure is None and self._start(name, announce):
@@ -224,11 +227,6 @@ class ServingMeasurer:
         if point.rate is not None:
             return point.rate / 60
         return capacity * cast(int, point.load) / 100 if capacity else None
-
-    def _affordable(self, turn_s: float, per_s: float) -> int:
-        """Requests of a turn: as many as the experiment asks for, fewer if they would take longer than `turn_s`."""
-        asked = self._experiment.requests
-        return min(asked, max(FEWEST, int(turn_s * per_s)))
 
     def _order(self, point: Point, seed: int) -> list[str]:
         names = list(self._experiment.implementations)
@@ -333,10 +331,24 @@ class ServingMeasurer:
             requests_per_s=rate,
             reference=reference,
             capacity_per_s=capacity,
-            asked_requests=self._experiment.requests,
+            asked_requests=asked_requests(self._experiment.requests, case.point.load),
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
         )
+
+
+def asked_requests(requests: int, load: int | None) -> int:
+    """Requests of an arrival seed at a load in percent.
+
+    Above the capacity of the reference they grow with the load, so that they arrive for as long as at 100%. As many
+    requests as at 100% would be a short burst, which tells nothing about the rate that a system sustains.
+    """
+    return math.ceil(requests * max(100, load or 0) / 100)
+
+
+def _affordable(asked: int, turn_s: float, per_s: float) -> int:
+    """Requests of a turn: as many as were asked for, fewer if they would take longer than `turn_s`."""
+    return min(asked, max(FEWEST, int(turn_s * per_s)))
 
 
 def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:

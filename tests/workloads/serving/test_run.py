@@ -30,7 +30,7 @@ arrival_seeds: 2
 vocabulary: 300
 defaults: {model: %s, n_p: 200, n_c: 4, batch_size: 4}
 sweep:
-  - {n_s: [0, n_p], load: [50, 100]}
+  - {n_s: [0, n_p], load: [50, 150]}
 """
 
 
@@ -58,7 +58,7 @@ def facts(path: Path) -> dict[tuple[str, int | None, int | None], ServingFacts]:
 
 def test_every_system_has_a_row_at_every_point(run: tuple[Path, Path]) -> None:
     rows = facts(run[1])
-    assert set(rows) == {(system, n_s, load) for system in SYSTEMS for n_s in (0, 200) for load in (50, 100)}
+    assert set(rows) == {(system, n_s, load) for system in SYSTEMS for n_s in (0, 200) for load in (50, 150)}
     for (system, _, _), row in rows.items():
         if system == "vllm":
             assert (row.status, row.measurements) == ("unavailable", ())
@@ -74,7 +74,8 @@ def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
         assert [measurement.arrival_seed for measurement in row.measurements] == [0, 1]
         assert len(row.samples_us) == 2
         for measurement in row.measurements:
-            assert [request.tokens for request in measurement.requests] == [4] * 6
+            # Above capacity requests grow with the load, so that they arrive for as long.
+            assert [request.tokens for request in measurement.requests] == [4] * (9 if row.load == 150 else 6)
             assert {request.prompt_tokens for request in measurement.requests} == {200}
             assert measurement.server is not None
             assert measurement.server.steps
@@ -93,7 +94,7 @@ def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
 def test_systems_get_the_same_requests_at_the_same_times(run: tuple[Path, Path]) -> None:
     rows = facts(run[1])
     for n_s in (0, 200):
-        for load in (50, 100):
+        for load in (50, 150):
             ours, other = rows["chunk_llama", n_s, load], rows["chunk_llama_no_sharing", n_s, load]
             dues = [[[r.due for r in m.requests] for m in row.measurements] for row in (ours, other)]
             assert dues[0] == dues[1]
@@ -104,9 +105,9 @@ def test_systems_get_the_same_requests_at_the_same_times(run: tuple[Path, Path])
 def test_load_is_a_share_of_the_reference_that_runs(run: tuple[Path, Path]) -> None:
     """The reference, vllm, is not here: the first system that runs takes its place, and the facts say so."""
     rows = facts(run[1])
-    half, full = rows["chunk_llama", 0, 50], rows["chunk_llama", 0, 100]
+    half, over = rows["chunk_llama", 0, 50], rows["chunk_llama", 0, 150]
     assert half.reference == "chunk_llama_no_sharing"
-    assert half.capacity_per_s == full.capacity_per_s
+    assert half.capacity_per_s == over.capacity_per_s
     assert half.requests_per_s == pytest.approx(0.5 * (half.capacity_per_s or 0))
 
 
@@ -131,14 +132,14 @@ def test_a_finished_run_is_not_measured_again(run: tuple[Path, Path]) -> None:
 def test_dry_run(run: tuple[Path, Path]) -> None:
     result = CliRunner().invoke(cli, ["run", str(run[0]), "--dry-run"])
     assert result.exit_code == 0, result.output
-    assert "4 points, 2 arrival seeds of 6 requests for each system" in result.output
+    assert "4 points, 2 arrival seeds of 6 to 9 requests for each system" in result.output
     assert "unavailable: CHUNKBENCH_VLLM_PYTHON names no file" in result.output
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("load: [50, 100]}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
+        ("load: [50, 150]}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
         ("load: 50, rate: 3}", "cannot be used together with rate"),
         ("load: 50, heads: 3}", "follows from model; leave it out"),
         ("load: 50}\nprotocols: paper", "does not apply to `kind: serving`"),
@@ -146,7 +147,7 @@ def test_dry_run(run: tuple[Path, Path]) -> None:
 )
 def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str) -> None:
     text = EXPERIMENT % "small-llama"
-    old = "load: [50, 100]}"
+    old = "load: [50, 150]}"
     file = tmp_path / "wrong.yaml"
     file.write_text(text.replace(f", {old}", "}") if change == old else text.replace(old, change))
     result = CliRunner().invoke(cli, ["validate", str(file)])
