@@ -29,7 +29,9 @@ class ServingExperiment(TimedExperiment):
         600.0, alias="case_limit", description="an answer that would take longer is a timeout"
     )
     reference: ImplementationId = Field("vllm", description="the system whose capacity `load` is a share of")
-    requests: Annotated[Count, Field(ge=1)] = Field(24, description="of an arrival seed; in proportion more where load > 100")
+    requests: Annotated[Count, Field(ge=1)] = Field(
+        24, description="requests of one arrival seed, in proportion more above a load of 100"
+    )
     arrival_seeds: Annotated[Count, Field(ge=1)] = Field(3, description="sequences of due times and prompts")
     arrivals: Literal["poisson", "gamma", "constant"] = "poisson"
     spread: Positive = Field(1.0, description="gamma: standard deviation of the gaps over their mean")
