@@ -1,7 +1,7 @@
 """What finding shared prefixes costs inside vLLM: planning a step from block tables at 256 sequences.
 
-256 sequences of 1024 to 4096 tokens, of which 768 are one of four system prompts; blocks of 64 tokens, 32 heads. Limit:
-0.5 ms for the median step in which sequences decode (four of them begin a block), 2.5 ms for steps in which one joins
+256 sequences of 1024 to 4096 tokens, of which 768 are one of four system prompts; blocks of 32 tokens, 32 heads. Limit:
+0.5 ms for the median step in which sequences decode (eight of them begin a block), 2.5 ms for steps in which one joins
 or leaves. Run it with `python benchmarks/block_forest.py`.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from chunkbench.integrations.vllm.steps import Blocks, Steps
 
-BATCH, SIZE, SHARED, STEPS = 256, 64, 768, 400
+BATCH, SIZE, SHARED, STEPS = 256, 32, 768, 400
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         if changes:
             live.pop(chance.randrange(len(live)))
             live.append(sequence())
-        table = np.zeros((BATCH, 80), np.int32)
+        table = np.zeros((BATCH, 160), np.int32)
         for row, (blocks, _) in enumerate(live):
             table[row, : len(blocks)] = blocks
         lengths = np.array([length for _, length in live])

@@ -1,8 +1,8 @@
 """vLLM's engine with our plug-in against vLLM's own attention, offline: steps, attention, prefill, building of plans.
 
 The two sides take turns, each in a process of its own, on two layers of Llama2-7B's shape (vocabulary 2,048, bfloat16,
-b = 32, prefix caching on). Each side has the block size that suits it: 64 and 32 tokens. Run it with
-`python benchmarks/vllm_plugin.py [--turns 3] [--dtype float32]`; `make vllm-environment` installs vLLM.
+b = 32, prefix caching on, blocks of 32 tokens). Run it with `python benchmarks/vllm_plugin.py [--turns 3]
+[--dtype float32]`; `make vllm-environment` installs vLLM.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from chunkbench.experiment.terms import Dtype
 from chunkbench.serving.servers.system import Setting
 from chunkbench.serving.servers.vllm import vllm_python, vllm_variables
 
-SIDES = {"ours": ("chunkbench", 64), "vllm": ("", 32)}
-"""Plug-ins that vLLM loads, and tokens of a block."""
+SIDES = {"ours": "chunkbench", "vllm": ""}
+"""Plug-ins that vLLM loads."""
+BLOCK = 32
 
 
 def measure(side: str, points: list[list[int]], dtype: Dtype) -> list[dict[str, float]]:
     """The points, measured in a new process."""
-    plugins, block_size = SIDES[side]
     threads, kv_bytes, most = os.cpu_count() or 1, 8 * 2**30, max(b for _, _, b, _ in points)
     setting = Setting(SHAPES["llama2-7b"], 2, 2048, 16384, dtype, "cpu", most, kv_bytes, threads)
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    environment = os.environ | vllm_variables(threads, kv_bytes, plugins) | one_process
+    environment = os.environ | vllm_variables(threads, kv_bytes, SIDES[side]) | one_process
     script = Path(__file__).with_name("vllm_steps.py")
     with tempfile.TemporaryDirectory() as folder:
         model = str(setting.write_config(Path(folder)).parent)
-        told = {"model": model, "dtype": dtype, "block_size": block_size, "points": points}
+        told = {"model": model, "dtype": dtype, "block_size": BLOCK, "points": points}
         done = subprocess.run(
             [str(vllm_python()), str(script)], input=json.dumps(told), capture_output=True, text=True, env=environment,
             check=False,
@@ -54,7 +54,9 @@ def main() -> None:
     if vllm_python() is None:
         raise SystemExit("vLLM is not here: `make vllm-environment` installs it")
     lengths = arguments.n_p or [1024, 4096]
-    points = [[n_p, n_s, arguments.batch, 32] for n_p in lengths for n_s in (0, n_p)]
+    # vLLM decodes beside the prompts that it computes: the first sequence must not end before the last one has begun.
+    tokens = {n_p: 32 + arguments.batch * n_p // 1024 for n_p in lengths}
+    points = [[n_p, n_s, arguments.batch, tokens[n_p]] for n_p in lengths for n_s in (0, n_p)]
     found: dict[str, list[list[dict[str, float]]]] = {"ours": [], "vllm": []}
     for turn in range(arguments.turns):
         for side in ("ours", "vllm") if turn % 2 == 0 else ("vllm", "ours"):

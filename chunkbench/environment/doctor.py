@@ -245,7 +245,7 @@ def check_plugin() -> Iterator[Finding]:
     version = plugin.vllm_version()
     if version is None:
         return
-    obstacle = plugin.why_not()
+    obstacle = plugin.why_not("cuda" if read_gpus() else "cpu")
     if obstacle:
         yield Finding(level="warn", title="plug-in for vLLM", detail=f"would not load: {obstacle}")
     else:

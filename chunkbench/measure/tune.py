@@ -140,15 +140,15 @@ class Stopwatch:
             tree.join([*range(shared), *range((row + 1) << 20, ((row + 1) << 20) + private)]) for row in range(rows)
         ]
         kernels = []
+        k, v = torch.randn((2, shared + private, kv_heads, self._head_dim), device="cuda").half()
         for _ in range(copies):
             store = TritonStore(CHUNK, kv_heads, self._head_dim, torch.float16, "cuda")
             store.grow(tree.pool.in_use)
-            kernels.append(TppTriton(store, heads, tuning=tuning))
-        k, v = torch.randn((2, shared + private, kv_heads, self._head_dim), device="cuda").half()
-        for kernel in kernels:
             for join in joins:
-                kernel.store.fill(join.chunks, k[join.cached :], v[join.cached :])
+                store.fill(join.chunks, k[join.cached :], v[join.cached :])
+            kernel = TppTriton(store, heads, tuning=tuning)
             kernel.plan(tree.plan())
+            kernels.append(kernel)
         q = torch.randn((rows, heads, self._head_dim), device="cuda").half()
         out = torch.empty_like(q)
         kernels[0].decode(q, out)  # compiles

@@ -35,6 +35,7 @@ def _attend(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
+    TOKEN_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -47,12 +48,12 @@ def _attend(
             chunk = first + start // CHUNK
             key = tl.load(key_places + chunk) * UNIT + inner
             value = tl.load(value_places + chunk) * UNIT + inner
-            inside = (start % CHUNK + offsets)[:, None] * D + dims[None, :]
+            inside = (start % CHUNK + offsets)[:, None] * TOKEN_STEP + dims[None, :]
         else:
             chunk = first + (start + offsets) // CHUNK
             key = (tl.load(key_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
             value = (tl.load(value_places + chunk, mask=valid, other=0) * UNIT + inner)[:, None]
-            inside = ((start + offsets) % CHUNK)[:, None] * D + dims[None, :]
+            inside = ((start + offsets) % CHUNK)[:, None] * TOKEN_STEP + dims[None, :]
         k = tl.load(keys + key + inside, mask=valid[:, None], other=0.0)
         v = tl.load(values + value + inside, mask=valid[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k)) * scale
@@ -140,6 +141,8 @@ def _run_item(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
+    TOKEN_STEP: tl.constexpr,
+    HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     STAGES: tl.constexpr,
     FOLD: tl.constexpr,
@@ -166,10 +169,10 @@ def _run_item(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
-    inner = head * CHUNK * D
+    inner = head * HEAD_STEP
     top, total, acc = _attend(
         query, top, total, acc, keys, values, key_places, value_places, first, length, inner, scale,
-        CHUNK, TILE, D, UNIT, STAGES,
+        CHUNK, TILE, D, TOKEN_STEP, UNIT, STAGES,
     )  # fmt: skip
     # A run is never empty. This keeps the partial result of an empty one zero instead of NaN.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -240,7 +243,7 @@ def partial_results(
     out_row,
     out_head,
     scale,  # of scores, times log2(e)
-    keys,  # chunks [HEADS // GROUP, CHUNK, D] at keys + place * UNIT
+    keys,  # chunks at keys + place * UNIT; heads HEAD_STEP and tokens TOKEN_STEP elements apart
     values,
     key_places,
     value_places,
@@ -259,6 +262,8 @@ def partial_results(
     WIDE: tl.constexpr,  # lanes of the large tile, 0 if no item needs it
     TILE: tl.constexpr,
     D: tl.constexpr,
+    TOKEN_STEP: tl.constexpr,
+    HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     STAGES: tl.constexpr,
     FOLD: tl.constexpr,
@@ -273,13 +278,13 @@ def partial_results(
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
                 items, order, rows, folds, tokens, partial_out, partial_lse, counters,
-                HEADS, GROUP, CHUNK, WIDE, TILE, D, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
+                HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
             )  # fmt: skip
         else:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
                 items, order, rows, folds, tokens, partial_out, partial_lse, counters,
-                HEADS, GROUP, CHUNK, NARROW, TILE, D, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
+                HEADS, GROUP, CHUNK, NARROW, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
             )  # fmt: skip
 
 
@@ -307,6 +312,8 @@ def merge_rows(
     LANES: tl.constexpr,
     TILE: tl.constexpr,
     D: tl.constexpr,
+    TOKEN_STEP: tl.constexpr,
+    HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FOLD: tl.constexpr,
 ):
@@ -340,7 +347,7 @@ def merge_rows(
         if tail_chunks > 0:
             top, total, acc = _attend(
                 query, top, total, acc, keys, values, key_places, value_places, tail_first, length,
-                head * CHUNK * D, scale, CHUNK, TILE, D, UNIT, 1,
+                head * HEAD_STEP, scale, CHUNK, TILE, D, TOKEN_STEP, UNIT, 1,
             )  # fmt: skip
         target = out + (row.to(tl.int64) * out_row + heads * out_head)[:, None] + dims[None, :]
         total = tl.where(valid, total, 1.0)
@@ -360,6 +367,8 @@ def append_tokens(
     LANES: tl.constexpr,  # KV heads, rounded up to a power of two
     CHUNK: tl.constexpr,
     D: tl.constexpr,
+    TOKEN_STEP: tl.constexpr,
+    HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
@@ -370,7 +379,7 @@ def append_tokens(
     dims = tl.arange(0, D)
     valid = (heads < KV_HEADS)[:, None]
     source = row.to(tl.int64) * KV_HEADS * D + heads[:, None] * D + dims[None, :]
-    target = heads[:, None] * (CHUNK * D) + slot * D + dims[None, :]
+    target = heads[:, None] * HEAD_STEP + slot * TOKEN_STEP + dims[None, :]
     tl.store(keys + tl.load(tail_keys + row) * UNIT + target, tl.load(k + source, mask=valid), mask=valid)
     tl.store(values + tl.load(tail_values + row) * UNIT + target, tl.load(v + source, mask=valid), mask=valid)
     if not COUNTED:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from chunkbench.kernels.triton.constants import Sizes
 from chunkbench.kernels.triton.planner import Descriptors
 from chunkbench.kernels.triton.staging import Staging
-from chunkbench.kernels.triton.store import TritonStore
 
 
 class Capacity(NamedTuple):
@@ -37,7 +37,7 @@ class Buffers:
     Raises the allocator's error.
     """
 
-    def __init__(self, capacity: Capacity, store: TritonStore, heads: int) -> None:
+    def __init__(self, capacity: Capacity, shape: Sizes, device: torch.device) -> None:
         self.capacity = capacity
         sizes = {
             "key_places": 2 * capacity.chunks,
@@ -51,7 +51,7 @@ class Buffers:
         padded = [-(-size // 32) * 32 for size in sizes.values()]
         ends = np.cumsum(padded).tolist()
         spans = {name: slice(end - size, end) for name, size, end in zip(sizes, padded, ends, strict=True)}
-        self._staging = Staging(store.device, ends[-1])
+        self._staging = Staging(device, ends[-1])
         host = {name: self._staging.host[span] for name, span in spans.items()}
         self.device = {name: self._staging.device[span] for name, span in spans.items()}
         """Device arrays by the argument names of the kernels in `attention`."""
@@ -60,10 +60,10 @@ class Buffers:
             self.device[name] = self.device[name].view(torch.int64)
         self.host = host | {"items": host["items"].reshape(-1, 8), "rows": host["rows"].reshape(-1, 4)}
         """Host arrays by the same names. `send` copies changes to the device."""
-        shape, device = (capacity.slots, heads), store.device
-        self.device["partial_lse"] = torch.empty(shape, dtype=torch.float32, device=device)
-        self.device["partial_out"] = torch.empty((*shape, store.head_dim), dtype=torch.float32, device=device)
-        counters = capacity.batch * store.kv_heads
+        partial = capacity.slots, shape.heads
+        self.device["partial_lse"] = torch.empty(partial, dtype=torch.float32, device=device)
+        self.device["partial_out"] = torch.empty((*partial, shape.head_dim), dtype=torch.float32, device=device)
+        counters = capacity.batch * shape.kv_heads
         self.device["counters"] = torch.zeros(counters, dtype=torch.int32, device=device)
 
     def fill(self, descriptors: Descriptors, index: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:

@@ -31,6 +31,10 @@ class Sizes(NamedTuple):
     head_dim: int
     chunk_size: int
     dtype: torch.dtype
+    token_step: int = 0
+    """Elements between two tokens of a head in a chunk; 0: `head_dim`."""
+    head_step: int = 0
+    """Elements between two heads of a chunk; 0: one head's tokens lie behind those of another."""
 
     @property
     def group(self) -> int:
@@ -63,7 +67,13 @@ def merge_rows(sizes: Sizes, tuning: Tuning) -> dict[str, Any]:
 
 
 def _chunks(sizes: Sizes) -> dict[str, Any]:
-    return {"CHUNK": sizes.chunk_size, "D": sizes.head_dim, "UNIT": PLACE_BYTES // sizes.dtype.itemsize}
+    return {
+        "CHUNK": sizes.chunk_size,
+        "D": sizes.head_dim,
+        "TOKEN_STEP": sizes.token_step or sizes.head_dim,
+        "HEAD_STEP": sizes.head_step or sizes.chunk_size * sizes.head_dim,
+        "UNIT": PLACE_BYTES // sizes.dtype.itemsize,
+    }
 
 
 def _queries(sizes: Sizes) -> dict[str, Any]:

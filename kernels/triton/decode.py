@@ -6,7 +6,7 @@ Both use the kernels of `attention`. They differ only in the items, that is, in 
 from __future__ import annotations
 
 from math import log2
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +16,39 @@ from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
 from chunkbench.kernels.triton.buffers import Buffers, Capacity
 from chunkbench.kernels.triton.planner import Shape, describe, room_to_grow, spread
-from chunkbench.kernels.triton.store import TritonStore
 from chunkbench.kernels.triton.tuning import Tuning, tuning_for
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
 
 _LOG2E = log2(np.e)
+
+
+class Places(Protocol):
+    """Where chunks lie on the device, and where rows end."""
+
+    @property
+    def sizes(self) -> constants.Sizes:
+        """The shape of the chunks. Its `heads` do not matter."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where K and V lie."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """`[rows]` int32 on the device: current number of tokens in the last chunk of each row."""
+
+    def places(self, chunks: Ints) -> tuple[Ints, Ints]:
+        """Places of K and V of chunks: offsets from the first tensors of `layer`, in units of 16 bytes."""
+
+    def reserve_rows(self, rows: int) -> None:
+        """Make room for the ends of `rows` rows. May replace `tokens`."""
+
+    def follow(self, chunks: Ints, tokens: Ints) -> None:
+        """Set the last chunk `[b]` of each row and its number of tokens `[b]`. May replace `tokens`."""
+
+    def layer(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tensors whose memory begins where places count from: K and V of a layer."""
 
 
 def _end(places: Ints, shape: Shape) -> int:
@@ -36,35 +63,35 @@ class TritonDecode:
     have more rows than the plan. `reserve` makes room in advance.
     """
 
-    def __init__(self, store: TritonStore, heads: int, tuning: Tuning | None = None) -> None:
+    def __init__(self, store: Places, heads: int, tuning: Tuning | None = None) -> None:
         self.store = store
-        self.heads = heads
         self.generation = 0
         """Changes when buffers are replaced or launches need more than before: captured graphs are then invalid."""
         self.work_items = 0
         """Number of items of the current plan. Each item runs once for every KV head."""
-        self._sizes = sizes = constants.Sizes(heads, store.kv_heads, store.head_dim, store.chunk_size, store.dtype)
+        self.sizes = sizes = store.sizes._replace(heads=heads)
+        """Shape of the chunks, and the number of query heads."""
         device = store.device
         on_gpu = device.type == "cuda"
-        self._tuning = tuning or tuning_for(capability(device) if on_gpu else 90, store.head_dim)
+        self._tuning = tuning or tuning_for(capability(device) if on_gpu else 90, sizes.head_dim)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._shape = Shape(
-            kv_heads=store.kv_heads,
+            kv_heads=sizes.kv_heads,
             group=sizes.group,
-            chunk_size=store.chunk_size,
+            chunk_size=sizes.chunk_size,
             multiprocessors=processors,
             blocks=self._tuning.blocks,
             narrow_blocks=self._tuning.narrow_blocks,
             narrow=constants.narrow(sizes.group),
             lanes=self._tuning.wide,
-            head_tokens=4 / store.dtype.itemsize,
+            head_tokens=4 / sizes.dtype.itemsize,
             tails=not self._tuning.in_place,
         )
         self._partial_constants = [constants.partial_results(sizes, self._tuning, wide) for wide in (False, True)]
         self._merge_constants = constants.merge_rows(sizes, self._tuning)
         self._wide = self._merges = False
         self._grid = 0  # number of items for which a launch has programs
-        self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), store, heads)
+        self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), sizes, device)
         self._tokens = store.tokens
         self._own = self._spare = np.empty(0, np.int64)  # by row: own item or -1; chunks that its run can take
 
@@ -114,12 +141,15 @@ class TritonDecode:
         self._buffers.send()
         return True
 
-    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
-        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d).
+    def decode(self, q: torch.Tensor, out: torch.Tensor, layer: Any = 0, scale: float | None = None) -> None:
+        """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`.
+
+        layer: what `Places.layer` of the store takes. scale: of the scores, by default 1/sqrt(d).
 
         q and out have the store's dtype and device. Rows beyond the plan are allowed and stay unchanged in out.
         """
-        store, tuning, views = self.store, self._tuning, self._buffers.device
+        store, sizes, tuning, views = self.store, self.sizes, self._tuning, self._buffers.device
+        keys, values = store.layer(layer)
         if q.stride(-1) != 1:
             q = q.contiguous()
         target = out if out.stride(-1) == 1 else out.contiguous()  # copies contents: rows beyond the plan must stay
@@ -130,9 +160,9 @@ class TritonDecode:
             "q_head": q.stride(1),
             "out_row": target.stride(0),
             "out_head": target.stride(1),
-            "scale": store.head_dim**-0.5 * _LOG2E,
-            "keys": store.slabs[0].keys[layer],
-            "values": store.slabs[0].values[layer],
+            "scale": (sizes.head_dim**-0.5 if scale is None else scale) * _LOG2E,
+            "keys": keys,
+            "values": values,
             "key_places": views["key_places"],
             "value_places": views["value_places"],
             "rows": views["rows"],
@@ -141,7 +171,7 @@ class TritonDecode:
             "partial_out": views["partial_out"],
             "partial_lse": views["partial_lse"],
         }
-        partial_results[(self._grid * store.kv_heads,)](
+        partial_results[(self._grid * sizes.kv_heads,)](
             **common,
             items=views["items"],
             order=views["order"],
@@ -150,7 +180,7 @@ class TritonDecode:
             num_warps=tuning.warps,
         )
         if self._merges and not tuning.in_place:
-            merge_rows[(min(q.shape[0], self._buffers.capacity.batch) * store.kv_heads,)](
+            merge_rows[(min(q.shape[0], self._buffers.capacity.batch) * sizes.kv_heads,)](
                 **common,
                 **self._merge_constants,
                 num_warps=tuning.merge_warps,
@@ -167,7 +197,7 @@ class TritonDecode:
 
     def _grow(self, needed: Capacity) -> Buffers:
         if not self._buffers.capacity.enough_for(needed):
-            self._buffers = Buffers(self._buffers.capacity.grown_to(needed), self.store, self.heads)
+            self._buffers = Buffers(self._buffers.capacity.grown_to(needed), self.sizes, self.store.device)
             self.generation += 1
         return self._buffers
 
@@ -185,7 +215,7 @@ class TppTriton(TritonDecode):
     `chunk_first=False` skips the first phase: every sequence reads all of its chunks by itself.
     """
 
-    def __init__(self, store: TritonStore, heads: int, chunk_first: bool = True, tuning: Tuning | None = None) -> None:
+    def __init__(self, store: Places, heads: int, chunk_first: bool = True, tuning: Tuning | None = None) -> None:
         super().__init__(store, heads, tuning)
         self.chunk_first = chunk_first
         self._version = -1
@@ -204,14 +234,14 @@ class TppTriton(TritonDecode):
 class PagedTriton(TritonDecode):
     """Paged attention over block tables: every sequence reads all of its blocks by itself. A block is a chunk."""
 
-    def __init__(self, store: TritonStore, heads: int, tuning: Tuning | None = None) -> None:
+    def __init__(self, store: Places, heads: int, tuning: Tuning | None = None) -> None:
         super().__init__(store, heads, tuning)
         self._blocks = np.empty((0, 0), np.int64)
         self._used = np.empty(0, np.int64)
 
     def plan(self, table: np.ndarray, lengths: np.ndarray) -> None:
         """Plan for block tables `[b, blocks]` and lengths `[b]`. New descriptors only if blocks changed."""
-        size = self.store.chunk_size
+        size = self.sizes.chunk_size
         used = -(-lengths.astype(np.int64) // size)
         blocks = np.where(np.arange(table.shape[1]) < used[:, None], table, -1)
         last = table[np.arange(len(used)), used - 1].astype(np.int64)

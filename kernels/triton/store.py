@@ -30,8 +30,9 @@ class TritonStore(AddressedStore):
         layers: int = 1,
     ) -> None:
         super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers)
-        sizes = constants.Sizes(kv_heads, kv_heads, head_dim, chunk_size, dtype)
-        self._append_constants = constants.append_tokens(sizes)
+        self.sizes = constants.Sizes(kv_heads, kv_heads, head_dim, chunk_size, dtype)
+        """The shape of the chunks, as the kernels need it."""
+        self._append_constants = constants.append_tokens(self.sizes)
         self.tail_keys = torch.empty(0, dtype=torch.int64, device=self.device)
         self.tail_values = self.tail_keys
         self.tokens = self.tail_keys
@@ -48,6 +49,10 @@ class TritonStore(AddressedStore):
         keys, values = self.addresses(chunks)
         first_key, first_value = self._bases[:, 0]
         return (keys - first_key) // PLACE_BYTES, (values - first_value) // PLACE_BYTES
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer in the first slab: where places count from."""
+        return self.slabs[0].keys[layer], self.slabs[0].values[layer]
 
     def reserve_rows(self, rows: int) -> None:
         """Make room for the ends of `rows` rows. If the buffers are too small, replaces them, also for launches."""
@@ -94,8 +99,7 @@ class TritonStore(AddressedStore):
         append_tokens[(len(chunks),)](
             k.contiguous(),
             v.contiguous(),
-            self.slabs[0].keys[layer],
-            self.slabs[0].values[layer],
+            *self.layer(layer),
             self.tail_keys,
             self.tail_values,
             self.tokens,

@@ -105,6 +105,28 @@ def test_every_number_of_tokens_in_the_last_chunk(isa: str, dtype: torch.dtype, 
         assert cache.error() < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("chunk_first", [True, False])
+def test_plans_that_grow_are_made_anew_only_now_and_then(
+    isa: str, chunk_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    make = decode.NativeDecode.make
+    monkeypatch.setattr(decode.NativeDecode, "make", lambda self, *work: made.append(1) or make(self, *work))
+    cache = CheckedCache(2, 2, 32, 16, torch.float32)
+    cache.attention._kernel.chunk_first = chunk_first
+    for row in range(5):
+        cache.join([*range(64), 500 + row, *range(row * 9)])
+    cache.join([7])
+    for step in range(400):
+        cache.step()
+        if step % 5 == 0:
+            assert cache.error() < TOLERANCE[torch.float32]
+        else:
+            cache.attention.decode(*(torch.zeros(6, 2, 32) for _ in range(2)))
+    # 25 chunks a sequence, which begin at five different steps of sixteen.
+    assert 1 < len(made) < 12
+
+
 @pytest.mark.parametrize("rows", [5, 15, 16, 17, 31, 32, 33, 40, 48, 63, 64, 65, 100])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "chunk"), [(2, 2, 32, 32), (2, 2, 96, 64), (8, 2, 128, 32)])
 def test_any_number_of_rows_shares_a_chunk(

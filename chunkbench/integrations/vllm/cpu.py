@@ -17,7 +17,7 @@ import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata, MultipleOf
+from vllm.v1.attention.backend import CommonAttentionMetadata, MultipleOf
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
@@ -26,6 +26,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from chunkbench.integrations.vllm.obstacles import obstacle
 from chunkbench.integrations.vllm.steps import Blocks, Steps
 
 logger = init_logger(f"vllm.{__name__}")
@@ -107,8 +108,10 @@ class ChunkImpl(CPUAttentionBackendImpl):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.obstacle = self._obstacle()
+        self.obstacle = obstacle(self, self.is_fp8_kv_cache)
         """Why our kernels cannot compute this layer; empty if they can."""
+        if not self.obstacle and self.head_size not in _HEAD_DIMS:
+            self.obstacle = f"head size {self.head_size}"
         self.blocks: Blocks | None = None
         """The shape of the layer's blocks; None: vLLM's own attention computes the layer. The builder decides for all
         layers with the same block table."""
@@ -151,18 +154,3 @@ class ChunkImpl(CPUAttentionBackendImpl):
             raise NotImplementedError("chunkbench: a K/V cache whose blocks do not lie one after the other")
         slots = slot_mapping.numpy()
         self.blocks.write(kv_cache.data_ptr(), key[: len(slots)], value[: len(slots)], slots)
-
-    def _obstacle(self) -> str:
-        if self.attn_type != AttentionType.DECODER:
-            return f"attention of type {self.attn_type}"
-        if self.sliding_window != -1:
-            return "a sliding window"
-        found = {
-            "soft-capping of scores": bool(self.logits_soft_cap),
-            "ALiBi": self.alibi_slopes is not None,
-            "attention sinks": self.sinks is not None,
-            "a quantized K/V cache": self.is_fp8_kv_cache,
-            "K and V of another layer": self.kv_sharing_target_layer_name is not None,
-            f"head size {self.head_size}": self.head_size not in _HEAD_DIMS,
-        }
-        return next((name for name, present in found.items() if present), "")

@@ -52,7 +52,7 @@ class BlockForest:
         if plan is None or len(used) != len(self._used) or blocks.shape[1] < width:
             return None
         added = used - self._used
-        if added.min() < 0 or added.max() > 1 or (blocks[:, :width] != before)[before >= 0].any():
+        if added.min() < 0 or added.max() > 1 or ((blocks[:, :width] != before) & (before >= 0)).any():
             return None
         rows = np.flatnonzero(added)
         if not len(rows):

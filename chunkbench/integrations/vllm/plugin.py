@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-from chunkbench.kernels import cpu
+import torch
+
+from chunkbench.kernels import cpu, triton
 from chunkbench.version import __version__
 
 NAME = "chunkbench"
@@ -25,30 +27,46 @@ def vllm_version() -> str | None:
     return None
 
 
-def why_not() -> str:
-    """Why the plug-in would not work in this environment; empty if it would."""
+def why_not(device: str) -> str:
+    """Why the plug-in would not work in this environment; empty if it would. device: "cpu" or "cuda"."""
+    return _wrong_version() or _missing_kernels(device)
+
+
+def register() -> None:
+    """Put our backend in the place of vLLM's own for CPUs, or of its Triton backend for NVIDIA GPUs.
+
+    vLLM calls this in each of its processes. Does nothing unless `VLLM_PLUGINS` names the plug-in: vLLM loads all that
+    are installed, and installing must not change an engine silently. Raises RuntimeError if the plug-in does not fit.
+    """
+    if NAME not in os.environ.get("VLLM_PLUGINS", "").split(","):
+        return
+    _demand(_wrong_version())
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if current_platform.is_cpu():
+        _demand(_missing_kernels("cpu"))
+        register_backend(AttentionBackendEnum.CPU_ATTN, "chunkbench.integrations.vllm.cpu.ChunkBackend")
+    elif current_platform.is_cuda():
+        _demand(_missing_kernels("cuda"))
+        register_backend(AttentionBackendEnum.TRITON_ATTN, "chunkbench.integrations.vllm.gpu.ChunkTritonBackend")
+    else:
+        _demand("it is for vLLM on CPUs and on NVIDIA GPUs")
+
+
+def _wrong_version() -> str:
     found = vllm_version()
     if found is None:
         return "vLLM is not installed in this environment"
     if not found.startswith(tuple(f"{release}." for release in FITS)):
         return f"chunkbench {__version__} fits vLLM {', '.join(FITS)}; this is vLLM {found}"
-    return cpu.why_missing()
+    return ""
 
 
-def register() -> None:
-    """Put our backend in the place of vLLM's own for CPUs. vLLM calls this in each of its processes.
+def _missing_kernels(device: str) -> str:
+    return cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
 
-    Does nothing unless `VLLM_PLUGINS` names the plug-in: vLLM loads all that are installed, and installing must
-    not change an engine silently. Raises RuntimeError if the plug-in does not fit.
-    """
-    if NAME not in os.environ.get("VLLM_PLUGINS", "").split(","):
-        return
-    obstacle = why_not()
+
+def _demand(obstacle: str) -> None:
     if obstacle:
-        raise RuntimeError(f"the plug-in chunkbench cannot be used: {obstacle}")
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
-    if not current_platform.is_cpu():
-        raise RuntimeError("the plug-in chunkbench is for vLLM on CPUs; take its name out of VLLM_PLUGINS")
-    register_backend(AttentionBackendEnum.CPU_ATTN, "chunkbench.integrations.vllm.cpu.ChunkBackend")
+        raise RuntimeError(f"the plug-in chunkbench cannot be used: {obstacle}; take its name out of VLLM_PLUGINS")

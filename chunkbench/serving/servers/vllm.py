@@ -98,6 +98,8 @@ class Vllm(System):
     """Tokens of a block; 32 suits vLLM's CPU kernel."""
     plugins: ClassVar[str] = ""
     """Plug-ins that vLLM loads."""
+    gpu_backend: ClassVar[str] = ""
+    """The attention backend on an NVIDIA GPU; empty: vLLM chooses."""
     look = Look(
         heading=("vLLM",), colour=_COLOUR, marker="s", place=200, meaning="prefix caching off, as in the paper's time"
     )
@@ -133,6 +135,8 @@ class Vllm(System):
         words += ["--enable-prefix-caching" if self.caching else "--no-enable-prefix-caching"]
         if setting.device == "cpu":
             words += ["--enforce-eager"]  # its compiler needs minutes and gains little on a CPU
+        elif self.gpu_backend:
+            words += ["--attention-backend", self.gpu_backend]
         environment = vllm_variables(setting.threads, setting.kv_bytes, self.plugins)
         python = vllm_python()
         assert python is not None  # `availability` said yes
@@ -157,8 +161,8 @@ class VllmChunk(VllmPrefixCaching):
     """vLLM with prefix caching, whose attention our plug-in computes."""
 
     label = "vLLM, our kernels"
-    block = 64
     plugins = "chunkbench"
+    gpu_backend = "TRITON_ATTN"
     look = Look(
         heading=("vLLM", "our", "kernels"),
         colour="#cc3311",
@@ -172,7 +176,7 @@ class VllmChunk(VllmPrefixCaching):
         answer = super().availability(device)
         if not answer.ok:
             return answer
-        code = "from chunkbench.integrations.vllm.plugin import why_not; print(why_not())"
+        code = f"from chunkbench.integrations.vllm.plugin import why_not; print(why_not({device!r}))"
         done = subprocess.run([str(vllm_python()), "-c", code], capture_output=True, text=True, check=False)
         obstacle = done.stdout.strip() if done.returncode == 0 else "chunkbench is not installed beside vLLM"
         return Answer(False, obstacle, "`make vllm-environment` makes an environment with both") if obstacle else YES

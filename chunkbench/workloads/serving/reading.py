@@ -61,8 +61,9 @@ def _wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     elif "load" in values and "rate" in values:
         yield Finding(("load",), "cannot be used together with rate; keep one", True)
     else:
-        # As many sequences as prompts: requests are not a batch.
-        yield from wrong_prompts({**values, "batch_size": max(int(str(values.get("prompts", 1))), 1)})
+        # Requests are not a batch: there may be more or fewer of them than prefixes.
+        drawn = {name: value for name, value in values.items() if name != "batch_size"}
+        yield from wrong_prompts(drawn if "tree" in values else {**drawn, "batch_size": values.get("prompts", 1)})
 
 
 READING = Reading(

@@ -1,9 +1,10 @@
 """Drives vLLM's engine step by step; run by the Python of an environment with vLLM.
 
 Reads JSON from standard input: `engine` (arguments of the engine) and `requests` (id, prompt, max_tokens; `at`: the
-step at which it joins; `abort_after`: tokens after which it is cancelled, or null). Prints JSON: of each request its
-tokens, the gap between the two largest log-probabilities of each, and the largest log-probabilities of the first; how
-many requests were preempted; the classes that compute attention.
+step at which it joins; `abort_after`: tokens after which it is cancelled, or null); `triton`: whether the backend for
+GPUs takes part, see `triton_on_cpu`. Prints JSON: of each request its tokens, the gap between the two largest
+log-probabilities of each, and the largest log-probabilities of the first; how many requests were preempted; the classes
+that compute attention.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 
 def main() -> None:
     told = json.load(sys.stdin)
+    if told["triton"]:
+        from tests.integrations.vllm import triton_on_cpu
+
+        triton_on_cpu.register()
     engine = LLMEngine.from_engine_args(EngineArgs(**told["engine"]))
     answers: dict[str, dict[str, Any]] = {}
     waiting = sorted(told["requests"], key=lambda request: request["at"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 import pytest
+import torch
 
 from chunkbench.integrations.vllm import plugin, register
 from chunkbench.kernels import cpu
@@ -37,9 +38,11 @@ def test_a_version_that_does_not_fit_is_refused_with_both_versions(monkeypatch: 
 )
 def test_why_not(monkeypatch: pytest.MonkeyPatch, found: str | None, why: str) -> None:
     monkeypatch.setattr(plugin, "vllm_version", lambda: found)
-    assert why in plugin.why_not()
+    assert why in plugin.why_not("cpu")
 
 
 def test_a_version_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "vllm_version", lambda: "0.32.0")
-    assert plugin.why_not() == cpu.why_missing()
+    assert plugin.why_not("cpu") == cpu.why_missing()
+    if not torch.cuda.is_available():
+        assert "no NVIDIA GPU" in plugin.why_not("cuda")

@@ -42,7 +42,7 @@ def forest_of(
 def check(forest: Forest, kernel: TppTriton) -> None:
     kernel.plan(forest.tree.plan())
     for layer in range(forest.store.layers):
-        q = forest.normal(len(forest.contexts), kernel.heads, forest.store.head_dim)
+        q = forest.normal(len(forest.contexts), kernel.sizes.heads, forest.store.head_dim)
         out = torch.full_like(q, float("nan"))
         kernel.decode(q, out, layer)
         assert forest.error(q, out, layer) < TOLERANCE[forest.store.dtype]

@@ -160,3 +160,12 @@ def test_kernels_have_no_load(tmp_path: Path) -> None:
     file.write_text("implementations: [naive, chunk_attn]\nsweep:\n  - {n_p: 64, n_s: 0, load: 50}\n")
     result = CliRunner().invoke(cli, ["validate", str(file)])
     assert (result.exit_code, "is only for `kind: serving`" in result.output) == (2, True)
+
+
+def test_a_tree_of_prompts_does_not_set_the_batch(run: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "tree.yaml"
+    sweep = "tree: [[64, [[64, 1], [64, 1]]], [100, 1]], load: 50}"
+    file.write_text(run[0].read_text().replace("n_s: [0, n_p], load: [50, 150]}", sweep))
+    result = CliRunner().invoke(cli, ["run", str(file), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "n_p=200 n_s=- n_c=4 batch_size=4 prompts=1 tree=64x(64x1 64x1) 100x1 load=50%" in result.output
