@@ -19,7 +19,7 @@ READY_VLLM_ENVIRONMENT := $(VENV_VLLM)/.ready
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 vllm-environment gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ vllm-environment: $(READY_VLLM_ENVIRONMENT) ## Make the environment .venv-vllm: 
 
 reproduce-table4: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Set up if needed, then measure the paper's Table 4 on this machine
 	$(BIN)/chunkbench run table4 $(ARGS)
+
+measure-vllm-plugin: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Set up if needed, then compare vLLM with its own attention and with our kernels
+	$(BIN)/chunkbench run vllm-plugin $(ARGS)
 
 gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU baselines and compile all kernels
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras gpu

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.requests import load_numbers
@@ -70,6 +71,14 @@ def objective_s(rows: Iterable[Row], n_p: int) -> float | None:
         if (facts.n_p, facts.n_s, facts.load) == (n_p, 0, OBJECTIVE_LOAD) and row.derived.latency_us is not None:
             return row.derived.latency_us / 1e6
     return None
+
+
+def shares_one_prefix(axes: Mapping[str, Any]) -> bool:
+    """Whether the requests of a point share one prefix of n_s tokens, or nothing, as in the paper; axis -> value.
+
+    Only such points make a line over the rate: n_s alone does not tell apart trees and several prefixes.
+    """
+    return axes["n_s"] is not None and axes["prompts"] in (None, 1)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ Examples:
   chunkbench load http://127.0.0.1:8000 --rate 2 --n-p 2048 --n-s 2048 --n-c 64 --out requests.jsonl
   chunkbench load http://127.0.0.1:8000 --clients 32 --requests 96       capacity: requests per second
   chunkbench load http://127.0.0.1:8000 --trace traffic.jsonl --format json
+  chunkbench load http://127.0.0.1:8000 --trace conversation_trace.jsonl --longest 4096 --requests 200 --rate 1
 """
 
 
@@ -44,7 +45,14 @@ Examples:
     show_default=True,
     help="gamma: standard deviation of the gaps over their mean.",
 )
-@click.option("--requests", "count", type=click.IntRange(1), default=64, show_default=True, help="Requests to send.")
+@click.option(
+    "--requests",
+    "count",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="Requests to send; of a published trace the first so many.",
+)
 @click.option("--n-p", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
 @click.option("--n-s", type=click.IntRange(0), default=0, show_default=True, help="Leading tokens that prompts share.")
 @click.option("--prompts", type=click.IntRange(1), default=1, show_default=True, help="Different shared prefixes.")
@@ -52,8 +60,10 @@ Examples:
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Requests from a file: JSON objects with prompt (token ids), max_tokens and maybe due (seconds), one a line.",
+    help="Requests from a file: JSON objects with prompt (token ids), max_tokens and maybe due (seconds), one a line; "
+    "or a published trace (see `chunkbench traces`), with drawn tokens.",
 )
+@click.option("--longest", type=click.IntRange(2), help="Leave out longer requests of a published trace (tokens).")
 @click.option("--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Token ids are below this.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws arrivals and prompts.")
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Other requests sent before.")
@@ -124,12 +134,12 @@ def command(url: str, **options: Any) -> None:
 
 def _plan(options: dict[str, Any]) -> list[PlannedRequest]:
     """The requests that the options describe. Raises TraceError and ValueError."""
-    from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_trace
+    from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
 
     rate, seed, count = options["rate"], options["seed"], options["count"]
     arrivals = Arrivals(options["arrivals"], options["spread"])
     if options["trace"]:
-        requests, timed = read_trace(options["trace"])
+        requests, timed = _trace(options)
         if rate is not None:
             dues = due_times(arrivals, rate, len(requests), seed)
             return [dataclasses.replace(request, due=due) for request, due in zip(requests, dues, strict=True)]
@@ -140,6 +150,16 @@ def _plan(options: dict[str, Any]) -> list[PlannedRequest]:
     drawn = draw_prompts(prompts, count, options["vocabulary"], seed)
     dues = due_times(arrivals, rate, count, seed) if rate is not None else [0.0] * count
     return [PlannedRequest(due, prompt, options["n_c"]) for due, prompt in zip(dues, drawn, strict=True)]
+
+
+def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool]:
+    """The requests of the file, and whether it says when they are due. Raises TraceError and ValueError."""
+    from chunkbench.traces import draw_traffic, has_token_ids, read_trace, read_traffic
+
+    if has_token_ids(options["trace"]):
+        return read_trace(options["trace"])
+    trace = read_traffic(options["trace"])
+    return draw_traffic(trace, options["count"], options["vocabulary"], options["seed"], options["longest"]), True
 
 
 def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[PlannedRequest]:

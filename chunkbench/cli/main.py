@@ -20,6 +20,7 @@ _COMMANDS = {
     "history": "history",
     "claims": "claims",
     "prompts": "prompts",
+    "traces": "traces",
     "serve": "serve",
     "load": "load",
     "tune": "tune",

@@ -2,15 +2,22 @@
 
 from chunkbench.traces.arrivals import Arrivals, due_times
 from chunkbench.traces.files import TraceError, read_trace
+from chunkbench.traces.formats import Trace, TraceRequest, has_token_ids, read_traffic
 from chunkbench.traces.prompts import Prompts, draw_prompts
 from chunkbench.traces.request import PlannedRequest
+from chunkbench.traces.traffic import draw_traffic
 
 __all__ = [
     "Arrivals",
     "PlannedRequest",
     "Prompts",
+    "Trace",
     "TraceError",
+    "TraceRequest",
     "draw_prompts",
+    "draw_traffic",
     "due_times",
+    "has_token_ids",
     "read_trace",
+    "read_traffic",
 ]

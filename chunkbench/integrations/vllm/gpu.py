@@ -95,16 +95,17 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         common = common_attn_metadata
         # Without speculation this is no bound but the length itself.
-        lengths = common.seq_lens_cpu_upper_bound
-        if not self._ours or common.causal is not True or common.mm_req_doc_ranges is not None or lengths is None:
+        known = common.seq_lens_cpu_upper_bound
+        if not self._ours or common.causal is not True or common.mm_req_doc_ranges is not None or known is None:
             return metadata
+        lengths = known[: common.num_reqs].numpy().astype(np.int64)
         counts = np.diff(common.query_start_loc_cpu[: common.num_reqs + 1].numpy())
-        others = np.flatnonzero(counts != 1)
+        others = np.flatnonzero((counts != 1) | (lengths == 0))  # prompts, and rows of padding
         decoding = int(others[0]) if len(others) else len(counts)
         steps = self._steps or self._make_steps()
         # vLLM keeps tables on the device. What came or went can be seen in the whole table only.
         table = common.block_table_tensor[:decoding].cpu().numpy()
-        steps.plan(table, lengths[:decoding].numpy().astype(np.int64))
+        steps.plan(table, lengths[:decoding])
         if self._captured not in (None, steps.generation):
             raise RuntimeError("chunkbench: a step needs more than CUDA graphs were captured for; use --enforce-eager")
         rest = None

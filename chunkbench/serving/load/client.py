@@ -98,8 +98,9 @@ async def send(
     """
     bodies = [_body(target.model, request, options.ignore_eos) for request in plan]
     facts: list[RequestFacts | None] = [None] * len(plan)
-    # No limit on connections (the library's own is 100), and no name to look up again.
-    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None)
+    # No limit on connections (the library's own is 100), no name to look up again, and a new connection for each
+    # request: a server closes an idle one after some seconds, perhaps just when a request has taken it.
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, force_close=True)
     timeout = aiohttp.ClientTimeout(total=options.timeout_s)
     headers = {"Content-Type": "application/json"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
@@ -134,7 +135,12 @@ async def _open_loop(dues: Sequence[float], started: float, one: Callable[..., C
 
     for number, due in enumerate(dues):
         events.call_later(started + due - LEAD_S - time.perf_counter(), prepare, number)
-    await at_due_times([started + due for due in dues], lambda number: sendings[number].set_result(None))
+
+    def begin(number: int) -> None:
+        if not sendings[number].done():  # a request without a connection has ended before it was due
+            sendings[number].set_result(None)
+
+    await at_due_times([started + due for due in dues], begin)
     await asyncio.gather(*tasks)
 
 

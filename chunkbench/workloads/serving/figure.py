@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.points import describe
-from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s
+from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet
 from chunkbench.report.model import Group
@@ -137,14 +137,14 @@ def _batch(moment: Moment) -> float | None:
 def _by_length(groups: Sequence[Group], names: Sequence[str]) -> dict[int, dict[tuple[str, int], list[Spot]]]:
     """n_p -> (system, n_s) -> its spots, for those with more than one rate."""
     panels: dict[int, dict[tuple[str, int], list[Spot]]] = defaultdict(lambda: defaultdict(list))
-    for group in groups:
+    for group in filter(lambda group: shares_one_prefix(group.axes), groups):
         for name in names:
             row = group.rows.get(name)
             if row is None or row.derived.latency_us is None or not isinstance(row.facts, ServingFacts):
                 continue
             low, high = row.derived.low_us or 0.0, row.derived.high_us or 0.0
             spot = (row.facts.requests_per_s or 0.0, row.derived.latency_us / 1e3, low / 1e3, high / 1e3)
-            panels[group.axes["n_p"]][name, group.axes["n_s"] or 0].append(spot)
+            panels[group.axes["n_p"]][name, group.axes["n_s"]].append(spot)
     several = {
         n_p: {line: spots for line, spots in lines.items() if len(spots) > 1} for n_p, lines in sorted(panels.items())
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.serving import OBJECTIVE_LOAD, SustainedRate, sustained_rate
+from chunkbench.analysis.serving import OBJECTIVE_LOAD, SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, significant, times
@@ -23,9 +23,10 @@ def tables(view: View, objectives: Mapping[int, float]) -> list[Table]:
     names = view.columns.ids
     rows: list[tuple[Cell, ...]] = []
     breaks = []
+    lines_of_rates = [group for group in view.groups if shares_one_prefix(group.axes)]
     for n_p, objective in sorted(objectives.items()):
-        for n_s in sorted({g.axes["n_s"] or 0 for g in view.groups if g.axes["n_p"] == n_p}):
-            groups = [g for g in view.groups if (g.axes["n_p"], g.axes["n_s"] or 0) == (n_p, n_s)]
+        for n_s in sorted({g.axes["n_s"] for g in lines_of_rates if g.axes["n_p"] == n_p}):
+            groups = [g for g in lines_of_rates if (g.axes["n_p"], g.axes["n_s"]) == (n_p, n_s)]
             found = {
                 name: sustained_rate([g.rows[name] for g in groups if name in g.rows], objective) for name in names
             }

@@ -74,6 +74,25 @@ def test_the_figure_has_latencies_memory_and_batches(run: Run) -> None:
     assert "load = 90" in memory.get_title()
 
 
+def test_points_with_several_prefixes_or_a_tree_are_on_no_line(make_run: Any) -> None:
+    four = [fact.model_copy(update={"prompts": 4, "key": f"{fact.key} 4"}) for fact in facts() if fact.load == 90]
+    tree = [
+        fact.model_copy(update={"n_s": None, "tree": ((100, 2),), "key": f"{fact.key} tree"})
+        for fact in facts()
+        if (fact.n_s, fact.load) == (1024, 60)
+    ]
+    named = {"name": "figure5", "kind": "serving", "baseline": "chunk_llama"}
+    without, with_others = (build(make_run(chosen, **named)) for chosen in (facts(), facts() + four + tree))
+    assert [table.rows for table in without.tables[:1]] == [table.rows for table in with_others.tables[:1]]
+    runs = [make_run(chosen, **named) for chosen in (facts(), facts() + four + tree)]
+    counts = []
+    for run in runs:
+        figure = figures.draw(build(run), run.manifest)
+        assert figure is not None
+        counts.append([len(line.get_ydata()) for line in figure.axes[0].get_lines()])
+    assert counts[0] == counts[1]
+
+
 def test_without_several_rates_there_are_memory_and_batches_of_every_point(make_run: Any) -> None:
     chosen = [fact for fact in facts() + facts(2048) if fact.load == 90]
     run = make_run(chosen, name="table4", kind="serving", baseline="chunk_llama")

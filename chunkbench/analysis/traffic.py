@@ -1,0 +1,116 @@
+"""What a trace of requests asks for, and what a cache could give: lengths, rate, hits against the size of the cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of one number of the requests."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Prompt blocks and tokens that a cache would have held, one request at a time."""
+
+    cache_blocks: int | None
+    """Size of the cache; None: endless."""
+    blocks: float
+    """Share of all blocks of prompts."""
+    tokens: float
+    """Share of all tokens of prompts."""
+
+
+@dataclass(frozen=True)
+class TrafficNumbers:
+    """Numbers of a trace."""
+
+    requests: int
+    seconds: float
+    per_s: float | None
+    """Requests per second; None if all are due at once."""
+    prompt_tokens: Spread
+    answer_tokens: Spread
+    blocks: int
+    distinct_blocks: int
+    hits: tuple[Hits, ...]
+    reuse_s: Spread | None
+    """Seconds since a block was last asked for, where it was; None if no block comes again."""
+
+
+def traffic_numbers(
+    dues: Sequence[float],
+    prompt_tokens: Sequence[int],
+    answer_tokens: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    block_tokens: int,
+    caches: Iterable[int] = (),
+) -> TrafficNumbers:
+    """Numbers of requests in order of their due times (s).
+
+    prompts: ids of each prompt's blocks, `block_tokens` tokens each, the last one maybe partial; empty where nothing is
+    known. caches: sizes in blocks for which hits are counted, besides the endless one.
+    """
+    seconds = dues[-1] - dues[0]
+    known = any(prompts)
+    sizes = [*sorted(set(caches)), None] if known else []
+    return TrafficNumbers(
+        requests=len(dues),
+        seconds=seconds,
+        per_s=(len(dues) - 1) / seconds if seconds > 0 else None,
+        prompt_tokens=_spread(prompt_tokens),
+        answer_tokens=_spread(answer_tokens),
+        blocks=sum(map(len, prompts)),
+        distinct_blocks=len({block for blocks in prompts for block in blocks}),
+        hits=tuple(_hits(prompts, prompt_tokens, block_tokens, size) for size in sizes),
+        reuse_s=_reuse(dues, prompts),
+    )
+
+
+def _hits(prompts: Sequence[Sequence[int]], prompt_tokens: Sequence[int], block_tokens: int, size: int | None) -> Hits:
+    """Hits in a cache with least-recently-used eviction.
+
+    A prompt hits the leading blocks that the cache holds. Then all of its blocks are the most recent ones, the first
+    block more recent than those behind it: a block is worth nothing without those before it.
+    """
+    cache: OrderedDict[int, None] = OrderedDict()
+    hit_blocks = hit_tokens = 0
+    for blocks, tokens in zip(prompts, prompt_tokens, strict=True):
+        hits = next((place for place, block in enumerate(blocks) if block not in cache), len(blocks))
+        hit_blocks += hits
+        hit_tokens += min(hits * block_tokens, tokens)
+        for block in reversed(blocks):
+            cache[block] = None
+            cache.move_to_end(block)
+        if size is not None:
+            while len(cache) > size:
+                cache.popitem(last=False)
+    return Hits(size, hit_blocks / sum(map(len, prompts)), hit_tokens / sum(prompt_tokens))
+
+
+def _reuse(dues: Sequence[float], prompts: Sequence[Sequence[int]]) -> Spread | None:
+    last: dict[int, float] = {}
+    gaps = []
+    for due, blocks in zip(dues, prompts, strict=True):
+        for block in blocks:
+            if block in last:
+                gaps.append(due - last[block])
+            last[block] = due
+    return _spread(gaps) if gaps else None
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
+    return Spread(fmean(values), p50, p90, p99, float(max(values)))

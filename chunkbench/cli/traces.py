@@ -1,0 +1,56 @@
+"""`chunkbench traces`: what a trace of requests asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from chunkbench.cli.output import colour_wanted, fail
+
+_EXAMPLES = """\b
+Examples:
+  chunkbench traces conversation_trace.jsonl
+  chunkbench traces AzureLLMInferenceTrace_conv.csv --format markdown
+  chunkbench traces conversation_trace.jsonl --cache 2000 --cache 20000 --format json
+"""
+_CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
+
+
+@click.command("traces", epilog=_EXAMPLES, short_help="Lengths, rate and sharing of a trace of requests.")
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--cache",
+    "caches",
+    metavar="BLOCKS",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Count hits in a cache of this size; may be repeated.  [default: 1000, 10000, 30000, 50000, 100000]",
+)
+@click.option("--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", show_default=True)
+def command(path: Path, caches: tuple[int, ...], form: str) -> None:
+    """Describe the requests in FILE: lengths, rate, and how much of their prompts a cache would hold.
+
+    The first line tells the format: Mooncake's JSON lines (with hash_ids of blocks of 512 tokens), the CSV of Azure's
+    and BurstGPT's traces (lengths and times, nothing about sharing), or the JSON lines of `chunkbench load --trace`. A
+    file with a bad line is refused, and the message names the line.
+    """
+    from chunkbench.analysis.traffic import traffic_numbers
+    from chunkbench.report.formats import render_document
+    from chunkbench.report.traffic import document
+    from chunkbench.traces import TraceError, read_traffic
+
+    try:
+        trace = read_traffic(path)
+    except TraceError as error:
+        fail(error)
+    dues, prompts, answers, blocks = zip(*trace.requests, strict=True)
+    numbers = traffic_numbers(dues, prompts, answers, blocks, trace.block_tokens, caches or _CACHES)
+    if form == "json":
+        told = {"format": trace.format, "block_tokens": trace.block_tokens, "notes": trace.notes}
+        click.echo(json.dumps(told | dataclasses.asdict(numbers), indent=2))
+        return
+    shown = document(path.name, trace.format, trace.block_tokens, numbers, trace.notes)
+    click.echo(render_document(shown, form, colour_wanted()), nl=False)
