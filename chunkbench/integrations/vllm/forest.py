@@ -35,7 +35,9 @@ class BlockForest:
         if not len(lengths):
             return self._nothing
         used = -(-lengths // self._size)
-        blocks = np.where(np.arange(int(used.max())) < used[:, None], table[:, : int(used.max())], -1)
+        # 64 bits, whatever the table has: ids are multiplied by the bytes of a block.
+        minus = np.int64(-1)
+        blocks = np.where(np.arange(int(used.max())) < used[:, None], table[:, : int(used.max())], minus)
         plan = self._grown(blocks, used)
         if plan is None:
             self._last_chunks = blocks[np.arange(len(used)), used - 1]

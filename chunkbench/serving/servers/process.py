@@ -17,6 +17,7 @@ from chunkbench.serving.load import LoadError, Target, describe_server
 from chunkbench.serving.servers.system import Setting, System, Watch
 
 POLL_S = 0.2
+SERVER_LOG = "server.log"
 STOP_S = 20.0
 """Time between SIGTERM and SIGKILL."""
 _DIE_WITH_PARENT = 1
@@ -33,15 +34,16 @@ class RunningServer:
     def __init__(self, process: subprocess.Popen[bytes] | None, target: Target, watch: Watch, log: Path) -> None:
         self.target = target
         self.watch = watch
+        self.log = log
+        """What the server printed."""
         self._process = process
-        self._log = log
 
     @property
     def died(self) -> str:
         """Why it no longer runs; empty while it does."""
         if self._process is None or self._process.poll() is None:
             return ""
-        return f"the server ended with code {self._process.returncode}: {last_words(self._log)}"
+        return f"the server ended with code {self._process.returncode}: {last_words(self.log)}"
 
     def stop(self) -> None:
         """End the server and all processes that it started."""
@@ -58,7 +60,7 @@ def start_server(
     `environment`: variables that all systems get.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "server.log"
+    log = folder / SERVER_LOG
     port = free_port()
     launch = system.launch(setting, folder, port)
     url = system.url(setting, port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -22,7 +23,7 @@ from chunkbench.runner.case_facts import now
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.target import Target
 from chunkbench.serving.load import LoadOptions, Measured, send
-from chunkbench.serving.servers.process import RunningServer, ServerFailed, start_server
+from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Moment, Setting, System
 from chunkbench.store import CannotRunError, RunError, RunWriter
@@ -122,6 +123,7 @@ class ServingMeasurer:
         writer: RunWriter,
     ) -> None:
         self._experiment, self._target = experiment, target
+        self._log = writer.worker_log
         self._systems = systems
         self._setting = _setting(experiment, target, points)
         self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-serving-"))
@@ -193,6 +195,7 @@ class ServingMeasurer:
                 folder = self._folder / f"{name}-{entry.starts}"
                 entry.server = start_server(entry.system, self._setting, folder, environment("huge", os.environ))
             except ServerFailed as error:
+                self._keep_log(name, folder / SERVER_LOG)
                 entry.refusal = "error", str(error)
                 return False
             longest = self._setting.max_length
@@ -201,6 +204,11 @@ class ServingMeasurer:
             )
             self._send(entry.server, [PlannedRequest(0.0, prompt, 2) for prompt in prompts], WARM_UP)
         return entry.server is not None
+
+    def _keep_log(self, name: str, log: Path) -> None:
+        """Append what a server printed to the log of the run: the server's own folder does not outlive the run."""
+        with contextlib.suppress(OSError), self._log.open("ab") as file:
+            file.write(f"\n===== {name}\n".encode() + log.read_bytes())
 
     def _capacity_at(self, point: Point, announce: Callable[[str], None]) -> tuple[str, float | None]:
         """The reference system, and its capacity with the prompts of this point."""
@@ -284,6 +292,8 @@ class ServingMeasurer:
         failed = [request for request in measured.requests if request.status != "ok"]
         if failed:
             kinds = {request.status for request in failed}
+            if server.died:
+                self._keep_log(name, server.log)
             status: Status = "crashed" if server.died else "timeout" if "timeout" in kinds else "error"
             status = "incorrect" if kinds == {"wrong"} else status
             reason = server.died or failed[0].reason

@@ -119,3 +119,15 @@ def test_other_changes_are_found_anew(change: str) -> None:
 def test_two_sequences_with_the_same_partial_block_read_it_each() -> None:
     tables, lengths = [[0, 1], [0, 1]], [20, 20]
     check(BlockForest(SIZE).plan(padded(tables), np.array(lengths)), tables, lengths)
+
+
+def test_ids_keep_64_bits_while_tables_grow() -> None:
+    """vLLM's tables have 32 bits. An id times the bytes of a block, 2^19 for Llama2-7B, needs more."""
+    forest = BlockForest(16)
+    first = forest.plan(np.array([[5000, 6000], [5000, 7000]], np.int32), np.array([32, 32]))
+    grown = forest.plan(np.array([[5000, 6000, 8000], [5000, 7000, 9000]], np.int32), np.array([33, 33]))
+    assert grown.growth is not None
+    assert grown.growth.previous == first.version
+    for ids in (first.chunks, grown.chunks, grown.growth.chunks, grown.last_chunks):
+        assert ids.dtype == np.int64
+    assert (grown.growth.chunks * 2**19).tolist() == [8000 * 2**19, 9000 * 2**19]
