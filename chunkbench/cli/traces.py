@@ -20,7 +20,7 @@ _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
 
 
 @click.command("traces", epilog=_EXAMPLES, short_help="Lengths, rate and sharing of a trace of requests.")
-@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--cache",
     "caches",

@@ -45,3 +45,9 @@ def test_a_bad_line_ends_with_its_place(trace: Path) -> None:
     done = CliRunner().invoke(command, [str(trace)])
     assert done.exit_code == 2
     assert "trace.jsonl:9: has no" in done.stderr
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, [str(tmp_path / "none.jsonl")])
+    assert done.exit_code == 2
+    assert "none.jsonl: cannot be read" in done.stderr

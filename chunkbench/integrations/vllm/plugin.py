@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-import torch
-
-from chunkbench.kernels import cpu, triton
+from chunkbench.kernels import cpu
 from chunkbench.version import __version__
 
 NAME = "chunkbench"
@@ -64,7 +62,14 @@ def _wrong_version() -> str:
 
 
 def _missing_kernels(device: str) -> str:
-    return cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
+    if device == "cpu":
+        return cpu.why_missing()
+    # Imported late: the kernels import torch, and `doctor` starts fast.
+    import torch
+
+    from chunkbench.kernels import triton
+
+    return triton.why_unavailable(torch.device(device))
 
 
 def _demand(obstacle: str) -> None:
