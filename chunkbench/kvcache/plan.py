@@ -82,6 +82,10 @@ class Plan:
         plan.__dict__["_own_segments"] = self._own_segments  # still valid
         return plan
 
+    def growth_from(self, version: int) -> Growth | None:
+        """The difference from the plan with this version; None if this plan did not grow from it in one step."""
+        return self.growth if self.growth is not None and self.growth.previous == version else None
+
     def only(self, rows: Ints) -> Plan:
         """The plan of these rows alone, numbered in this order. Chunks that none of them covers are left out."""
         new_rows = np.full(len(self.order), -1)

@@ -173,7 +173,7 @@ class TppNative(NativeDecode):
     def __init__(self, store: PackedChunks, heads: int, chunk_first: bool = True) -> None:
         super().__init__(store, heads)
         self.chunk_first = chunk_first
-        self._plan: Plan | None = None
+        self._version = -1
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
         """Make the work descriptors of a plan. If the plan is the last one or grew from it, only update them.
@@ -182,7 +182,7 @@ class TppNative(NativeDecode):
         token. `rows`: with prompts, where each of all these rows lies in q and out, if not in this order.
         """
         if prompts:
-            self._plan = None
+            self._version = -1
             batch = len(plan.order)
             items, tokens = items_of_prompts(prompts, self.store.chunk_size, batch)
             if batch:
@@ -195,18 +195,12 @@ class TppNative(NativeDecode):
             self.make(items, len(tokens))
             self.set_last_tokens(tokens)
             return
-        if plan is not self._plan:
-            if not self._grew_to(plan):
+        if plan.version != self._version:
+            new = plan.growth_from(self._version)
+            if new is None or not self.extend(new.rows, new.chunks):
                 self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
-            self._plan = plan
+            self._version = plan.version
         self.set_last_tokens(plan.last_tokens)
-
-    def _grew_to(self, plan: Plan) -> bool:
-        """Update the descriptors if the plan grew from the last one. False, and nothing done, if they are made anew."""
-        new = plan.growth
-        if new is None or self._plan is None or new.previous != self._plan.version:
-            return False
-        return self.extend(new.rows, new.chunks)
 
 
 class PagedNative(NativeDecode):

@@ -223,9 +223,8 @@ class TppTriton(TritonDecode):
     def plan(self, plan: Plan) -> None:
         """Make the work descriptors of a plan. If the plan is the last one or grew from it, only update them."""
         if plan.version != self._version:
-            new = plan.growth
-            extended = new is not None and new.previous == self._version and self.extend(new.rows, new.chunks)
-            if not extended:
+            new = plan.growth_from(self._version)
+            if new is None or not self.extend(new.rows, new.chunks):
                 self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
             self._version = plan.version
         self._follow(plan.last_chunks, plan.last_tokens)

@@ -50,7 +50,7 @@ class ChunkTritonMetadata(TritonAttentionMetadata):
     """What a step's layers need. Rows `0 .. decoding - 1` of the step are ours, those behind them vLLM's."""
 
     steps: DecodeSteps | None = None
-    """Has planned the decoding rows; None: vLLM computes the whole step."""
+    """Has planned the decoding rows."""
     decoding: int = 0
     rest: TritonAttentionMetadata | None = None
     """Of the rows behind; None: there are none."""
@@ -75,7 +75,8 @@ class ChunkTritonMetadataBuilder(TritonAttentionMetadataBuilder):
         obstacles = sorted({cast(ChunkTritonImpl, layer.impl).obstacle for layer in self._layers} - {""})
         dtype = vllm_config.model_config.dtype
         shape = self.num_heads_q, self.num_heads_kv, self.headdim, kv_cache_spec.block_size
-        obstacles += [reason for reason in (triton.why_not(dtype, *shape),) if reason]
+        unsupported = triton.why_not(dtype, *shape)
+        obstacles += [unsupported] if unsupported else []
         obstacles += ["speculative decoding"] if vllm_config.speculative_config is not None else []
         obstacles += ["a window that begins after the prompt"] if self.rswa_window is not None else []
         self._ours = not obstacles
@@ -148,12 +149,12 @@ class ChunkTritonImpl(TritonAttentionImpl):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        steps = attn_metadata.steps if isinstance(attn_metadata, ChunkTritonMetadata) else None
-        if steps is None:
+        if not isinstance(attn_metadata, ChunkTritonMetadata):  # vLLM computes the whole step
             scales = output_scale, output_block_scale
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
             return output
-        metadata = cast(ChunkTritonMetadata, attn_metadata)
+        metadata, steps = attn_metadata, attn_metadata.steps
+        assert steps is not None
         # Without prompts, rows of padding are left as they are: a captured graph has as many rows as it may ever get.
         rows = metadata.num_actual_tokens if metadata.rest is None else metadata.decoding
         if rows:
