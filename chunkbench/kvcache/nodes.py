@@ -31,7 +31,7 @@ class Node:
     """
 
     # Not a dataclass, and with slots, for speed: a step of a batch may make a node for every sequence.
-    __slots__ = ("children", "chunks", "ends", "keys", "matches", "parent", "references")
+    __slots__ = ("children", "chunks", "ends", "idle_children", "idle_since", "keys", "matches", "parent", "references")
 
     def __init__(self, parent: Node | None, chunks: array[int], keys: list[bytes], references: int = 0) -> None:
         self.parent = parent
@@ -42,11 +42,34 @@ class Node:
         self.references = references
         """Number of sequences that cover the node."""
         self.children: dict[int, Node] = _NO_CHILDREN
-        """By first chunk id, in depth-first order. A split or a merge does not change this order."""
+        """By first chunk id, in depth-first order. A split or a merge does not change this order. Not the idle ones."""
         self.matches: dict[bytes, list[Node]] = _NO_MATCHES
-        """Children by the token ids of their first chunk. Live sequences never merge, so children can share a key."""
+        """Children, idle ones too, by the token ids of their first chunk. Live sequences never merge, so children can
+        share a key."""
         self.ends: dict[int, Sequence] = {}
         """Sequences that end here, by id."""
+        self.idle_since: int | None = None
+        """When the last sequence left; None while sequences cover the node."""
+        self.idle_children = 0
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no node is below this one."""
+        return not self.children and not self.idle_children
+
+    def rest(self, now: int) -> None:
+        """Stay in the forest although no sequence covers the node any more."""
+        assert self.parent is not None
+        self.idle_since = now
+        del self.parent.children[self.chunks[0]]
+        self.parent.idle_children += 1
+
+    def wake(self) -> None:
+        """Be covered again."""
+        assert self.parent is not None
+        self.idle_since = None
+        self.parent.idle_children -= 1
+        self.parent.children[self.chunks[0]] = self
 
     def branch(self, chunk: int, sequence: Sequence) -> None:
         """Let a sequence that ends here, beside others, go on in a new last child with one chunk that is not full."""
@@ -93,20 +116,25 @@ class Node:
         upper = Node(self.parent, self.chunks[:count], self.keys[:count], self.references)
         self._replace_by(upper)
         self.parent, self.chunks, self.keys = upper, self.chunks[count:], self.keys[count:]
-        upper.children = {self.chunks[0]: self}
+        upper.idle_since = self.idle_since
+        upper.children = {} if self.idle_since is not None else {self.chunks[0]: self}
+        upper.idle_children = 0 if self.idle_since is None else 1
         upper.matches = {self.keys[0]: [self]} if self.keys else {}
         return upper
 
     def remove(self) -> None:
         """Remove this node, which no sequence covers any more, from the forest."""
         assert self.parent is not None
-        del self.parent.children[self.chunks[0]]
+        if self.idle_since is None:
+            del self.parent.children[self.chunks[0]]
+        else:
+            self.parent.idle_children -= 1
         if self.keys:
             self._forget_first_key()
 
     def merge_only_child(self) -> None:
         """Merge with the child if it is the only one and no sequence ends between the two."""
-        if len(self.children) != 1 or self.ends or self.parent is None:
+        if len(self.children) != 1 or self.idle_children or self.ends or self.parent is None:
             return
         (lower,) = self.children.values()
         self._replace_by(lower)
@@ -115,7 +143,8 @@ class Node:
     def _replace_by(self, other: Node) -> None:
         """Put `other`, which begins with the same chunk, in the place of this node below the parent."""
         assert self.parent is not None
-        self.parent.children[self.chunks[0]] = other
+        if self.idle_since is None:
+            self.parent.children[self.chunks[0]] = other
         if self.keys:
             same_key = self.parent.matches[self.keys[0]]
             same_key[same_key.index(self)] = other

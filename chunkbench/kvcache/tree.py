@@ -9,11 +9,12 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 
 from chunkbench.kvcache.changes import Append, Copy, Cut, Fork, Join
-from chunkbench.kvcache.errors import EmptySequence, SharedChunk, UnknownSequence, WrongTokens
+from chunkbench.kvcache.errors import EmptySequence, PoolExhausted, SharedChunk, UnknownSequence, WrongTokens
 from chunkbench.kvcache.integers import Ints, ranges
-from chunkbench.kvcache.nodes import NO_KEYS, Node, Sequence, deepest_match, path_to
+from chunkbench.kvcache.nodes import NO_KEYS, Match, Node, Sequence, deepest_match, path_to
 from chunkbench.kvcache.plan import Plan
 from chunkbench.kvcache.pool import ChunkPool
+from chunkbench.kvcache.retention import Idle
 from chunkbench.kvcache.slots import Slots
 from chunkbench.kvcache.tokens import Tokens, token_array
 
@@ -25,18 +26,24 @@ class PrefixTree:
 
     Only full chunks are shared. A partial chunk belongs to one sequence. Once it is full, later joins can match it, but
     sequences that are already live never merge. In depth-first order the sequences that cover a chunk are a contiguous
-    range. With `share=False` a join matches nothing, so every sequence has private chunks.
+    range. With `share=False` a join matches nothing, so every sequence has private chunks. With `retain` the full
+    chunks of sequences that left stay, idle, for later joins (RadixAttention), until the pool needs them: it evicts
+    those least recently used first.
 
     Rows, here and in all tensors, are the live sequences in order of addition. The cost of an operation (join, append,
     leave) depends only on the sequence that it changes. The tree updates the plan at the next call of `plan`.
     """
 
-    def __init__(self, chunk_size: int, pool: ChunkPool | None = None, share: bool = True) -> None:
+    def __init__(
+        self, chunk_size: int, pool: ChunkPool | None = None, share: bool = True, retain: bool = False
+    ) -> None:
         if chunk_size < 1:
             raise ValueError(f"chunks hold at least 1 token, not {chunk_size}")
         self.chunk_size = chunk_size
         self.pool = pool if pool is not None else ChunkPool()
         self.share = share
+        self.idle = Idle() if retain else None
+        """The chunks that no live sequence covers; None without `retain`."""
         self.plan_rebuilds = 0
         """How often `plan` had to return a new plan."""
         self._root = Node(None, array("q"), [])
@@ -74,6 +81,16 @@ class PrefixTree:
         return self._slots.of_rows(self._live.values())
 
     @property
+    def live_chunks(self) -> int:
+        """Chunks that live sequences cover."""
+        return self.pool.in_use - (self.idle.chunks if self.idle else 0)
+
+    @property
+    def chunks_left(self) -> int | None:
+        """Chunks that live sequences can still take, idle ones included; None if the pool has no limit."""
+        return None if self.pool.limit is None else self.pool.limit - self.live_chunks
+
+    @property
     def waste(self) -> int:
         """Token slots of chunks in use that hold no token; at most (chunk_size - 1) per live sequence."""
         return int((self.chunk_size - self._slots.last_tokens[self.slots]).sum())
@@ -109,8 +126,8 @@ class PrefixTree:
             raise EmptySequence("a sequence needs at least one token")
         keys = self._keys(ids)
         match = deepest_match(self._root, keys if self.share else [])
-        chunks = self.pool.allocate(-(-len(ids) // self.chunk_size) - match.chunks)
-        node = match.node.split(match.node_chunks) if match.node_chunks < len(match.node.chunks) else match.node
+        needed = -(-len(ids) // self.chunk_size) - match.chunks
+        chunks, node = self._allocate_beside(match, needed)
         if chunks:
             node = node.insert(chunks, keys[match.chunks :])
         sequence = self._add(node, len(ids))
@@ -129,7 +146,7 @@ class PrefixTree:
         leaf, length = source.leaf, int(self._slots.lengths[source.slot])
         if len(leaf.keys) == len(leaf.chunks):
             return Fork(self._add(leaf, length).id, None)
-        (target,) = self.pool.allocate(1)
+        (target,) = self._allocate(1)
         above = leaf.split(len(leaf.chunks) - 1) if len(leaf.chunks) > 1 else leaf.parent
         assert above is not None
         twin = self._add(above.insert([target], NO_KEYS), length)
@@ -159,7 +176,7 @@ class PrefixTree:
         if token_counts.sum() != len(ids):
             raise WrongTokens(f"{len(ids)} tokens for {rows} sequences, but the counts add up to {token_counts.sum()}")
         chunk_counts = (self._slots.last_tokens[slots] + token_counts - 1) // self.chunk_size  # new chunks of each
-        new = np.array(self.pool.allocate(int(chunk_counts.sum())), np.int64)
+        new = np.array(self._allocate(int(chunk_counts.sum())), np.int64)
         appended = self._slots.append(slots, token_counts, chunk_counts, new)
         self._extend_nodes(slots, token_counts, ids, chunk_counts, new)
         self._free_tokens = None
@@ -169,8 +186,11 @@ class PrefixTree:
         """Keep the first `length` tokens of a sequence. Returns the cut of its last chunk, None if that chunk is full.
 
         Chunks that other sequences cover stay. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length
-        beyond the sequence), SharedChunk (the new end lies inside a chunk that other sequences cover, too).
+        beyond the sequence), SharedChunk (the new end lies inside a chunk that other sequences cover, too), ValueError
+        with `retain`: later tokens may rest below the ones that would be cut.
         """
+        if self.idle is not None:
+            raise ValueError("a tree that retains chunks cannot cut sequences")
         entry = self._find(sequence)
         before = self._slots.lengths[entry.slot]
         if length < 1:
@@ -204,11 +224,18 @@ class PrefixTree:
         self._free_tokens = None
         return Cut(entry.leaf.chunks[-1], last_tokens) if last_tokens < self.chunk_size else None
 
-    def leave(self, sequence: int) -> None:
-        """Remove a sequence; chunks that no other sequence covers return to the pool. Raises UnknownSequence."""
+    def leave(self, sequence: int, keep: int | None = None) -> None:
+        """Remove a sequence; chunks that no other sequence covers return to the pool, or rest with `retain`.
+
+        keep: its leading tokens that may rest, because their K and V were written; None: all. Raises UnknownSequence.
+        """
         entry = self._find(sequence)
         del entry.leaf.ends[sequence]
-        self._drop(path_to(entry.leaf))
+        if self.idle is None:
+            self._drop(path_to(entry.leaf))
+        else:
+            kept = self._slots.lengths[entry.slot] if keep is None else keep
+            self._drop(path_to(entry.leaf), int(kept) // self.chunk_size)
         del self._live[sequence], self._by_slot[entry.slot]
         self._slots.give_back(entry.slot)
         self._free_tokens = None
@@ -226,6 +253,18 @@ class PrefixTree:
         self._new_chunks.clear()
         self._plan = plan
         return plan
+
+    def shared_chunks(self) -> tuple[int, int]:
+        """Chunks that several sequences cover: each counted once, and each counted once for every such sequence."""
+        once = covered = 0
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            if node.references > 1:  # below a node of one sequence there are only nodes of that sequence
+                once += len(node.chunks)
+                covered += len(node.chunks) * node.references
+                stack.extend(node.children.values())
+        return once, covered
 
     def _build_plan(self) -> Plan:
         runs: list[array[int]] = []
@@ -278,7 +317,7 @@ class PrefixTree:
         if free_tokens == 0:
             full = slots[arrays.last_tokens[index] == c]
             if len(full):
-                new = np.array(self.pool.allocate(len(full)), np.int64)
+                new = np.array(self._allocate(len(full)), np.int64)
                 for slot, chunk in zip(full.tolist(), new.tolist(), strict=True):
                     sequence = self._by_slot[slot]
                     leaf = sequence.leaf
@@ -349,6 +388,42 @@ class PrefixTree:
         step = self.chunk_size * ids.itemsize
         return [data[start : start + step] for start in range(0, len(data) - step + 1, step)]
 
+    def _allocate_beside(self, match: Match, chunks: int) -> tuple[list[int], Node]:
+        """Take chunks without evicting what a join matches; and the node at which the match ends, split off if needed.
+
+        Raises PoolExhausted, and the errors of the pool's `make_room`; then nothing has changed.
+        """
+        if self.idle is None:
+            return self.pool.allocate(chunks), _end(match)
+        asleep = [node for node in path_to(match.node) if node.idle_since is not None]
+        if self.pool.limit is not None:
+            matched = sum(len(node.chunks) for node in asleep)
+            if asleep:
+                matched -= len(match.node.chunks) - match.node_chunks
+            room = self.pool.limit - self.live_chunks - matched
+            if chunks > room:
+                raise PoolExhausted(f"{chunks} more chunks are needed, of {self.pool.limit} only {room} can be had")
+        node = _end(match)
+        for above in path_to(node):
+            if above.idle_since is not None:
+                self.idle.wake(above)
+        try:
+            return self._allocate(chunks), node
+        except BaseException:
+            for above in reversed(path_to(node)):
+                if above.references == 0:
+                    self.idle.rest(above)
+            node.merge_only_child()
+            raise
+
+    def _allocate(self, chunks: int) -> list[int]:
+        """Take chunks from the pool; evict idle ones as far as it is necessary. Raises PoolExhausted, evicting none."""
+        if self.idle is not None and self.pool.limit is not None:
+            missing = chunks - (self.pool.limit - self.pool.in_use)
+            if 0 < missing <= self.idle.chunks:
+                self.pool.release(self.idle.evict(missing))
+        return self.pool.allocate(chunks)
+
     def _match(self, keys: list[bytes]) -> int:
         """Number of leading chunks that the forest holds."""
         return deepest_match(self._root, keys).chunks if self.share else 0
@@ -362,15 +437,30 @@ class PrefixTree:
             self._plan = None
         self.pool.release(node.keep(chunks, full))
 
-    def _drop(self, path: list[Node]) -> None:
-        """Release the nodes of a path, from the top down, for one sequence that no longer covers them."""
+    def _drop(self, path: list[Node], keep: int = 0) -> None:
+        """Release the nodes of a path, from the top down, for one sequence that no longer covers them.
+
+        The first `keep` chunks of the path rest instead, as far as they are full.
+        """
         self._plan = None
         unused: list[int] = []
+        end = sum(len(node.chunks) for node in path)
+        if self.idle:
+            self.idle.tick()
         for node in reversed(path):
             node.references -= 1
+            begin = end - len(node.chunks)
             if node.references == 0:
-                node.remove()
-                unused.extend(node.chunks)
+                full = min(len(node.keys), max(0, keep - begin))
+                if node.idle_children:
+                    full = len(node.keys)  # what rests below it was written after it
+                if self.idle and full:
+                    unused.extend(node.keep(full, full))
+                    self.idle.rest(node)
+                else:
+                    node.remove()
+                    unused.extend(node.chunks)
+            end = begin
         survivor = next((node for node in reversed(path) if node.references), None)
         if survivor is not None:
             survivor.merge_only_child()
@@ -388,3 +478,8 @@ class PrefixTree:
         self._slots.end_at(sequence.slot, length, leaf.chunks[-1])
         self._free_tokens = None
         return sequence
+
+
+def _end(match: Match) -> Node:
+    """The node that ends with the last matching chunk, split off if need be."""
+    return match.node.split(match.node_chunks) if match.node_chunks < len(match.node.chunks) else match.node

@@ -1,0 +1,62 @@
+"""A buddy allocator: pieces of memory whose sizes are powers of two. Numbers only, no memory."""
+
+from __future__ import annotations
+
+
+class Buddy:
+    """Hands out pieces of `capacity` slots: the smallest free size that suffices, lowest address first.
+
+    A piece that is too large is split into two buddies, again and again; two free buddies become one piece again. A
+    capacity that is no power of two is covered by several top pieces, largest first: 13 slots by 8, 4 and 1.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a memory has at least 1 slot, not {capacity}")
+        self.free = capacity
+        """Slots of all free pieces."""
+        self.largest = 1 << (capacity.bit_length() - 1)
+        """Slots of the largest top piece."""
+        self._free: list[set[int]] = [set() for _ in range(capacity.bit_length())]
+        """`[log2 of the size]`: where free pieces begin. Each has a buddy in use, so there are not many of one size."""
+        self._sizes: dict[int, int] = {}
+        """log2 of the size of each piece in use, by where it begins."""
+        begin = 0
+        for order in reversed(range(capacity.bit_length())):
+            if capacity >> order & 1:
+                self._free[order].add(begin)
+                begin += 1 << order
+
+    @staticmethod
+    def piece(slots: int) -> int:
+        """Slots of the piece that so many slots need."""
+        return 1 << (slots - 1).bit_length()
+
+    def take(self, slots: int) -> int | None:
+        """Take a piece of at least so many slots. Returns where it begins, or None if no free piece suffices."""
+        wanted = (slots - 1).bit_length()
+        found = next((order for order in range(wanted, len(self._free)) if self._free[order]), None)
+        if found is None:
+            return None
+        begin = min(self._free[found])
+        self._free[found].remove(begin)
+        for order in range(wanted, found):
+            self._free[order].add(begin + (1 << order))
+        self._sizes[begin] = wanted
+        self.free -= 1 << wanted
+        return begin
+
+    def give_back(self, begin: int) -> None:
+        """Free the piece that begins here. Raises KeyError if none does."""
+        order = self._sizes.pop(begin)
+        self.free += 1 << order
+        # A top piece has no buddy: behind it, fewer slots are left than it has.
+        while (buddy := begin ^ (1 << order)) in self._free[order]:
+            self._free[order].remove(buddy)
+            begin &= ~(1 << order)
+            order += 1
+        self._free[order].add(begin)
+
+    def free_below(self, slots: int) -> int:
+        """Slots of the free pieces that are too small for so many slots."""
+        return sum(len(begins) << order for order, begins in enumerate(self._free[: (slots - 1).bit_length()]))

@@ -1,0 +1,199 @@
+"""Paged memory with prefix caching by keys of full blocks, as in vLLM 1. Ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
+from chunkbench.kvcache.managers.keyed_blocks import KeyedBlocks
+from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
+from chunkbench.kvcache.text import Text
+
+
+@dataclass(slots=True)
+class _Live:
+    table: list[int]
+    tokens: int
+    keys: list[int]
+    total: int
+
+
+class HashedBlocks:
+    """A full block has a key, and a join finds blocks by their keys, also blocks of sequences that ended.
+
+    Blocks without a key are taken first, then those with a key, least recently used first (see `KeyedBlocks`). A
+    sequence gives its blocks back from the last to the first, so its last block is taken first. A join that finds a
+    free block takes it.
+
+    Nothing is deduplicated: several blocks may have one key, and a join finds the one that got it first. A block has
+    its key as soon as its last slot is given to a token, so sequences of one step share.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int = 16) -> None:
+        if blocks < 1 or block_tokens < 1:
+            raise ValueError(f"{blocks} blocks of {block_tokens} tokens are no memory")
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self._pool = KeyedBlocks(blocks)
+        self._live: dict[int, _Live] = {}
+        self._covered = 0
+        """Tokens of all live sequences."""
+
+    @property
+    def capacity(self) -> int:
+        """See `Manager`."""
+        return self.blocks * self.block_tokens
+
+    @property
+    def slots_held(self) -> int:
+        """See `Manager`."""
+        return (self.blocks - self._pool.free) * self.block_tokens
+
+    @property
+    def evictions(self) -> int:
+        """Blocks that lost their key because they were taken for other tokens."""
+        return self._pool.evictions
+
+    def table(self, sequence: int) -> Sequence[int]:
+        """The blocks of a sequence, in order; ids from 1 on. Raises UnknownSequence."""
+        return self._sequence(sequence).table
+
+    def cached(self, text: Text) -> int:
+        """See `Manager`."""
+        return len(self._hits(self._keys(text), text.prompt)) * self.block_tokens
+
+    def join(self, sequence: int, text: Text, known: int) -> int | None:
+        """See `Manager`. Takes the blocks that are found, and none beyond them.
+
+        None if there are too few free blocks for all known tokens. So a prompt that is computed in parts has room for
+        all of them when it is admitted, unless others take it.
+        """
+        self._refuse_taken(sequence)
+        if known < 1:
+            raise EmptySequence("a sequence has at least one token")
+        self._check_size(text)
+        keys = self._keys(text)
+        hits = self._hits(keys, known)
+        needed = -(-known // self.block_tokens) - len(hits)
+        # Counting takes a while and is rarely needed.
+        if needed > self._pool.free - len(hits) and needed > self._pool.free - self._pool.free_among(hits):
+            return None
+        self._pool.share(hits)
+        tokens = len(hits) * self.block_tokens
+        self._live[sequence] = _Live(hits, tokens, keys, text.total)
+        self._covered += tokens
+        return tokens
+
+    def held(self, sequence: int) -> int:
+        """See `Manager`: what the join found, and what was reached since. Does not grow through other sequences."""
+        return self._sequence(sequence).tokens
+
+    def reach(self, sequence: int, tokens: int) -> bool:
+        """See `Manager`."""
+        one = self._sequence(sequence)
+        if tokens <= one.tokens:
+            return True
+        needed = -(-tokens // self.block_tokens) - len(one.table)
+        if needed > self._pool.free:
+            return False
+        one.table += self._pool.take(needed)
+        self._name(one, one.tokens // self.block_tokens, tokens // self.block_tokens)
+        self._covered += tokens - one.tokens
+        one.tokens = tokens
+        return True
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        """See `Manager`."""
+        live = [self._sequence(sequence) for sequence in sequences]
+        size = self.block_tokens
+        beginning = [one for one in live if one.tokens % size == 0]
+        if beginning:
+            if len(beginning) > self._pool.free:
+                return False
+            for one, block in zip(beginning, self._pool.take(len(beginning)), strict=True):
+                one.table.append(block)
+        for one in live:
+            one.tokens += 1
+            if one.tokens % size == 0:
+                self._name(one, one.tokens // size - 1, one.tokens // size)
+        self._covered += len(live)
+        return True
+
+    def fork(self, sequence: int, twin: int, text: Text) -> bool:
+        """See `Manager`. The twin shares full blocks and gets a copy of a partial one. Raises NeverFits."""
+        source = self._sequence(sequence)
+        self._refuse_taken(twin)
+        self._check_size(text)
+        full = source.tokens // self.block_tokens
+        partial = len(source.table) - full
+        if partial > self._pool.free:
+            return False
+        table = source.table[:full]
+        self._pool.share(table)
+        self._live[twin] = _Live(table + self._pool.take(partial), source.tokens, self._keys(text), text.total)
+        self._covered += source.tokens
+        return True
+
+    def leave(self, sequence: int) -> None:
+        """See `Manager`. Full blocks keep their keys until they are taken."""
+        one = self._sequence(sequence)
+        del self._live[sequence]
+        self._pool.give_back(reversed(one.table))
+        self._covered -= one.tokens
+
+    def preempt(self, sequence: int) -> None:
+        """See `Manager`. The sequence may find its blocks again."""
+        self.leave(sequence)
+
+    def accounts(self) -> Accounts:
+        """See `Manager`."""
+        size, pool = self.block_tokens, self._pool
+        reserved = inside = 0
+        for one in self._live.values():
+            end = len(one.table) * size
+            later = max(0, min(one.total, end) - one.tokens)
+            reserved += later
+            inside += end - one.tokens - later
+        return Accounts(
+            used=self._covered - (pool.shared_references - pool.shared) * size,
+            reserved=reserved,
+            lost_inside=inside,
+            lost_between=0,
+            idle=pool.idle * size,
+            free=(pool.free - pool.idle) * size,
+            covered=self._covered,
+        )
+
+    def reads(self) -> Reads:
+        """See `Manager`."""
+        # Only full blocks have several references.
+        shared_covered = self._pool.shared_references * self.block_tokens
+        return Reads(self._covered - shared_covered, self._pool.shared * self.block_tokens, shared_covered)
+
+    def _check_size(self, text: Text) -> None:
+        if text.total > self.capacity:
+            raise NeverFits(f"{text.total} tokens need more than the {self.blocks} blocks of {self.block_tokens}")
+
+    def _keys(self, text: Text) -> list[int]:
+        # A dictionary finds plain integers much faster than NumPy's.
+        keys: list[int] = text.keys(self.block_tokens).tolist()
+        return keys
+
+    def _hits(self, keys: list[int], known: int) -> list[int]:
+        """The blocks that a join finds. The last token is never in them, because it must be computed."""
+        return self._pool.find(keys, (known - 1) // self.block_tokens)
+
+    def _name(self, one: _Live, first: int, last: int) -> None:
+        """Give the blocks `first` to `last - 1` of a sequence their keys. What the text does not know has none."""
+        self._pool.name(one.table[first:last], one.keys[first:last])
+
+    def _sequence(self, sequence: int) -> _Live:
+        try:
+            return self._live[sequence]
+        except KeyError:
+            raise UnknownSequence(f"no live sequence has the id {sequence}") from None
+
+    def _refuse_taken(self, sequence: int) -> None:
+        if sequence in self._live:
+            raise ValueError(f"sequence {sequence} lives already")

@@ -1,0 +1,161 @@
+"""A pool of blocks that have keys and reference counts, and are taken least recently used first. Ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+
+class KeyedBlocks:
+    """Blocks 1 to `blocks`. A block without references is free; it keeps its key until it is taken.
+
+    Free blocks without a key are taken first, those given back last before others, and before those never used. Then
+    come those with a key, the ones given back first before others.
+    """
+
+    # The given-back blocks with a key are a list that is linked in both directions: `_next[block]`, `_before[block]`.
+    # There is no block 0; its place holds both ends of the list. The lists per block grow when blocks are used for the
+    # first time, so a memory without limit costs what was used of it. The loops run once per block, so attributes are
+    # local there.
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.idle = 0
+        """Free blocks that have a key."""
+        self.shared = 0
+        """Blocks with several references."""
+        self.shared_references = 0
+        """References of these blocks."""
+        self.evictions = 0
+        """Blocks that lost their key because they were taken."""
+        self._nameless: list[int] = []
+        """Free blocks that were used before and have no key; the last one is taken first."""
+        self._next, self._before = [0], [0]
+        self._references = [0]
+        self._key: list[int | None] = [None]
+        self._first: dict[int, int] = {}
+        """The first block that got each key."""
+        self._more: dict[int, list[int]] = {}
+        """Further blocks with the same key."""
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken."""
+        return self.idle + len(self._nameless) + self.blocks - len(self._key) + 1
+
+    def free_among(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks are free."""
+        references = self._references
+        return sum(references[block] == 0 for block in blocks)
+
+    def find(self, keys: Sequence[int], most: int) -> list[int]:
+        """The blocks of the leading keys, up to the first key that no block has, `most` at most."""
+        get = self._first.get
+        found: list[int] = []
+        for key in islice(keys, most):
+            block = get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each of these blocks. One without references must have a key."""
+        following, before, references = self._next, self._before, self._references
+        for block in blocks:
+            count = references[block]
+            references[block] = count + 1
+            if count == 0:
+                previous, behind = before[block], following[block]
+                following[previous] = behind
+                before[behind] = previous
+                self.idle -= 1
+            elif count == 1:
+                self.shared += 1
+                self.shared_references += 2
+            else:
+                self.shared_references += 1
+
+    def take(self, count: int) -> list[int]:
+        """Blocks with one reference each and without keys. The caller makes sure that so many are free."""
+        references = self._references
+        split = max(0, len(self._nameless) - count)
+        taken = self._nameless[split:][::-1]
+        del self._nameless[split:]
+        for block in taken:
+            references[block] = 1
+        first = len(self._key)
+        fresh = min(count - len(taken), self.blocks + 1 - first)
+        if fresh:
+            taken += range(first, first + fresh)
+            self._next += [0] * fresh  # they are in no list yet
+            self._before += [0] * fresh
+            references += [1] * fresh
+            self._key += [None] * fresh
+        evicted = count - len(taken)
+        if not evicted:
+            return taken
+        following, keys = self._next, self._key
+        block = 0
+        for _ in range(evicted):
+            block = following[block]
+            taken.append(block)
+            references[block] = 1
+            key = keys[block]
+            assert key is not None
+            self._forget(key, block)
+        behind = following[block]
+        following[0] = behind
+        self._before[behind] = 0
+        self.idle -= evicted
+        self.evictions += evicted
+        return taken
+
+    def name(self, blocks: Iterable[int], keys: Iterable[int]) -> None:
+        """Give taken blocks their keys; blocks beyond the last key have none."""
+        first, key_of = self._first, self._key
+        for block, key in zip(blocks, keys, strict=False):
+            key_of[block] = key
+            if first.setdefault(key, block) != block:
+                self._more.setdefault(key, []).append(block)
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Take one reference from each of these blocks. Of those that become free and are alike in having a key or not,
+        the first will be taken first."""
+        following, before, references, keys = self._next, self._before, self._references, self._key
+        last = before[0]
+        idle = 0
+        nameless: list[int] = []
+        for block in blocks:
+            left = references[block] = references[block] - 1
+            if left == 0:
+                if keys[block] is None:
+                    nameless.append(block)
+                    continue
+                following[last] = block
+                before[block] = last
+                last = block
+                idle += 1
+            elif left == 1:
+                self.shared -= 1
+                self.shared_references -= 2
+            else:
+                self.shared_references -= 1
+        following[last] = 0
+        before[0] = last
+        self.idle += idle
+        self._nameless += reversed(nameless)
+
+    def _forget(self, key: int, block: int) -> None:
+        """Take a block's key away; the next block with this key becomes the first."""
+        self._key[block] = None
+        more = self._more.get(key)
+        if more is None:
+            del self._first[key]
+            return
+        if self._first[key] == block:
+            self._first[key] = more.pop(0)
+        else:
+            more.remove(block)
+        if not more:
+            del self._more[key]

@@ -1,0 +1,129 @@
+"""What every cache manager does: it decides which token slots of K/V memory a sequence has. Ids only, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from chunkbench.kvcache.errors import KVCacheError
+from chunkbench.kvcache.text import Text
+
+
+class NeverFits(KVCacheError, ValueError):
+    """A sequence needs more slots than the whole memory has."""
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Where the token slots of the memory are. The first six numbers add up to the capacity."""
+
+    used: int
+    """Slots that hold a token of a live sequence; one that several sequences share counts once."""
+    reserved: int
+    """Allocated slots that the sequence will fill later."""
+    lost_inside: int
+    """Allocated slots that no token will ever fill (internal fragmentation)."""
+    lost_between: int
+    """Slots that no sequence has, and that the waiting sequence cannot get (external fragmentation)."""
+    idle: int
+    """Slots that hold tokens of sequences that ended, kept for later ones."""
+    free: int
+    """All others."""
+    covered: int
+    """Tokens of all live sequences, each counted by itself; `covered - used` slots are saved by sharing."""
+
+    @property
+    def capacity(self) -> int:
+        """Token slots of the memory."""
+        return self.used + self.reserved + self.lost_inside + self.lost_between + self.idle + self.free
+
+    @property
+    def saved(self) -> int:
+        """Slots that sharing saves."""
+        return self.covered - self.used
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What one step of attention reads: tokens of live sequences by how many sequences cover them."""
+
+    private: int
+    """Tokens that one sequence covers."""
+    shared: int
+    """Tokens that several sequences cover, each counted once."""
+    shared_covered: int
+    """The same, counted once for each sequence."""
+
+
+class Manager(Protocol):
+    """A K/V cache manager. Sequences have ids that the caller chooses; an id is free again once the sequence left.
+
+    An operation that returns None or False for lack of memory changes nothing. Unknown ids raise `UnknownSequence`.
+    """
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block (chunk, page); 1 where memory is not divided."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Token slots of the memory."""
+        ...
+
+    @property
+    def slots_held(self) -> int:
+        """Slots that live sequences have, whole blocks, shared ones once: what the memory must hold for them now."""
+        ...
+
+    def cached(self, text: Text) -> int:
+        """Leading tokens of the prompt that a join would find now. Changes nothing, not even times of last use."""
+        ...
+
+    def join(self, sequence: int, text: Text, known: int) -> int | None:
+        """Admit a sequence with the first `known` tokens of a text: prompt, and answer so far after a preemption.
+
+        Returns the leading tokens that need not be computed, at most `known - 1`, because the last token's logits are
+        needed; None if there is no room now. Raises NeverFits.
+        """
+        ...
+
+    def held(self, sequence: int) -> int:
+        """Leading tokens whose K and V are in memory, or come there in this step. May grow through other sequences."""
+        ...
+
+    def reach(self, sequence: int, tokens: int) -> bool:
+        """This step computes a prompt up to its first `tokens` tokens: give them slots. False if there is no room."""
+        ...
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        """Give each of these sequences a slot for one more token; all or none. False if there is no room."""
+        ...
+
+    def leave(self, sequence: int) -> None:
+        """A sequence ended. What it leaves may be kept for later ones."""
+        ...
+
+    def preempt(self, sequence: int) -> None:
+        """Take a sequence's memory away; it will join again."""
+        ...
+
+
+class AccountedManager(Manager, Protocol):
+    """A manager of ids alone: it can fork sequences, and says where the memory is."""
+
+    def fork(self, sequence: int, twin: int, text: Text) -> bool:
+        """Add a sequence with the same tokens so far (parallel sampling, beam search); `text` tells how it goes on.
+
+        False if there is no room.
+        """
+        ...
+
+    def accounts(self) -> Accounts:
+        """Where the slots are now. Costs time in proportion to the live sequences."""
+        ...
+
+    def reads(self) -> Reads:
+        """What attention reads now, of all live sequences."""
+        ...

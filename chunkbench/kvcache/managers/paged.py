@@ -1,0 +1,230 @@
+"""Paged memory as in vLLM 0.2.7: blocks on demand, reference counts, copy-on-write, no automatic sharing. Ids only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
+from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
+from chunkbench.kvcache.text import Text
+
+
+@dataclass(slots=True)
+class _Live:
+    table: list[int]
+    tokens: int
+    total: int
+
+
+class Paged:
+    """Block tables. A sequence gets the blocks of its prompt when it joins, then a block whenever its last one is full.
+
+    Only forks share blocks. A fork that appends to a partial block of several sequences copies it first. A join is
+    refused if fewer than the share `watermark` of all blocks would stay free, so that sequences that run can go on. A
+    text that does not fit beside these blocks never fits, because the sequence may have to join again near its end.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int = 16, watermark: float = 0.01) -> None:
+        if blocks < 1 or block_tokens < 1 or not 0 <= watermark < 1:
+            raise ValueError(f"{blocks} blocks of {block_tokens} tokens with a watermark of {watermark} are no memory")
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.copies = 0
+        """Blocks that were copied on write so far."""
+        self._kept = int(watermark * blocks)
+        self._free = list(range(blocks - 1, -1, -1))
+        self._references = [0] * blocks
+        self._live: dict[int, _Live] = {}
+        self._swapped: dict[int, _Live] = {}
+        """Sequences whose tokens are in host memory; their tables mean nothing."""
+        # Of blocks with several references. A block's number of tokens changes only while it has one.
+        self._shared = 0
+        """Their tokens."""
+        self._shared_covered = 0
+        """The same, counted once for each reference."""
+
+    @property
+    def capacity(self) -> int:
+        """See `Manager`."""
+        return self.blocks * self.block_tokens
+
+    @property
+    def slots_held(self) -> int:
+        """See `Manager`."""
+        return (self.blocks - len(self._free)) * self.block_tokens
+
+    def table(self, sequence: int) -> Sequence[int]:
+        """The blocks of a sequence, in order. Raises UnknownSequence, also for one that is swapped out."""
+        return self._sequence(sequence).table
+
+    def cached(self, text: Text) -> int:
+        """See `Manager`: always 0."""
+        return 0
+
+    def join(self, sequence: int, text: Text, known: int) -> int | None:
+        """See `Manager`."""
+        if sequence in self._live or sequence in self._swapped:
+            raise ValueError(f"sequence {sequence} lives already")
+        if known < 1:
+            raise EmptySequence("a sequence has at least one token")
+        self._check_size(text)
+        table = self._admit(known)
+        if table is None:
+            return None
+        self._live[sequence] = _Live(table, known, text.total)
+        return 0
+
+    def held(self, sequence: int) -> int:
+        """See `Manager`: 0, because nothing comes from other sequences."""
+        self._sequence(sequence)
+        return 0
+
+    def reach(self, sequence: int, tokens: int) -> bool:
+        """See `Manager`: always True, because the prompt got its blocks at the join."""
+        self._sequence(sequence)
+        return True
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        """See `Manager`. The watermark does not hold here: it is kept for appends."""
+        live = [self._sequence(sequence) for sequence in sequences]
+        if self._needed(live) > len(self._free):
+            return False
+        for one in live:
+            if one.tokens % self.block_tokens == 0:
+                one.table += self._take(1)
+            elif self._references[one.table[-1]] > 1:
+                copied = one.table[-1]
+                one.table[-1:] = self._take(1)
+                self._release(copied, one.tokens % self.block_tokens)
+                self.copies += 1
+            one.tokens += 1
+        return True
+
+    def fork(self, sequence: int, twin: int, text: Text) -> bool:
+        """See `Manager`. All blocks are shared, so there is always room. Raises NeverFits."""
+        source = self._sequence(sequence)
+        if twin in self._live or twin in self._swapped:
+            raise ValueError(f"sequence {twin} lives already")
+        self._check_size(text)
+        for block, tokens in self._filled(source):
+            self._references[block] += 1
+            first = self._references[block] == 2
+            self._shared += tokens if first else 0
+            self._shared_covered += 2 * tokens if first else tokens
+        self._live[twin] = _Live(source.table.copy(), source.tokens, text.total)
+        return True
+
+    def leave(self, sequence: int) -> None:
+        """See `Manager`. Nothing is kept. The sequence may be swapped out."""
+        if self._swapped.pop(sequence, None) is None:
+            self._free_table(self._sequence(sequence))
+            del self._live[sequence]
+
+    def preempt(self, sequence: int) -> None:
+        """See `Manager`."""
+        self.leave(sequence)
+
+    def swap_out(self, sequence: int) -> int:
+        """Move all tokens of a sequence to host memory, which has no limit. Returns their number.
+
+        Its blocks become free, but not those that others use. It shares nothing after it is swapped in. Until then it
+        is unknown to all other methods but `leave` and `preempt`, and no account counts it.
+        """
+        one = self._sequence(sequence)
+        self._free_table(one)
+        self._swapped[sequence] = self._live.pop(sequence)
+        return one.tokens
+
+    def swap_in(self, sequence: int) -> bool:
+        """Move a sequence back into blocks. False if there is no room, as for a join."""
+        if sequence not in self._swapped:
+            raise UnknownSequence(f"no sequence with the id {sequence} is swapped out")
+        table = self._admit(self._swapped[sequence].tokens)
+        if table is None:
+            return False
+        one = self._live[sequence] = self._swapped.pop(sequence)
+        one.table = table
+        return True
+
+    def accounts(self) -> Accounts:
+        """See `Manager`. Where forks share a partial block, the longest text among theirs tells what will fill it."""
+        covered = sum(one.tokens for one in self._live.values())
+        used = covered - self._shared_covered + self._shared
+        reserved: dict[int, int] = {}  # by last block
+        empty: dict[int, int] = {}
+        for one in self._live.values():
+            last, end = one.table[-1], len(one.table) * self.block_tokens
+            empty[last] = end - one.tokens
+            reserved[last] = max(reserved.get(last, 0), min(one.total, end) - one.tokens)
+        return Accounts(
+            used=used,
+            reserved=sum(reserved.values()),
+            lost_inside=sum(empty.values()) - sum(reserved.values()),
+            lost_between=0,
+            idle=0,
+            free=len(self._free) * self.block_tokens,
+            covered=covered,
+        )
+
+    def reads(self) -> Reads:
+        """See `Manager`."""
+        covered = sum(one.tokens for one in self._live.values())
+        return Reads(covered - self._shared_covered, self._shared, self._shared_covered)
+
+    def _check_size(self, text: Text) -> None:
+        needed = -(-text.total // self.block_tokens)
+        if needed + self._kept > self.blocks:
+            raise NeverFits(f"{text.total} tokens need {needed} blocks; {self.blocks - self._kept} can be had")
+
+    def _admit(self, tokens: int) -> list[int] | None:
+        """Blocks for so many tokens; None if too few would stay free."""
+        needed = -(-tokens // self.block_tokens)
+        return self._take(needed) if needed + self._kept <= len(self._free) else None
+
+    def _needed(self, live: list[_Live]) -> int:
+        """Blocks that one more token for each of these sequences needs."""
+        needed = 0
+        writers: Counter[int] = Counter()
+        for one in live:
+            if one.tokens % self.block_tokens == 0:
+                needed += 1
+            elif self._references[one.table[-1]] > 1:
+                writers[one.table[-1]] += 1
+        # If all sequences of a block write, the last one has it for itself and needs no copy.
+        return needed + sum(min(count, self._references[block] - 1) for block, count in writers.items())
+
+    def _take(self, count: int) -> list[int]:
+        """Free blocks, which get one reference each."""
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def _filled(self, one: _Live) -> list[tuple[int, int]]:
+        """The blocks of a sequence, and how many tokens each has."""
+        size, last = self.block_tokens, len(one.table) - 1
+        return [(block, size if place < last else one.tokens - last * size) for place, block in enumerate(one.table)]
+
+    def _free_table(self, one: _Live) -> None:
+        for block, tokens in self._filled(one):
+            self._release(block, tokens)
+
+    def _release(self, block: int, tokens: int) -> None:
+        """Take one reference from a block that has so many tokens."""
+        self._references[block] -= 1
+        left = self._references[block]
+        if left == 0:
+            self._free.append(block)
+        elif left == 1:
+            self._shared -= tokens
+            self._shared_covered -= 2 * tokens
+        else:
+            self._shared_covered -= tokens
+
+    def _sequence(self, sequence: int) -> _Live:
+        try:
+            return self._live[sequence]
+        except KeyError:
+            raise UnknownSequence(f"no live sequence has the id {sequence}") from None

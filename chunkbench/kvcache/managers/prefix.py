@@ -1,0 +1,177 @@
+"""The prefix tree as a manager: of live sequences only (the paper's), or with retention (RadixAttention)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chunkbench.kvcache.errors import PoolExhausted, UnknownSequence
+from chunkbench.kvcache.integers import Ints
+from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
+from chunkbench.kvcache.pool import ChunkPool
+from chunkbench.kvcache.text import Text
+from chunkbench.kvcache.tree import PrefixTree
+
+
+@dataclass
+class _Member:
+    handle: int
+    """Its id in the tree."""
+    text: Text
+    ids: Ints
+    """All its tokens, answer included as far as it is known."""
+    length: int
+    reached: int = 0
+    """Leading tokens that were computed, or are in this step."""
+
+
+class PrefixManager:
+    """Sequences in a `PrefixTree`, whose memory has a fixed number of chunks.
+
+    A join gives a whole prompt its chunks at once. A later sequence may match chunks that are not computed yet; `held`
+    says how far they are. With `retain`, the full chunks of sequences that ended stay until their memory is needed.
+    """
+
+    def __init__(self, chunks: int, chunk_size: int = 64, retain: bool = False, share: bool = True) -> None:
+        self.tree = PrefixTree(chunk_size, ChunkPool(chunks), share, retain)
+        self.block_tokens = chunk_size
+        self.capacity = chunks * chunk_size
+        self._chunks = chunks
+        self._members: dict[int, _Member] = {}
+        self._written = np.zeros(0, np.bool_)  # by chunk id
+        self._covered = 0  # tokens of all sequences
+
+    @property
+    def slots_held(self) -> int:
+        """Token slots of the chunks that live sequences cover."""
+        return self.tree.live_chunks * self.block_tokens
+
+    @property
+    def evictions(self) -> int:
+        """Chunks that were evicted so far."""
+        return self.tree.idle.evictions if self.tree.idle else 0
+
+    def table(self, sequence: int) -> Sequence[int]:
+        """The chunks of a sequence, in order. Raises UnknownSequence."""
+        return self.tree.path(self._find(sequence).handle)
+
+    def cached(self, text: Text) -> int:
+        """Leading tokens of the prompt that a join would find now."""
+        return min(self.tree.match(text.tokens(0, text.prompt)), text.prompt - 1)
+
+    def join(self, sequence: int, text: Text, known: int) -> int | None:
+        """Give all known tokens their chunks. None if there are not enough. Raises NeverFits."""
+        if sequence in self._members:
+            raise ValueError(f"sequence {sequence} lives already")
+        needed = -(-text.total // self.block_tokens)
+        if needed > self._chunks:
+            raise NeverFits(f"{text.total} tokens need {needed} chunks; the memory has {self._chunks}")
+        ids = text.tokens(0, text.total)
+        try:
+            joined = self.tree.join(ids[:known])
+        except PoolExhausted:
+            return None
+        self._forget(joined.chunks)
+        self._members[sequence] = _Member(joined.sequence, text, ids, known)
+        self._covered += known
+        return min(self.held(sequence), known - 1)
+
+    def held(self, sequence: int) -> int:
+        """Leading tokens whose K and V are in memory, or come there in this step."""
+        member = self._find(sequence)
+        path = np.array(self.tree.path(member.handle), np.int64)
+        missing = np.flatnonzero(~self._written[path])
+        chunks = int(missing[0]) if len(missing) else len(path)
+        return max(member.reached, min(chunks * self.block_tokens, member.length))
+
+    def reach(self, sequence: int, tokens: int) -> bool:
+        """This step computes a prompt up to its first `tokens` tokens; their chunks are there since the join."""
+        member = self._find(sequence)
+        full = slice(member.reached // self.block_tokens, tokens // self.block_tokens)
+        self._written[self.tree.path(member.handle)[full]] = True
+        member.reached = max(member.reached, tokens)
+        return True
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        """Give each sequence a slot for one more token. False, for none, if a chunk is missing."""
+        members = [self._find(sequence) for sequence in sequences]
+        tokens = np.array([member.ids[member.length] for member in members], np.int64)
+        try:
+            appended = self.tree.append(tokens, [member.handle for member in members])
+        except PoolExhausted:
+            return False
+        if len(appended.new):
+            self._forget(appended.new)
+        ended = appended.slots == self.block_tokens - 1
+        if ended.any():
+            self._written[appended.chunks[ended]] = True
+        for member in members:
+            member.length = member.reached = member.length + 1
+        self._covered += len(members)
+        return True
+
+    def fork(self, sequence: int, twin: int, text: Text) -> bool:
+        """Add a sequence with the same tokens so far; a partial last chunk is copied. False if a chunk is missing."""
+        source = self._find(sequence)
+        if twin in self._members:
+            raise ValueError(f"sequence {twin} lives already")
+        try:
+            forked = self.tree.fork(source.handle)
+        except PoolExhausted:
+            return False
+        if forked.copy is not None:
+            self._forget(np.array([forked.copy.target]))
+        self._members[twin] = _Member(forked.sequence, text, text.tokens(0, text.total), source.length, source.reached)
+        self._covered += source.length
+        return True
+
+    def leave(self, sequence: int) -> None:
+        """Remove a sequence. With `retain`, the full chunks that were computed stay."""
+        kept = self.held(sequence)
+        member = self._members.pop(sequence)
+        self._covered -= member.length
+        self.tree.leave(member.handle, kept)
+
+    preempt = leave
+
+    def accounts(self) -> Accounts:
+        """Where the slots are now."""
+        size = self.block_tokens
+        held = self.slots_held
+        empty = reserved = 0
+        for member in self._members.values():
+            slots = -(-member.length // size) * size
+            empty += slots - member.length
+            reserved += max(0, min(member.text.total, slots) - member.length)
+        idle = self.tree.idle.chunks * size if self.tree.idle else 0
+        return Accounts(
+            used=held - empty,
+            reserved=reserved,
+            lost_inside=empty - reserved,
+            lost_between=0,
+            idle=idle,
+            free=self.capacity - held - idle,
+            covered=self._covered,
+        )
+
+    def reads(self) -> Reads:
+        """What attention reads now, of all live sequences."""
+        chunks, covered = self.tree.shared_chunks()
+        return Reads(
+            self._covered - covered * self.block_tokens, chunks * self.block_tokens, covered * self.block_tokens
+        )
+
+    def _find(self, sequence: int) -> _Member:
+        try:
+            return self._members[sequence]
+        except KeyError:
+            raise UnknownSequence(f"there is no sequence {sequence}") from None
+
+    def _forget(self, chunks: Ints) -> None:
+        """Chunks that were handed out anew hold nothing."""
+        capacity = self.tree.pool.capacity
+        if capacity > len(self._written):
+            self._written = np.append(self._written, np.zeros(capacity - len(self._written), np.bool_))
+        self._written[chunks] = False

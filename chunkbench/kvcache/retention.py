@@ -1,0 +1,61 @@
+"""Nodes that no live sequence covers any more, kept for later sequences (RadixAttention), least recently used first."""
+
+from __future__ import annotations
+
+import heapq
+
+from chunkbench.kvcache.nodes import Node
+
+
+class Idle:
+    """The idle nodes of a forest.
+
+    An idle node has full chunks only. Nodes below it are idle, too. Eviction takes whole nodes, those least recently
+    used first, and leaves before the nodes above them.
+    """
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        """Chunks of all idle nodes."""
+        self.evictions = 0
+        """Chunks that were evicted so far."""
+        self._time = 0
+        self._leaves: list[tuple[int, int, Node]] = []  # heap by time of last use; may hold outdated entries
+        self._entries = 0
+
+    def tick(self) -> None:
+        """Begin a new time: nodes that rest from now on count as used later than all before."""
+        self._time += 1
+
+    def rest(self, node: Node) -> None:
+        """A node whose last sequence left stays, idle. The nodes below it rest already."""
+        node.rest(self._time)
+        self.chunks += len(node.chunks)
+        self._offer(node)
+
+    def wake(self, node: Node) -> None:
+        """A sequence covers an idle node again. The node above it is awake."""
+        node.wake()
+        self.chunks -= len(node.chunks)
+
+    def evict(self, chunks: int) -> list[int]:
+        """Remove leaves until at least so many chunks are free. Returns their ids; fewer if nothing idle is left."""
+        freed: list[int] = []
+        while len(freed) < chunks and self._leaves:
+            used, _, node = heapq.heappop(self._leaves)
+            if node.idle_since != used or not node.is_leaf:
+                continue  # it was covered again, evicted, or got nodes below it since
+            parent = node.parent
+            node.remove()
+            node.idle_since = None
+            freed += node.chunks
+            if parent is not None and parent.idle_since is not None:
+                self._offer(parent)
+        self.chunks -= len(freed)
+        self.evictions += len(freed)
+        return freed
+
+    def _offer(self, node: Node) -> None:
+        if node.is_leaf and node.idle_since is not None:
+            self._entries += 1
+            heapq.heappush(self._leaves, (node.idle_since, self._entries, node))

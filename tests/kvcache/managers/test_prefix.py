@@ -1,0 +1,195 @@
+"""The prefix tree as a manager, without and with retention: examples, and random operations against contents."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from chunkbench.kvcache import UnknownSequence
+from chunkbench.kvcache.managers import Accounts, NeverFits, PrefixManager, Reads
+from chunkbench.kvcache.text import SegmentText, TokenText
+
+
+def text(*parts: tuple[int, int], prompt: int | None = None) -> SegmentText:
+    """Segments; without `prompt`, all of them."""
+    return SegmentText(parts, sum(tokens for _, tokens in parts) if prompt is None else prompt)
+
+
+def run(manager: PrefixManager, sequence: int, one: SegmentText) -> int | None:
+    """Join, compute the whole prompt, leave. Returns the cached tokens."""
+    cached = manager.join(sequence, one, one.prompt)
+    if cached is not None:
+        assert manager.reach(sequence, one.prompt)
+        manager.leave(sequence)
+    return cached
+
+
+def test_live_sequences_share_and_nothing_stays() -> None:
+    manager = PrefixManager(10, 4)
+    first, second = text((1, 8), (2, 3), (9, 5), prompt=11), text((1, 8), (3, 6))
+    assert manager.join(1, first, 11) == 0
+    assert manager.held(1) == 0
+    assert manager.join(2, second, 14) == 0  # the chunks are there, their K and V are not
+    assert manager.reach(1, 8)
+    assert (manager.held(2), manager.cached(second)) == (8, 12)
+    assert manager.reach(1, 11)
+    assert manager.reach(2, 14)
+    assert manager.reads() == Reads(private=9, shared=8, shared_covered=16)
+    assert manager.accounts() == Accounts(17, 1, 2, 0, 0, 20, 25)
+    assert manager.slots_held == 20
+    manager.leave(1)
+    assert manager.cached(second) == 12
+    manager.leave(2)
+    assert manager.cached(second) == 0
+    assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 40, 0)
+
+
+def test_what_finished_sequences_leave_is_found_and_evicted_least_recently_used_first() -> None:
+    manager = PrefixManager(6, 2, retain=True)
+    assert run(manager, 1, text((1, 4), (9, 1))) == 0
+    assert run(manager, 2, text((2, 4))) == 0
+    assert manager.accounts() == Accounts(0, 0, 0, 0, 8, 4, 0)
+    assert run(manager, 3, text((1, 4), (8, 1))) == 4  # used again: now the second one is older
+    assert run(manager, 4, text((4, 6))) == 0
+    assert (manager.cached(text((1, 5))), manager.cached(text((2, 5)))) == (4, 0)
+    assert manager.evictions == 2
+
+
+def test_leaves_are_evicted_before_what_they_hang_on() -> None:
+    manager = PrefixManager(4, 2, retain=True)
+    run(manager, 1, text((1, 2), (2, 2)))
+    run(manager, 2, text((1, 2), (3, 2)))
+    assert run(manager, 3, text((4, 4))) == 0  # takes the free chunk and the oldest leaf
+    assert [manager.cached(text((1, 2), (last, 9))) for last in (2, 3)] == [2, 4]
+
+
+def test_a_join_never_evicts_what_it_finds_and_changes_nothing_if_it_is_refused() -> None:
+    manager = PrefixManager(4, 2, retain=True)
+    run(manager, 1, text((1, 4)))
+    assert manager.join(2, text((2, 4)), 4) == 0
+    before = manager.accounts()
+    assert manager.join(3, text((1, 4), (3, 2)), 6) is None
+    assert manager.accounts() == before
+    assert manager.cached(text((1, 9))) == 4
+    manager.leave(2)
+    assert manager.join(3, text((1, 4), (3, 2)), 6) == 4
+
+
+def test_only_what_was_computed_stays() -> None:
+    manager = PrefixManager(8, 2, retain=True)
+    one = text((1, 9))
+    assert manager.join(1, one, 9) == 0
+    assert manager.reach(1, 5)
+    manager.preempt(1)
+    assert manager.cached(one) == 4
+    assert manager.join(2, one, 9) == 4
+
+
+def test_misuse() -> None:
+    manager = PrefixManager(2, 2)
+    with pytest.raises(NeverFits, match="5 tokens need 3 chunks"):
+        manager.join(1, text((1, 5)), 5)
+    manager.join(1, text((1, 2)), 2)
+    with pytest.raises(ValueError, match="lives already"):
+        manager.join(1, text((1, 2)), 2)
+    for call in (manager.held, manager.leave, manager.table):
+        with pytest.raises(UnknownSequence):
+            call(7)
+
+
+class Contents:
+    """What each chunk holds, by what the manager says. Reading a chunk that holds something else is an error."""
+
+    def __init__(self, manager: PrefixManager) -> None:
+        self.manager = manager
+        self.tokens: dict[int, list[int]] = {}
+
+    def fill(self, sequence: int, one: TokenText, first: int, last: int) -> None:
+        size, table = self.manager.block_tokens, self.manager.table(sequence)
+        for place in range(first, last):
+            held = self.tokens.setdefault(table[place // size], [])
+            if len(held) == place % size:
+                held.append(one.ids[place])
+
+    def check(self, sequence: int, one: TokenText, tokens: int) -> None:
+        size, table = self.manager.block_tokens, self.manager.table(sequence)
+        for place in range(tokens):
+            assert self.tokens[table[place // size]][place % size] == one.ids[place]
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize(("chunks", "size"), [(14, 3), (30, 1), (9, 4)])
+def test_random_operations_never_read_what_was_given_away(chunks: int, size: int, retain: bool) -> None:
+    chance = random.Random(f"{chunks} {size} {retain}")
+    manager = PrefixManager(chunks, size, retain)
+    contents = Contents(manager)
+    live: dict[int, tuple[TokenText, int, int]] = {}  # text, tokens, computed tokens
+    stems = [[chance.randrange(2) for _ in range(24)] for _ in range(2)]
+    counts = dict.fromkeys(("joined", "refused", "cached", "appended", "preempted"), 0)
+    for number in range(1500):
+        what = chance.choice(("join", "reach", "append", "append", "leave"))
+        if what == "join" and len(live) < 6:
+            ids = chance.choice(stems)[: chance.randrange(1, 20)] + [chance.randrange(2) for _ in range(8)]
+            one = TokenText(ids, len(ids) - 6, len(ids))
+            before = manager.accounts()
+            cached = manager.join(number, one, one.prompt)
+            if cached is None:
+                assert manager.accounts() == before
+                assert -(-one.prompt // size) * size > before.free
+                counts["refused"] += 1
+                continue
+            contents.check(number, one, cached // size * size)
+            for chunk in manager.table(number)[manager.held(number) // size :]:
+                shared = any(chunk in manager.table(other) for other in live)
+                if not shared:
+                    contents.tokens[chunk] = []
+            live[number] = one, one.prompt, cached
+            counts["joined"] += 1
+            counts["cached"] += cached
+        elif what == "reach" and live:
+            name = chance.choice(list(live))
+            one, tokens, computed = live[name]
+            computed = max(computed, manager.held(name))
+            contents.check(name, one, computed // size * size)
+            if computed < tokens:
+                to = chance.randrange(computed + 1, tokens + 1)
+                assert manager.reach(name, to)
+                contents.fill(name, one, computed, to)
+                computed = to
+            live[name] = one, tokens, computed
+        elif what == "append" and live:
+            ready = [name for name, (one, tokens, done) in live.items() if done == tokens < one.total]
+            before = {name: list(manager.table(name)) for name in ready}
+            if ready and manager.append(ready):
+                for name in ready:
+                    one, tokens, _ = live[name]
+                    table = manager.table(name)
+                    if len(table) > len(before[name]):
+                        contents.tokens[table[-1]] = []
+                    contents.fill(name, one, tokens, tokens + 1)
+                    live[name] = one, tokens + 1, tokens + 1
+                    counts["appended"] += 1
+            elif ready:
+                manager.preempt(ready[-1])
+                del live[ready[-1]]
+                counts["preempted"] += 1
+        elif what == "leave" and live:
+            name = chance.choice(list(live))
+            one, _, computed = live.pop(name)
+            contents.check(name, one, computed)
+            manager.leave(name)
+        accounts = manager.accounts()
+        assert accounts.capacity == manager.capacity
+        assert min(vars(accounts).values()) >= 0
+        held = {chunk for name in live for chunk in manager.table(name)}
+        assert manager.slots_held == len(held) * size
+        assert accounts.covered == sum(tokens for _, tokens, _ in live.values())
+        readers = [sum(chunk in manager.table(name) for name in live) for chunk in held]
+        assert manager.reads().shared == sum(n > 1 for n in readers) * size
+        assert manager.reads().shared_covered == sum(n for n in readers if n > 1) * size
+    assert all(counts.values()), counts
+    for name in list(live):
+        manager.leave(name)
+    assert manager.accounts().idle + manager.accounts().free == manager.capacity
+    assert bool(manager.evictions) == retain
