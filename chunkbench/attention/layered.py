@@ -32,7 +32,9 @@ class LayeredChunkAttention:
     same, but every sequence reads its shared chunks by itself. `kernel="auto"` chooses the native kernel on a CPU if it
     was built and supports the shape (chunk_size a multiple of 16, head_dim up to 256), Triton on an NVIDIA GPU if it
     supports the shape (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch.
-    The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own.
+    The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own. `retain`
+    keeps the full chunks of sequences that were removed, for later ones, until their memory is needed; `truncate` then
+    raises ValueError.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class LayeredChunkAttention:
         partition: Partition = "two-phase",
         kernel: Kernel = "auto",
         share: bool = True,
+        retain: bool = False,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -68,7 +71,7 @@ class LayeredChunkAttention:
         self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
         # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
-        self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow), share)
+        self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow), share, retain)
         self._spec = TensorSpec(dtype, device)
         self._planned = False
 
@@ -81,14 +84,18 @@ class LayeredChunkAttention:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V of all chunks in use, in all layers. A partial chunk counts as a full one."""
-        return self._tree.pool.in_use * self._store.chunk_bytes
+        """Bytes of K and V of the chunks that sequences cover, in all layers. A partial chunk counts as a full one."""
+        return self.live_chunks * self._store.chunk_bytes
 
     @property
-    def chunks_left(self) -> int | None:
-        """Number of chunks that new tokens can still take; None without `max_tokens`."""
-        limit = self._tree.pool.limit
-        return None if limit is None else limit - self._tree.pool.in_use
+    def idle_kv_bytes(self) -> int:
+        """Bytes of K and V of the chunks that no sequence covers any more and that are kept for later ones."""
+        return (self._tree.pool.in_use - self.live_chunks) * self._store.chunk_bytes
+
+    @property
+    def live_chunks(self) -> int:
+        """Number of chunks that sequences cover."""
+        return self._tree.live_chunks
 
     @property
     def work_items(self) -> int:

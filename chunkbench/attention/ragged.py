@@ -48,13 +48,14 @@ class RaggedChunkAttention(LayeredChunkAttention):
         partition: Partition = "two-phase",
         kernel: Kernel = "auto",
         share: bool = True,
+        retain: bool = False,
     ) -> None:
         if kernel == "auto" and torch.device(device).type != "cpu":
             kernel = "torch"
         if kernel == "triton":
             raise ValueError("kernel='triton': its stores cannot take prompts in parts yet; use 'torch'")
         super().__init__(
-            layers, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share
+            layers, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share, retain
         )
         assert isinstance(self._kernel, TppNative | TppTorch)
         self._ragged = self._kernel
@@ -79,6 +80,11 @@ class RaggedChunkAttention(LayeredChunkAttention):
         appended = super().extend(tokens, sequences, counts)
         self._forget(appended.new)
         return appended
+
+    def remove_sequence(self, sequence: int) -> None:
+        """Remove a sequence, as `LayeredChunkAttention.remove_sequence` does. Only written chunks are kept."""
+        self._tree.leave(sequence, keep=self.written(sequence))
+        self._planned = False
 
     def written(self, sequence: int) -> int:
         """Leading tokens of a sequence whose K and V are written, or selected to be, in full chunks.

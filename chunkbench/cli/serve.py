@@ -36,6 +36,20 @@ Examples:
     show_default=True,
     help="Of our engine: two-phase partition, the same cache without it, or no shared chunks.",
 )
+@click.option(
+    "--cache",
+    type=click.Choice(["live", "radix"]),
+    default="live",
+    show_default=True,
+    help="Of our engine: chunks of running requests only, or kept for later ones until their memory is needed.",
+)
+@click.option(
+    "--schedule",
+    type=click.Choice(["fcfs", "prefix"]),
+    default="fcfs",
+    show_default=True,
+    help="Of our engine: order of the queue, by arrival or longest cached prefix first.",
+)
 @click.option("--layers", type=click.IntRange(1), help="Of a shape: number of layers.  [default: the shape's]")
 @click.option("--vocabulary", type=click.IntRange(2), help="Of a shape: number of token ids.  [default: 32000]")
 @click.option("--max-length", type=click.IntRange(2), help="Of a shape: most tokens of a sequence.  [default: 16384]")
@@ -79,6 +93,8 @@ def command(
     model: str,
     engine: str,
     attention: str,
+    cache: str,
+    schedule: str,
     layers: int | None,
     vocabulary: int | None,
     max_length: int | None,
@@ -109,8 +125,13 @@ def command(
         kv_bytes = int(TypeAdapter(ByteSize).validate_python(kv_memory))
     except ValidationError:
         fail(f"--kv-memory {kv_memory}: not a size; write it as 512MiB or 4GiB")
-    if engine == "transformers" and attention != "two-phase":
-        fail("--attention is for our engine; --engine transformers has its own")
+    for option, value, usual in (
+        ("--attention", attention, "two-phase"),
+        ("--cache", cache, "live"),
+        ("--schedule", schedule, "fcfs"),
+    ):
+        if engine == "transformers" and value != usual:
+            fail(f"{option} is for our engine; --engine transformers has its own")
     try:
         import torch
 
@@ -127,8 +148,8 @@ def command(
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
-    limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention)  # type: ignore[arg-type]
     try:
+        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
         backend, room = build_backend(choice, engine, limits)  # type: ignore[arg-type]
     except (EngineError, ValueError) as error:
         listening.close()

@@ -8,13 +8,16 @@ from time import perf_counter
 from typing import Literal
 
 from chunkbench.attention import RaggedChunkAttention
+from chunkbench.scheduling import Piece, Rules, Scheduler
+from chunkbench.serving.engine.cache import EngineCache
 from chunkbench.serving.engine.errors import RequestRefused
 from chunkbench.serving.engine.model import Model
 from chunkbench.serving.engine.request import Finish, Generated, Request, Sequence
 from chunkbench.serving.engine.sampling import next_tokens
-from chunkbench.serving.engine.scheduler import Scheduler
 
 Attention = Literal["two-phase", "sequence-first", "no-sharing"]
+Cache = Literal["live", "radix"]
+Schedule = Literal["fcfs", "prefix"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,18 @@ class EngineOptions:
     attention: Attention = "two-phase"
     """two-phase: the prefix-aware cache with the two-phase partition kernel; sequence-first: the same cache, but every
     sequence reads its shared chunks by itself; no-sharing: every sequence has chunks of its own."""
+    cache: Cache = "live"
+    """live: chunks are free when the last sequence that covers them ends (the paper's cache); radix: they stay for
+    later requests until their memory is needed, least recently used first (RadixAttention)."""
+    schedule: Schedule = "fcfs"
+    """Order of the queue. fcfs: by arrival; prefix: longest cached prefix first."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.cache == "radix" and self.attention == "no-sharing":
+            raise ValueError("the cache radix keeps chunks to share them; attention no-sharing does not share")
 
 
 @dataclass(frozen=True)
@@ -87,9 +97,13 @@ class Engine:
             max_tokens=self.max_tokens,
             partition="two-phase" if options.attention == "two-phase" else "sequence-first",
             share=options.attention != "no-sharing",
+            retain=options.cache == "radix",
         )
         self._attention.reserve(self.max_tokens, touch=True)
-        self._scheduler = Scheduler(self._attention, options.max_batch, options.prompt_budget)
+        self._cache = EngineCache(self._attention, self.max_tokens)
+        rules = Rules(options.max_batch, options.prompt_budget, order=options.schedule)
+        self._scheduler: Scheduler[Sequence] = Scheduler(self._cache, rules)
+        self._arrivals = 0
         self.peak_kv_bytes = 0
         self.peak_batch = 0
 
@@ -100,8 +114,13 @@ class Engine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the chunks in use."""
+        """Bytes of the chunks that live sequences cover."""
         return self._attention.kv_bytes
+
+    @property
+    def idle_kv_bytes(self) -> int:
+        """Bytes of the chunks that are kept for later requests."""
+        return self._attention.idle_kv_bytes
 
     @property
     def running(self) -> int:
@@ -116,7 +135,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
-        return not self._scheduler.running and not self._scheduler.waiting
+        return self._scheduler.idle
 
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the engine could never answer the request."""
@@ -137,11 +156,17 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused."""
         self.check(request)
-        self._scheduler.add(request)
+        self._scheduler.add(Sequence(self._arrivals, request, list(request.prompt)))
+        self._arrivals += 1
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Forget requests whose clients went away; their chunks are free for the next step."""
-        self._scheduler.drop(ids)
+        """Forget requests whose clients went away; their chunks are free for the next step.
+
+        Unknown ids are ignored: their answers may have just ended.
+        """
+        gone = set(ids)
+        members = (*self._scheduler.running, *self._scheduler.waiting)
+        self._scheduler.drop([sequence for sequence in members if sequence.request.id in gone])
 
     def warm_up(self) -> None:
         """Do now what would make the first steps slow."""
@@ -151,17 +176,22 @@ class Engine:
         """Compute one token of every running sequence, and a part of the waiting prompts."""
         started = perf_counter()
         step = self._scheduler.schedule()
+        self._cache.plan()
+        pieces = [*(Piece(entry, entry.length - 1, 1) for entry in step.decoding), *step.prompts]
         kv_bytes = self._attention.kv_bytes
         self.peak_kv_bytes = max(self.peak_kv_bytes, kv_bytes)
         self.peak_batch = max(self.peak_batch, step.batch)
         planned = perf_counter()
         generated: list[Generated] = []
         computed = planned
-        if step.tokens:
-            rows = [row for row, _ in step.sampled]
-            logits = self.model.logits(step.tokens, step.positions, rows or [0], self._attention)
+        if pieces:
+            sampled = _sampled(pieces)
+            tokens = [token for entry, first, count in pieces for token in entry.tokens[first : first + count]]
+            positions = [place for _, first, count in pieces for place in range(first, first + count)]
+            rows = [row for row, _ in sampled]
+            logits = self.model.logits(tokens, positions, rows or [0], self._attention)
             computed = perf_counter()
-            sequences = [sequence for _, sequence in step.sampled]
+            sequences = [sequence for _, sequence in sampled]
             if sequences:
                 for sequence, token in zip(sequences, next_tokens(logits, sequences), strict=True):
                     generated.append(self._take(sequence, token))
@@ -189,3 +219,13 @@ class Engine:
         if finish is not None:
             self._scheduler.finish(sequence)
         return Generated(request.id, token, finish, sequence.cached_tokens)
+
+
+def _sampled(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence]]:
+    """The rows of a step whose logits choose the next token of a sequence."""
+    rows, row = [], 0
+    for piece in pieces:
+        row += piece.tokens
+        if piece.sampled:
+            rows.append((row - 1, piece.entry))
+    return rows

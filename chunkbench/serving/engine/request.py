@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
+
+from chunkbench.kvcache.integers import Ints
+from chunkbench.kvcache.text import TokenText
+from chunkbench.scheduling import Entry
 
 Finish = Literal["length", "stop"]
 
@@ -54,31 +60,41 @@ class Generated:
     """Tokens of the prompt that were not computed for this request; None if the engine does not say."""
 
 
+@dataclass(frozen=True)
+class GrowingText:
+    """A text whose answer is being generated."""
+
+    ids: list[int]
+    """Prompt, and what was generated so far."""
+    prompt: int
+    total: int
+    """Tokens of the prompt and of the longest answer."""
+
+    def keys(self, block_tokens: int) -> Ints:
+        """See `chunkbench.kvcache.text.Text`."""
+        return TokenText(self.ids, self.prompt, self.total).keys(block_tokens)
+
+    def tokens(self, first: int, last: int) -> Ints:
+        """See `chunkbench.kvcache.text.Text`."""
+        return np.array(self.ids[first:last], np.int64)
+
+
 @dataclass(eq=False)
-class Sequence:
+class Sequence(Entry):
     """A request in the engine."""
 
     request: Request
-    arrival: int
-    """Number of the request in order of arrival."""
     tokens: list[int]
     """Prompt and generated tokens."""
-    handle: int | None = None
-    """Id in the cache; None while the request waits."""
-    computed: int = 0
-    """Leading tokens whose K and V the cache holds."""
-    cached_tokens: int | None = None
-    """None until the first part of the prompt is computed."""
-    preempted: int = 0
-    """How often its chunks were taken away."""
     random: torch.Generator | None = field(default=None, repr=False)
 
-    @property
-    def generated(self) -> int:
-        """Number of generated tokens."""
-        return len(self.tokens) - len(self.request.prompt)
+    @cached_property
+    def text(self) -> GrowingText:
+        """Its tokens, for the cache."""
+        prompt = len(self.request.prompt)
+        return GrowingText(self.tokens, prompt, prompt + self.request.max_tokens)
 
     @property
-    def decoding(self) -> bool:
-        """Whether only the last token has to be computed, and it is a generated one."""
-        return self.handle is not None and self.generated > 0 and self.computed == len(self.tokens) - 1
+    def length(self) -> int:
+        """Number of tokens so far."""
+        return len(self.tokens)

@@ -28,6 +28,9 @@ class Load:
     running: int
     waiting: int
     kv_bytes: int
+    """Of running requests."""
+    idle_kv_bytes: int = 0
+    """Kept for later requests."""
 
 
 class Backend(Protocol):
@@ -103,7 +106,8 @@ class ChunkBackend:
                 self._changed.notify()
 
     def load(self) -> Load:
-        return Load(self._engine.running, self._engine.waiting + len(self._inbox), self._engine.kv_bytes)
+        engine = self._engine
+        return Load(engine.running, engine.waiting + len(self._inbox), engine.kv_bytes, engine.idle_kv_bytes)
 
     def facts(self) -> dict[str, Any]:
         options, model = self._engine.options, self._engine.model

@@ -28,6 +28,7 @@ class Metrics:
             "requests_running": ("Requests that hold K/V", lambda: load().running),
             "requests_waiting": ("Requests in the queue", lambda: load().waiting),
             "kv_bytes": ("Bytes of K/V of running requests", lambda: load().kv_bytes),
+            "idle_kv_bytes": ("Bytes of K/V kept for later requests", lambda: load().idle_kv_bytes),
         }
         for name, (text, function) in gauges.items():
             Gauge(prefix + name, text, registry=registry).set_function(function)

@@ -52,6 +52,7 @@ class _Served(System):
 
     engine: ClassVar[str] = "chunk"
     attention: ClassVar[str] = "two-phase"
+    cache: ClassVar[str] = "live"
 
     def availability(self, device: str) -> Answer:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -65,7 +66,7 @@ class _Served(System):
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
         options = {
             "--engine": self.engine,
-            **({"--attention": self.attention} if self.engine == "chunk" else {}),
+            **({"--attention": self.attention, "--cache": self.cache} if self.engine == "chunk" else {}),
             "--dtype": setting.dtype,
             "--device": setting.device,
             "--max-batch": setting.max_batch,
@@ -100,6 +101,21 @@ class ChunkLlamaNoTpp(ChunkLlama):
         colour=_COLOUR,
         marker="^",
         place=930,
+        ablation_of="chunk_llama",
+    )
+
+
+class ChunkLlamaRadix(ChunkLlama):
+    """The same engine; what finished requests leave stays until its memory is needed."""
+
+    label = "ChunkLlama, radix"
+    cache = "radix"
+    look = Look(
+        heading=("Chunk", "Llama", "radix"),
+        meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
+        colour=_COLOUR,
+        marker="P",
+        place=940,
         ablation_of="chunk_llama",
     )
 

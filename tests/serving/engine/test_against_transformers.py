@@ -15,7 +15,6 @@ import transformers
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu import decode
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
-from chunkbench.serving.engine.scheduler import Step
 from tests.serving.engine.models import VOCABULARY, write_checkpoint
 
 TIE = 1e-4
@@ -115,10 +114,20 @@ def answer(
     return answers
 
 
-@pytest.mark.parametrize("attention", ["two-phase", "sequence-first", "no-sharing"])
-def test_64_requests_that_join_and_leave(pair: Pair, attention: Any) -> None:
+@pytest.mark.parametrize(
+    ("attention", "cache", "schedule"),
+    [
+        ("two-phase", "live", "fcfs"),
+        ("two-phase", "radix", "prefix"),
+        ("sequence-first", "live", "fcfs"),
+        ("no-sharing", "live", "fcfs"),
+    ],
+)
+def test_64_requests_that_join_and_leave(pair: Pair, attention: Any, cache: Any, schedule: Any) -> None:
     requests = some_requests(64 if pair.kind == "llama-grouped" and attention == "two-phase" else 12)
-    options = EngineOptions(kv_bytes=8 << 20, prompt_budget=80, max_batch=12, attention=attention)
+    options = EngineOptions(
+        kv_bytes=8 << 20, prompt_budget=80, max_batch=12, attention=attention, cache=cache, schedule=schedule
+    )
     compared = pair.compare(requests, answer(pair.model, requests, options))
     assert compared.different == 0
     assert compared.ties <= 0.01 * sum(request.max_tokens for request in requests.values())
@@ -126,14 +135,18 @@ def test_64_requests_that_join_and_leave(pair: Pair, attention: Any) -> None:
 
 
 def test_control_positions_off_by_one_change_tokens(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = Step.add
+    logits = Model.logits
 
-    def shifted(step: Step, sequence: Any, first: int, count: int) -> None:
-        add(step, sequence, first, count)
-        if first > 0:
-            step.positions[-count:] = [position + 1 for position in step.positions[-count:]]
+    def shifted(model: Model, tokens: Any, positions: list[int], rows: Any, attention: Any) -> torch.Tensor:
+        moved, shift, last = [], 0, -2
+        for position in positions:
+            if position != last + 1:  # another sequence
+                shift = int(position > 0)
+            moved.append(position + shift)
+            last = position
+        return logits(model, tokens, moved, rows, attention)
 
-    monkeypatch.setattr(Step, "add", shifted)
+    monkeypatch.setattr(Model, "logits", shifted)
     requests = some_requests(16)
     options = EngineOptions(kv_bytes=8 << 20, prompt_budget=80)
     assert grouped.compare(requests, answer(grouped.model, requests, options)).different > 8

@@ -12,7 +12,7 @@ from chunkbench.serving.engine.sampling import next_tokens
 
 
 def sequence(**settings: float | int | None) -> Sequence:
-    return Sequence(Request("r", [1], 1, Sampling(**settings)), 0, [1])  # type: ignore[arg-type]
+    return Sequence(0, Request("r", [1], 1, Sampling(**settings)), [1])  # type: ignore[arg-type]
 
 
 PROBABILITIES = torch.tensor([0.5, 0.3, 0.15, 0.05])

@@ -1,0 +1,45 @@
+"""A request as a scheduler sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
+
+from chunkbench.kvcache.text import Text
+
+
+@dataclass(eq=False)
+class Entry(ABC):
+    """A request that waits or runs. The cache manager knows it by `arrival`."""
+
+    arrival: int
+    """Number of the request in order of arrival."""
+    _: KW_ONLY
+    computed: int = 0
+    """Leading tokens whose K and V the cache holds, or gets in this step."""
+    joined: int = 0
+    """Tokens that it had when it was admitted last. After a preemption its answer so far is among them."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not computed; None until the first part of the prompt is."""
+    preempted: int = 0
+    """How often its memory was taken away."""
+
+    @property
+    @abstractmethod
+    def text(self) -> Text:
+        """Its tokens, for the cache manager."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens of the prompt, and those generated so far."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return self.length - self.text.prompt
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the last token has to be computed, and it was generated since the admission."""
+        return self.computed == self.length - 1 >= self.joined > 0

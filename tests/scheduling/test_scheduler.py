@@ -1,0 +1,187 @@
+"""The scheduler over real managers: who is admitted, computed, preempted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from chunkbench.kvcache.managers import HashedBlocks, Paged, PrefixManager
+from chunkbench.kvcache.managers.manager import AccountedManager
+from chunkbench.kvcache.text import SegmentText, Text
+from chunkbench.scheduling import Entry, Rules, Scheduler, Step
+
+
+@dataclass(eq=False)
+class Asked(Entry):
+    segments: tuple[tuple[int, int], ...]
+    prompt: int
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        self.length = self.prompt
+
+    @property
+    def text(self) -> Text:
+        return SegmentText(self.segments, self.prompt)
+
+
+def private(arrival: int, prompt: int, answer: int) -> Asked:
+    return Asked(arrival, ((100 + arrival, prompt), (200 + arrival, answer)), prompt)
+
+
+def run(scheduler: Scheduler[Asked], step: Step[Asked]) -> None:
+    """What follows a step: each sampled sequence gets a token, and those with all of them end."""
+    sampled = [*step.decoding, *(piece.entry for piece in step.prompts if piece.sampled)]
+    for entry in sampled:
+        entry.length += 1
+        if entry.length == entry.text.total:
+            scheduler.finish(entry)
+
+
+def test_prompts_are_computed_in_parts_within_the_budget() -> None:
+    scheduler: Scheduler[Asked] = Scheduler(Paged(100, 4, 0.0), Rules(max_batch=4, prompt_budget=10))
+    first, second = private(0, 14, 3), private(1, 5, 3)
+    scheduler.add(first)
+    scheduler.add(second)
+    step = scheduler.schedule()
+    assert [(piece.entry.arrival, piece.first, piece.tokens) for piece in step.prompts] == [(0, 0, 10)]
+    run(scheduler, step)
+    step = scheduler.schedule()
+    assert [(piece.entry.arrival, piece.first, piece.tokens) for piece in step.prompts] == [(0, 10, 4), (1, 0, 5)]
+    assert [piece.sampled for piece in step.prompts] == [True, True]
+    run(scheduler, step)
+    step = scheduler.schedule()
+    assert (step.decoding, step.prompts) == ([first, second], [])
+
+
+def test_decoded_tokens_count_against_the_budget_where_the_rules_say_so() -> None:
+    for counts, expected in ((True, 3), (False, 4)):
+        rules = Rules(max_batch=4, prompt_budget=4, decode_in_budget=counts)
+        scheduler: Scheduler[Asked] = Scheduler(Paged(100, 4, 0.0), rules)
+        scheduler.add(private(0, 2, 5))
+        run(scheduler, scheduler.schedule())
+        scheduler.add(private(1, 20, 5))
+        step = scheduler.schedule()
+        assert (len(step.decoding), step.prompt_tokens) == (1, expected)
+
+
+@pytest.mark.parametrize(
+    "manager", [Paged(6, 2, 0.0), HashedBlocks(6, 2), PrefixManager(6, 2), PrefixManager(6, 2, True)]
+)
+def test_the_last_admitted_is_preempted_and_waits_in_front(manager: AccountedManager) -> None:
+    scheduler: Scheduler[Asked] = Scheduler(manager, Rules(max_batch=4, prompt_budget=100, spare=False))
+    entries = [private(number, 4, 6) for number in range(3)]
+    for entry in entries:
+        scheduler.add(entry)
+    run(scheduler, scheduler.schedule())
+    step = scheduler.schedule()
+    assert step.preempted == 1
+    assert scheduler.running == entries[:2] or scheduler.running == entries[:1]
+    assert scheduler.waiting[0] is entries[len(scheduler.running)]
+    answered = 0
+    for _ in range(100):
+        if scheduler.idle:
+            break
+        before = len(scheduler.running)
+        run(scheduler, step)
+        answered += before - len(scheduler.running)
+        step = scheduler.schedule()
+    assert scheduler.idle
+    assert [entry.length for entry in entries] == [10, 10, 10]
+    assert manager.slots_held == 0
+
+
+def test_a_resumed_sequence_whose_last_token_is_left_for_the_next_step() -> None:
+    """Its slot is there since it was admitted again: it must not get another one."""
+    scheduler: Scheduler[Asked] = Scheduler(PrefixManager(20, 4), Rules(max_batch=2, prompt_budget=8, spare=False))
+    entry = private(0, 6, 9)
+    scheduler.add(entry)
+    for _ in range(3):
+        run(scheduler, scheduler.schedule())
+    assert entry.length == 9  # one more than the budget
+    scheduler._preempt(Step())
+    step = scheduler.schedule()
+    assert [(piece.first, piece.tokens) for piece in step.prompts] == [(0, 8)]
+    run(scheduler, step)
+    step = scheduler.schedule()
+    assert [(piece.first, piece.tokens) for piece in step.prompts] == [(8, 1)]
+    assert step.decoding == []
+    run(scheduler, step)
+    assert scheduler.schedule().decoding == [entry]
+
+
+def test_a_swapped_sequence_comes_back_before_waiting_ones_and_computes_nothing_again() -> None:
+    rules = Rules(max_batch=4, prompt_budget=100, spare=False, swap=True)
+    scheduler: Scheduler[Asked] = Scheduler(Paged(5, 2, 0.0), rules)
+    first, second = private(0, 4, 3), private(1, 4, 3)
+    scheduler.add(first)
+    scheduler.add(second)
+    run(scheduler, scheduler.schedule())
+    step = scheduler.schedule()
+    assert (step.preempted, step.swapped_tokens, scheduler.swapped) == (1, 4, [second])
+    run(scheduler, step)
+    scheduler.add(private(2, 2, 2))
+    computed = 0
+    while not scheduler.idle:
+        step = scheduler.schedule()
+        computed += sum(piece.tokens for piece in step.prompts if piece.entry is second)
+        assert second not in scheduler.swapped or all(entry.arrival != 2 for entry in scheduler.running)
+        run(scheduler, step)
+    assert computed == 0
+    assert second.length == 7
+
+
+def test_the_victim_with_the_fewest_outputs() -> None:
+    rules = Rules(max_batch=4, prompt_budget=100, spare=False, victim="fewest outputs")
+    scheduler: Scheduler[Asked] = Scheduler(Paged(9, 2, 0.0), rules)
+    old, young, middle = private(0, 4, 8), private(1, 4, 8), private(2, 4, 8)
+    scheduler.add(old)
+    run(scheduler, scheduler.schedule())
+    scheduler.add(middle)
+    run(scheduler, scheduler.schedule())
+    scheduler.add(young)
+    preempted = None
+    while preempted is None:
+        before = list(scheduler.running)
+        step = scheduler.schedule()
+        if step.preempted:
+            preempted = next(entry for entry in before if entry not in scheduler.running)
+        run(scheduler, step)
+    assert preempted is young
+
+
+def test_a_request_that_never_fits_leaves_the_queue_with_a_reason() -> None:
+    scheduler: Scheduler[Asked] = Scheduler(Paged(4, 2, 0.0), Rules())
+    scheduler.add(private(0, 20, 2))
+    fits = private(1, 2, 2)
+    scheduler.add(fits)
+    step = scheduler.schedule()
+    assert [(entry.arrival, "22 tokens" in reason) for entry, reason in step.refused] == [(0, True)]
+    assert scheduler.running == [fits]
+
+
+def test_orders_of_the_queue() -> None:
+    manager = PrefixManager(100, 2, retain=True)
+    known = Asked(0, ((1, 8), (2, 2), (9, 1)), 10)
+    assert manager.join(0, known.text, 10) is not None
+    manager.reach(0, 10)
+    manager.leave(0)
+    stranger = Asked(1, ((3, 4), (10, 1)), 4)
+    part = Asked(2, ((1, 8), (4, 4), (11, 1)), 12)
+    whole = Asked(3, ((1, 8), (2, 2), (5, 6), (12, 1)), 16)
+    twin = Asked(4, ((3, 4), (6, 1), (13, 1)), 5)
+    waiting = [stranger, part, whole, twin]
+    assert manager.cached(whole.text) == 10
+
+    def admitted(order: str, manager: PrefixManager = manager) -> list[int]:
+        scheduler: Scheduler[Asked] = Scheduler(manager, Rules(order=order))
+        return [entry.arrival for entry in scheduler._order(waiting, manager)]
+
+    assert admitted("fcfs") == [1, 2, 3, 4]
+    assert admitted("prefix") == [3, 2, 1, 4]
+    assert admitted("shortest") == [1, 4, 2, 3]
+    assert admitted("depth-first") == [3, 2, 1, 4]
+    assert admitted("depth-first", PrefixManager(100, 2)) == [1, 4, 2, 3]
+    with pytest.raises(ValueError, match="no order 'random'"):
+        Scheduler(manager, Rules(order="random"))
