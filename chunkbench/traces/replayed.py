@@ -1,0 +1,71 @@
+"""Requests for a replay: when they are due, and texts that say what they share instead of tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count as count_from
+from typing import NamedTuple
+
+from chunkbench.experiment.point import Segment
+from chunkbench.kvcache.text import SegmentText, Text
+from chunkbench.traces.lengths import Lengths
+from chunkbench.traces.prompts import Prompts
+
+
+class ReplayRequest(NamedTuple):
+    """A request of a replay."""
+
+    due: float
+    """Seconds after the start."""
+    text: Text
+    """Prompt and answer. Segments with one id, or equal tokens behind equal tokens, are shared."""
+    answer: int
+    """Tokens to generate."""
+
+
+def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[ReplayRequest]:
+    """Requests with prompts of one length, shared as `prompts` says, and answers of `answer` tokens.
+
+    Requests i and j share what paths i and j of `prompts.paths()` share, each modulo the number of paths. Raises
+    ValueError.
+    """
+    paths = prompts.paths()
+    fresh = _fresh(paths)
+    requests = []
+    for number, time in enumerate(due):
+        path = paths[number % len(paths)]
+        private = prompts.n_p - sum(segment.tokens for segment in path)
+        requests.append(replay_request(time, [*path, Segment(next(fresh), private)], Segment(next(fresh), answer)))
+    return requests
+
+
+def from_lengths(
+    lengths: Lengths, due: Sequence[float], seed: int | str, n_s: int = 0, prompts: int = 1
+) -> list[ReplayRequest]:
+    """Requests with drawn lengths. Before its private prompt, request i has system prompt i modulo `prompts` (`n_s`
+    tokens, 0: none), which adds to the drawn length. Raises ValueError."""
+    if n_s < 0 or prompts < 1:
+        raise ValueError(f"n_s must be at least 0 and prompts at least 1, not {n_s} and {prompts}")
+    chance = random.Random(f"lengths of requests {seed}")
+    fresh = count_from(prompts)
+    requests = []
+    for number, time in enumerate(due):
+        system = Segment(number % prompts, n_s)
+        user = Segment(next(fresh), lengths.prompt.draw(chance))
+        requests.append(replay_request(time, [system, user], Segment(next(fresh), lengths.answer.draw(chance))))
+    return requests
+
+
+def replay_request(due: float, prompt: Sequence[Segment], answer: Segment) -> ReplayRequest:
+    """A request of segments; empty ones are left out. Raises ValueError if prompt or answer has no token."""
+    tokens = sum(segment.tokens for segment in prompt)
+    if tokens < 1 or answer.tokens < 1:
+        raise ValueError(f"a request needs tokens in prompt and answer, not {tokens} and {answer.tokens}")
+    segments = tuple((segment.id, segment.tokens) for segment in (*prompt, answer) if segment.tokens)
+    return ReplayRequest(due, SegmentText(segments, tokens), answer.tokens)
+
+
+def _fresh(paths: Sequence[Sequence[Segment]]) -> Iterator[int]:
+    """Ids that no segment of these paths has."""
+    return count_from(1 + max(segment.id for path in paths for segment in path))
