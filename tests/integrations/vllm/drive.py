@@ -3,8 +3,8 @@
 Reads JSON from standard input: `engine` (arguments of the engine) and `requests` (id, prompt, max_tokens; `at`: the
 step at which it joins; `abort_after`: tokens after which it is cancelled, or null); `triton`: whether the backend for
 GPUs takes part, see `triton_on_cpu`. Prints JSON: of each request its tokens, the gap between the two largest
-log-probabilities of each, and the largest log-probabilities of the first; how many requests were preempted; the classes
-that compute attention.
+log-probabilities of each, the largest log-probabilities of the first, and its cached prompt tokens; how many requests
+were preempted; the classes that compute attention.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def main() -> None:
         for output in engine.step():
             made = output.outputs[0]
             answer = answers[output.request_id]
+            answer["cached"] = output.num_cached_tokens
             answer["tokens"] = list(made.token_ids)
             ranked = [sorted((entry.logprob for entry in step.values()), reverse=True) for step in made.logprobs or []]
             answer["gaps"] = [most[0] - most[1] for most in ranked]

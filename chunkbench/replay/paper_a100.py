@@ -1,0 +1,155 @@
+"""Step times of Llama2-7B on the paper's A100, from the paper's printed numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from chunkbench.experiment.llama import SHAPES
+from chunkbench.replay.fitting import non_negative
+from chunkbench.replay.step_time import StepShape
+
+PaperSystem = Literal["paged", "paged_star", "chunk"]
+"""PagedAttn, PagedAttn* and ChunkAttn of Table 3. PagedAttn reads shared tokens like private ones; PagedAttn* has them
+in memory once, but every sequence reads them; ChunkAttn reads them once for all."""
+
+TABLE_1: Mapping[str, tuple[float, ...]] = {
+    "rows": (1, 32, 64),
+    "qkv": (88.44, 90.02, 98.04),
+    "mlp": (160.77, 209.82, 217.79),
+}
+"""Table 1: sequences (rows of the products), and the latency of one layer's QKV projection and MLP in µs."""
+
+TABLE_3: Mapping[tuple[int, int], tuple[float, float, float]] = {
+    (1024, 0): (356.17, 355.82, 332.50),
+    (1024, 512): (355.88, 257.74, 198.87),
+    (1024, 768): (356.02, 215.18, 131.21),
+    (1024, 1024): (355.44, 154.46, 56.00),
+    (2048, 0): (702.98, 703.50, 655.44),
+    (2048, 1024): (703.35, 505.32, 384.37),
+    (2048, 1536): (702.90, 421.25, 247.14),
+    (2048, 2048): (703.72, 338.41, 110.48),
+    (4096, 0): (1400.61, 1400.17, 1301.78),
+    (4096, 2048): (1400.99, 998.78, 747.56),
+    (4096, 3072): (1400.30, 828.98, 477.66),
+    (4096, 4096): (1399.51, 663.84, 206.22),
+}
+"""Table 3: (n_p, n_s) -> µs for one decode step of one layer with PagedAttn, PagedAttn* and ChunkAttn. The table's
+heading says ms, which agrees with nothing else in the paper."""
+
+TABLE_3_BATCH = 32
+TABLE_3_ANSWER = 32.5
+"""Tokens of the answer in the mean of the 64 steps that Table 3 averages: of 1, 2, ..., 64."""
+
+PEAK_FLOPS = 312e12
+"""FLOP/s of an A100's tensor cores with 16-bit numbers, from NVIDIA's data sheet."""
+SHARE_OF_PEAK = 0.6
+"""What products of many rows and the attention of prompts are assumed to reach of it. Table 1 ends at 64 rows, where
+the time is that of reading the weights: its 66 and 80 TFLOP/s would make prompts more than twice as slow."""
+
+VOCABULARY = 32_000
+"""Llama 2's, for the product that gives the logits."""
+
+_SHAPE = SHAPES["llama2-7b"]
+_HIDDEN = _SHAPE.hidden_size
+_QKV_WEIGHTS = _HIDDEN * _SHAPE.qkv_size
+_MLP_WEIGHTS = 3 * _HIDDEN * _SHAPE.intermediate_size
+_OUTPUT_OF_QKV = _HIDDEN * _HIDDEN / _QKV_WEIGHTS
+_LOGITS_OF_MLP = _HIDDEN * VOCABULARY / _MLP_WEIGHTS
+
+
+@dataclass(frozen=True)
+class PaperA100:
+    """A step of Llama2-7B, 32 layers, 16-bit numbers, one A100.
+
+    Printed: the QKV projection and the MLP at 1, 32 and 64 rows (Table 1; straight lines between them) and decode
+    attention of 32 sequences (Table 3). Fitted: microseconds per token that attention reads for the first time, and for
+    every further sequence that reads it (`attention_fit`). Assumed: at other batch sizes attention takes these times,
+    too; the output projection takes a third of QKV's time, and the logits 0.97 of an MLP's, as their weights do; above
+    64 rows products take the time of 64 rows or that of their FLOPs at `SHARE_OF_PEAK`, whichever is longer; attention
+    of prompts takes that of its FLOPs. Left out, because the paper prints nothing: norms, rotary positions, sampling,
+    and all time of the host, which `host_s` can add to each step.
+    """
+
+    system: PaperSystem
+    host_s: float = 0.0
+    """Seconds of each step outside of these kernels."""
+
+    def seconds(self, shape: StepShape) -> float:
+        """See `StepTime`."""
+        layer_us = (
+            self.products_us(shape.decoding + shape.prompt_tokens)
+            + self.attention_us(shape)
+            + _compute_us(4 * shape.prompt_reads * _HIDDEN)
+        )
+        logits_us = _LOGITS_OF_MLP * _product_us("mlp", _MLP_WEIGHTS, shape.sampled)
+        return self.host_s + (_SHAPE.num_hidden_layers * layer_us + logits_us) * 1e-6
+
+    def products_us(self, rows: int) -> float:
+        """Microseconds of one layer's matrix products for this many tokens."""
+        qkv, mlp = _product_us("qkv", _QKV_WEIGHTS, rows), _product_us("mlp", _MLP_WEIGHTS, rows)
+        return qkv * (1 + _OUTPUT_OF_QKV) + mlp
+
+    def attention_us(self, shape: StepShape) -> float:
+        """Microseconds of one layer's decode attention."""
+        fit = attention_fit(self.system)
+        return fit.once * shape.read_once + fit.again * shape.read_again
+
+    @property
+    def words(self) -> str:
+        """See `StepTime`."""
+        fit = attention_fit(self.system)
+        host = f"; {self.host_s * 1e3:g} ms of the host in each step, fitted to Table 4" if self.host_s else ""
+        return (
+            f"Llama2-7B on the paper's A100: products from Table 1, decode attention fitted to Table 3 "
+            f"({fit.once * 1e3:.2f} ns per token read first, {fit.again * 1e3:.2f} ns per further read, "
+            f"within {fit.largest_error:.1%}); "
+            f"assumed: {SHARE_OF_PEAK:.0%} of {PEAK_FLOPS / 1e12:.0f} TFLOP/s for prompts, "
+            f"output projection and logits by their weights{host}"
+        )
+
+
+class AttentionFit(NamedTuple):
+    """Microseconds of one layer's decode attention."""
+
+    once: float
+    """For each token that is read, the first time."""
+    again: float
+    """For each further sequence that reads it."""
+    largest_error: float
+    """Of a row of Table 3, as a share of it. For PagedAttn* and ChunkAttn: of the row with n_p = n_s = 1024."""
+
+
+@cache
+def attention_fit(system: PaperSystem) -> AttentionFit:
+    """Fitted to the 12 rows of Table 3 by least squares of the errors as shares of the row.
+
+    A constant part, tried as well, comes out as zero. All rows have 32 sequences, so Table 3 alone gives only the sum
+    of one first and 31 further reads of a shared token; that its first read costs what a private token's does is
+    assumed. ChunkAttn's token rate then grows by 1.31 from 16 to 96 sequences. The paper's Figure 4 says 1.45, but its
+    times disagree with Table 3.
+    """
+    column = ("paged", "paged_star", "chunk").index(system)
+    printed = np.array([row[column] for row in TABLE_3.values()])
+    private = np.array([TABLE_3_BATCH * (n_p - n_s + TABLE_3_ANSWER) for n_p, n_s in TABLE_3])
+    shared = np.array([n_s for _, n_s in TABLE_3], np.float64)
+    shares = np.stack([private + shared, (TABLE_3_BATCH - 1) * shared], axis=1) / printed[:, None]
+    found = non_negative(shares, np.ones(len(printed)))
+    return AttentionFit(float(found[0]), float(found[1]), float(np.abs(shares @ found - 1).max()))
+
+
+@lru_cache(4096)
+def _product_us(name: str, weights: int, rows: int) -> float:
+    """Microseconds of a product of `rows` rows with a layer's matrices of this many weights."""
+    if rows == 0:
+        return 0.0
+    printed = float(np.interp(rows, TABLE_1["rows"], TABLE_1[name]))
+    return printed if rows <= TABLE_1["rows"][-1] else max(printed, _compute_us(2 * rows * weights))
+
+
+def _compute_us(flops: float) -> float:
+    return flops / (PEAK_FLOPS * SHARE_OF_PEAK) * 1e6

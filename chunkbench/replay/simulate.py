@@ -1,0 +1,164 @@
+"""The replay: requests, a scheduler and a cache manager on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from chunkbench.kvcache.managers.manager import AccountedManager, Accounts
+from chunkbench.kvcache.text import Text
+from chunkbench.replay.step_time import StepShape, StepTime
+from chunkbench.scheduling import Entry, Piece, Rules, Scheduler, Step
+from chunkbench.traces.replayed import ReplayRequest
+
+_MOMENTS = 100
+"""At least so many moments of the timeline are kept, if there are so many steps."""
+
+
+class Stuck(RuntimeError):
+    """Requests wait, nothing runs, and none of them is admitted: the manager or the rules are wrong."""
+
+
+@dataclass(eq=False)
+class Replayed(Entry):
+    """A request, and what the replay did with it. Times in seconds on the virtual clock."""
+
+    request: ReplayRequest
+    length: int = 0
+    """Tokens so far: prompt and answer."""
+    end: int = 0
+    """Tokens at the end."""
+    first: float | None = None
+    """When the first token of the answer was there."""
+    last: float | None = None
+    refused: str = ""
+    """Why it never fits into the memory; empty if it does."""
+
+    @property
+    def text(self) -> Text:
+        """Its tokens."""
+        return self.request.text
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state after a step was scheduled."""
+
+    at: float
+    batch: int
+    waiting: int
+    accounts: Accounts
+
+
+@dataclass
+class Replay:
+    """What happened."""
+
+    requests: list[Replayed]
+    steps: int = 0
+    end: float = 0.0
+    """Time of the last token, seconds."""
+    computed_tokens: int = 0
+    """Prompt tokens that were computed; those computed again after a preemption count again, answers' tokens too."""
+    preemptions: int = 0
+    swapped_tokens: int = 0
+    peak_slots: int = 0
+    """Most slots that live sequences had, whole blocks."""
+    peak_batch: int = 0
+    moments: list[Moment] = field(default_factory=list)
+    """Evenly spread over the steps."""
+
+
+def replay(
+    requests: Sequence[ReplayRequest],
+    manager: AccountedManager,
+    rules: Rules,
+    step_time: StepTime,
+    advance: Callable[[float], None] = lambda share: None,
+) -> Replay:
+    """Replay requests, which are in order of due time.
+
+    A request joins the queue at the first step that begins at or after its due time. A step takes the time that
+    `step_time` says; its tokens are there at its end. `advance` gets the share of requests that ended. Raises Stuck.
+    """
+    entries = [
+        Replayed(number, request, request.text.prompt, request.text.prompt + request.answer)
+        for number, request in enumerate(requests)
+    ]
+    scheduler: Scheduler[Replayed] = Scheduler(manager, rules)
+    done = Replay(entries)
+    clock, arrived, ended, every = 0.0, 0, 0, 1
+    while arrived < len(entries) or not scheduler.idle:
+        if scheduler.idle:
+            clock = max(clock, entries[arrived].request.due)
+        while arrived < len(entries) and entries[arrived].request.due <= clock:
+            scheduler.add(entries[arrived])
+            arrived += 1
+        step = scheduler.schedule()
+        for entry, reason in step.refused:
+            entry.refused = reason
+            ended += 1
+        if not step.batch and not step.swapped_tokens:
+            if step.refused or step.preempted:
+                continue
+            raise Stuck(f"{len(scheduler.waiting)} requests wait at {clock:.3f} s, nothing runs, and none is admitted")
+        clock += step_time.seconds(_shape(step, manager))
+        _count(done, step, manager)
+        if done.steps % every == 0:
+            done.moments.append(Moment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
+            if len(done.moments) == 2 * _MOMENTS:
+                del done.moments[::2]
+                every *= 2
+        before = ended
+        for entry in step.decoding:
+            entry.length += 1
+            if entry.length == entry.end:
+                _finish(entry, clock, scheduler)
+                ended += 1
+        for piece in step.prompts:
+            if piece.sampled:
+                ended += _take_first(piece.entry, clock, scheduler)
+        if ended > before:
+            advance(ended / len(entries))
+    done.end = clock
+    return done
+
+
+def _shape(step: Step[Replayed], manager: AccountedManager) -> StepShape:
+    return StepShape(
+        len(step.decoding),
+        manager.reads(),
+        step.prompt_tokens,
+        sum(map(_reads, step.prompts)) if step.prompts else 0,
+        len(step.decoding) + (sum(piece.sampled for piece in step.prompts) if step.prompts else 0),
+    )
+
+
+def _reads(piece: Piece[Replayed]) -> int:
+    """Tokens that the tokens of a part of a prompt attend to, each all up to itself."""
+    return piece.tokens * (2 * piece.first + piece.tokens + 1) // 2
+
+
+def _count(done: Replay, step: Step[Replayed], manager: AccountedManager) -> None:
+    done.steps += 1
+    done.computed_tokens += step.prompt_tokens
+    done.preemptions += step.preempted
+    done.swapped_tokens += step.swapped_tokens
+    done.peak_batch = max(done.peak_batch, step.batch)
+    done.peak_slots = max(done.peak_slots, manager.slots_held)
+
+
+def _take_first(entry: Replayed, clock: float, scheduler: Scheduler[Replayed]) -> bool:
+    """A sequence got a token after its prompt, or after what it had before a preemption. Returns whether it ended."""
+    if entry.first is None:
+        entry.first = clock
+    entry.length += 1
+    if entry.length == entry.end:
+        _finish(entry, clock, scheduler)
+        return True
+    return False
+
+
+def _finish(entry: Replayed, clock: float, scheduler: Scheduler[Replayed]) -> None:
+    entry.last = clock
+    scheduler.finish(entry)

@@ -1,0 +1,127 @@
+"""Replays worked out by hand, and bounds that no replay may pass."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from chunkbench.kvcache.managers import Contiguous, HashedBlocks, Paged, PrefixManager
+from chunkbench.kvcache.managers.manager import AccountedManager
+from chunkbench.kvcache.text import SegmentText
+from chunkbench.replay.forks import fork_memory
+from chunkbench.replay.simulate import Stuck, replay
+from chunkbench.replay.step_time import Constant
+from chunkbench.scheduling import Rules
+from chunkbench.traces.replayed import ReplayRequest
+
+
+def request(due: float, *prompt: tuple[int, int], answer: int, number: int) -> ReplayRequest:
+    text = SegmentText((*prompt, (1000 + number, answer)), sum(tokens for _, tokens in prompt))
+    return ReplayRequest(due, text, answer)
+
+
+def test_times_of_two_requests() -> None:
+    """Steps of 1 s. The second request comes within the first step and starts with the second one."""
+    made = [request(0, (1, 6), answer=3, number=0), request(0.5, (2, 10), answer=2, number=1)]
+    done = replay(made, Paged(50, 4, 0.0), Rules(max_batch=2, prompt_budget=8), Constant(1.0))
+    first, second = done.requests
+    assert (first.first, first.last) == (1.0, 3.0)
+    assert (second.first, second.last) == (3.0, 4.0)  # its prompt takes two steps
+    assert (done.steps, done.end, done.computed_tokens, done.peak_batch) == (4, 4.0, 16, 2)
+    assert done.peak_slots == 20
+
+
+def test_an_idle_server_waits_for_the_next_request() -> None:
+    made = [request(0, (1, 2), answer=1, number=0), request(9.25, (2, 2), answer=1, number=1)]
+    done = replay(made, Paged(50, 4, 0.0), Rules(), Constant(0.5))
+    assert [one.last for one in done.requests] == [0.5, 9.75]
+
+
+def test_a_request_that_never_fits_is_refused_and_costs_the_others_nothing() -> None:
+    made = [request(0, (1, 200), answer=5, number=0), request(0, (2, 4), answer=1, number=1)]
+    done = replay(made, Paged(10, 4, 0.0), Rules(), Constant(1.0))
+    assert "205 tokens" in done.requests[0].refused
+    assert done.requests[0].last is None
+    assert done.requests[1].last == 1.0
+
+
+def test_a_manager_that_admits_nobody_is_an_error() -> None:
+    class Full(Paged):
+        def join(self, sequence: int, text: object, known: int) -> None:
+            return None
+
+    with pytest.raises(Stuck, match="1 requests wait"):
+        replay([request(0, (1, 4), answer=1, number=0)], Full(10, 4, 0.0), Rules(), Constant(1.0))
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [
+        Contiguous(300, "max", 60), Contiguous(300, "pow2", 60), Contiguous(300, "exact", 60), Paged(75, 4),
+        HashedBlocks(75, 4), PrefixManager(75, 4), PrefixManager(75, 4, retain=True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["fcfs", "prefix", "depth-first", "shortest"])
+def test_every_request_gets_its_tokens_and_nothing_stays(manager: AccountedManager, order: str) -> None:
+    chance = random.Random(order)
+    made = [
+        request(n * 0.7, (n % 3, 12), (10 + n, chance.randrange(1, 20)), answer=chance.randrange(1, 25), number=n)
+        for n in range(60)
+    ]
+    done = replay(made, manager, Rules(max_batch=20, prompt_budget=30, order=order), Constant(1.0))
+    for one in done.requests:
+        assert one.last is not None
+        assert one.first is not None
+        assert one.length == one.text.total
+        assert one.request.due < one.first <= one.last
+        # A token a step at most.
+        assert one.last - one.first >= one.request.answer - 1
+    assert manager.slots_held == 0
+    assert all(moment.accounts.capacity == manager.capacity for moment in done.moments)
+    assert done.peak_slots <= manager.capacity
+
+
+def test_depth_first_computes_each_token_of_the_radix_tree_once() -> None:
+    """RadixAttention's lower bound: all requests known, page size 1, a cache of the longest request, one at a time. The
+    last token of a prompt, which is computed for its logits, does not count where it was cached."""
+    chance = random.Random(3)
+    trees = 0
+    for _ in range(30):
+        paths: list[list[tuple[int, int]]] = [[(1, chance.randrange(1, 6))]]
+        for segment in range(2, 30):
+            parent = chance.choice(paths)
+            paths.append([*parent[: chance.randrange(len(parent) + 1)], (segment, chance.randrange(1, 8))])
+        chance.shuffle(paths)
+        made = [request(0, *path, answer=1, number=number) for number, path in enumerate(paths)]
+        longest = max(one.text.total for one in made)
+        edges = sum(dict(segment for path in paths for segment in path).values())
+        manager = PrefixManager(longest, 1, retain=True)
+        rules = Rules(max_batch=1, prompt_budget=10**6, order="depth-first", spare=False)
+        done = replay(made, manager, rules, Constant(1.0))
+        again = sum(one.cached_tokens == one.text.prompt - 1 for one in done.requests)
+        assert edges <= done.computed_tokens <= edges + again
+        by_arrival = replay(made, PrefixManager(longest, 1, retain=True), Rules(1, 10**6, spare=False), Constant(1.0))
+        trees += by_arrival.computed_tokens > done.computed_tokens
+    assert trees > 20
+
+
+def test_parallel_samples_share_the_prompt() -> None:
+    made = [request(0, (1, 8), answer=4, number=0)]
+    found = fork_memory(made, Paged(100, 4), 2, beam=False, seed=0)
+    # Steps with 9 to 12 tokens each: 2 * (9 + 10 + 11 + 12) tokens by themselves, 8 of each step shared.
+    assert (found.covered, found.used, found.prompt) == (84, 84 - 32, 32)
+    assert found.saved == pytest.approx(32 / 84)
+    alone = fork_memory(made, Contiguous(100, "exact", 20), 2, beam=False, seed=0)
+    assert alone.saved == 0
+
+
+def test_beams_share_more_than_samples() -> None:
+    made = [request(0, (1, 8), answer=40, number=number) for number in range(3)]
+    for manager in (Paged(300, 4), HashedBlocks(300, 4), PrefixManager(300, 4)):
+        beams = fork_memory(made, manager, 4, beam=True, seed=1)
+        samples = fork_memory(made, manager, 4, beam=False, seed=1)
+        assert beams.saved > samples.saved > 0
+        assert manager.slots_held == 0
+    with pytest.raises(ValueError, match="too small"):
+        fork_memory(made, Paged(14, 4), 4, beam=False, seed=0)
