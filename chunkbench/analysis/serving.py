@@ -90,16 +90,12 @@ class SustainedRate:
     """Whether the objective was met at every measured rate."""
 
 
-def sustained_rate(rows: Iterable[Row], objective_s: float) -> SustainedRate | None:
-    """By interpolation between the highest measured rate that meets the objective and the next one.
+def sustained_rate(spots: Iterable[tuple[float, float]], objective_s: float) -> SustainedRate | None:
+    """By interpolation between the highest rate that meets the objective and the next one.
 
-    `rows`: a system at several rates, alike in all else. None if no rate meets the objective.
+    `spots`: requests per second and seconds per token of a system, alike in all else. None if no rate meets it.
     """
-    ordered = sorted(
-        (row.facts.requests_per_s, row.derived.latency_us / 1e6)
-        for row in rows
-        if isinstance(row.facts, ServingFacts) and row.facts.requests_per_s and row.derived.latency_us is not None
-    )
+    ordered = sorted(spots)
     met = [number for number, (_, latency) in enumerate(ordered) if latency <= objective_s]
     if not met:
         return None
@@ -108,3 +104,12 @@ def sustained_rate(rows: Iterable[Row], objective_s: float) -> SustainedRate | N
         return SustainedRate(rate, True)
     next_rate, next_latency = ordered[met[-1] + 1]
     return SustainedRate(rate + (next_rate - rate) * (objective_s - latency) / (next_latency - latency), False)
+
+
+def spots(rows: Iterable[Row]) -> list[tuple[float, float]]:
+    """Requests per second and normalized latency (s per token) of the rows that have both."""
+    return [
+        (row.facts.requests_per_s, row.derived.latency_us / 1e6)
+        for row in rows
+        if isinstance(row.facts, ServingFacts) and row.facts.requests_per_s and row.derived.latency_us is not None
+    ]

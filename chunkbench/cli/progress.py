@@ -56,7 +56,7 @@ class RunProgress:
     def started(self, path: Path, points: int, finished: int) -> None:
         """Print the folder of the run."""
         self._points, self._number = points, finished
-        kept = f", {finished} already measured" if finished else ""
+        kept = f", {finished} already done" if finished else ""
         self._print(f"{count(points, 'point')}{kept} -> {path}")
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
@@ -75,8 +75,8 @@ class RunProgress:
         others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
         rounds = max((len(case.samples_us) for case in cases), default=0)
         self._print(
-            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} measured"
-            f"{f', {others}' if others else ''}; {count(rounds, 'round')}, {seconds:.0f} s; {_left(left_s)}"
+            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].verb}"
+            f"{f', {others}' if others else ''}; {count(rounds, cases[0].repeated)}, {seconds:.0f} s; {_left(left_s)}"
         )
 
     def problem(self, text: str) -> None:

@@ -15,6 +15,7 @@ Examples:
   chunkbench traces conversation_trace.jsonl
   chunkbench traces AzureLLMInferenceTrace_conv.csv --format markdown
   chunkbench traces conversation_trace.jsonl --cache 2000 --cache 20000 --format json
+  chunkbench traces conversation_trace.jsonl --experiment replay.yaml
 """
 _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
 
@@ -29,8 +30,13 @@ _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
     multiple=True,
     help="Count hits in a cache of this size; may be repeated.  [default: 1000, 10000, 30000, 50000, 100000]",
 )
+@click.option(
+    "--experiment",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write an experiment that replays the trace through cache managers, as YAML.",
+)
 @click.option("--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", show_default=True)
-def command(path: Path, caches: tuple[int, ...], form: str) -> None:
+def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: str) -> None:
     """Describe the requests in FILE: lengths, rate, and how much of their prompts a cache would hold.
 
     The first line tells the format: Mooncake's JSON lines (with hash_ids of blocks of 512 tokens), the CSV of Azure's
@@ -40,6 +46,7 @@ def command(path: Path, caches: tuple[int, ...], form: str) -> None:
     from chunkbench.analysis.traffic import traffic_numbers
     from chunkbench.report.formats import render_document
     from chunkbench.report.traffic import document
+    from chunkbench.report.traffic import experiment as as_experiment
     from chunkbench.traces import TraceError, read_traffic
 
     try:
@@ -48,6 +55,12 @@ def command(path: Path, caches: tuple[int, ...], form: str) -> None:
         fail(error)
     dues, prompts, answers, blocks = zip(*trace.requests, strict=True)
     numbers = traffic_numbers(dues, prompts, answers, blocks, trace.block_tokens, caches or _CACHES)
+    if experiment is not None:
+        try:
+            experiment.write_text(as_experiment(str(path), numbers, trace.block_tokens), encoding="utf-8")
+        except OSError as error:
+            fail(f"{experiment}: cannot be written: {error.strerror}")
+        click.echo(f"wrote {experiment}; replay it: chunkbench run {experiment}", err=True)
     if form == "json":
         told = {"format": trace.format, "block_tokens": trace.block_tokens, "notes": trace.notes}
         click.echo(json.dumps(told | dataclasses.asdict(numbers), indent=2))

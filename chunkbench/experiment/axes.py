@@ -13,6 +13,7 @@ from typing import Any
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.experiment.values import (
     DTYPES,
+    MAX_NAME,
     MAX_SEQUENCES,
     MAX_TOKENS,
     PROMPT_LENGTH_SCHEMA,
@@ -27,6 +28,7 @@ from chunkbench.experiment.values import (
     read_dtype,
     read_forest,
     read_model,
+    read_name,
     read_prompt_length,
     read_shared_length,
     show,
@@ -73,7 +75,18 @@ def _counted(
     return Axis(name, description, values, words, default, read, schema, label, unit, **options)
 
 
+def _named(name: str, description: str, values: str, default_words: str) -> Axis:
+    schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
+    return Axis(name, description, values, default_words, None, read_name, schema, name, later=True)
+
+
 _TABLE = (
+    _named(
+        "traffic",
+        "the requests of `kind: replay`; with traffic other than fixed, n_p and n_c follow from it",
+        "fixed (n_p, n_s, n_c), sharegpt, alpaca, chat, or the path of a trace",
+        "fixed",
+    ),
     Axis(
         "model",
         "the model whose decoder layer `kind: modules` measures; it sets heads, kv_heads and head_dim",
@@ -180,6 +193,40 @@ _TABLE = (
         1,
         1_000_000,
         "requests per minute",
+        default_words="none",
+        later=True,
+    ),
+    _counted(
+        "memory",
+        "token slots of K/V memory, for `kind: replay`",
+        None,
+        1,
+        1 << 40,
+        "K/V memory",
+        "tokens",
+        default_words="enough for all requests",
+        later=True,
+    ),
+    _named(
+        "schedule", "order of the waiting requests, for `kind: replay`", "fcfs, prefix, depth-first, shortest", "fcfs"
+    ),
+    _counted(
+        "samples",
+        "answers of each request, sampled in parallel behind one prompt, for `kind: replay`",
+        None,
+        2,
+        64,
+        "answers of a request",
+        default_words="one",
+        later=True,
+    ),
+    _counted(
+        "beams",
+        "width of beam search, for `kind: replay`",
+        None,
+        2,
+        64,
+        "beams",
         default_words="none",
         later=True,
     ),

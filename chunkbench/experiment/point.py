@@ -30,7 +30,8 @@ class AxisFields(BaseModel):
     `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
     `k mod prompts`). `tree` describes any forest; `n_s` is then None. `model` is the shape of the model whose layer the
     point measures, or that servers run; None if there is none. `load` (percent of a system's capacity) and `rate`
-    (requests per minute) are how fast requests arrive at servers.
+    (requests per minute) are how fast requests arrive at servers. The last five belong to replays; where their
+    `traffic` decides lengths, `n_p` and `n_c` are 0.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,6 +52,11 @@ class AxisFields(BaseModel):
     device: Device
     load: int | None = None
     rate: int | None = None
+    traffic: str | None = None
+    memory: int | None = None
+    schedule: str | None = None
+    samples: int | None = None
+    beams: int | None = None
 
 
 class Point(AxisFields):
@@ -67,9 +73,12 @@ class Point(AxisFields):
     def brief(self) -> str:
         """Short text of the axes that differ between the points of most experiments."""
         n_p = str(self.n_p) if isinstance(self.n_p, int) else f"{self.n_p[0]}..{self.n_p[1]}"
-        sharing = "tree" if self.tree is not None else str(self.model or f"n_s={self.n_s}")
-        words = [f"n_p={n_p}", sharing, f"b={self.batch_size}"]
+        requests = self.load is not None or self.rate is not None or self.traffic is not None
+        model = str(self.model) if self.model is not None and not requests else ""
+        sharing = "tree" if self.tree is not None else model or f"n_s={self.n_s}"
+        words = [self.traffic if self.traffic and not self.n_p else f"n_p={n_p}", sharing, f"b={self.batch_size}"]
         usual = {"kv_heads": self.heads, "prompts": 1, "threads": None}
+        usual |= dict.fromkeys(("load", "rate", "memory", "schedule", "samples", "beams"))
         words += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
         return " ".join(words)
 

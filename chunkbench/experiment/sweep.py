@@ -27,6 +27,10 @@ from chunkbench.experiment.values import (
 MAX_POINTS = 10_000
 MAX_INDEX = (1 << 31) - 1
 """Kernels count tokens in 32 bits."""
+REPLAYED = dict.fromkeys(
+    ("traffic", "memory", "schedule", "samples", "beams"), "is only for `kind: replay`; leave it out"
+)
+"""Axes that only replays have, with what to say elsewhere."""
 INDEPENDENT = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
 """Axes whose values do not depend on any other axis."""
 T = TypeVar("T")
@@ -120,7 +124,10 @@ def resolve(values: Mapping[str, AxisValue]) -> dict[str, Any]:
         fields["model"] = shape = shape_of(cast(str, values["model"]))
         fields["heads"], fields["kv_heads"] = shape.num_attention_heads, shape.num_key_value_heads
         fields["head_dim"] = shape.head_dim
-    if fields["tree"] is None:
+    if fields["n_p"] is None:  # traffic decides the lengths
+        fields["n_p"] = fields["n_c"] = 0
+        fields["n_s"] = fields["n_s"] or 0
+    elif fields["tree"] is None:
         fields["n_s"] = int(cast(Fraction, shared_tokens(fields["n_s"], fields["n_p"])))
     return fields
 

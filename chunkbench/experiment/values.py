@@ -13,6 +13,7 @@ from chunkbench.experiment.yaml_tree import Misread
 
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of one prompt or completion."""
+MAX_NAME = 200
 MAX_SEQUENCES = 1 << 16
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 
@@ -147,6 +148,13 @@ def read_model(raw: object) -> str:
         shape_of(raw)
     except ShapeError as error:
         raise Findings(Finding((), str(error))) from None
+    return raw
+
+
+def read_name(raw: object) -> str:
+    """A name or a path; the kind of work knows which ones exist."""
+    if not isinstance(raw, str) or not raw.strip() or len(raw) > MAX_NAME:
+        raise Findings(Finding((), f"must be a name or a path of at most {MAX_NAME} characters, not {show(raw)}"))
     return raw
 
 

@@ -14,6 +14,7 @@ EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "holds": "best",
     "does not hold": "failed",
     "different here": "noisy",
+    "generated": "quiet",
     "not measured": "absent",
 }
 
@@ -66,7 +67,7 @@ def headline(claims: Sequence[Claim]) -> str:
 
 
 def _status(claim: Claim) -> str:
-    verbs = {"different here": "is different here", "not measured": "was not measured"}
+    verbs = {"different here": "is different here", "generated": "was generated", "not measured": "was not measured"}
     return f"{claim.id}: {claim.statement}. It {verbs.get(claim.verdict, claim.verdict)}: {claim.reason}."
 
 

@@ -60,7 +60,7 @@ def _machine(manifest: Manifest, rows: Sequence[Row]) -> str:
     """The hardware of every machine of the run, with the machine's id if there are several."""
     several = len(manifest.machines) > 1
     machines = [f"{id}: {_hardware(facts)}" if several else _hardware(facts) for id, facts in manifest.machines.items()]
-    parts = ["; ".join(machines), f"measured on {_list(row.facts.device for row in rows)}"]
+    parts = ["; ".join(machines), f"{rows[0].facts.verb} on {_list(row.facts.device for row in rows)}"]
     return ", ".join(part for part in parts if part)
 
 
@@ -88,8 +88,9 @@ def _software(manifest: Manifest, rows: Sequence[Row]) -> str:
 
 
 def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
+    drawn = "; K, V and queries standard normal" if rows[0].facts.verb == "measured" else ""
     parts = [
-        f"{_list(row.facts.dtype for row in rows)}; K, V and queries standard normal",
+        f"{_list(row.facts.dtype for row in rows)}{drawn}",
         f"seed {_list(row.facts.seed for row in rows)}",
     ]
     checked = [r.facts for r in timed if r.facts.max_error is not None and r.facts.tolerance]
@@ -132,9 +133,10 @@ def _timing(rows: Sequence[Row], timed: Sequence[Row]) -> str:
 
 def _interval(manifest: Manifest, timed: Sequence[Row]) -> str:
     confidence = manifest.experiment.confidence
+    one = timed[0].facts.repeated if timed else ""
     texts = {
-        "range": "smallest and largest round (range: too few rounds for a confidence interval)",
-        "confidence": f"{confidence:.0%} confidence for the median over rounds, by order statistics",
+        "range": f"smallest and largest {one} (range: too few {one}s for a confidence interval)",
+        "confidence": f"{confidence:.0%} confidence for the median over {one}s, by order statistics",
     }
     kinds = dict.fromkeys(row.derived.interval_kind for row in timed if row.derived.rounds > 1)
     return " or, where there are enough rounds, ".join(texts[kind] for kind in ("range", "confidence") if kind in kinds)

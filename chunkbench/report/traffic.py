@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from chunkbench.analysis.traffic import Hits, Spread, TrafficNumbers
 from chunkbench.report.model import Cell, Column, Document, Table
 from chunkbench.report.numbers import NOTHING, count, significant
+
+_LARGEST_CHUNK = 512
 
 
 def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, notes: Sequence[str]) -> Document:
@@ -24,6 +28,40 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
         statuses=(),
         legend=_legend(block_tokens),
         footer=(("trace", f"format of {form}"),),
+    )
+
+
+def experiment(path: str, numbers: TrafficNumbers, block_tokens: int) -> str:
+    """An experiment that replays the trace at `path` through cache managers, as YAML.
+
+    The smallest memory holds four requests of the largest size, the largest one all different blocks.
+    """
+    least = 4 * int(numbers.prompt_tokens.most + numbers.answer_tokens.most)
+    tokens = [numbers.distinct_blocks * block_tokens, int(numbers.requests * numbers.prompt_tokens.mean)]
+    most = max(least, tokens[0] or tokens[1])
+    sizes = sorted({round(least * (most / least) ** (step / 4)) for step in range(5)})
+    chunk = block_tokens if 0 < block_tokens <= _LARGEST_CHUNK else 16
+    return "\n".join(
+        [
+            "# Replays a trace through cache managers on a virtual clock: docs/managers.md.",
+            f'title: "Cache managers, replayed on {Path(path).name}"',
+            "kind: replay",
+            "",
+            "implementations: [paged, paged_prefix, prefix_tree, radix_tree]",
+            "baseline: prefix_tree",
+            f"requests: {numbers.requests}",
+            "arrival_seeds: 1",
+            "case_limit: 10m",
+            "budget: 60m",
+            "",
+            "defaults:",
+            f"  block_size: {chunk}",
+            f"  chunk_size: {chunk}",
+            "",
+            "sweep:",
+            f"  - {{traffic: {json.dumps(path)}, memory: {sizes}}}",
+            "",
+        ]
     )
 
 

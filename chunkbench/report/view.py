@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import Outcome
@@ -26,6 +26,10 @@ class View:
     baseline: str
     outcomes: Sequence[Outcome]
     experiment: ExperimentFacts
+
+    def only(self, groups: Sequence[Group]) -> View:
+        """The same view of some of the points."""
+        return replace(self, groups=groups)
 
     def keys(self, group: Group) -> list[Cell]:
         """The cells that name a point."""

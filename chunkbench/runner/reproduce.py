@@ -24,7 +24,8 @@ KERNELS = (
     "prompts",
 )
 """The paper's own experiments on kernels first, then those that explain their results."""
-EXPERIMENTS = (*KERNELS, "table4", "figure5")
+REPLAYS = ("replay-managers", "replay-caches", "replay-forks", "replay-table4")
+EXPERIMENTS = (*KERNELS, *REPLAYS, "table4", "figure5")
 """Servers come last: they take longest, and not every machine can run them."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
@@ -110,6 +110,11 @@ class CaseFacts(AxisFields, CaseName):
     """One line of `cases.jsonl`. Per-round lists have one entry per round, per-step lists one per timed step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    verb: ClassVar[str] = "measured"
+    """What was done with the case."""
+    repeated: ClassVar[str] = "round"
+    """What `samples_us` has one entry for."""
 
     protocol: Protocol
     cache: Cache

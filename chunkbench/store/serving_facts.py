@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -49,6 +49,8 @@ class ServingFacts(CaseFacts):
     """A line of `cases.jsonl`. `samples_us` holds one number for each arrival seed: the normalized latency, the mean
     over its requests of (last token - due) / tokens, in microseconds per token. `groups` are the seeds, so that ratios
     are formed between measurements of the same requests."""
+
+    repeated: ClassVar[str] = "arrival seed"
 
     requests_per_s: PositiveFloat | None = None
     """Mean rate of the arrivals."""

@@ -6,10 +6,10 @@ Only this module imports the folders. `register` makes the kinds known to the ot
 from __future__ import annotations
 
 from chunkbench import kinds
-from chunkbench.workloads import decode, layer, memory, serving
+from chunkbench.workloads import decode, layer, memory, replay, serving
 
 
 def register() -> None:
     """Add all kinds of work to the registry, in order: an experiment that names no kind is of the first kind."""
-    for kind in (decode.KIND, memory.KIND, layer.KIND, serving.KIND):
+    for kind in (decode.KIND, memory.KIND, layer.KIND, serving.KIND, replay.KIND):
         kinds.add(kind)

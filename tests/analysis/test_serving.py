@@ -6,6 +6,7 @@ import pytest
 
 from chunkbench.analysis.derive import Row, derive
 from chunkbench.analysis.serving import objective_s, serving_numbers, sustained_rate
+from chunkbench.analysis.serving import spots as line
 from tests.analysis.servers import measurement, serving_facts
 
 
@@ -64,13 +65,13 @@ def rates(*spots: tuple[float, float]) -> list[Row]:
 def test_a_sustained_rate_lies_between_two_measured_ones(
     spots: list[tuple[float, float]], rate: float, at_least: bool
 ) -> None:
-    found = sustained_rate(rates(*spots), 0.2)
+    found = sustained_rate(line(rates(*spots)), 0.2)
     assert found is not None
     assert (found.per_s, found.at_least) == (pytest.approx(rate), at_least)
 
 
 def test_no_rate_is_sustained_where_all_are_too_slow() -> None:
-    assert sustained_rate(rates((1, 0.3)), 0.2) is None
+    assert sustained_rate(line(rates((1, 0.3))), 0.2) is None
     assert sustained_rate([], 0.2) is None
 
 

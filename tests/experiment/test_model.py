@@ -85,7 +85,7 @@ def test_known_implementations_are_the_registered_ones() -> None:
     assert registered() <= set(known_implementations("decode"))
     assert known_implementations("modules") == ("qkv_projection", "self_attention", "mlp")
     assert registered("chunkbench.systems") <= set(known_implementations("serving"))
-    kinds = ("decode", "modules", "serving")
+    kinds = ("decode", "modules", "serving", "replay")
     assert set(known_implementations()) == {name for kind in kinds for name in known_implementations(kind)}
 
 
@@ -122,7 +122,8 @@ def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
     changes: dict[str, Any] = {
         "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "heads": 64, "kv_heads": 4, "head_dim": 64, "chunk_size": 5,
         "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
-        "model": shape_of("llama3-8b"), "load": 50, "rate": 60,
+        "model": shape_of("llama3-8b"), "load": 50, "rate": 60, "traffic": "chat", "memory": 9000, "schedule": "prefix",
+        "samples": 2, "beams": 2,
     }  # fmt: skip
     assert changes.keys() == Point.model_fields.keys()
     changed = {

@@ -85,7 +85,7 @@ def test_the_page_renders_without_errors_or_requests(page) -> None:
         "How to repeat it",
     ]
     assert page.locator("figure svg").count() == 2
-    assert page.locator("#claims tbody tr").count() == 29
+    assert page.locator("#claims tbody tr").count() == 30
 
 
 @pytest.mark.parametrize("width", [380, 768, 1440])

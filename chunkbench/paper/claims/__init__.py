@@ -8,14 +8,12 @@ from functools import partial
 from typing import Any
 
 from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims import analytic, decode, kv_memory, prefill, serving
+from chunkbench.paper.claims import analytic, decode, kv_memory, managers, prefill, serving
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
 
 __all__ = ["Claim", "ClaimVerdict", "claims"]
-
-_TRACE = Judgement("not measured", "it depends on traces of requests that this suite does not have")
 
 _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "T1-arith": lambda _: analytic.table1(),
@@ -41,10 +39,11 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "T4-batch": serving.batch,
     "T4-noregress": serving.no_regression,
     "PA-kv13b": lambda _: analytic.opt13b_token(),
-    "PA-waste": lambda _: _TRACE,
-    "PA-parallel": lambda _: _TRACE,
-    "RA-bound": lambda _: prefill.bound(),
-    "RA-hit": lambda _: prefill.hit_rate(),
+    "PA-waste": managers.waste,
+    "PA-parallel": managers.parallel,
+    "RA-bound": prefill.bound,
+    "RA-hit": prefill.hit_rate,
+    "MC-hits": managers.mooncake,
     "X-figure4": lambda _: analytic.figure4_disagrees(),
     "X-unit": lambda _: analytic.unit_of_table3(),
 }

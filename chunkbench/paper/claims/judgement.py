@@ -8,7 +8,8 @@ from typing import Literal
 
 from chunkbench.analysis.derive import Row
 
-ClaimVerdict = Literal["holds", "does not hold", "different here", "not measured"]
+ClaimVerdict = Literal["holds", "does not hold", "different here", "generated", "not measured"]
+"""generated: the figure comes from drawn requests, which can neither confirm nor refute the statement."""
 
 
 @dataclass(frozen=True)

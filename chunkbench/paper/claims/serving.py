@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import group
 from chunkbench.analysis.ratio import ratio
-from chunkbench.analysis.serving import ServingNumbers, SustainedRate, objective_s, serving_numbers, sustained_rate
+from chunkbench.analysis.serving import (
+    ServingNumbers,
+    SustainedRate,
+    objective_s,
+    serving_numbers,
+    spots,
+    sustained_rate,
+)
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import ClaimVerdict, Figure, Judgement, absent, judged
 from chunkbench.store.serving_facts import ServingFacts
@@ -72,7 +79,9 @@ def sustained(evidence: Evidence, n_p: int, paper: float) -> Judgement:
     shared = [pair for pair in pairs if pair.n_s == n_p]
     if objective is None or len(shared) < 2:
         return absent(f"ChunkLlama and vLLM at n_p = n_s = {n_p} at several rates, and vLLM at n_s = 0", "figure5")
-    ours, theirs = (sustained_rate([getattr(pair, side) for pair in shared], objective) for side in ("ours", "theirs"))
+    ours, theirs = (
+        sustained_rate(spots(getattr(pair, side) for pair in shared), objective) for side in ("ours", "theirs")
+    )
     rows = tuple(row for pair in shared for row in (pair.ours, pair.theirs))
     keys = tuple(row.facts.key for row in rows)
     limit = f"{objective * 1e3:.3g} ms/token"

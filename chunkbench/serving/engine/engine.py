@@ -62,7 +62,9 @@ class StepReport:
     forward_s: float
     sample_s: float
     kv_bytes: int
-    """Bytes of the chunks in use during the step."""
+    """Bytes of the chunks that live sequences cover during the step."""
+    arrived: int
+    """Requests that were queued before the step, since the engine's start."""
 
     @property
     def own_s(self) -> float:
@@ -205,6 +207,7 @@ class Engine:
             computed - planned,
             done - computed,
             kv_bytes,
+            self._arrivals,
         )
 
     def _take(self, sequence: Sequence, token: int) -> Generated:

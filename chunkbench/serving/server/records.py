@@ -74,6 +74,7 @@ class Log:
                 "preempted": report.preempted,
                 "waiting": load.waiting,
                 "kv_bytes": report.kv_bytes,
+                "arrived": report.arrived,
             },
         )
 

@@ -8,13 +8,14 @@ from pydantic import Field
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.reading import Reading
-from chunkbench.experiment.sweep import N_P, N_S, SweepRules, wrong_prompts
+from chunkbench.experiment.sweep import N_P, N_S, REPLAYED, SweepRules, wrong_prompts
 
 RULES = SweepRules(
     wrong=wrong_prompts,
     required=(N_P, N_S),
     foreign={
         "model": "is only for `kind: modules` and `kind: serving`; write heads, kv_heads and head_dim instead",
+        **REPLAYED,
         **dict.fromkeys(
             ("load", "rate"), "is only for `kind: serving`, whose requests arrive one by one; leave it out"
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.reading import Reading
-from chunkbench.experiment.sweep import N_P, Required, SweepRules, wrong_prompts
+from chunkbench.experiment.sweep import N_P, REPLAYED, Required, SweepRules, wrong_prompts
 from chunkbench.workloads.layer.registry import MODULES
 
 _FROM_MODEL = "follows from model; leave it out"
@@ -20,6 +20,7 @@ READING = Reading(
         foreign={
             **dict.fromkeys(("heads", "kv_heads", "head_dim"), _FROM_MODEL),
             **dict.fromkeys(("n_s", "prompts", "tree", "chunk_size", "block_size"), _SHARING),
+            **REPLAYED,
             **dict.fromkeys(("load", "rate"), "is only for `kind: serving`; leave it out"),
         },
         implied={"n_s": 0},

@@ -8,8 +8,8 @@ from statistics import geometric_mean
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.serving import ServingNumbers, objective_s, serving_numbers
 from chunkbench.paper.printed import paper_rows
-from chunkbench.report.cells import word
-from chunkbench.report.model import Cell, Column, Emphasis, Group, Table
+from chunkbench.report.line_table import Line, line_table
+from chunkbench.report.model import Cell, Emphasis, Group, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, percent, significant, times
 from chunkbench.report.view import Body, View
 from chunkbench.store.serving_facts import ServingFacts
@@ -38,7 +38,7 @@ Numbered = Callable[[ServingNumbers], str]
 
 def _latency(view: View, objectives: Mapping[int, float]) -> Table:
     """Latencies of every system at every point."""
-    lines: list[tuple[str, Callable[[Group, Row], Cell]]] = [
+    lines: list[Line] = [
         (
             "normalized latency, ms/token",
             lambda group, row: Cell(_ms(row.derived.latency_us, 1e3), _emphasis(group, row)),
@@ -62,12 +62,12 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
             _number(lambda n: NOTHING if n.goodput_per_s is None else significant(n.goodput_per_s, 3), objectives),
         ),
     ]
-    return _table(view, "Latency under load", lines)
+    return line_table(view, "Latency under load", lines)
 
 
 def _servers(view: View) -> Table:
     """What the servers did."""
-    lines: list[tuple[str, Callable[[Group, Row], Cell]]] = [
+    lines: list[Line] = [
         ("peak K/V, MB", _number(lambda n: megabytes(n.peak_kv_bytes))),
         ("peak batch", _number(lambda n: str(n.peak_batch) if n.peak_batch is not None else NOTHING)),
         ("  the same, paper", lambda group, row: Cell(_paper(group, row, "peak_batch_size") or NOTHING, "quiet")),
@@ -75,34 +75,7 @@ def _servers(view: View) -> Table:
         ("mean step, ms", _number(lambda n: _ms(n.step_s))),
         ("  own time, ms", _number(lambda n: _ms(n.own_s))),
     ]
-    return _table(view, "What the servers did", lines)
-
-
-def _table(view: View, title: str, lines: list[tuple[str, Callable[[Group, Row], Cell]]]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    sizes = []
-    for group in view.groups:
-        shown = []
-        for text, cell in lines:
-            cells = [_cell(group, group.rows.get(name), cell) for name in view.columns.ids]
-            if any(cell.text != NOTHING for cell in cells):
-                shown.append((text, cells))
-        for number, (text, cells) in enumerate(shown):
-            rows.append((*(view.blank() if number else view.keys(group)), Cell(text), *cells))
-        sizes.append(len(shown))
-    columns = (
-        *view.key_columns(),
-        Column("", ("",), "left"),
-        *(view.columns.column(name) for name in view.columns.ids),
-    )
-    ends = [sum(sizes[: number + 1]) - 1 for number in range(len(sizes) - 1)]
-    return Table(title, columns, tuple(rows), len(view.axes) + 1, frozenset(end for end in ends if end >= 0))
-
-
-def _cell(group: Group, row: Row | None, cell: Callable[[Group, Row], Cell]) -> Cell:
-    if row is None:
-        return Cell(NOTHING, "absent")
-    return cell(group, row) if row.derived.latency_us is not None else word(row)
+    return line_table(view, "What the servers did", lines)
 
 
 def _number(text: Numbered, objectives: Mapping[int, float] | None = None) -> Callable[[Group, Row], Cell]:

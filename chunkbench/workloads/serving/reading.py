@@ -11,7 +11,7 @@ from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.fields import Count, ImplementationId, Positive, Seconds
 from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.reading import Reading
-from chunkbench.experiment.sweep import N_P, N_S, Required, SweepRules, wrong_prompts
+from chunkbench.experiment.sweep import N_P, N_S, REPLAYED, Required, SweepRules, wrong_prompts
 from chunkbench.experiment.values import AxisValue, Finding, Findings, LengthRange
 
 _FROM_MODEL = "follows from model; leave it out"
@@ -81,6 +81,7 @@ READING = Reading(
             ),
         ),
         foreign={
+            **REPLAYED,
             **dict.fromkeys(("heads", "kv_heads", "head_dim"), _FROM_MODEL),
             **dict.fromkeys(("chunk_size", "block_size"), _OWN),
         },

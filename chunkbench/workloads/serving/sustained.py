@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.serving import OBJECTIVE_LOAD, SustainedRate, shares_one_prefix, sustained_rate
-from chunkbench.paper.printed import paper_rows
+from chunkbench.analysis.serving import OBJECTIVE_LOAD, shares_one_prefix, spots, sustained_rate
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, significant, times
+from chunkbench.report.rates import paper_rates, rate_words
 from chunkbench.report.view import View
 from chunkbench.store.serving_facts import ServingFacts
 
@@ -28,13 +28,13 @@ def tables(view: View, objectives: Mapping[int, float]) -> list[Table]:
         for n_s in sorted({g.axes["n_s"] for g in lines_of_rates if g.axes["n_p"] == n_p}):
             groups = [g for g in lines_of_rates if (g.axes["n_p"], g.axes["n_s"]) == (n_p, n_s)]
             found = {
-                name: sustained_rate([g.rows[name] for g in groups if name in g.rows], objective) for name in names
+                name: sustained_rate(spots(g.rows[name] for g in groups if name in g.rows), objective) for name in names
             }
             reference = next((f.reference for g in groups for r in g.rows.values() if (f := _facts(r))), "")
             base = found.get(reference)
-            printed = _paper_rates(n_p) if n_s == n_p else {}
+            printed = paper_rates(n_p) if n_s == n_p else {}
             lines = [
-                ("requests per second", [_words(rate) for rate in found.values()]),
+                ("requests per second", [rate_words(rate) for rate in found.values()]),
                 (
                     f"  over {view.columns.name(reference)}",
                     [times(rate.per_s / base.per_s if rate and base else None) for rate in found.values()],
@@ -56,19 +56,6 @@ def tables(view: View, objectives: Mapping[int, float]) -> list[Table]:
     if not rows:
         return []
     return [Table("Rates sustained under the objective", columns, tuple(rows), 4, frozenset(breaks[:-1]))]
-
-
-def _words(rate: SustainedRate | None) -> str:
-    return NOTHING if rate is None else f"{'≥ ' if rate.at_least else ''}{significant(rate.per_s, 3)}"
-
-
-def _paper_rates(n_p: int) -> Mapping[str, float]:
-    """Requests per second that the paper's text states for Figure 5, with the whole prompt shared."""
-    return {
-        str(row["implementation"]): float(row["value"])
-        for row in paper_rows("figure_points")
-        if row["figure"] == "figure5" and int(row["n_p"]) == n_p
-    }
 
 
 def _over(rates: Mapping[str, float], name: str, base: str) -> float | None:

@@ -1,0 +1,215 @@
+"""Figure of replays: a panel for each question that the run's axes ask."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chunkbench.analysis.derive import Row
+from chunkbench.analysis.points import describe
+from chunkbench.analysis.replay import MemoryShares, replay_numbers
+from chunkbench.report.columns import Columns
+from chunkbench.report.figures.style import caption, conditions, handle, panel_title, sheet, ticks_at
+from chunkbench.report.model import Group
+from chunkbench.report.report import Report
+from chunkbench.store import Manifest
+from chunkbench.store.replay_facts import ReplayFacts
+from chunkbench.workloads.replay.body import printed
+
+Panel = Callable[[Axes], None]
+_WASTE = 0.9
+"""Where all managers use more of the memory than this, there is no waste to show."""
+_STYLES = ("-", "--", ":", "-.")
+_KINDS = (("used", "#4c72b0"), ("reserved", "#dd8452"), ("lost_inside", "#c44e52"), ("lost_between", "#8c8c8c"))
+_WORDS = {"used": "holds tokens", "reserved": "reserved", "lost_inside": "lost inside", "lost_between": "lost between"}
+
+
+def draw(report: Report, manifest: Manifest) -> Figure | None:
+    """Latency against the rate, hits against memory and order, memory by kind, what forks share; None for none."""
+    columns = report.columns
+    panels = [*_latencies(report), *_hits(report), *_orders(report), *_memory(report), *_forks(report)]
+    if not panels:
+        return None
+    names = {name for group in report.groups for name in group.rows}
+    handles = [handle(*columns.style(name), columns.name(name)) for name in columns.ids if name in names]
+    page = sheet(report.title, _caption(report, manifest), handles, len(panels), min(2, len(panels)), False)
+    for plot, panel in zip(page.panels, panels, strict=True):
+        panel(plot)
+    return page.figure
+
+
+def _along(report: Report, axis: str, others: Sequence[str]) -> dict[str, list[Group]]:
+    """Groups with a value of `axis`, by the values of `others`, where there are several values of the axis."""
+    found: dict[str, list[Group]] = defaultdict(list)
+    for group in report.groups:
+        if group.axes.get(axis) is not None and any(replay_numbers(row) for row in group.rows.values()):
+            found[describe(group.axes, [one for one in others if one in report.varying])].append(group)
+    return {title: groups for title, groups in found.items() if len({group.axes[axis] for group in groups}) > 1}
+
+
+def _latencies(report: Report) -> list[Panel]:
+    """Normalized latency against the rate; hollow marks are the paper's Table 4."""
+    fixed = ("traffic", "n_p", "prompts", "memory", "schedule", "batch_size", "tree")
+    return [_latency(title, groups, report.columns) for title, groups in _along(report, "rate", fixed).items()]
+
+
+def _latency(title: str, groups: Sequence[Group], columns: Columns) -> Panel:
+    def panel(plot: Axes) -> None:
+        lines: dict[tuple[str, object], list[tuple[float, float]]] = defaultdict(list)
+        shares = sorted({group.axes["n_s"] or 0 for group in groups}, reverse=True)
+        for group in groups:
+            for name, row in group.rows.items():
+                if row.derived.latency_us is None:
+                    continue
+                rate, n_s = group.axes["rate"] / 60, group.axes["n_s"] or 0
+                lines[name, n_s].append((rate, row.derived.latency_us / 1e3))
+                text = printed(group, row, "normalized_latency_ms_per_token")
+                if text is not None:
+                    colour, marker = columns.style(name)
+                    plot.plot(rate, float(text), color=colour, marker=marker, markerfacecolor="none", markersize=9)
+        for (name, n_s), spots in lines.items():
+            colour, marker = columns.style(name)
+            style = _STYLES[shares.index(n_s) % len(_STYLES)]
+            plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker, linestyle=style, markersize=4)
+        if len(shares) > 1:
+            named = ", ".join(f"n_s = {share}: {style}" for share, style in zip(shares, _STYLES, strict=False))
+            plot.text(0.02, 0.98, named, transform=plot.transAxes, fontsize=7, va="top")
+        panel_title(plot, title or "latency against load")
+        lowest = min((value for spots in lines.values() for _, value in spots), default=1.0)
+        plot.set_ylim(0, 6 * lowest)
+        plot.set_xlabel("requests per second")
+        plot.set_ylabel("normalized latency, ms/token")
+
+    return panel
+
+
+def _hits(report: Report) -> list[Panel]:
+    """Cached prompt tokens against the size of the memory."""
+    panels: list[Panel] = []
+    fixed = ("traffic", "n_p", "n_s", "prompts", "rate", "schedule", "batch_size", "tree")
+    for title, groups in _along(report, "memory", fixed).items():
+
+        def panel(plot: Axes, title: str = title, groups: Sequence[Group] = groups) -> None:
+            for name in report.columns.ids:
+                spots = [(group.axes["memory"], hits) for group in groups if (hits := _hit(group, name)) is not None]
+                if spots:
+                    colour, marker = report.columns.style(name)
+                    plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker, markersize=4)
+            plot.set_xscale("log")
+            ticks_at(plot.xaxis, [group.axes["memory"] for group in groups])
+            panel_title(plot, title or "hits against memory")
+            plot.set_xlabel("K/V memory, tokens")
+            plot.set_ylabel("cached prompt tokens, %")
+            plot.set_ylim(0, 100)
+
+        panels.append(panel)
+    return panels
+
+
+def _orders(report: Report) -> list[Panel]:
+    """Cached prompt tokens with each order of the queue."""
+    orders = list(dict.fromkeys(group.axes["schedule"] or "fcfs" for group in report.groups))
+    if len(orders) < 2:
+        return []
+    groups = [group for group in report.groups if group.axes["schedule"] is not None]
+    first = describe(groups[0].axes, [axis for axis in report.varying if axis != "schedule"])
+    same = [g for g in groups if describe(g.axes, [axis for axis in report.varying if axis != "schedule"]) == first]
+
+    def panel(plot: Axes) -> None:
+        for name in report.columns.ids:
+            values = [(group.axes["schedule"], _hit(group, name)) for group in same]
+            known = [(order, hits) for order, hits in values if hits is not None]
+            if known:
+                colour, marker = report.columns.style(name)
+                plot.plot(*zip(*known, strict=True), color=colour, marker=marker, linestyle="none", markersize=7)
+        panel_title(plot, first or "order of the queue")
+        plot.set_xlabel("order of the queue")
+        plot.set_ylabel("cached prompt tokens, %")
+        plot.set_ylim(0, 100)
+        plot.margins(x=0.2)
+
+    return [panel]
+
+
+def _hit(group: Group, name: str) -> float | None:
+    numbers = replay_numbers(group.rows[name]) if name in group.rows else None
+    return 100 * numbers.hit_share if numbers else None
+
+
+def _memory(report: Report) -> list[Panel]:
+    """How the memory that sequences have taken is used, at the point where most is wasted."""
+    known = [group for group in report.groups if any(share.used < _WASTE for share in _shares(group).values())]
+    if not known:
+        return []
+    group = min(known, key=lambda one: min(share.used for share in _shares(one).values()))
+    shares = _shares(group)
+
+    def panel(plot: Axes) -> None:
+        names = [name for name in report.columns.ids if name in shares]
+        bottoms = [0.0] * len(names)
+        for kind, colour in _KINDS:
+            heights = [100 * getattr(shares[name], kind) for name in names]
+            plot.bar(range(len(names)), heights, 0.7, bottoms, color=colour, label=_WORDS[kind])
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        labels = ["\n".join(report.columns.column(name).short) for name in names]
+        plot.set_xticks(range(len(names)), labels, fontsize=7)
+        plot.legend(fontsize=7, loc="lower right", framealpha=0.9)
+        panel_title(plot, f"memory taken: {describe(group.axes, report.varying)}")
+        plot.set_ylabel("share of the memory taken, %")
+        plot.set_ylim(0, 100)
+
+    return [panel]
+
+
+def _shares(group: Group) -> Mapping[str, MemoryShares]:
+    found = {name: numbers.memory for name, row in group.rows.items() if (numbers := replay_numbers(row)) is not None}
+    return {name: memory for name, memory in found.items() if memory is not None}
+
+
+def _forks(report: Report) -> list[Panel]:
+    """What the answers of one request share."""
+    panels: list[Panel] = []
+    kinds = (("samples", "parallel sampling"), ("beams", "beam search"))
+    traffic = list(dict.fromkeys(group.axes["traffic"] for group in report.groups))
+    for (axis, words), name in product(kinds, traffic):
+        groups = [group for group in report.groups if group.axes[axis] and group.axes["traffic"] == name]
+        title = f"{words}, {name}" if name else words
+
+        def panel(plot: Axes, axis: str = axis, title: str = title, groups: Sequence[Group] = groups) -> None:
+            for name in report.columns.ids:
+                spots = [
+                    (group.axes[axis], 100 * saved)
+                    for group in groups
+                    if (row := group.rows.get(name)) is not None and (saved := _saved(row)) is not None
+                ]
+                if spots:
+                    colour, marker = report.columns.style(name)
+                    plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker, markersize=5)
+            panel_title(plot, title)
+            ticks_at(plot.xaxis, [group.axes[axis] for group in groups])
+            plot.set_xlabel("answers of a request")
+            plot.set_ylabel("memory saved by sharing, %")
+            plot.set_ylim(bottom=0)
+
+        if groups:
+            panels.append(panel)
+    return panels
+
+
+def _saved(row: Row) -> float | None:
+    facts = row.facts
+    return facts.forks.saved if isinstance(facts, ReplayFacts) and facts.forks is not None else None
+
+
+def _caption(report: Report, manifest: Manifest) -> str:
+    marks = any(printed(group, row, "peak_batch_size") for group in report.groups for row in group.rows.values())
+    parts = [
+        "A replay on a virtual clock, not measured; medians over arrival seeds",
+        *(["Hollow marks: the paper's Table 4, measured there"] if marks else []),
+        conditions(report, manifest, timed=False),
+    ]
+    return caption(parts, report)

@@ -1,0 +1,191 @@
+"""One replay, as a process computes it: requests, manager, scheduler, and the numbers that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import cast
+
+import numpy as np
+
+from chunkbench.experiment.point import Point
+from chunkbench.kvcache.managers.manager import AccountedManager
+from chunkbench.replay.forks import fork_memory
+from chunkbench.replay.simulate import Replay, Replayed, replay
+from chunkbench.replay.step_time import StepTime
+from chunkbench.scheduling import Rules
+from chunkbench.store.replay_facts import ForkFacts, MemoryMoment, ReplaySeed
+from chunkbench.traces.arrivals import Arrivals
+from chunkbench.traces.generated import GENERATED, Demand
+from chunkbench.traces.pace import Pace
+from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.traces.replayed_files import read_replayed
+from chunkbench.workloads.replay.managers import MANAGERS, ManagerKind, Memory
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to replay."""
+
+    manager: str
+    point: Point
+    named: str
+    """Seed of the requests, as text."""
+    seed: int
+    """Number of the arrival seed."""
+    requests: int
+    longest: int | None
+    prompt_budget: int
+    swap: bool
+    step_time: StepTime
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came out."""
+
+    normalized_s: float | None
+    """Mean over the requests of (last token - due) / tokens; None if none was answered, or no clock ran."""
+    requests_per_s: float | None
+    capacity: int
+    block_tokens: int
+    replay: ReplaySeed | None
+    forks: ForkFacts | None
+    reason: str = ""
+    """Why nothing was answered."""
+
+
+def compute(job: Job) -> Answered:
+    """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
+    requests = requests_of(job.point, job.named, job.requests, job.longest)
+    kind = cast(ManagerKind, MANAGERS.load(job.manager))
+    manager = kind.make(memory_of(job.point, requests, job.longest))
+    if job.point.samples or job.point.beams:
+        return _forks(job, requests, manager)
+    rules = Rules(job.point.batch_size, job.prompt_budget, order=job.point.schedule or "fcfs", swap=job.swap)
+    done = replay(requests, manager, rules, job.step_time)
+    answered = [one for one in done.requests if one.last is not None]
+    latencies = [(cast(float, one.last) - one.request.due) / one.request.answer for one in answered]
+    refused = [one for one in done.requests if one.refused]
+    return Answered(
+        normalized_s=fmean(latencies) if latencies else None,
+        requests_per_s=_rate(requests),
+        capacity=manager.capacity,
+        block_tokens=manager.block_tokens,
+        replay=_seed(job, done, answered, len(refused), manager),
+        forks=None,
+        reason=refused[0].refused if refused else "",
+    )
+
+
+def requests_of(point: Point, named: str, count: int, longest: int | None = None) -> Sequence[ReplayRequest]:
+    """The requests of a point, the same for all managers. Raises ValueError, `TraceError` and FileNotFoundError."""
+    traffic = point.traffic or "fixed"
+    rate = point.rate / 60 if point.rate is not None else None
+    if traffic in GENERATED:
+        fixed = traffic == "fixed"
+        demand = Demand(
+            rate or 1.0,  # none is asked for where no clock runs
+            count,
+            named,
+            n_p=cast(int, point.n_p) if fixed else None,
+            n_s=point.n_s,
+            n_c=point.n_c if fixed else None,
+            prompts=point.prompts if point.tree is None else None,
+            tree=point.tree,
+        )
+        requests = GENERATED[traffic](demand)
+        return [request for request in requests if longest is None or request.text.total <= longest]
+    path = Path(traffic)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such trace")
+    pace = Pace(rate=rate, arrivals=Arrivals() if rate is not None else None, seed=named)
+    return _read(path, count, pace, longest)
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, count: int, pace: Pace, longest: int | None) -> tuple[ReplayRequest, ...]:
+    return tuple(read_replayed(path, count, pace, longest))
+
+
+def memory_of(point: Point, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:
+    """The memory of a point. Without `memory`: as much as all requests need at once."""
+    most = longest or max(request.text.total for request in requests)
+    answers = point.samples or point.beams or 1
+    return Memory(
+        point.memory or answers * slots_of(requests, max(point.block_size, point.chunk_size), most),
+        point.block_size,
+        point.chunk_size,
+        most,
+    )
+
+
+def slots_of(requests: Sequence[ReplayRequest], block: int, longest: int) -> int:
+    """Slots that hold all requests at once, in whole blocks, and eight pieces for the longest sequence."""
+    blocks = sum(-(-request.text.total // block) * block for request in requests)
+    return max(blocks, 8 << longest.bit_length())
+
+
+def _forks(job: Job, requests: Sequence[ReplayRequest], manager: AccountedManager) -> Answered:
+    width = job.point.samples or job.point.beams or 1
+    memory = fork_memory(requests, manager, width, job.point.samples is None, job.seed)
+    forks = ForkFacts(saved=memory.saved, prompt_share=memory.prompt_share)
+    return Answered(None, None, manager.capacity, manager.block_tokens, None, forks)
+
+
+def _seed(job: Job, done: Replay, answered: Sequence[Replayed], refused: int, manager: AccountedManager) -> ReplaySeed:
+    first = [cast(float, one.first) - one.request.due for one in answered]
+    moments = done.moments
+    return ReplaySeed(
+        arrival_seed=job.seed,
+        requests=len(done.requests),
+        refused=refused,
+        prompt_tokens=sum(one.text.prompt for one in answered),
+        cached_tokens=sum(one.cached_tokens or 0 for one in answered),
+        distinct_tokens=_distinct(answered, manager.block_tokens),
+        computed_tokens=done.computed_tokens,
+        preemptions=done.preemptions,
+        evicted_blocks=getattr(manager, "evictions", 0),
+        steps=done.steps,
+        end_s=done.end,
+        peak_slots=done.peak_slots,
+        peak_batch=done.peak_batch,
+        first_token_s=tuple(np.percentile(first, [50, 90, 99]).tolist()) if first else (),
+        timeline=tuple(
+            MemoryMoment(
+                round(moment.at, 3),
+                moment.batch,
+                moment.waiting,
+                moment.accounts.used,
+                moment.accounts.reserved,
+                moment.accounts.lost_inside,
+                moment.accounts.lost_between,
+                moment.accounts.idle,
+                moment.accounts.free,
+                moment.accounts.covered,
+            )
+            for moment in moments
+        ),
+    )
+
+
+def _distinct(answered: Sequence[Replayed], block: int) -> int:
+    """Tokens of all prompts, whole blocks that are equal counted once; without answers that became part of prompts."""
+    prompts: set[int] = set()
+    answers: set[int] = set()
+    tails = 0
+    for one in answered:
+        full = one.text.prompt // block
+        keys = one.text.keys(block).tolist()
+        prompts.update(keys[:full])
+        answers.update(keys[full:])
+        tails += one.text.prompt - full * block
+    return len(prompts - answers) * block + tails
+
+
+def _rate(requests: Sequence[ReplayRequest]) -> float | None:
+    seconds = requests[-1].due - requests[0].due
+    return (len(requests) - 1) / seconds if seconds > 0 else None

@@ -1,0 +1,127 @@
+"""Experiments that replay requests: their keys and axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.errors import did_you_mean
+from chunkbench.experiment.fields import Count, ImplementationId
+from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.reading import Reading
+from chunkbench.experiment.sweep import Required, SweepRules, wrong_prompts
+from chunkbench.experiment.units import parse_duration
+from chunkbench.experiment.values import AxisValue, Finding, Findings, LengthRange
+from chunkbench.scheduling import ORDERS
+from chunkbench.traces.generated import GENERATED
+
+PAPER = "paper"
+_FROM_MODEL = "follows from model; leave it out"
+_UNUSED = ("protocols", "caches", "modes", "expect", "min_rounds", "max_rounds", "pages", "tolerance")
+
+
+class ReplayExperiment(TimedExperiment):
+    """Managers that get the same requests on a virtual clock; one case for each point and manager."""
+
+    timed: ClassVar[bool] = False
+
+    baseline: ImplementationId = Field("prefix_tree", validate_default=True, description="reference of the ratios")
+    requests: Annotated[Count, Field(ge=1)] = Field(300, description="requests of one arrival seed")
+    arrival_seeds: Annotated[Count, Field(ge=1)] = Field(3, description="sequences of due times and requests")
+    prompt_budget: Annotated[Count, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
+    longest: Annotated[Count, Field(ge=1)] | None = Field(
+        None,
+        description="tokens of the longest sequence that the server takes; longer requests of a trace are left out; "
+        "default: the longest request",
+    )
+    step_time: str = Field(
+        PAPER,
+        description="time of a step: paper (Llama2-7B on the paper's A100), a duration such as 20ms, or the directory "
+        "of a serving run, whose steps it is fitted to",
+    )
+    swap: bool = Field(False, description="preempted sequences are swapped where the manager can, not computed again")
+
+    @field_validator(*_UNUSED)
+    @classmethod
+    def _is_not_for_replays(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[str(info.field_name)]
+        if value != field.get_default(call_default_factory=True):
+            raise Findings(Finding((), "does not apply to `kind: replay`; leave it out", True))
+        return value
+
+    @field_validator("step_time")
+    @classmethod
+    def _step_time_is_known(cls, value: str) -> str:
+        if value == PAPER or Path(value).is_dir():
+            return value
+        try:
+            parse_duration(value)
+        except ValueError:
+            raise ValueError(
+                f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run"
+            ) from None
+        return value
+
+    def cases(self, point: Point) -> tuple[Case, ...]:
+        """One case for each manager."""
+        return tuple(Case(point, manager, "strict", "cold", "eager") for manager in self.implementations)
+
+
+def _wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
+    order = values.get("schedule", "fcfs")
+    if order not in ORDERS:
+        yield Finding(("schedule",), f"there is no order {order!r}{did_you_mean(str(order), list(ORDERS))}")
+    if "samples" in values and "beams" in values:
+        yield Finding(("beams",), "cannot be used together with samples; keep one", True)
+    traffic = values.get("traffic", "fixed")
+    if traffic == "fixed":
+        yield from _wrong_fixed(values)
+        return
+    if traffic not in GENERATED and not Path(str(traffic)).suffix:
+        known = did_you_mean(str(traffic), list(GENERATED))
+        yield Finding(("traffic",), f"there is no traffic {traffic!r}, and no file has this name{known}")
+    for axis in ("n_p", "n_c", "tree", *(() if traffic in GENERATED else ("n_s", "prompts"))):
+        if axis in values:
+            yield Finding((axis,), f"follows from traffic: {traffic}; leave it out", True)
+    if traffic in GENERATED and "rate" not in values and not values.keys() & {"samples", "beams"}:
+        yield Finding(("traffic",), f"{traffic} needs a rate (requests per minute)")
+    if isinstance(values.get("n_s"), str):
+        yield Finding(("n_s",), f"must be a number of tokens: prompts of {traffic} have different lengths")
+
+
+def _wrong_fixed(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
+    if isinstance(values.get("n_p"), LengthRange):
+        yield Finding(("n_p",), "prompts of different lengths are not supported by traffic: fixed; give one length")
+    elif "n_p" not in values or ("n_s" not in values and "tree" not in values):
+        yield Finding(("rate",), "traffic: fixed needs n_p, and n_s or tree; or name other traffic")
+    elif "rate" not in values and not values.keys() & {"samples", "beams"}:
+        yield Finding(("n_p",), "needs a rate (requests per minute)")
+    else:
+        # Requests are not a batch: there may be more or fewer of them than prefixes.
+        drawn = {name: value for name, value in values.items() if name != "batch_size"}
+        yield from wrong_prompts(drawn if "tree" in values else {**drawn, "batch_size": values.get("prompts", 1)})
+
+
+READING = Reading(
+    experiment=ReplayExperiment,
+    summary="replays of requests through cache managers, on a virtual clock",
+    rules=SweepRules(
+        wrong=_wrong,
+        required=(
+            Required(
+                frozenset({"rate", "traffic"}),
+                "rate (requests per minute) or traffic is missing, here and under defaults",
+            ),
+        ),
+        foreign={
+            **dict.fromkeys(("heads", "kv_heads", "head_dim"), _FROM_MODEL),
+            "load": "is only for `kind: serving`; give a rate",
+            "threads": "does not matter to a replay; leave it out",
+        },
+        implied={"model": "llama2-7b", "dtype": "float16"},
+    ),
+)

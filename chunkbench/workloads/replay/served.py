@@ -1,0 +1,41 @@
+"""Step times from the steps of a serving run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chunkbench.replay.measured import Measured, TimedStep
+from chunkbench.replay.served_steps import ServedRequest, served_steps
+from chunkbench.store import RunError, open_run
+from chunkbench.store.serving_facts import Measurement, ServingFacts
+
+
+def fitted(directory: str) -> Measured:
+    """Step times fitted to all steps that the servers of a run wrote down. Raises `RunError`."""
+    run = open_run(Path(directory))
+    rows = [
+        step
+        for case in run.cases
+        if isinstance(case, ServingFacts) and case.tree is None and case.prompts == 1
+        for measurement in case.measurements
+        for step in _steps(measurement, case.n_s or 0)
+    ]
+    try:
+        return Measured.fit(rows)
+    except ValueError as error:
+        raise RunError(f"{directory}: no step times can be fitted to this run: {error}") from None
+
+
+def _steps(measurement: Measurement, shared: int) -> list[TimedStep]:
+    server = measurement.server
+    if server is None or not server.every_step:
+        return []
+    requests = [
+        ServedRequest(one.sent, one.prompt_tokens, one.cached_tokens or 0, one.tokens)
+        for one in measurement.requests
+        if one.sent is not None and one.status == "ok"
+    ]
+    try:
+        return served_steps(server.every_step, requests, shared)
+    except ValueError:  # its steps cannot be told from its requests, as after a preemption
+        return []

@@ -1,0 +1,208 @@
+"""Replays through the command line: rows, reasons, reports, figures, claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from chunkbench.cli.main import cli
+from chunkbench.experiment import load_experiment
+from chunkbench.report import build, figures, render
+from chunkbench.store import open_run
+
+HEAD = "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\n"
+
+
+def chunkbench(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words))
+
+
+def run(folder: Path, text: str, *options: str) -> tuple[Path, Result]:
+    """Run an experiment; its directory and the result."""
+    file, out = folder / "mine.yaml", folder / "run"
+    file.write_text(HEAD + text)
+    return out, chunkbench("run", str(file), "--out", str(out), *options)
+
+
+def rows(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "cases.jsonl").read_text().splitlines()]
+    return {(line["implementation"], line["n_s"], line["rate"], line["schedule"]): line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def table4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = (
+        "implementations: [paged, prefix_tree]\ndefaults: {n_c: 512, memory: 60000}\n"
+        "sweep:\n  - {n_p: 1024, n_s: [0, n_p], rate: [60, 240]}\n"
+    )
+    out, done = run(tmp_path_factory.mktemp("table4"), text)
+    assert done.exit_code == 0, done.output
+    assert "2 replayed; 2 arrival seeds" in done.output
+    return out
+
+
+def test_facts_of_a_replay(table4: Path) -> None:
+    found = rows(table4)
+    tree, paged = found["prefix_tree", 1024, 60, None], found["paged", 1024, 60, None]
+    assert (tree["status"], tree["capacity"], tree["block_tokens"], tree["token_bytes"]) == ("ok", 59968, 64, 524288)
+    for seed in tree["replays"]:
+        assert (seed["requests"], seed["prompt_tokens"], seed["refused"]) == (12, 12 * 1024, 0)
+        assert seed["computed_tokens"] + seed["cached_tokens"] == seed["prompt_tokens"]
+        assert seed["distinct_tokens"] == 1024
+        assert all(sum(moment[3:9]) == tree["capacity"] for moment in seed["timeline"])
+    assert all(seed["cached_tokens"] == 0 for seed in paged["replays"])
+    assert paged["samples_us"][0][0] > 1.1 * tree["samples_us"][0][0]
+    again = chunkbench("run", str(table4.parent / "mine.yaml"), "--out", str(table4.parent / "again"))
+    assert again.exit_code == 0
+    repeated = rows(table4.parent / "again")
+    assert {key: row["samples_us"] for key, row in repeated.items()} == {
+        k: row["samples_us"] for k, row in found.items()
+    }
+
+
+def test_the_papers_table_4_stands_beside(table4: Path) -> None:
+    recorded = open_run(table4)
+    text = " ".join(render(build(recorded), "table").split())
+    assert "the same, paper (measured) 20.80 14.07" in text
+    assert "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured" in text
+    assert "Rates sustained below 40 ms/token in the replay" in text
+    assert "4 ms of the host in each step, fitted to Table 4" in text
+    assert "standard normal" not in text
+    assert "replayed on cpu" in text
+    figure = figures.draw(build(recorded), recorded.manifest)
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes[:1]] == ["normalized latency, ms/token"]
+
+
+def test_contiguous_memory_is_wasted_and_the_claim_says_so(tmp_path: Path) -> None:
+    text = (
+        "requests: 60\nimplementations: [contiguous_max, paged]\nbaseline: paged\nlongest: 2048\n"
+        "sweep:\n  - {traffic: sharegpt, rate: 480, memory: 15700, batch_size: 256}\n"
+    )
+    out, done = run(tmp_path, text.replace("requests: 60\n", ""))
+    assert done.exit_code == 0, done.output
+    claims = json.loads(chunkbench("claims", str(out), "--json").output)
+    waste = next(claim for claim in claims if claim["id"] == "PA-waste")
+    assert 0.1 < waste["measured"] < 0.35
+    assert waste["verdict"] in ("holds", "different here")
+    recorded = open_run(out)
+    figure = figures.draw(build(recorded), recorded.manifest)
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == "share of the memory taken, %"
+
+
+def test_forks_are_generated_and_never_hold(tmp_path: Path) -> None:
+    text = (
+        "implementations: [paged, contiguous_exact]\nbaseline: paged\n"
+        "sweep:\n  - {traffic: alpaca, samples: 2}\n  - {traffic: alpaca, beams: 2}\n"
+    )
+    out, done = run(tmp_path, text)
+    assert done.exit_code == 0, done.output
+    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--json").output)}
+    assert judged["PA-parallel"]["verdict"] == "generated"
+    assert judged["PA-waste"]["verdict"] == "not measured"
+    text = render(build(open_run(out)), "table")
+    assert "What the answers of one request share" in text
+    assert "Replayed latency" not in text
+
+
+def test_a_trace_file_an_absent_one_and_a_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
+    good = [json.dumps({**line, "timestamp": 1000 * n}) for n in range(6)]
+    Path("good.jsonl").write_text("\n".join(good))
+    Path("bad.jsonl").write_text("\n".join([*good, "{}"]))
+    text = (
+        "implementations: [radix_tree]\nbaseline: radix_tree\ncase_limit: 60s\n"
+        "sweep:\n  - {traffic: [good.jsonl, absent.jsonl, bad.jsonl], chunk_size: 512}\n"
+    )
+    out, done = run(tmp_path, text)
+    assert done.exit_code == 3, done.output
+    lines = {row["traffic"]: row for row in map(json.loads, (out / "cases.jsonl").read_text().splitlines())}
+    assert lines["good.jsonl"]["status"] == "ok"
+    assert lines["good.jsonl"]["replays"][0]["cached_tokens"] == 5 * 512
+    assert (lines["absent.jsonl"]["status"], lines["bad.jsonl"]["status"]) == ("unavailable", "error")
+    assert "no such trace" in lines["absent.jsonl"]["reason"]
+    assert "bad.jsonl:7: has no 'input_length'" in lines["bad.jsonl"]["reason"]
+
+
+def test_requests_larger_than_the_memory(tmp_path: Path) -> None:
+    text = (
+        "implementations: [paged]\nbaseline: paged\n"
+        "sweep:\n  - {n_p: 1024, n_s: 0, n_c: 8, rate: 60, memory: [512, 9000]}\n"
+    )
+    out, done = run(tmp_path, text)
+    assert done.exit_code == 0, done.output
+    small, large = sorted(
+        map(json.loads, (out / "cases.jsonl").read_text().splitlines()), key=lambda row: row["memory"]
+    )
+    assert (small["status"], large["status"]) == ("unsupported", "ok")
+    assert "1032 tokens need 33 blocks" in small["reason"]
+    assert small["replays"][0]["refused"] == 12
+
+
+def test_a_replay_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
+    text = "implementations: [prefix_tree]\ncase_limit: 1s\nsweep:\n  - {n_p: 64, n_s: 0, n_c: 100000, rate: 60}\n"
+    out, done = run(tmp_path, text)
+    assert done.exit_code == 3, done.output
+    (line,) = (out / "cases.jsonl").read_text().splitlines()
+    assert json.loads(line)["status"] == "timeout"
+    assert "longer than 1 s" in json.loads(line)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("{n_p: 64, n_s: 0}", "rate"),
+        ("{rate: 60}", "needs n_p"),
+        ("{traffic: chat, rate: 60, n_p: 64}", "follows from traffic: chat"),
+        ("{traffic: chat}", "needs a rate"),
+        ("{traffic: chatt, rate: 60}", "did you mean chat"),
+        ("{traffic: some.jsonl, n_s: 4}", "follows from traffic: some.jsonl"),
+        ("{n_p: 64, n_s: 0, rate: 60, schedule: lifo}", "there is no order 'lifo'"),
+        ("{traffic: alpaca, samples: 2, beams: 2}", "keep one"),
+        ("{n_p: 64, n_s: 0, rate: 60, heads: 4}", "follows from model"),
+        ("{n_p: 64, n_s: 0, load: 60}", "only for `kind: serving`"),
+    ],
+)
+def test_bad_experiments_are_refused_where_they_are_wrong(tmp_path: Path, sweep: str, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(HEAD + f"implementations: [paged]\nbaseline: paged\nsweep:\n  - {sweep}\n")
+    done = chunkbench("validate", str(file))
+    assert done.exit_code == 2
+    assert message in done.output, done.output
+
+
+def test_a_step_time_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    sweep = "sweep:\n  - {n_p: 64, n_s: 0, rate: 60}\n"
+    file.write_text(HEAD + f"step_time: quick\nimplementations: [paged]\nbaseline: paged\n{sweep}")
+    done = chunkbench("validate", str(file))
+    assert "nor a duration such as 20ms, nor the directory of a serving run" in done.output
+
+
+def test_step_times_from_a_recorded_run(tmp_path: Path) -> None:
+    recorded = Path(__file__).parents[3] / "results/recorded/xeon-amx-2-cores/table4-caching"
+    text = f"implementations: [prefix_tree]\nstep_time: {recorded}\nsweep:\n  - {{n_p: 64, n_s: 0, n_c: 8, rate: 60}}\n"
+    out, done = run(tmp_path, text)
+    assert done.exit_code == 0, done.output
+    (line,) = (out / "cases.jsonl").read_text().splitlines()
+    assert json.loads(line)["step_time"].startswith("fitted to 1372 measured steps")
+
+
+def test_other_kinds_have_no_axes_of_replays(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("implementations: [chunk_attn]\nsweep:\n  - {n_p: 64, n_s: 0, memory: 4000}\n")
+    done = chunkbench("validate", str(file))
+    assert "is only for `kind: replay`" in done.output
+
+
+@pytest.mark.parametrize("name", ["replay-managers", "replay-caches", "replay-forks", "replay-table4"])
+def test_bundled_replays_are_sized_for_a_minute(name: str) -> None:
+    experiment = load_experiment(name)
+    assert experiment.budget_s == 300
+    assert len(experiment.points("cpu", "float16")) <= 30
