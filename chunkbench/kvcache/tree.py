@@ -115,7 +115,15 @@ class PrefixTree:
 
     def match(self, tokens: Tokens) -> int:
         """Number of leading tokens that a join would find in the cache."""
-        return self._match(self._keys(token_array(tokens))) * self.chunk_size
+        return self.match_keys(self.keys(tokens))
+
+    def keys(self, tokens: Tokens) -> list[bytes]:
+        """What `match` looks up: a key for each full chunk of these tokens."""
+        return self._keys(token_array(tokens))
+
+    def match_keys(self, keys: list[bytes]) -> int:
+        """Number of leading tokens that a join of tokens with these keys would find in the cache."""
+        return deepest_match(self._root, keys).chunks * self.chunk_size if self.share else 0
 
     # Changes
 
@@ -423,10 +431,6 @@ class PrefixTree:
             if 0 < missing <= self.idle.chunks:
                 self.pool.release(self.idle.evict(missing))
         return self.pool.allocate(chunks)
-
-    def _match(self, keys: list[bytes]) -> int:
-        """Number of leading chunks that the forest holds."""
-        return deepest_match(self._root, keys).chunks if self.share else 0
 
     def _shorten(self, sequence: Sequence, node: Node, chunks: int, last_tokens: int) -> None:
         """Keep the first chunks of a node that only this sequence covers, `last_tokens` tokens in the last of them."""

@@ -23,6 +23,7 @@ class Entry(ABC):
     """Tokens of the prompt that were not computed; None until the first part of the prompt is."""
     preempted: int = 0
     """How often its memory was taken away."""
+    _prompt_keys: list[int] | None = None
 
     @property
     @abstractmethod
@@ -33,6 +34,13 @@ class Entry(ABC):
     @abstractmethod
     def length(self) -> int:
         """Tokens of the prompt, and those generated so far."""
+
+    def prompt_keys(self, block_tokens: int) -> list[int]:
+        """Keys of the full blocks of its prompt. Computed once, so always ask with the same block size."""
+        if self._prompt_keys is None:
+            full = self.text.prompt // block_tokens
+            self._prompt_keys = self.text.keys(block_tokens)[:full].tolist()
+        return self._prompt_keys
 
     @property
     def generated(self) -> int:

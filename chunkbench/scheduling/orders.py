@@ -33,7 +33,6 @@ def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
     A cache that holds the longest request then computes every shared token once, if all requests wait (RadixAttention).
     """
     size = manager.block_tokens
-    keys = {entry.arrival: entry.text.keys(size).tolist() for entry in waiting}
     ordered: list[E] = []
     stack: list[tuple[Sequence[E], int]] = [(waiting, 0)]
     while stack:
@@ -44,15 +43,18 @@ def depth_first(waiting: Sequence[E], manager: Manager) -> list[E]:
         ends: list[E] = []
         branches: dict[int, list[E]] = {}
         for entry in group:
-            own = keys[entry.arrival]
-            if depth < min(len(own), entry.text.prompt // size):
+            own = entry.prompt_keys(size)
+            if depth < len(own):
                 branches.setdefault(own[depth], []).append(entry)
             else:
                 ends.append(entry)
         ordered += ends
-        begun = {key: manager.cached(branch[0].text) > depth * size for key, branch in branches.items()}
-        first_to_last = sorted(branches.items(), key=lambda item: (not begun[item[0]], -len(item[1])))
-        stack += [(branch, depth + 1) for _, branch in reversed(first_to_last)]
+        below = list(branches.values())
+        if len(below) > 1:
+            begun = [manager.cached(branch[0].text) > depth * size for branch in below]
+            first_to_last = sorted(zip(begun, below, strict=True), key=lambda pair: (not pair[0], -len(pair[1])))
+            below = [branch for _, branch in first_to_last]
+        stack += [(branch, depth + 1) for branch in reversed(below)]
     return ordered
 
 

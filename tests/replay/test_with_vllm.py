@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,18 @@ def test_the_prediction_can_be_wrong(checkpoint: Path) -> None:
     measured = [theirs["answers"][request["id"]]["cached"] for request in sent]
     assert [e.cached_tokens for e in predict(sent, theirs["answers"], 30, 512, 8).requests] == measured
     assert [e.cached_tokens for e in predict(sent, theirs["answers"], 24, 512, 8).requests] != measured
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("blocks", "size"), [(20, 4), (40, 1), (12, 8)])
+def test_vllms_own_block_manager(blocks: int, size: int) -> None:
+    """Without a model: the same answers to random operations, block by block."""
+    script = Path(__file__).with_name("vllm_block_manager.py")
+    words = [str(vllm_python()), str(script), str(blocks), str(size), "20000", str(size)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["difference"] is None
+    assert told["counts"].keys() == {
+        "joined", "cached", "parts", "left", "appended", "refused", "refused parts", "refused appends",
+    }  # fmt: skip

@@ -14,6 +14,8 @@ from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.text import Text
 from chunkbench.kvcache.tree import PrefixTree
 
+_MOST_LOOKED_UP = 4096
+
 
 @dataclass
 class _Member:
@@ -42,6 +44,8 @@ class PrefixManager:
         self._members: dict[int, _Member] = {}
         self._written = np.zeros(0, np.bool_)  # by chunk id
         self._covered = 0  # tokens of all sequences
+        # Keys of texts that were looked up, by identity: a scheduler asks for the same ones at every step.
+        self._looked_up: dict[int, tuple[Text, list[bytes]]] = {}
 
     @property
     def slots_held(self) -> int:
@@ -59,7 +63,12 @@ class PrefixManager:
 
     def cached(self, text: Text) -> int:
         """Leading tokens of the prompt that a join would find now."""
-        return min(self.tree.match(text.tokens(0, text.prompt)), text.prompt - 1)
+        known = self._looked_up.get(id(text))
+        if known is None:
+            if len(self._looked_up) >= _MOST_LOOKED_UP:
+                self._looked_up.clear()
+            known = self._looked_up[id(text)] = text, self.tree.keys(text.tokens(0, text.prompt))
+        return min(self.tree.match_keys(known[1]), text.prompt - 1)
 
     def join(self, sequence: int, text: Text, known: int) -> int | None:
         """Give all known tokens their chunks. None if there are not enough. Raises NeverFits."""

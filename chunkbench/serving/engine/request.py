@@ -76,7 +76,14 @@ class GrowingText:
 
     def tokens(self, first: int, last: int) -> Ints:
         """See `chunkbench.kvcache.text.Text`."""
+        if (first, last) == (0, self.prompt):
+            return self._prompt_ids
         return np.array(self.ids[first:last], np.int64)
+
+    @cached_property
+    def _prompt_ids(self) -> Ints:
+        # A scheduler that looks up prompts asks for them at every step.
+        return np.array(self.ids[: self.prompt], np.int64)
 
 
 @dataclass(eq=False)

@@ -126,6 +126,20 @@ class ReplayMeasurer:
         self, jobs: Mapping[tuple[str, int], Job], announce: Callable[[str], None], advance: Callable[[float], None]
     ) -> dict[tuple[str, int], Answered | tuple[Status, str]]:
         """The answer of each job, or why it has none."""
+        answers: dict[tuple[str, int], Answered | tuple[Status, str]] = {}
+        while len(answers) < len(jobs):
+            left = {name: job for name, job in jobs.items() if name not in answers}
+            self._compute_until_limit(left, answers, announce, lambda: advance(len(answers) / len(jobs)))
+        return answers
+
+    def _compute_until_limit(
+        self,
+        jobs: Mapping[tuple[str, int], Job],
+        answers: dict[tuple[str, int], Answered | tuple[Status, str]],
+        announce: Callable[[str], None],
+        advance: Callable[[], None],
+    ) -> None:
+        """Add the answers of these jobs. When one takes too long, all processes end, and the rest is left for later."""
         if self._pool is None:
             # Forked processes would inherit locks of this one's threads.
             context = multiprocessing.get_context("spawn")
@@ -133,28 +147,25 @@ class ReplayMeasurer:
         futures: dict[Future[Answered], tuple[str, int]] = {
             self._pool.submit(compute, job): name for name, job in jobs.items()
         }
+        limit = self._experiment.case_limit_s
         started: dict[Future[Answered], float] = {}
-        answers: dict[tuple[str, int], Answered | tuple[Status, str]] = {}
         pending = set(futures)
         while pending:
             done, pending = wait(pending, _POLL_S)
             for future in done:
                 answers[futures[future]] = _answer(future)
+            advance()
             for future in pending:
                 if future.running():
                     started.setdefault(future, monotonic())
             running = sorted({futures[future][0] for future in pending if future in started})
-            announce(f"{len(answers)} of {len(jobs)} replays; {', '.join(running[:3])}")
-            advance(len(answers) / len(jobs))
-            limit = self._experiment.case_limit_s
-            if any(monotonic() - began > limit for future, began in started.items() if future in pending):
-                for future in pending:
-                    late = future in started and monotonic() - started[future] > limit
-                    reason = f"the replay took longer than {limit:g} s" if late else "ended with another replay's limit"
-                    answers[futures[future]] = "timeout", reason
+            announce(f"{len(pending)} replays to go; {', '.join(running[:3])}")
+            late = [future for future in pending if future in started and monotonic() - started[future] > limit]
+            if late:
+                for future in late:
+                    answers[futures[future]] = "timeout", f"the replay took longer than {limit:g} s"
                 self.close()
-                break
-        return answers
+                return
 
     def _facts(self, case: Case, answers: Sequence[Answered | tuple[Status, str]], started_at: str) -> ReplayFacts:
         kind = cast(ManagerKind, MANAGERS.load(case.implementation))

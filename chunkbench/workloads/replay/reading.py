@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.errors import did_you_mean
-from chunkbench.experiment.fields import Count, ImplementationId
+from chunkbench.experiment.fields import Count, ImplementationId, Seconds
 from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.reading import Reading
 from chunkbench.experiment.sweep import Required, SweepRules, wrong_prompts
@@ -30,6 +30,7 @@ class ReplayExperiment(TimedExperiment):
     timed: ClassVar[bool] = False
 
     baseline: ImplementationId = Field("prefix_tree", validate_default=True, description="reference of the ratios")
+    case_limit_s: Seconds = Field(600.0, alias="case_limit", description="a replay that takes longer is a timeout")
     requests: Annotated[Count, Field(ge=1)] = Field(300, description="requests of one arrival seed")
     arrival_seeds: Annotated[Count, Field(ge=1)] = Field(3, description="sequences of due times and requests")
     prompt_budget: Annotated[Count, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
