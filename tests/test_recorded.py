@@ -61,7 +61,9 @@ def test_a_recorded_run_is_complete(path: Path) -> None:
     assert run.manifest.git.dirty is False
     assert not run.torn
     assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable", "unsupported"}
-    assert path.name == "memory" or all(case.samples_us for case in run.cases if case.status in ("ok", "noisy"))
+    assert path.name in ("memory", "replay-forks") or all(
+        case.samples_us for case in run.cases if case.status in ("ok", "noisy")
+    )
 
 
 def test_the_readme_quotes_the_recorded_runs(book: Book) -> None:

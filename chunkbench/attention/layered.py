@@ -128,13 +128,14 @@ class LayeredChunkAttention:
 
     # The structure, for all layers at once
 
-    def join(self, tokens: Tokens) -> Join:
+    def join(self, tokens: Tokens, spare: int = 0) -> Join:
         """Add a sequence with its first tokens.
 
         The result holds the new sequence's id and the number of cached tokens. Pass it to `write` in each layer, with
-        the K and V of the tokens that are not cached, before `attend` runs in that layer.
+        the K and V of the tokens that are not cached, before `attend` runs in that layer. Raises PoolExhausted also if
+        fewer than `spare` chunks would be left for sequences that grow.
         """
-        joined = self._tree.join(tokens)
+        joined = self._tree.join(tokens, spare)
         self._planned = False
         return joined
 

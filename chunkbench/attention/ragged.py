@@ -69,9 +69,9 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._places = Append(_NONE, _NONE, _NONE, every_row=False)
         self._subset: tuple[Plan, bytes, Plan] | None = None
 
-    def join(self, tokens: Tokens) -> Join:
+    def join(self, tokens: Tokens, spare: int = 0) -> Join:
         """Add a sequence with a whole prompt, whose K and V need not be known yet."""
-        joined = super().join(tokens)
+        joined = super().join(tokens, spare)
         self._forget(joined.chunks)
         return joined
 

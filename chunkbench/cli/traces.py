@@ -56,6 +56,8 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
     dues, prompts, answers, blocks = zip(*trace.requests, strict=True)
     numbers = traffic_numbers(dues, prompts, answers, blocks, trace.block_tokens, caches or _CACHES)
     if experiment is not None:
+        if experiment.exists():
+            fail(f"{experiment} exists already; give another name, or remove it")
         try:
             experiment.write_text(as_experiment(str(path), numbers, trace.block_tokens), encoding="utf-8")
         except OSError as error:

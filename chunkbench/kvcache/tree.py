@@ -127,15 +127,18 @@ class PrefixTree:
 
     # Changes
 
-    def join(self, tokens: Tokens) -> Join:
-        """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted."""
+    def join(self, tokens: Tokens, spare: int = 0) -> Join:
+        """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted.
+
+        PoolExhausted also if fewer than `spare` chunks were left for live sequences; then nothing has changed.
+        """
         ids = token_array(tokens)
         if len(ids) == 0:
             raise EmptySequence("a sequence needs at least one token")
         keys = self._keys(ids)
         match = deepest_match(self._root, keys if self.share else [])
         needed = -(-len(ids) // self.chunk_size) - match.chunks
-        chunks, node = self._allocate_beside(match, needed)
+        chunks, node = self._allocate_beside(match, needed, spare)
         if chunks:
             node = node.insert(chunks, keys[match.chunks :])
         sequence = self._add(node, len(ids))
@@ -396,21 +399,23 @@ class PrefixTree:
         step = self.chunk_size * ids.itemsize
         return [data[start : start + step] for start in range(0, len(data) - step + 1, step)]
 
-    def _allocate_beside(self, match: Match, chunks: int) -> tuple[list[int], Node]:
+    def _allocate_beside(self, match: Match, chunks: int, spare: int) -> tuple[list[int], Node]:
         """Take chunks without evicting what a join matches; and the node at which the match ends, split off if needed.
 
         Raises PoolExhausted, and the errors of the pool's `make_room`; then nothing has changed.
         """
-        if self.idle is None:
-            return self.pool.allocate(chunks), _end(match)
-        asleep = [node for node in path_to(match.node) if node.idle_since is not None]
+        asleep = [node for node in path_to(match.node) if node.idle_since is not None] if self.idle else []
         if self.pool.limit is not None:
             matched = sum(len(node.chunks) for node in asleep)
             if asleep:
                 matched -= len(match.node.chunks) - match.node_chunks
             room = self.pool.limit - self.live_chunks - matched
-            if chunks > room:
-                raise PoolExhausted(f"{chunks} more chunks are needed, of {self.pool.limit} only {room} can be had")
+            if chunks + spare > room:
+                raise PoolExhausted(
+                    f"{chunks} more chunks are needed and {spare} to spare, of {self.pool.limit} only {room} can be had"
+                )
+        if self.idle is None:
+            return self.pool.allocate(chunks), _end(match)
         node = _end(match)
         for above in path_to(node):
             if above.idle_since is not None:

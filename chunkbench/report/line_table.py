@@ -22,15 +22,15 @@ def line_table(
 ) -> Table:
     """One block of lines for each point; lines with nothing in them are left out. Points without numbers have one line.
 
-    Where `has_numbers` says no, the status stands in the place of the number.
+    Where `has_numbers` says no, the status stands in the place of the first number.
     """
     rows: list[tuple[Cell, ...]] = []
     sizes = []
     for group in view.groups:
         shown = []
         known = any(has_numbers(row) for row in group.rows.values())
-        for text, cell in lines if known else lines[:1]:
-            cells = [_cell(group, group.rows.get(name), cell, has_numbers) for name in view.columns.ids]
+        for place, (text, cell) in enumerate(lines if known else lines[:1]):
+            cells = [_cell(group, group.rows.get(name), cell, has_numbers, place == 0) for name in view.columns.ids]
             if any(cell.text != NOTHING for cell in cells):
                 shown.append((text, cells))
         for number, (text, cells) in enumerate(shown):
@@ -46,8 +46,8 @@ def line_table(
 
 
 def _cell(
-    group: Group, row: Row | None, cell: Callable[[Group, Row], Cell], has_numbers: Callable[[Row], bool]
+    group: Group, row: Row | None, cell: Callable[[Group, Row], Cell], has_numbers: Callable[[Row], bool], first: bool
 ) -> Cell:
-    if row is None:
-        return Cell(NOTHING, "absent")
-    return cell(group, row) if has_numbers(row) else word(row)
+    if row is not None and has_numbers(row):
+        return cell(group, row)
+    return word(row) if row is not None and first else Cell(NOTHING, "absent")

@@ -211,11 +211,8 @@ class Scheduler(Generic[E]):
         return len(self.running) < self.rules.max_batch and step.prompt_tokens < budget
 
     def _join(self, entry: E) -> bool:
-        manager = self._manager
-        if manager.join(entry.arrival, entry.text, entry.length) is None:
-            return False
-        if self.rules.spare and manager.capacity - manager.slots_held < len(self.running) * manager.block_tokens:
-            manager.preempt(entry.arrival)
+        spare = len(self.running) if self.rules.spare else 0
+        if self._manager.join(entry.arrival, entry.text, entry.length, spare) is None:
             return False
         entry.joined = entry.length
         return True

@@ -74,7 +74,7 @@ class Contiguous:
         """See `Manager`: always 0."""
         return 0
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """See `Manager`. The piece depends on the text alone; after a preemption it is as large as before."""
         if known < 1:
             raise EmptySequence("a sequence has at least one token")

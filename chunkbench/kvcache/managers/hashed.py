@@ -63,7 +63,7 @@ class HashedBlocks:
         """See `Manager`."""
         return len(self._hits(self._keys(text), text.prompt)) * self.block_tokens
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """See `Manager`. Takes the blocks that are found, and none beyond them.
 
         None if there are too few free blocks for all known tokens. So a prompt that is computed in parts has room for
@@ -75,7 +75,7 @@ class HashedBlocks:
         self._check_size(text)
         keys = self._keys(text)
         hits = self._hits(keys, known)
-        needed = -(-known // self.block_tokens) - len(hits)
+        needed = -(-known // self.block_tokens) - len(hits) + spare
         # Counting takes a while and is rarely needed.
         if needed > self._pool.free - len(hits) and needed > self._pool.free - self._pool.free_among(hits):
             return None

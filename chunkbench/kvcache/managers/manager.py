@@ -81,9 +81,10 @@ class Manager(Protocol):
         """Leading tokens of the prompt that a join would find now. Changes nothing, not even times of last use."""
         ...
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """Admit a sequence with the first `known` tokens of a text: prompt, and answer so far after a preemption.
 
+        After it, room for `spare` more blocks must be left for sequences that grow.
         Returns the leading tokens that need not be computed, at most `known - 1`, because the last token's logits are
         needed; None if there is no room now. Raises NeverFits.
         """

@@ -63,14 +63,14 @@ class Paged:
         """See `Manager`: always 0."""
         return 0
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """See `Manager`."""
         if sequence in self._live or sequence in self._swapped:
             raise ValueError(f"sequence {sequence} lives already")
         if known < 1:
             raise EmptySequence("a sequence has at least one token")
         self._check_size(text)
-        table = self._admit(known)
+        table = self._admit(known, spare)
         if table is None:
             return None
         self._live[sequence] = _Live(table, known, text.total)
@@ -178,10 +178,10 @@ class Paged:
         if needed + self._kept > self.blocks:
             raise NeverFits(f"{text.total} tokens need {needed} blocks; {self.blocks - self._kept} can be had")
 
-    def _admit(self, tokens: int) -> list[int] | None:
-        """Blocks for so many tokens; None if too few would stay free."""
+    def _admit(self, tokens: int, spare: int = 0) -> list[int] | None:
+        """Blocks for so many tokens; None if fewer than the watermark, or than `spare`, would stay free."""
         needed = -(-tokens // self.block_tokens)
-        return self._take(needed) if needed + self._kept <= len(self._free) else None
+        return self._take(needed) if needed + max(self._kept, spare) <= len(self._free) else None
 
     def _needed(self, live: list[_Live]) -> int:
         """Blocks that one more token for each of these sequences needs."""

@@ -70,7 +70,7 @@ class PrefixManager:
             known = self._looked_up[id(text)] = text, self.tree.keys(text.tokens(0, text.prompt))
         return min(self.tree.match_keys(known[1]), text.prompt - 1)
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """Give all known tokens their chunks. None if there are not enough. Raises NeverFits."""
         if sequence in self._members:
             raise ValueError(f"sequence {sequence} lives already")
@@ -79,7 +79,7 @@ class PrefixManager:
             raise NeverFits(f"{text.total} tokens need {needed} chunks; the memory has {self._chunks}")
         ids = text.tokens(0, text.total)
         try:
-            joined = self.tree.join(ids[:known])
+            joined = self.tree.join(ids[:known], spare)
         except PoolExhausted:
             return None
         self._forget(joined.chunks)

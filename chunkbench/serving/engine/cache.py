@@ -47,10 +47,10 @@ class EngineCache:
         """Leading tokens of the prompt that a join would find."""
         return min(self._attention.cached_tokens(text.tokens(0, text.prompt)), text.prompt - 1)
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """Give a whole prompt its chunks. None if there are not enough."""
         try:
-            joined = self._attention.join(text.tokens(0, known))
+            joined = self._attention.join(text.tokens(0, known), spare)
         except PoolExhausted:
             return None
         self._members[sequence] = _Member(joined.sequence, text)

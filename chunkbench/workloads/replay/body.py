@@ -88,10 +88,7 @@ def _sustained_rate(groups: Sequence[Group], name: str) -> SustainedRate | None:
 def _latency(view: View) -> Table:
     lines: list[Line] = [
         ("normalized latency, ms/token", lambda group, row: Cell(_ms(row.derived.latency_us), _best(group, row))),
-        (
-            "  smallest and largest seed",
-            lambda _, row: Cell(f"{_ms(row.derived.low_us)}..{_ms(row.derived.high_us)}", "quiet"),
-        ),
+        ("  smallest and largest seed", lambda _, row: Cell(_seeds(row), "quiet")),
         (
             "  the same, paper (measured)",
             lambda group, row: Cell(printed(group, row, "normalized_latency_ms_per_token") or NOTHING, "quiet"),
@@ -183,6 +180,10 @@ def _gigabytes(row: Row) -> str:
     return significant(numbers.peak_slots * facts.token_bytes / 1e9, 3)
 
 
+def _seeds(row: Row) -> str:
+    return f"{_ms(row.derived.low_us)}..{_ms(row.derived.high_us)}" if row.derived.rounds > 1 else NOTHING
+
+
 def _ms(microseconds: float | None) -> str:
     return NOTHING if microseconds is None else significant(microseconds / 1e3, 3)
 
@@ -222,10 +223,13 @@ def _timing(view: View) -> str:
     seeds = max(len(fact.replays) for fact in replays)
     sent = sorted({seed.requests for fact in replays for seed in fact.replays})
     requests = f"{sent[0]}" if len(sent) == 1 else f"{sent[0]} to {sent[-1]}"
-    models = dict.fromkeys(fact.step_time for fact in replays)
+    models: dict[str, list[str]] = {}
+    for fact in replays:
+        models.setdefault(fact.step_time, []).append(fact.label)
+    named = [f"step times of {', '.join(dict.fromkeys(labels))}: {words}" for words, labels in models.items()]
     return "; ".join(
         [
             f"replayed on a virtual clock, not measured: {count(seeds, 'arrival seed')} of {requests} requests",
-            *(f"step times: {words}" for words in models),
+            *(named if len(models) > 1 else [f"step times: {words}" for words in models]),
         ]
     )

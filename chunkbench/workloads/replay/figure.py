@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import describe
@@ -23,7 +25,7 @@ from chunkbench.workloads.replay.body import printed
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
 """Where all managers use more of the memory than this, there is no waste to show."""
-_STYLES = ("-", "--", ":", "-.")
+_STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 _KINDS = (("used", "#4c72b0"), ("reserved", "#dd8452"), ("lost_inside", "#c44e52"), ("lost_between", "#8c8c8c"))
 _WORDS = {"used": "holds tokens", "reserved": "reserved", "lost_inside": "lost inside", "lost_between": "lost between"}
 
@@ -47,8 +49,13 @@ def _along(report: Report, axis: str, others: Sequence[str]) -> dict[str, list[G
     found: dict[str, list[Group]] = defaultdict(list)
     for group in report.groups:
         if group.axes.get(axis) is not None and any(replay_numbers(row) for row in group.rows.values()):
-            found[describe(group.axes, [one for one in others if one in report.varying])].append(group)
+            found[_named(group.axes, [one for one in others if one in report.varying])].append(group)
     return {title: groups for title, groups in found.items() if len({group.axes[axis] for group in groups}) > 1}
+
+
+def _named(axes: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Axes as text, without those that a point does not have."""
+    return describe(axes, [name for name in names if axes.get(name) not in (None, 0)])
 
 
 def _latencies(report: Report) -> list[Panel]:
@@ -76,8 +83,10 @@ def _latency(title: str, groups: Sequence[Group], columns: Columns) -> Panel:
             style = _STYLES[shares.index(n_s) % len(_STYLES)]
             plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker, linestyle=style, markersize=4)
         if len(shares) > 1:
-            named = ", ".join(f"n_s = {share}: {style}" for share, style in zip(shares, _STYLES, strict=False))
-            plot.text(0.02, 0.98, named, transform=plot.transAxes, fontsize=7, va="top")
+            styles = [
+                Line2D([], [], color="#444444", linestyle=style, linewidth=1.2) for style in _STYLES[: len(shares)]
+            ]
+            plot.legend(styles, [f"n_s = {share}" for share in shares], fontsize=7, loc="upper left", frameon=False)
         panel_title(plot, title or "latency against load")
         lowest = min((value for spots in lines.values() for _, value in spots), default=1.0)
         plot.set_ylim(0, 6 * lowest)
@@ -136,7 +145,8 @@ def _orders(report: Report) -> list[Panel]:
 
 
 def _hit(group: Group, name: str) -> float | None:
-    numbers = replay_numbers(group.rows[name]) if name in group.rows else None
+    row = group.rows.get(name)
+    numbers = replay_numbers(row) if row is not None and row.derived.latency_us is not None else None
     return 100 * numbers.hit_share if numbers else None
 
 
@@ -157,10 +167,10 @@ def _memory(report: Report) -> list[Panel]:
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
         labels = ["\n".join(report.columns.column(name).short) for name in names]
         plot.set_xticks(range(len(names)), labels, fontsize=7)
-        plot.legend(fontsize=7, loc="lower right", framealpha=0.9)
-        panel_title(plot, f"memory taken: {describe(group.axes, report.varying)}")
+        plot.legend(fontsize=7, loc="upper center", ncols=4, frameon=False, columnspacing=1, handlelength=1)
+        panel_title(plot, f"memory taken: {_named(group.axes, report.varying)}")
         plot.set_ylabel("share of the memory taken, %")
-        plot.set_ylim(0, 100)
+        plot.set_ylim(0, 112)
 
     return [panel]
 
@@ -180,7 +190,7 @@ def _forks(report: Report) -> list[Panel]:
         title = f"{words}, {name}" if name else words
 
         def panel(plot: Axes, axis: str = axis, title: str = title, groups: Sequence[Group] = groups) -> None:
-            for name in report.columns.ids:
+            for place, name in enumerate(report.columns.ids):
                 spots = [
                     (group.axes[axis], 100 * saved)
                     for group in groups
@@ -188,7 +198,9 @@ def _forks(report: Report) -> list[Panel]:
                 ]
                 if spots:
                     colour, marker = report.columns.style(name)
-                    plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker, markersize=5)
+                    # Hollow marks of several sizes: managers that share alike lie on one another.
+                    line = plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker)[0]
+                    line.set(markerfacecolor="none", markersize=11 - 2 * place)
             panel_title(plot, title)
             ticks_at(plot.xaxis, [group.axes[axis] for group in groups])
             plot.set_xlabel("answers of a request")

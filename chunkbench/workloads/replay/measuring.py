@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -25,6 +27,8 @@ from chunkbench.workloads.replay.reading import PAPER, ReplayExperiment
 from chunkbench.workloads.replay.served import fitted
 
 _POLL_S = 0.2
+_DIE_WITH_PARENT = 1
+"""Linux: PR_SET_PDEATHSIG."""
 PAPER_HOST_S = 0.004
 """Time of each step outside of the kernels that the paper prints. Fitted: with it, replays come closest to Table 4."""
 
@@ -204,8 +208,10 @@ class ReplayMeasurer:
 
 
 def _leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches all processes of the terminal. The parent ends the others."""
+    """Ctrl-C reaches all processes of the terminal. The parent ends the others, and they end when it dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _answer(future: Future[Answered]) -> Answered | tuple[Status, str]:

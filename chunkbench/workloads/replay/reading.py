@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.errors import did_you_mean
 from chunkbench.experiment.fields import Count, ImplementationId, Seconds
 from chunkbench.experiment.point import Case, Point
@@ -36,7 +37,7 @@ class ReplayExperiment(TimedExperiment):
     prompt_budget: Annotated[Count, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
     longest: Annotated[Count, Field(ge=1)] | None = Field(
         None,
-        description="tokens of the longest sequence that the server takes; longer requests of a trace are left out; "
+        description="tokens of the longest sequence that the server takes; longer requests are left out; "
         "default: the longest request",
     )
     step_time: str = Field(
@@ -60,7 +61,8 @@ class ReplayExperiment(TimedExperiment):
         if value == PAPER or Path(value).is_dir():
             return value
         try:
-            parse_duration(value)
+            if parse_duration(value) <= 0:
+                raise ValueError(f"{value}: a step must take more than 0 s")
         except ValueError:
             raise ValueError(
                 f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run"
@@ -76,6 +78,9 @@ def _wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     order = values.get("schedule", "fcfs")
     if order not in ORDERS:
         yield Finding(("schedule",), f"there is no order {order!r}{did_you_mean(str(order), list(ORDERS))}")
+    largest = max(int(cast(int, values.get(axis, AXES[axis].default))) for axis in ("block_size", "chunk_size"))
+    if int(cast(int, values.get("memory", largest))) < largest:
+        yield Finding(("memory",), f"{values['memory']} tokens do not hold one block or chunk of {largest} tokens")
     if "samples" in values and "beams" in values:
         yield Finding(("beams",), "cannot be used together with samples; keep one", True)
     traffic = values.get("traffic", "fixed")
@@ -85,6 +90,8 @@ def _wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     if traffic not in GENERATED and not Path(str(traffic)).suffix:
         known = did_you_mean(str(traffic), list(GENERATED))
         yield Finding(("traffic",), f"there is no traffic {traffic!r}, and no file has this name{known}")
+    elif traffic not in GENERATED and not Path(str(traffic)).is_file():
+        yield Finding(("traffic",), f"there is no file {traffic!r} here: {Path(str(traffic)).absolute().parent}")
     for axis in ("n_p", "n_c", "tree", *(() if traffic in GENERATED else ("n_s", "prompts"))):
         if axis in values:
             yield Finding((axis,), f"follows from traffic: {traffic}; leave it out", True)
@@ -98,9 +105,9 @@ def _wrong_fixed(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     if isinstance(values.get("n_p"), LengthRange):
         yield Finding(("n_p",), "prompts of different lengths are not supported by traffic: fixed; give one length")
     elif "n_p" not in values or ("n_s" not in values and "tree" not in values):
-        yield Finding(("rate",), "traffic: fixed needs n_p, and n_s or tree; or name other traffic")
+        yield Finding(("n_p",), "traffic: fixed needs n_p, and n_s or tree; or name other traffic")
     elif "rate" not in values and not values.keys() & {"samples", "beams"}:
-        yield Finding(("n_p",), "needs a rate (requests per minute)")
+        yield Finding(("rate",), "is missing, here and under defaults: requests per minute")
     else:
         # Requests are not a batch: there may be more or fewer of them than prefixes.
         drawn = {name: value for name, value in values.items() if name != "batch_size"}

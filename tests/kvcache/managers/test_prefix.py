@@ -193,3 +193,14 @@ def test_random_operations_never_read_what_was_given_away(chunks: int, size: int
         manager.leave(name)
     assert manager.accounts().idle + manager.accounts().free == manager.capacity
     assert bool(manager.evictions) == retain
+
+
+def test_a_join_that_leaves_too_little_to_spare_evicts_nothing() -> None:
+    manager = PrefixManager(6, 2, retain=True)
+    run(manager, 1, text((1, 4)))
+    assert manager.join(2, text((2, 2)), 2) == 0
+    before = manager.accounts()
+    assert manager.join(3, text((3, 8)), 8, spare=2) is None
+    assert (manager.accounts(), manager.cached(text((1, 9))), manager.evictions) == (before, 4, 0)
+    assert manager.join(3, text((3, 6)), 6, spare=2) == 0  # three chunks were free; the two idle ones are to spare
+    assert manager.evictions == 0
