@@ -16,6 +16,7 @@ Examples:
   chunkbench prompts prompts/*.txt --tokenizer models/llama/tokenizer.json --model llama3-8b
   chunkbench prompts token-ids.jsonl --group-by tenant --experiment traffic.yaml
   chunkbench prompts token-ids.jsonl --format json
+  chunkbench prompts token-ids.jsonl --trace requests.jsonl --n-c 128
 """
 
 
@@ -28,6 +29,11 @@ Examples:
 @click.option("--n-c", type=click.IntRange(0), default=512, show_default=True, help="Completion tokens of a prompt.")
 @click.option("--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a chunk.")
 @click.option("--model", default="llama2-7b", show_default=True, help="Model, or its config.json: for bytes of K/V.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the prompts as requests of --n-c tokens, for replays and `chunkbench load --trace`.",
+)
 @click.option("--experiment", type=click.Path(dir_okay=False, path_type=Path), help="Write this traffic as YAML.")
 @click.option("--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", show_default=True)
 def command(
@@ -37,6 +43,7 @@ def command(
     n_c: int,
     chunk_size: int,
     model: str,
+    trace: Path | None,
     experiment: Path | None,
     form: str,
 ) -> None:
@@ -48,10 +55,10 @@ def command(
     """
     from chunkbench.analysis.sharing import sharing
     from chunkbench.experiment.llama import ShapeError, shape_of
-    from chunkbench.prompts import PromptsError, read, tokenized
     from chunkbench.report.formats import render_document
     from chunkbench.report.sharing import document
     from chunkbench.report.sharing import experiment as as_experiment
+    from chunkbench.traces.sets import PromptsError, read, tokenized
 
     try:
         shape = shape_of(model)
@@ -63,15 +70,23 @@ def command(
             groups.setdefault(prompt.group, []).append(tokens)
     except (PromptsError, ShapeError) as error:
         fail(error)
+    if trace is not None:
+        lines = [json.dumps({"prompt": ids, "max_tokens": max(1, n_c)}) for group in groups.values() for ids in group]
+        _write(trace, "\n".join(lines) + "\n")
+        click.echo(f"wrote {trace}; see what it asks for: chunkbench traces {trace}", err=True)
     stats = sharing(groups, chunk_size, n_c)
     if experiment is not None:
-        try:
-            experiment.write_text(as_experiment(stats, shape, chunk_size, max(1, n_c)), encoding="utf-8")
-        except OSError as error:
-            fail(f"{experiment}: cannot be written: {error.strerror}")
+        _write(experiment, as_experiment(stats, shape, chunk_size, max(1, n_c)))
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
     if form == "json":
         click.echo(json.dumps([dataclasses.asdict(group) | {"saved": group.saved} for group in stats], indent=2))
         return
     table = document(stats, shape, chunk_size, n_c)
     click.echo(render_document(table, form, colour_wanted()), nl=False)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from chunkbench.kvcache import UnknownSequence
 from chunkbench.kvcache.managers import Accounts, NeverFits, PrefixManager, Reads
 from chunkbench.kvcache.text import SegmentText, TokenText
+
+OPERATIONS = int(os.environ.get("CHUNKBENCH_MANAGER_OPERATIONS", "9000")) // 6
+"""Of each case."""
 
 
 def text(*parts: tuple[int, int], prompt: int | None = None) -> SegmentText:
@@ -127,7 +131,7 @@ def test_random_operations_never_read_what_was_given_away(chunks: int, size: int
     live: dict[int, tuple[TokenText, int, int]] = {}  # text, tokens, computed tokens
     stems = [[chance.randrange(2) for _ in range(24)] for _ in range(2)]
     counts = dict.fromkeys(("joined", "refused", "cached", "appended", "preempted"), 0)
-    for number in range(1500):
+    for number in range(OPERATIONS):
         what = chance.choice(("join", "reach", "append", "append", "leave"))
         if what == "join" and len(live) < 6:
             ids = chance.choice(stems)[: chance.randrange(1, 20)] + [chance.randrange(2) for _ in range(8)]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chunkbench.prompts.read import Prompt, PromptsError
+from chunkbench.traces.sets.read import Prompt, PromptsError
 
 Encode = Callable[[list[str]], list[list[int]]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.prompts import Prompt, PromptsError, tokenized
+from chunkbench.traces.sets import Prompt, PromptsError, tokenized
 
 TEXTS = [Prompt("g", "a b a", place="p.jsonl:1"), Prompt("g", "b c", place="p.jsonl:2")]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.prompts import Prompt, PromptsError, read
+from chunkbench.traces.sets import Prompt, PromptsError, read
 
 
 def write(tmp_path: Path, name: str, content: str | list[Any]) -> Path:
