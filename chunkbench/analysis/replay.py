@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from chunkbench.analysis.derive import Row
 from chunkbench.store.replay_facts import MemoryMoment, ReplayFacts, ReplaySeed
@@ -60,7 +60,7 @@ def replay_numbers(row: Row) -> ReplayNumbers | None:
         hit_share=middle(lambda seed: seed.cached_tokens / seed.prompt_tokens if seed.prompt_tokens else 0.0),
         over_bound=middle(lambda seed: seed.computed_tokens / seed.distinct_tokens if seed.distinct_tokens else 0.0),
         memory=MemoryShares(
-            *(median(getattr(share, name) for share in shares) for name in MemoryShares.__dataclass_fields__)
+            *(fmean(getattr(share, name) for share in shares) for name in MemoryShares.__dataclass_fields__)
         )
         if shares
         else None,
