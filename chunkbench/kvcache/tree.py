@@ -411,8 +411,9 @@ class PrefixTree:
                 matched -= len(match.node.chunks) - match.node_chunks
             room = self.pool.limit - self.live_chunks - matched
             if chunks + spare > room:
+                to_spare = f" and {spare} to spare" if spare else ""
                 raise PoolExhausted(
-                    f"{chunks} more chunks are needed and {spare} to spare, of {self.pool.limit} only {room} can be had"
+                    f"{chunks} more chunks are needed{to_spare}; of at most {self.pool.limit} only {room} can be had"
                 )
         if self.idle is None:
             return self.pool.allocate(chunks), _end(match)
