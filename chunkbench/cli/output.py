@@ -91,3 +91,11 @@ def on_terminal() -> bool:
 def colour_wanted() -> bool:
     """Whether to print colours: standard output is a terminal and `NO_COLOR` is not set."""
     return on_terminal() and "NO_COLOR" not in os.environ
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named, or end with a message."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror}")

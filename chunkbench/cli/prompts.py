@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import colour_wanted, fail
+from chunkbench.cli.output import colour_wanted, fail, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -72,21 +72,14 @@ def command(
         fail(error)
     if trace is not None:
         lines = [json.dumps({"prompt": ids, "max_tokens": max(1, n_c)}) for group in groups.values() for ids in group]
-        _write(trace, "\n".join(lines) + "\n")
+        write_text(trace, "\n".join(lines) + "\n")
         click.echo(f"wrote {trace}; see what it asks for: chunkbench traces {trace}", err=True)
     stats = sharing(groups, chunk_size, n_c)
     if experiment is not None:
-        _write(experiment, as_experiment(stats, shape, chunk_size, max(1, n_c)))
+        write_text(experiment, as_experiment(stats, shape, chunk_size, max(1, n_c)))
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
     if form == "json":
         click.echo(json.dumps([dataclasses.asdict(group) | {"saved": group.saved} for group in stats], indent=2))
         return
     table = document(stats, shape, chunk_size, n_c)
     click.echo(render_document(table, form, colour_wanted()), nl=False)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"{path}: cannot be written: {error.strerror}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import colour_wanted, fail
+from chunkbench.cli.output import colour_wanted, fail, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -58,10 +58,7 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
     if experiment is not None:
         if experiment.exists():
             fail(f"{experiment} exists already; give another name, or remove it")
-        try:
-            experiment.write_text(as_experiment(str(path), numbers, trace.block_tokens), encoding="utf-8")
-        except OSError as error:
-            fail(f"{experiment}: cannot be written: {error.strerror}")
+        write_text(experiment, as_experiment(str(path), numbers, trace.block_tokens))
         click.echo(f"wrote {experiment}; replay it: chunkbench run {experiment}", err=True)
     if form == "json":
         told = {"format": trace.format, "block_tokens": trace.block_tokens, "notes": trace.notes}

@@ -138,7 +138,6 @@ def _forks(job: Job, requests: Sequence[ReplayRequest], manager: AccountedManage
 
 def _seed(job: Job, done: Replay, answered: Sequence[Replayed], refused: int, manager: AccountedManager) -> ReplaySeed:
     first = [cast(float, one.first) - one.request.due for one in answered]
-    moments = done.moments
     return ReplaySeed(
         arrival_seed=job.seed,
         requests=len(done.requests),
@@ -155,19 +154,8 @@ def _seed(job: Job, done: Replay, answered: Sequence[Replayed], refused: int, ma
         peak_batch=done.peak_batch,
         first_token_s=tuple(np.percentile(first, [50, 90, 99]).tolist()) if first else (),
         timeline=tuple(
-            MemoryMoment(
-                round(moment.at, 3),
-                moment.batch,
-                moment.waiting,
-                moment.accounts.used,
-                moment.accounts.reserved,
-                moment.accounts.lost_inside,
-                moment.accounts.lost_between,
-                moment.accounts.idle,
-                moment.accounts.free,
-                moment.accounts.covered,
-            )
-            for moment in moments
+            MemoryMoment(round(moment.at, 3), moment.batch, moment.waiting, **vars(moment.accounts))
+            for moment in done.moments
         ),
     )
 

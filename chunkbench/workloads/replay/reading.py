@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, cast
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
-from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.errors import did_you_mean
 from chunkbench.experiment.fields import Count, ImplementationId, Seconds
-from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.reading import Reading
-from chunkbench.experiment.sweep import Required, SweepRules, wrong_prompts
+from chunkbench.experiment.requests import RequestExperiment, wrong_requests
+from chunkbench.experiment.sweep import Required, SweepRules
 from chunkbench.experiment.units import parse_duration
-from chunkbench.experiment.values import AxisValue, Finding, Findings, LengthRange
+from chunkbench.experiment.values import AxisValue, Finding, LengthRange
 from chunkbench.scheduling import ORDERS
 from chunkbench.traces.generated import GENERATED
 
 PAPER = "paper"
 _FROM_MODEL = "follows from model; leave it out"
-_UNUSED = ("protocols", "caches", "modes", "expect", "min_rounds", "max_rounds", "pages", "tolerance")
 
 
-class ReplayExperiment(TimedExperiment):
+class ReplayExperiment(RequestExperiment):
     """Managers that get the same requests on a virtual clock; one case for each point and manager."""
-
-    timed: ClassVar[bool] = False
 
     baseline: ImplementationId = Field("prefix_tree", validate_default=True, description="reference of the ratios")
     case_limit_s: Seconds = Field(600.0, alias="case_limit", description="a replay that takes longer is a timeout")
@@ -47,31 +44,15 @@ class ReplayExperiment(TimedExperiment):
     )
     swap: bool = Field(False, description="preempted sequences are swapped where the manager can, not computed again")
 
-    @field_validator(*_UNUSED)
-    @classmethod
-    def _is_not_for_replays(cls, value: Any, info: ValidationInfo) -> Any:
-        field = cls.model_fields[str(info.field_name)]
-        if value != field.get_default(call_default_factory=True):
-            raise Findings(Finding((), "does not apply to `kind: replay`; leave it out", True))
-        return value
-
     @field_validator("step_time")
     @classmethod
     def _step_time_is_known(cls, value: str) -> str:
         if value == PAPER or Path(value).is_dir():
             return value
-        try:
-            if parse_duration(value) <= 0:
-                raise ValueError(f"{value}: a step must take more than 0 s")
-        except ValueError:
-            raise ValueError(
-                f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run"
-            ) from None
-        return value
-
-    def cases(self, point: Point) -> tuple[Case, ...]:
-        """One case for each manager."""
-        return tuple(Case(point, manager, "strict", "cold", "eager") for manager in self.implementations)
+        with contextlib.suppress(ValueError):
+            if parse_duration(value) > 0:
+                return value
+        raise ValueError(f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run")
 
 
 def _wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
@@ -109,9 +90,7 @@ def _wrong_fixed(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     elif "rate" not in values and not values.keys() & {"samples", "beams"}:
         yield Finding(("rate",), "is missing, here and under defaults: requests per minute")
     else:
-        # Requests are not a batch: there may be more or fewer of them than prefixes.
-        drawn = {name: value for name, value in values.items() if name != "batch_size"}
-        yield from wrong_prompts(drawn if "tree" in values else {**drawn, "batch_size": values.get("prompts", 1)})
+        yield from wrong_requests(values)
 
 
 READING = Reading(

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, ValidationInfo, field_validator
+from pydantic import ByteSize, Field
 
-from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.fields import Count, ImplementationId, Positive, Seconds
-from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.reading import Reading
-from chunkbench.experiment.sweep import N_P, N_S, REPLAYED, Required, SweepRules, wrong_prompts
-from chunkbench.experiment.values import AxisValue, Finding, Findings, LengthRange
+from chunkbench.experiment.requests import RequestExperiment, wrong_requests
+from chunkbench.experiment.sweep import N_P, N_S, REPLAYED, Required, SweepRules
+from chunkbench.experiment.values import AxisValue, Finding, LengthRange
 
 _FROM_MODEL = "follows from model; leave it out"
 _OWN = "is the server's own; leave it out"
-_UNUSED = ("protocols", "caches", "modes", "expect", "min_rounds", "max_rounds", "pages", "tolerance")
 
 
-class ServingExperiment(TimedExperiment):
+class ServingExperiment(RequestExperiment):
     """Systems that take turns to answer the same requests; one case for each point and system."""
-
-    timed: ClassVar[bool] = False
 
     baseline: ImplementationId = Field("chunk_llama", validate_default=True, description="reference of the ratios")
     case_limit_s: Seconds = Field(
@@ -42,18 +38,6 @@ class ServingExperiment(TimedExperiment):
     )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
 
-    @field_validator(*_UNUSED)
-    @classmethod
-    def _is_not_for_servers(cls, value: Any, info: ValidationInfo) -> Any:
-        field = cls.model_fields[str(info.field_name)]
-        if value != field.get_default(call_default_factory=True):
-            raise Findings(Finding((), "does not apply to `kind: serving`; leave it out", True))
-        return value
-
-    def cases(self, point: Point) -> tuple[Case, ...]:
-        """One case for each system."""
-        return tuple(Case(point, system, "strict", "cold", "eager") for system in self.implementations)
-
 
 def _wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     if isinstance(values["n_p"], LengthRange):
@@ -61,9 +45,7 @@ def _wrong(values: Mapping[str, AxisValue]) -> Iterator[Finding]:
     elif "load" in values and "rate" in values:
         yield Finding(("load",), "cannot be used together with rate; keep one", True)
     else:
-        # Requests are not a batch: there may be more or fewer of them than prefixes.
-        drawn = {name: value for name, value in values.items() if name != "batch_size"}
-        yield from wrong_prompts(drawn if "tree" in values else {**drawn, "batch_size": values.get("prompts", 1)})
+        yield from wrong_requests(values)
 
 
 READING = Reading(
