@@ -36,8 +36,8 @@ class PrefixManager:
     says how far they are. With `retain`, the full chunks of sequences that ended stay until their memory is needed.
     """
 
-    def __init__(self, chunks: int, chunk_size: int = 64, retain: bool = False, share: bool = True) -> None:
-        self.tree = PrefixTree(chunk_size, ChunkPool(chunks), share, retain)
+    def __init__(self, chunks: int, chunk_size: int = 64, retain: bool = False) -> None:
+        self.tree = PrefixTree(chunk_size, ChunkPool(chunks), retain=retain)
         self.block_tokens = chunk_size
         self.capacity = chunks * chunk_size
         self._chunks = chunks
