@@ -12,6 +12,7 @@ import chunkbench
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import load_experiment
 from chunkbench.report import write_all
+from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.run import run_experiment
 from chunkbench.runner.target import resolve
 
@@ -48,7 +49,9 @@ def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path)
     spec = tmp_path / "recompute.yaml"
     spec.write_text(EXPERIMENT)
     experiment = load_experiment(spec)
-    run = run_experiment(experiment, resolve(experiment), tmp_path / "run", False, [], RunProgress(quiet=True)).run
+    run = run_experiment(
+        experiment, LocalExecutor(resolve(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
+    ).run
     write_all(run)
     names: dict[str, Any] = {"RUN": str(run.path)}
     exec(snippet(), names)

@@ -27,7 +27,6 @@ class RunProgress:
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._points = self._number = 0
-        self._point_started = monotonic()
 
     def __enter__(self) -> RunProgress:
         if not self._quiet and self._console.is_terminal:
@@ -65,18 +64,18 @@ class RunProgress:
             name = f"{self._number + 1}/{self._points} {point.brief}"
             self._bar.update(self._task, completed=done, point=name, text=text, left=_left(left_s))
 
-    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
+    def point_finished(
+        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
+    ) -> None:
         """Print one line per point."""
         self._number += 1
-        now = monotonic()
-        seconds, self._point_started = now - self._point_started, now
         statuses = Counter(case.status for case in cases)
         measured = sum(statuses[status] for status in MEASURED)
         others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
         rounds = max((len(case.samples_us) for case in cases), default=0)
         self._print(
             f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].verb}"
-            f"{f', {others}' if others else ''}; {count(rounds, cases[0].repeated)}, {seconds:.0f} s; {_left(left_s)}"
+            f"{f', {others}' if others else ''}; {count(rounds, cases[0].repeated)}, {took_s:.0f} s; {_left(left_s)}"
         )
 
     def problem(self, text: str) -> None:
@@ -124,7 +123,9 @@ class RepeatProgress:
             seconds = monotonic() - self._started
             self._status.update(f"{self._process}: {point.brief} {text}  [dim]{seconds:.0f} s so far")
 
-    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
+    def point_finished(
+        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
+    ) -> None:
         """Print nothing: a process measures a point in a second."""
 
     def problem(self, text: str) -> None:

@@ -44,7 +44,9 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
     from chunkbench.experiment import load_experiment
     from chunkbench.report import build_book, render_book
     from chunkbench.report.claims import headline
+    from chunkbench.runner.executor import LocalExecutor
     from chunkbench.runner.reproduce import EXPERIMENTS, reproduce, within
+    from chunkbench.runner.target import resolve
     from chunkbench.store import RunError, writing
 
     unknown = [name for name in only if name not in EXPERIMENTS]
@@ -60,7 +62,7 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
 
     try:
         with RunProgress(quiet) as progress:
-            outcome = reproduce(experiments, out, progress, announce)
+            outcome = reproduce(experiments, out, lambda one: LocalExecutor(resolve(one)), progress, announce)
         if outcome.runs:
             book = build_book(outcome.runs, out)
             with writing(out):

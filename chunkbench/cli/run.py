@@ -87,6 +87,7 @@ def command(
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import TimedExperiment
     from chunkbench.report import build, render, write_all
+    from chunkbench.runner.executor import LocalExecutor
     from chunkbench.runner.measuring import measuring
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.run import run_experiment
@@ -116,7 +117,7 @@ def command(
     if out is None:
         out = latest_run(RUNS, loaded.name) if resume else new_run(loaded.name)
     with RunProgress(quiet) as progress:
-        outcome = run_experiment(loaded, target, out, resume, command_line(), progress, options)
+        outcome = run_experiment(loaded, LocalExecutor(target), out, resume, command_line(), progress, options)
     try:
         if outcome.run.cases:
             report = build(outcome.run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkbench.experiment import TimedExperiment
-from chunkbench.runner.run import Listener
+from chunkbench.runner.executor import Listener
 from chunkbench.runner.target import Target
 
 

@@ -77,7 +77,7 @@ class Turns:
         self._dice = random.Random(f"turns {experiment.seed}")
         self._ready_s: dict[str, float] = {}  # case key -> time from the start of its last pair to its second round
         # Both sides get the same mark, which tells a comparison that their n-th rounds belong together.
-        self._common = manifest_of(experiment, target, len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
+        self._common = manifest_of(experiment, (target,), len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
         """The common part of all manifests, made once: asking git takes as long as the rounds of a kernel."""
 
     @property

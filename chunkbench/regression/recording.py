@@ -13,6 +13,7 @@ from chunkbench.experiment.point import Point
 from chunkbench.regression.build import BuildFacts, digest_of, pack, read_facts
 from chunkbench.regression.job import Job
 from chunkbench.regression.side_build import SideBuild, check_loads, installed_build
+from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.run import run_experiment
@@ -67,7 +68,9 @@ class Repeater:
         runs: list[Run] = []
         for number in range(first, first + processes):
             path = out / str(number)
-            outcome = run_experiment(per_process, job.target, path, False, job.command, job.listener, options)
+            outcome = run_experiment(
+                per_process, LocalExecutor(job.target), path, False, job.command, job.listener, options
+            )
             if outcome.interrupted:
                 shutil.rmtree(path, ignore_errors=True)  # half a process would lack cases that the others have
                 return runs, True
@@ -135,7 +138,7 @@ def next_number(recording: Path, experiment: TimedExperiment, target: Target) ->
     runs = open_runs(recording)
     if runs[0].path == recording:
         raise RunError(f"{recording}: is a run, not a recording; choose another folder")
-    current = identity(_one_process(experiment, 1), target)
+    current = identity(_one_process(experiment, 1), (target,))
     reasons = differences(runs[0].manifest.identity, current)
     if reasons:
         raise RunError(f"{recording}: cannot be added to: {'; '.join(reasons)}. Choose a new folder")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from chunkbench.environment.revision import package_files
 from chunkbench.experiment import Experiment
@@ -17,16 +18,19 @@ _EXPLANATIONS = {
 }
 
 
-def identity(experiment: Experiment, target: Target) -> dict[str, str]:
-    """Digests and ids of experiment, revision and machine. The budget does not count: a run may get more time."""
+def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str]:
+    """Digests and ids of experiment, revision and machine, or of the kinds of machines where several measure a run.
+
+    The budget does not count: a run may get more time.
+    """
     resolved = experiment.model_dump(mode="json", exclude={"source", "path", "budget_s"})
-    text = json.dumps([resolved, target.device, target.dtype], sort_keys=True)
-    torch = target.environment.torch
+    text = json.dumps([resolved, *([target.device, target.dtype] for target in targets)], sort_keys=True)
+    torch = dict.fromkeys(f"{one.environment.torch.version}, CUDA {one.environment.torch.cuda}" for one in targets)
     return {
         "experiment": hashlib.sha256(text.encode()).hexdigest(),
-        "revision": _source_digest(),
-        "machine": target.machine,
-        "torch": f"{torch.version}, CUDA {torch.cuda}",
+        "revision": source_digest(),
+        "machine": "; ".join(target.machine_kind or target.machine for target in targets),
+        "torch": "; ".join(torch),
     }
 
 
@@ -35,7 +39,7 @@ def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
     return [text for part, text in _EXPLANATIONS.items() if recorded.get(part) != current[part]]
 
 
-def _source_digest() -> str:
+def source_digest() -> str:
     """Digest of the package's own code: a commit id would miss uncommitted changes."""
     digest = hashlib.sha256()
     for path, _ in package_files():

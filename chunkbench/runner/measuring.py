@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chunkbench import kinds
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.runner.options import RunOptions
-from chunkbench.store import CaseFacts, RunWriter
+from chunkbench.store import CaseFacts
 
 if TYPE_CHECKING:
     from chunkbench.runner.session_work import SessionWork
     from chunkbench.runner.target import Target
 
 
+class Pass(NamedTuple):
+    """Points that are measured together, the longest last, and the kind of machine that measures them."""
+
+    points: tuple[Point, ...]
+    machine_kind: str
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a measurer finds on its machine."""
+
+    log: Path
+    """The file for what workers and servers print."""
+    earlier: Sequence[CaseFacts] = ()
+    """Rows that the run has already, if it is resumed."""
+
+
 class PointMeasurer(Protocol):
     """Measures the points of one run, pass by pass."""
+
+    @property
+    def looks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Implementation id -> how reports show it (`chunkbench.experiment.look`)."""
+        ...
 
     def measure(
         self,
@@ -55,7 +79,7 @@ class Measuring(Protocol):
         ...
 
     def start(
-        self, experiment: Any, target: Target, points: Sequence[Point], writer: RunWriter, options: RunOptions
+        self, experiment: Any, target: Target, points: Sequence[Point], place: Workplace, options: RunOptions
     ) -> PointMeasurer:
         """Prepare to measure these points. Raises `RunError` if that is impossible."""
         ...

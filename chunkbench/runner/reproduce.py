@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkbench.experiment import Experiment
-from chunkbench.runner.run import Listener, run_experiment
-from chunkbench.runner.target import resolve
+from chunkbench.runner.executor import Executor, Listener
+from chunkbench.runner.run import run_experiment
 from chunkbench.store import CannotRunError, Run, RunError, open_run
 
 KERNELS = (
@@ -45,7 +45,11 @@ def within(experiments: Sequence[Experiment], budget_s: float) -> list[Experimen
 
 
 def reproduce(
-    experiments: Sequence[Experiment], out: Path, listener: Listener, say: Callable[[str], None]
+    experiments: Sequence[Experiment],
+    out: Path,
+    executor_for: Callable[[Experiment], Executor],
+    listener: Listener,
+    say: Callable[[str], None],
 ) -> Reproduced:
     """Run every experiment in a folder of its name below `out`; resume those that were interrupted, and leave out
     those of which nothing runs on this machine.
@@ -63,7 +67,9 @@ def reproduce(
         say(f"[{number}/{len(experiments)}] {experiment.name}: {experiment.title}")
         command = ["chunkbench", "run", experiment.path.removesuffix(".yaml")]
         try:
-            outcome = run_experiment(experiment, resolve(experiment), folder, recorded is not None, command, listener)
+            outcome = run_experiment(
+                experiment, executor_for(experiment), folder, recorded is not None, command, listener
+            )
         except CannotRunError as error:
             say(f"left out: {error}")
             continue

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from chunkbench.environment import NoiseMeter, available_memory
 from chunkbench.experiment import TimedExperiment
@@ -15,13 +16,13 @@ from chunkbench.runner.attempt import Attempt
 from chunkbench.runner.case_facts import Context, facts, now
 from chunkbench.runner.client import LOST, WorkerClient
 from chunkbench.runner.dry_run import describe_plan
-from chunkbench.runner.measuring import PointMeasurer
+from chunkbench.runner.measuring import PointMeasurer, Workplace
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.point_driver import Culprit
 from chunkbench.runner.session_work import SessionWork
 from chunkbench.runner.survey import Traits, survey
 from chunkbench.runner.target import Target
-from chunkbench.store import RunError, RunWriter
+from chunkbench.store import RunError
 from chunkbench.store.facts import CaseFacts, Noise
 
 _RESERVE_LIMIT_S = 300.0
@@ -50,21 +51,19 @@ class SessionMeasuring:
         experiment: TimedExperiment,
         target: Target,
         points: Sequence[Point],
-        writer: RunWriter,
+        place: Workplace,
         options: RunOptions,
     ) -> PointMeasurer:
         """Start a worker and survey the implementations. Raises `RunError` if no worker starts."""
 
         def start_worker() -> WorkerClient:
             try:
-                return options.start_worker(writer.worker_log, experiment.kind, experiment.pages)
+                return options.start_worker(place.log, experiment.kind, experiment.pages)
             except LOST as error:
-                message = f"{writer.path}: a worker process does not start: {error}"
+                message = f"{place.log.parent}: a worker process does not start: {error}"
                 raise RunError(message, remedy="resume") from None
 
         worker, traits = survey(experiment.implementations, target.device, start_worker)
-        looks = {name: trait.look for name, trait in traits.items() if trait.look}
-        writer.update_manifest(looks={**writer.manifest.model_dump(mode="json")["looks"], **looks})
         return SessionMeasurer(experiment, self, target, points, traits, worker, start_worker, options.brief)
 
     def describe(self, experiment: TimedExperiment, target: Target) -> str:
@@ -92,6 +91,11 @@ class SessionMeasurer:
         self._worker, self._start_worker = worker, start_worker
         self._probing = kind_measuring.sessions.timed and not brief
         self._reserved: WorkerClient | None = None
+
+    @property
+    def looks(self) -> dict[str, Mapping[str, Any]]:
+        """How reports show the implementations, as far as they say it."""
+        return {name: traits.look for name, traits in self._traits.items() if traits.look}
 
     def measure(
         self,

@@ -22,6 +22,8 @@ class Target:
     environment: Environment
     machine: str
     """Id of the machine."""
+    machine_kind: str = ""
+    """The kind of machine, where several machines measure a run; empty on this machine alone."""
 
 
 def resolve(experiment: Experiment, describing: bool = False) -> Target:

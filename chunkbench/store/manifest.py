@@ -52,6 +52,8 @@ class MachineFacts(_Part):
     python: str = ""
     torch: TorchFacts = TorchFacts()
     packages: dict[str, str] = {}
+    kind: str = ""
+    """Machines of the same kind measured the points of a run together; empty where one machine measured it."""
 
     @property
     def name(self) -> str:

@@ -174,6 +174,11 @@ class RunWriter:
                 file.truncate(whole_bytes)
         return cls(path, values, cases, lock)
 
+    def place_of(self, case: CaseFacts) -> tuple[str, str]:
+        """What a run has once: the key of a case, measured by a kind of machine."""
+        machine = self._values.get("machines", {}).get(case.machine, {})
+        return case.key, machine.get("kind", "")
+
     @property
     def worker_log(self) -> Path:
         """The file for the workers' standard error."""
@@ -182,10 +187,10 @@ class RunWriter:
     def append(self, cases: Sequence[CaseFacts]) -> None:
         """Append the cases of one point, in one write that reaches the disk before this returns.
 
-        New cases replace recorded cases of the same key (of half a point, or of a point that is measured again).
+        New cases replace recorded cases of the same place (of half a point, or of a point that is measured again).
         """
-        keys = {case.key for case in cases}
-        kept = [case for case in self.cases if case.key not in keys]
+        places = {self.place_of(case) for case in cases}
+        kept = [case for case in self.cases if self.place_of(case) not in places]
         if len(kept) < len(self.cases):
             _replace(self.path / _CASES, _lines([*kept, *cases]))
         else:

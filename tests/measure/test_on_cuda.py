@@ -13,6 +13,7 @@ from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Point
 from chunkbench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
 from chunkbench.measure.peaks import PeakProbe
+from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.run import run_experiment
 from chunkbench.runner.target import resolve
 from chunkbench.workers.checks import make_check
@@ -99,7 +100,9 @@ def test_the_device_reports_free_memory_and_an_l2_cache() -> None:
 def test_a_run_measures_every_cache_and_mode(tmp_path: Path) -> None:
     (tmp_path / "gpu.yaml").write_text(EXPERIMENT)
     experiment = load_experiment(tmp_path / "gpu.yaml")
-    run = run_experiment(experiment, resolve(experiment), tmp_path / "run", False, [], RunProgress(quiet=True)).run
+    run = run_experiment(
+        experiment, LocalExecutor(resolve(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
+    ).run
     assert {(case.cache, case.mode) for case in run.cases} == {
         (cache, mode) for cache in ("cold", "warm") for mode in ("events", "graph", "eager")
     }

@@ -14,6 +14,7 @@ from chunkbench.cli.progress import RunProgress
 from chunkbench.environment import git_state
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Point
+from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.run import DEFAULT_OPTIONS, run_experiment
 from chunkbench.runner.target import resolve
@@ -44,7 +45,9 @@ def measure(
     spec.write_text(EXPERIMENT.format(names=", ".join(names)))
     experiment = load_experiment(spec)
     listener = listener or RunProgress(quiet=True)
-    outcome = run_experiment(experiment, resolve(experiment), tmp_path / "run", resume, [], listener, options)
+    outcome = run_experiment(
+        experiment, LocalExecutor(resolve(experiment)), tmp_path / "run", resume, [], listener, options
+    )
     assert not outcome.interrupted
     return {(case.implementation, case.n_s): case for case in outcome.run.cases}
 
@@ -65,7 +68,9 @@ class Killer(RunProgress):
         super().__init__(quiet=True)
         self.killed = 0
 
-    def point_finished(self, point: Point, cases: Sequence[CaseFacts], done: float, left_s: float) -> None:
+    def point_finished(
+        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
+    ) -> None:
         for child in psutil.Process().children():
             if not self.killed and "chunkbench.worker" in " ".join(child.cmdline()):
                 child.kill()

@@ -16,9 +16,9 @@ from chunkbench.experiment.point import AxisFields, Case, Point
 from chunkbench.experiment.units import parse_duration
 from chunkbench.replay.step_time import Constant, StepTime
 from chunkbench.runner.case_facts import now
+from chunkbench.runner.measuring import Workplace
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.target import Target
-from chunkbench.store import RunWriter
 from chunkbench.store.facts import CaseFacts, Status
 from chunkbench.store.replay_facts import ReplayFacts
 from chunkbench.workloads.replay.job import Answered, Job, compute
@@ -51,12 +51,10 @@ class ReplayMeasuring:
         experiment: ReplayExperiment,
         target: Target,
         points: Sequence[Point],
-        writer: RunWriter,
+        place: Workplace,
         options: RunOptions,
     ) -> ReplayMeasurer:
         """Fit the step times, if they come from a run. Raises `RunError` if that is impossible."""
-        looks = {name: MANAGERS.look(name).model_dump() for name in experiment.implementations}
-        writer.update_manifest(looks=looks)
         return ReplayMeasurer(experiment, target, step_times(experiment))
 
     def describe(self, experiment: ReplayExperiment, target: Target) -> str:
@@ -80,6 +78,11 @@ class ReplayMeasurer:
     def __init__(self, experiment: ReplayExperiment, target: Target, times: Mapping[str, StepTime]) -> None:
         self._experiment, self._target, self._times = experiment, target, times
         self._pool: ProcessPoolExecutor | None = None
+
+    @property
+    def looks(self) -> dict[str, Mapping[str, Any]]:
+        """How reports show the managers."""
+        return {name: MANAGERS.look(name).model_dump() for name in self._experiment.implementations}
 
     def measure(
         self,

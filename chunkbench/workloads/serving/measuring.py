@@ -20,13 +20,14 @@ from chunkbench.analysis.requests import load_numbers, normalized_latency
 from chunkbench.experiment.point import AxisFields, Case, Point
 from chunkbench.experiment.values import show_value
 from chunkbench.runner.case_facts import now
+from chunkbench.runner.measuring import Workplace
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.target import Target
 from chunkbench.serving.load import LoadOptions, Measured, send
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Moment, Setting, System
-from chunkbench.store import CannotRunError, RunError, RunWriter
+from chunkbench.store import CannotRunError, RunError
 from chunkbench.store.facts import CaseFacts, Status
 from chunkbench.store.serving_facts import Measurement, ServerFacts, ServingFacts
 from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
@@ -78,7 +79,7 @@ class ServingMeasuring:
         experiment: ServingExperiment,
         target: Target,
         points: Sequence[Point],
-        writer: RunWriter,
+        place: Workplace,
         options: RunOptions,
     ) -> ServingMeasurer:
         """Ask each system whether it runs here. Raises `CannotRunError` if none does."""
@@ -86,9 +87,7 @@ class ServingMeasuring:
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
             raise CannotRunError(f"no system of this experiment runs here: {reasons}")
-        looks = {name: SYSTEMS.look(name).model_dump() for name in experiment.implementations}
-        writer.update_manifest(looks=looks)
-        return ServingMeasurer(experiment, target, points, systems, writer)
+        return ServingMeasurer(experiment, target, points, systems, place)
 
     def describe(self, experiment: ServingExperiment, target: Target) -> str:
         """The plan of a run, as text."""
@@ -120,18 +119,23 @@ class ServingMeasurer:
         target: Target,
         points: Sequence[Point],
         systems: Mapping[str, _System],
-        writer: RunWriter,
+        place: Workplace,
     ) -> None:
         self._experiment, self._target = experiment, target
-        self._log = writer.worker_log
+        self._log = place.log
         self._systems = systems
         self._setting = _setting(experiment, target, points)
         self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-serving-"))
         self._capacity = {
             _traffic(case): (case.reference, case.capacity_per_s)
-            for case in writer.cases
-            if isinstance(case, ServingFacts) and case.capacity_per_s
+            for case in place.earlier
+            if isinstance(case, ServingFacts) and case.capacity_per_s and case.machine == target.machine
         }
+
+    @property
+    def looks(self) -> dict[str, Mapping[str, Any]]:
+        """How reports show the systems."""
+        return {name: SYSTEMS.look(name).model_dump() for name in self._systems}
 
     def measure(
         self,

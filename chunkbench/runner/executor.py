@@ -1,0 +1,104 @@
+"""Where the passes of a run are measured. `LocalExecutor` measures them on this machine, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from chunkbench.experiment import Experiment
+from chunkbench.experiment.point import Case, Point
+from chunkbench.runner.measuring import Pass, Workplace, measuring
+from chunkbench.runner.options import RunOptions
+from chunkbench.runner.pace import Pace
+from chunkbench.runner.target import Target
+from chunkbench.store import CaseFacts
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured."""
+
+    experiment: Experiment
+    passes: Sequence[Pass]
+    log: Path
+    """The file for what workers and servers print."""
+    earlier: Sequence[CaseFacts] = ()
+    """Rows that a resumed run has already."""
+    options: RunOptions = field(default_factory=RunOptions)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows of a pass, and the machine that measured them."""
+
+    one: Pass
+    cases: Mapping[Point, Sequence[CaseFacts]]
+    machine: str
+    environment: Mapping[str, Any]
+    looks: Mapping[str, Mapping[str, Any]]
+    took_s: float
+
+
+class Listener(Protocol):
+    """Receives the progress of a run. `left_s` is the estimated time left."""
+
+    def started(self, path: Path, points: int, finished: int) -> None: ...
+
+    def activity(self, point: Point, text: str, done: float, left_s: float) -> None: ...
+
+    def point_finished(
+        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
+    ) -> None:
+        """A point has its rows. `took_s`: seconds of its pass; 0 for the pass's other points."""
+
+    def problem(self, text: str) -> None:
+        """Something that the user should know at once. The same text may come again."""
+
+
+class Executor(Protocol):
+    """Measures passes somewhere."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The kinds of machines that measure the whole experiment, each as one of its machines."""
+        ...
+
+    def measure(self, job: Job, pace: Pace, listener: Listener) -> Generator[Measured, None, None]:
+        """Measure the passes of a job; yield each one when its rows are complete.
+
+        Raises `RunError` if nothing more can be measured. What was yielded before stays valid.
+        """
+        ...
+
+
+class LocalExecutor:
+    """Measures on this machine, in this process."""
+
+    def __init__(self, target: Target) -> None:
+        self.targets = (target,)
+
+    def measure(self, job: Job, pace: Pace, listener: Listener) -> Generator[Measured, None, None]:
+        """Measure the passes in their order."""
+        (target,) = self.targets
+        experiment = job.experiment
+        cases: dict[Point, tuple[Case, ...]] = {
+            point: experiment.cases(point) for one in job.passes for point in one.points
+        }
+        place = Workplace(job.log, job.earlier)
+        measurer = measuring(experiment).start(experiment, target, list(cases), place, job.options)
+        environment = target.environment.model_dump(mode="json")
+        try:
+            for one in job.passes:
+
+                def announce(text: str, point: Point = one.points[-1]) -> None:
+                    listener.activity(point, text, pace.done, pace.left_s)
+
+                def advance(share: float, one: Pass = one) -> None:
+                    pace.advance(one, share)
+
+                measured = measurer.measure(one.points, cases, pace.begin(one), announce, advance)
+                yield Measured(one, measured, target.machine, environment, measurer.looks, pace.end(one))
+        finally:
+            measurer.close()

@@ -1,0 +1,84 @@
+"""Shares the budget of a run among its passes, and knows how much of the run is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+
+from chunkbench.runner.measuring import Pass
+
+
+@dataclass
+class _Running:
+    """A pass that is being measured."""
+
+    weight: int
+    allotted_s: float
+    started: float = field(default_factory=monotonic)
+    share_done: float = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return monotonic() - self.started
+
+
+class Pace:
+    """Passes share the budget by their weights. Several can run at the same time, each on a machine of its own.
+
+    The budget is time of machines: with two machines, a run ends after about half of it.
+    """
+
+    def __init__(self, weights: Mapping[Pass, int], pending: Iterable[Pass], budget_s: float) -> None:
+        """`weights` has all passes of the run. Those that are not `pending` were measured before it was resumed."""
+        self._weights = weights
+        self._total = sum(weights.values())
+        self._waiting = sum(weights[one] for one in pending)
+        self._before = self._total - self._waiting
+        self._budget_s = budget_s * self._waiting / self._total if self._total else 0.0
+        self._running: dict[Pass, _Running] = {}
+        self._spent_s = 0.0
+        self.machines = 1
+        """How many machines measure at the same time."""
+
+    def begin(self, one: Pass) -> float:
+        """A pass starts. Returns the seconds that it may take: its share of the budget that is left."""
+        weight = self._weights[one]
+        promised_s = sum(max(other.allotted_s, other.elapsed_s) for other in self._running.values())
+        left_s = max(0.0, self._budget_s - self._spent_s - promised_s)
+        allotted_s = left_s * weight / self._waiting
+        self._waiting -= weight
+        self._running[one] = _Running(weight, allotted_s)
+        return allotted_s
+
+    def advance(self, one: Pass, share: float) -> None:
+        """Record which share of a running pass is done, 0 to 1."""
+        self._running[one].share_done = share
+
+    def end(self, one: Pass) -> float:
+        """A pass is done. Returns the seconds that it took."""
+        took_s = self._running.pop(one).elapsed_s
+        self._spent_s += took_s
+        return took_s
+
+    def lose(self, one: Pass) -> None:
+        """A pass was lost with its machine: it has to be measured again, and costs the others nothing."""
+        self._waiting += self._running.pop(one).weight
+
+    @property
+    def done(self) -> float:
+        """Share of the whole run that is done, 0 to 1."""
+        return (self._total - self._left()) / self._total
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left at the pace so far; in the first 2% of the run, the rest of the budget."""
+        machines = max(1, min(self.machines, len(self._running) or self.machines))
+        spent_s = self._spent_s + sum(one.elapsed_s for one in self._running.values())
+        measured = self._total - self._before - self._left()
+        if measured < 0.02 * self._total:
+            return max(0.0, self._budget_s - spent_s) / machines
+        return spent_s / measured * self._left() / machines
+
+    def _left(self) -> float:
+        return self._waiting + sum(one.weight * (1 - one.share_done) for one in self._running.values())
