@@ -86,3 +86,19 @@ def test_the_readme_quotes_table_3_on_avx512_bf16() -> None:
     book = build_book([open_run(RECORDED / "epyc-zen5-2-cores" / "table3")], ROOT)
     (document,) = [document for document in book.documents() if document.title.startswith("Table 3")]
     assert f"{document.losses} {document.headline}" in text
+
+
+def test_the_readme_and_docs_quote_the_plug_in_for_vllm() -> None:
+    report = build(open_run(RECORDED / "epyc-zen4-2-cores" / "vllm-plugin"))
+    latency = {
+        (group.axes["n_p"], group.axes["n_s"], group.axes["load"]): [
+            f"{group.rows[name].derived.latency_us / 1e3:#.3g}".rstrip(".")
+            for name in ("vllm_prefix_caching", "vllm_chunk")
+        ]
+        for group in report.groups
+    }
+    readme, docs = ((ROOT / path).read_text() for path in ("README.md", "docs/vllm.md"))
+    lines = [f"| {vllm} | {ours} | {float(ours) / float(vllm):.2f} |" for vllm, ours in latency.values()]
+    assert len(lines) == 8
+    assert all(line in docs for line in lines)
+    assert sum(line in readme for line in lines) == 4
