@@ -14,6 +14,7 @@ READY := $(VENV)/.ready
 READY_VLLM := $(VENV)/.ready-vllm
 READY_TRITON := $(VENV)/.ready-triton
 READY_SERVING := $(VENV)/.ready-serving
+READY_RAY := $(VENV)/.ready-ray
 VENV_VLLM := $(dir $(VENV)).venv-vllm
 READY_VLLM_ENVIRONMENT := $(VENV_VLLM)/.ready
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
@@ -27,7 +28,7 @@ help: ## List the targets
 
 setup: $(READY) $(READY_VLLM) ## Make or update the environment .venv; does nothing if it is up to date
 
-test: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) ## Run the tests
+test: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) $(READY_RAY) ## Run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: $(READY) ## Check style, types, and the imports between folders
@@ -48,10 +49,10 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, soaks of engine, server and cache managers
-	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 CHUNKBENCH_VLLM_REQUESTS=500 CHUNKBENCH_MANAGER_OPERATIONS=1000000 $(BIN)/python -m pytest -q tests/test_damaged.py \
+nightly: $(READY) $(READY_SERVING) $(READY_RAY) $(READY_VLLM_ENVIRONMENT) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, killed runs on a cluster, soaks of engine, server and cache managers
+	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_KILLS=20 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 CHUNKBENCH_VLLM_REQUESTS=500 CHUNKBENCH_MANAGER_OPERATIONS=1000000 $(BIN)/python -m pytest -q tests/test_damaged.py \
 	  tests/test_ci_files.py tests/regression/test_packages.py tests/serving/engine/test_engine.py \
-	  tests/serving/server tests/integrations tests/replay tests/kvcache/managers $(ARGS)
+	  tests/serving/server tests/integrations tests/replay tests/kvcache/managers tests/cluster $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \
@@ -106,6 +107,10 @@ $(READY_VLLM): $(READY)
 # Apart from `setup`: experiments on kernels do not need it.
 $(READY_SERVING): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras serving --stamp $@
+
+# Apart from `setup`: only runs on a cluster need it.
+$(READY_RAY): $(READY)
+	@$(PYTHON) scripts/set_up.py $(VENV) --extras ray --stamp $@
 
 $(READY_VLLM_ENVIRONMENT): $(MADE_FROM) chunkbench/pins.py
 	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) --extras vllm-environment --stamp $@

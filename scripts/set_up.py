@@ -1,7 +1,8 @@
 """Make a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
 
 Needs only Python 3.11; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU package if
-it fits, `--extras serving` what the engine, the server and the load need. `--extras triton` adds Triton, whose
+it fits, `--extras serving` what the engine, the server and the load need, `--extras ray` what runs on a cluster need.
+`--extras triton` adds Triton, whose
 interpreter and compiler check the GPU kernels in tests. `--extras gpu` adds the libraries that ChunkAttention is
 compared with on a GPU. `--extras vllm-environment` makes an environment of its own, with vLLM and our plug-in for it.
 """
@@ -172,6 +173,18 @@ def add_serving(venv: Path) -> bool:
     return False
 
 
+def add_ray(venv: Path) -> bool:
+    """Install Ray, for runs on a cluster and their tests."""
+    python = venv / "bin" / "python"
+    say("Ray, for runs on a cluster")
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    if pip(python, "--constraint", str(CONSTRAINTS), *extras["ray"]):
+        return True
+    say(f"NOTICE: runs on a cluster will be unavailable; to retry: {venv.name}/bin/python -m pip install -e '.[ray]'")
+    return False
+
+
 def make_vllm_environment(venv: Path) -> bool:
     """Make an environment with vLLM's CPU package, all that its server needs (3 GB), and ChunkBench without extras: its
     plug-in for vLLM. Apart from ours: the extra `serving` and vLLM need other versions of the same packages. Returns
@@ -238,6 +251,7 @@ def add_gpu_baselines(venv: Path) -> bool:
 EXTRAS = {
     "vllm": add_vllm,
     "serving": add_serving,
+    "ray": add_ray,
     "triton": add_triton,
     "gpu": add_gpu_baselines,
     "vllm-environment": make_vllm_environment,

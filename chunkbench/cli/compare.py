@@ -14,12 +14,12 @@ from chunkbench.cli.comparing import show, show_document
 from chunkbench.cli.comparison_options import (
     DOCUMENT_FORMATS,
     ComparisonOptions,
-    gathered,
     judging_options,
     longer_command,
     out_option,
     quiet_option,
 )
+from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail
 from chunkbench.regression.verdicts import Between
 
@@ -34,6 +34,7 @@ Examples:
   chunkbench compare before after --out reports --fail-on slower,incorrect,missing,inconclusive
   chunkbench compare results/runs/float32 results/runs/bfloat16 --between dtypes
   chunkbench compare laptop/table3 server/table3 --between machines --over naive
+  chunkbench compare results/runs/on-both-machines --between machines
   chunkbench compare --schema > comparison.schema.json
 """
 
@@ -48,7 +49,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.command("compare", epilog=_EXAMPLES, short_help="Compare two runs, case by case.")
 @click.argument("base", metavar="BASE")
-@click.argument("head", metavar="HEAD")
+@click.argument("head", metavar="[HEAD]", required=False)
 @judging_options
 @out_option("Also write the report in every format into this folder.", file_okay=False)
 @click.option(
@@ -71,7 +72,12 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.pass_context
 @gathered(ComparisonOptions)
 def command(
-    ctx: click.Context, base: str, head: str, between: Between | None, over: str | None, options: ComparisonOptions
+    ctx: click.Context,
+    base: str,
+    head: str | None,
+    between: Between | None,
+    over: str | None,
+    options: ComparisonOptions,
 ) -> None:
     """Compare HEAD with BASE: each a run directory, its cases.jsonl, or a recording (a folder of runs 1, 2, ...).
 
@@ -80,7 +86,13 @@ def command(
     3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on asks for it.
 
     With --between, a table of speed-ups takes the place of the verdicts on times, and the exit code is 0 or 2.
+    `--between machines` also takes one run that measured on several kinds of machines.
     """
+    if head is None and between != "machines":
+        raise click.UsageError("HEAD is missing; one run alone can be compared with --between machines")
+    if head is None:
+        _compare_machines(base, over, options)
+        return
     if between is not None:
         _compare_speedups(base, head, between, over, options)
         return
@@ -102,22 +114,57 @@ def command(
     ctx.exit(comparison.exit_code)
 
 
+def _compare_machines(base: str, over: str | None, options: ComparisonOptions) -> None:
+    """Compare the kinds of machines of one run with the first of them."""
+    from chunkbench.store import RunError, open_run
+
+    try:
+        first, *others = open_run(base).by_machine_kind()
+    except RunError as error:
+        fail(error)
+    if not others:
+        fail(
+            f"{base}: was measured on one kind of machine; `chunkbench run ... --on ray --machines each` measures more"
+        )
+    for number, other in enumerate(others, start=2):
+        name = "speedups" if len(others) == 1 else f"speedups-{number}"
+        _show_speedups([first], [other], "machines", over, options, name)
+
+
 def _compare_speedups(base: str, head: str, between: Between, over: str | None, options: ComparisonOptions) -> None:
+    """Print the speed-ups of two measurements."""
+    from chunkbench.store import RunError, open_runs
+
+    try:
+        base_runs, head_runs = open_runs(base), open_runs(head)
+    except RunError as error:
+        fail(error)
+    _show_speedups(base_runs, head_runs, between, over, options, "speedups")
+
+
+def _show_speedups(
+    base: Sequence[Run],
+    head: Sequence[Run],
+    between: Between,
+    over: str | None,
+    options: ComparisonOptions,
+    name: str,
+) -> None:
     """Print the speed-ups, and write them as text, Markdown and JSON into the folder of --out."""
     from chunkbench.regression.report.speedups import document
     from chunkbench.regression.speedups import speedups
-    from chunkbench.store import RunError, open_runs
+    from chunkbench.store import RunError
 
     options.check_confidence()
     if options.form not in DOCUMENT_FORMATS:
         raise click.BadParameter("speed-ups are printed as table, markdown or json", param_hint="--format")
     threshold = options.threshold_share()
     try:
-        compared = speedups(open_runs(base), open_runs(head), between, over, threshold, options.confidence)
+        compared = speedups(base, head, between, over, threshold, options.confidence)
     except RunError as error:
         fail(error)
     data = compared.model_dump_json(indent=2) + "\n"
-    show_document(document(compared), data, options, "speedups", ("table", "markdown"), options.quiet)
+    show_document(document(compared), data, options, name, ("table", "markdown"), options.quiet)
 
 
 def _budget_s(runs: Sequence[Run]) -> float:

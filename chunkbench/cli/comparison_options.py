@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
+from chunkbench.cli.options import Decorated, with_options, without
 from chunkbench.cli.output import command_line
 from chunkbench.regression.verdicts import FailOn, Metric
 
@@ -24,8 +24,6 @@ FORMATS = ("table", "markdown", "json", "junit", "github")
 DOCUMENT_FORMATS = ("table", "markdown", "json")
 """Formats of what is no comparison of times."""
 _FAIL_ON = get_args(FailOn)
-
-Decorated = Callable[..., Any]
 
 threshold_option = click.option(
     "--threshold", default="5%", show_default=True, metavar="SHARE", help="A smaller change counts as no change."
@@ -75,7 +73,7 @@ def judging_options(command: Decorated) -> Decorated:
         ),
         click.option("--cross-machine", is_flag=True, help="Judge raw times even if machines or settings differ."),
     )
-    return _with_options(command, options)
+    return with_options(command, options)
 
 
 def measuring_options(fewest_processes: int) -> Callable[[Decorated], Decorated]:
@@ -97,13 +95,7 @@ def measuring_options(fewest_processes: int) -> Callable[[Decorated], Decorated]
         ),
         click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable."),
     )
-    return lambda command: _with_options(command, options)
-
-
-def _with_options(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
-    for option in reversed(options):  # click lists the option that decorates last as the first
-        command = option(command)
-    return command
+    return lambda command: with_options(command, options)
 
 
 @dataclass(frozen=True)
@@ -202,30 +194,9 @@ class GateOptions(ComparisonOptions):
         return self.compare_options(settling_command, budget_s, looks=1 + self.again)
 
 
-def gathered(kind: type[ReportOptions]) -> Callable[[Decorated], Decorated]:
-    """Decorator of a command: gathers the options that are fields of `kind` into one argument, `options`."""
-    names = [field.name for field in fields(kind)]
-
-    def decorate(command: Decorated) -> Decorated:
-        @functools.wraps(command)
-        def call(*arguments: Any, **values: Any) -> Any:
-            options = kind(**{name: values.pop(name) for name in names})
-            return command(*arguments, options=options, **values)
-
-        return call
-
-    return decorate
-
-
 def longer_command(words: Sequence[str], implementation: str, budget_s: float) -> str:
     """The command line `words`, changed to measure one implementation only, for `budget_s` seconds."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        replaced = word.partition("=")[0] in ("--only", "--budget", "--out")
-        if not skip and not replaced:
-            kept.append(word)
-        skip = replaced and "=" not in word
+    kept = without(words, ("--only", "--budget", "--out"))
     return shlex.join([*kept, "--only", implementation, "--budget", f"{math.ceil(budget_s)}s"])
 
 

@@ -10,12 +10,12 @@ import click
 from chunkbench.cli.comparing import conclude, empty_folder
 from chunkbench.cli.comparison_options import (
     GateOptions,
-    gathered,
     judging_options,
     measuring_options,
     out_option,
     quiet_option,
 )
+from chunkbench.cli.options import gathered
 from chunkbench.cli.output import command_line, fail, run_exit_code
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from chunkbench.cli.comparison_options import (
     ReportOptions,
     confidence_option,
     format_option,
-    gathered,
     out_option,
     threshold_option,
 )
+from chunkbench.cli.options import gathered
 from chunkbench.cli.output import fail
 
 if TYPE_CHECKING:

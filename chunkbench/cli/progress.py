@@ -21,9 +21,11 @@ from chunkbench.store import MEASURED, CaseFacts
 class RunProgress:
     """Prints the progress of a run to standard error, so that standard output has only the result."""
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, quiet: bool, several_machines: bool = False) -> None:
+        """`several_machines`: name the machine of every point."""
         self._console = Console(stderr=True, highlight=False)
-        self._quiet = quiet
+        self._quiet, self._several = quiet, several_machines
+        self._by_machine: Counter[str] = Counter()
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._points = self._number = 0
@@ -51,6 +53,9 @@ class RunProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._several and self._by_machine:
+            shares = ", ".join(f"{machine} {count(n, 'point')}" for machine, n in sorted(self._by_machine.items()))
+            self._print(f"points by machine: {shares}")
 
     def started(self, path: Path, points: int, finished: int) -> None:
         """Print the folder of the run."""
@@ -73,8 +78,10 @@ class RunProgress:
         measured = sum(statuses[status] for status in MEASURED)
         others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
         rounds = max((len(case.samples_us) for case in cases), default=0)
+        machine = f" on {cases[0].machine}" if self._several else ""
+        self._by_machine[cases[0].machine] += 1
         self._print(
-            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].verb}"
+            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].verb}{machine}"
             f"{f', {others}' if others else ''}; {count(rounds, cases[0].repeated)}, {took_s:.0f} s; {_left(left_s)}"
         )
 

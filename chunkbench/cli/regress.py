@@ -9,13 +9,14 @@ import click
 from chunkbench.cli.comparing import conclude, empty_folder
 from chunkbench.cli.comparison_options import (
     GateOptions,
-    gathered,
     judging_options,
     measuring_options,
     out_option,
     quiet_option,
 )
+from chunkbench.cli.options import gathered, without
 from chunkbench.cli.output import command_line, fail
+from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
 
 _EXAMPLES = """\b
 Examples:
@@ -24,6 +25,7 @@ Examples:
   chunkbench regress --base v0.1.0 smoke --only chunk_attn --format markdown
   chunkbench regress --base origin/main --format github --out regress
   chunkbench regress --base main --project ../my-kernel ../my-kernel/gate.yaml
+  chunkbench regress --base main --on ray --machines each
 """
 
 
@@ -39,10 +41,19 @@ Examples:
 @measuring_options(fewest_processes=1)
 @judging_options
 @out_option("Folder for runs and reports [results/runs/regress-...].")
+@placing_options
 @quiet_option("Print nothing; only the exit code tells the result.")
 @click.pass_context
+@gathered(Placing, "placing")
 @gathered(GateOptions)
-def command(ctx: click.Context, experiment: str | None, base: str, project: Path | None, options: GateOptions) -> None:
+def command(
+    ctx: click.Context,
+    experiment: str | None,
+    base: str,
+    project: Path | None,
+    options: GateOptions,
+    placing: Placing,
+) -> None:
     """Compare the present revision of a project with the revision GIT_REF.
 
     The project is a git repository with implementations of its own. Both revisions are built in temporary folders: the
@@ -53,6 +64,9 @@ def command(ctx: click.Context, experiment: str | None, base: str, project: Path
 
     Both versions of a case are measured in turns, round by round, in processes of their own. So a disturbance of the
     machine affects both. The exit codes are those of `chunkbench gate`; 2 also if GIT_REF is too old for this command.
+
+    With --on ray, the command runs on one node of the cluster, which builds both versions and measures nothing else
+    meanwhile; with --machines each, on one node of every kind.
     """
     from chunkbench.cli.progress import RepeatProgress
     from chunkbench.regression.job import Job
@@ -63,6 +77,9 @@ def command(ctx: click.Context, experiment: str | None, base: str, project: Path
 
     try:
         folder_of_project = repository(project or Path())
+        if placing.remote:
+            ctx.exit(_on_cluster(experiment, folder_of_project, base, options, placing))
+        placing.check_local()
         loaded = options.load(experiment or default_experiment(folder_of_project))
         compare_options = options.gate_options(loaded.budget_s)
         folder = empty_folder(options.out, f"regress-{loaded.name}")
@@ -72,3 +89,38 @@ def command(ctx: click.Context, experiment: str | None, base: str, project: Path
     except RunError as error:
         fail(error)
     conclude(ctx, result, options, folder)
+
+
+def _on_cluster(experiment: str | None, project: Path, base: str, options: GateOptions, placing: Placing) -> int:
+    """Run the same command on nodes of a cluster. Returns the exit code."""
+    from chunkbench.cluster.errands import PROJECT, packed_checkout, run_errand
+    from chunkbench.cluster.remote import OUT
+    from chunkbench.environment.revision import PROJECT as OURS
+    from chunkbench.regression.revision_build import resolve as commit_of
+
+    folder = empty_folder(options.out, f"regress-{project.name}")
+    commit = commit_of(project, base)
+    words = without(command_line()[1:], (*VALUED, "--out", "--project", "--base"), FLAGS)
+    words += ["--base", commit, "--project", PROJECT, "--out", OUT]
+    files = {}
+    if experiment is not None and Path(experiment).is_file():
+        files[Path(experiment).name] = Path(experiment).read_bytes()
+        words[words.index(experiment)] = Path(experiment).name
+    checkout = None if project.resolve() == OURS else packed_checkout(project, commit)
+
+    def tell(text: str) -> None:
+        if not options.quiet:
+            click.echo(text, err=True)
+
+    codes = []
+    with placing.nodes(tell) as (cluster, nodes):
+        for number, node in enumerate(nodes, start=1):
+            tell(f"[{number}/{len(nodes)}] on {node.name}: {node.kind}")
+            done = run_errand(cluster, node, words, files, checkout, tell)
+            done.unpack(folder / node.machine)
+            if done.code not in (0, 1, 3, 4):
+                click.echo(done.said, err=True, nl=False)
+            click.echo(done.printed, nl=False)
+            codes.append(done.code)
+    tell(f"reports of each machine: {folder}")
+    return next(code for code in (130, 2, 3, 1, 4, 0) if code in codes)

@@ -67,8 +67,9 @@ def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bo
         _draw(opened[0], out, quiet)
         return
     colour = out is None and colour_wanted()
-    if len(opened) > 1 or form == "html":
-        book = build_book(opened, out.parent if out is not None else Path())
+    parts = [part for run in opened for part in run.by_machine_kind()]
+    if len(opened) > 1 or form == "html" or (len(parts) > 1 and form in BOOK_FORMATS):
+        book = build_book(parts, out.parent if out is not None else Path())
         text = render_book(book, form or "table", colour)
     elif form is None and out is None:
         _write_all(opened[0], quiet)
@@ -100,7 +101,7 @@ def _write(out: Path, write: Callable[[Path], object], quiet: bool) -> None:
 
 
 def _write_all(run: Run, quiet: bool) -> None:
-    from chunkbench.report import build, render, write_all
+    from chunkbench.report import build, render_run, write_all
 
     report = build(run)
     try:
@@ -108,5 +109,5 @@ def _write_all(run: Run, quiet: bool) -> None:
     except OSError as error:
         fail(f"{run.path}: cannot be written: {error.strerror}; --format prints without writing")
     if not quiet:
-        click.echo(render(report, "table", colour_wanted()), nl=False)
+        click.echo(render_run(run, report, "table", colour_wanted()), nl=False)
         click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from chunkbench.cli.options import gathered
 from chunkbench.cli.output import command_line, fail, run_exit_code
+from chunkbench.cli.placing import Placing, placing_options
 
 
 @click.command(
@@ -18,6 +20,7 @@ from chunkbench.cli.output import command_line, fail, run_exit_code
       chunkbench reproduce
       chunkbench reproduce --out results/runs/paper --budget 10m
       chunkbench reproduce --only table1 --only memory
+      chunkbench reproduce --on ray --machines each
     """,
 )
 @click.option(
@@ -31,9 +34,13 @@ from chunkbench.cli.output import command_line, fail, run_exit_code
     "--budget", metavar="TIME", help="For all experiments together; each has its share.  [default: their own]"
 )
 @click.option("--only", multiple=True, metavar="EXPERIMENT", help="Only this one. Repeatable.")
+@placing_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_context
-def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, ...], quiet: bool) -> None:
+@gathered(Placing, "placing")
+def command(
+    ctx: click.Context, out: Path, budget: str | None, only: tuple[str, ...], quiet: bool, placing: Placing
+) -> None:
     """Run the experiments of the paper's tables and figures one after the other and write report.html and report.md.
 
     What is finished below --out is not measured again: the same command goes on after Ctrl-C or a crash, and costs
@@ -44,9 +51,7 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
     from chunkbench.experiment import load_experiment
     from chunkbench.report import build_book, render_book
     from chunkbench.report.claims import headline
-    from chunkbench.runner.executor import LocalExecutor
     from chunkbench.runner.reproduce import EXPERIMENTS, reproduce, within
-    from chunkbench.runner.target import resolve
     from chunkbench.store import RunError, writing
 
     unknown = [name for name in only if name not in EXPERIMENTS]
@@ -61,8 +66,8 @@ def command(ctx: click.Context, out: Path, budget: str | None, only: tuple[str, 
             click.echo(text, err=True)
 
     try:
-        with RunProgress(quiet) as progress:
-            outcome = reproduce(experiments, out, lambda one: LocalExecutor(resolve(one)), progress, announce)
+        with RunProgress(quiet, placing.remote) as progress, placing.executors(progress.problem) as executor_for:
+            outcome = reproduce(experiments, out, executor_for, progress, announce)
         if outcome.runs:
             book = build_book(outcome.runs, out)
             with writing(out):

@@ -8,7 +8,9 @@ from typing import get_args
 
 import click
 
+from chunkbench.cli.options import gathered
 from chunkbench.cli.output import RUNS, ReportFormat, colour_wanted, command_line, new_run, run_exit_code
+from chunkbench.cli.placing import Placing, placing_options
 
 
 @click.command("run", short_help="Measure an experiment and print its table.")
@@ -37,6 +39,7 @@ from chunkbench.cli.output import RUNS, ReportFormat, colour_wanted, command_lin
 @click.option(
     "--retry", metavar="S1,S2", help="With --resume: measure points again that have a row with one of these statuses."
 )
+@placing_options
 @click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
 @click.option(
     "--format",
@@ -46,6 +49,7 @@ from chunkbench.cli.output import RUNS, ReportFormat, colour_wanted, command_lin
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
 @click.pass_context
+@gathered(Placing, "placing")
 def command(
     ctx: click.Context,
     experiment: str,
@@ -64,6 +68,7 @@ def command(
     dry_run: bool,
     form: str | None,
     quiet: bool,
+    placing: Placing,
 ) -> None:
     """Measure EXPERIMENT (a YAML file, or the name of a bundled one) and print its table.
 
@@ -82,16 +87,17 @@ def command(
       chunkbench run table1 --model llama3-8b
       chunkbench run figure3 --full
       chunkbench run table3 --device cuda --modes graph,events --caches cold,warm
+      chunkbench run table3 --on ray
+      chunkbench run table3 --on ray://head:10001 --machines each --budget 1h
+      chunkbench run table3 --on ray --machine a100 --alone
     """
     from chunkbench.cli.choosing import choose_experiment, parse_list
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import TimedExperiment
-    from chunkbench.report import build, render, write_all
-    from chunkbench.runner.executor import LocalExecutor
+    from chunkbench.report import build, render_run, write_all
     from chunkbench.runner.measuring import measuring
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.run import run_experiment
-    from chunkbench.runner.target import resolve
     from chunkbench.store import latest_run
     from chunkbench.store.facts import Status
 
@@ -108,22 +114,24 @@ def command(
         if timed is None:
             raise click.UsageError(f"--full: experiments of `kind: {loaded.kind}` have no rounds")
         loaded = timed = timed.in_full()
-    target = resolve(loaded, describing=dry_run)
-    if modes is not None and timed is not None and target.device == "cpu" and timed.modes != ("eager",):
-        raise click.BadParameter("a CPU has only the mode eager", param_hint="--modes")
-    if dry_run:
-        click.echo(measuring(loaded).describe(loaded, target))
-        return
     if out is None:
         out = latest_run(RUNS, loaded.name) if resume else new_run(loaded.name)
-    with RunProgress(quiet) as progress:
-        outcome = run_experiment(loaded, LocalExecutor(target), out, resume, command_line(), progress, options)
+    with RunProgress(quiet, placing.remote) as progress, placing.executors(progress.problem, dry_run) as executor_for:
+        executor = executor_for(loaded, out if resume else None)
+        devices = {target.device for target in executor.targets}
+        if modes is not None and timed is not None and devices == {"cpu"} and timed.modes != ("eager",):
+            raise click.BadParameter("a CPU has only the mode eager", param_hint="--modes")
+        if dry_run:
+            for target in executor.targets:
+                click.echo(measuring(loaded).describe(loaded, target))
+            return
+        outcome = run_experiment(loaded, executor, out, resume, command_line(), progress, options)
     try:
         if outcome.run.cases:
             report = build(outcome.run)
             write_all(outcome.run, report)
             if form is not None or not quiet:
-                click.echo(render(report, form or "table", colour_wanted()), nl=False)
+                click.echo(render_run(outcome.run, report, form or "table", colour_wanted()), nl=False)
     finally:  # a second Ctrl-C stops the report, but the command to resume is still printed
         if outcome.interrupted:
             click.echo(f"interrupted; finished points are kept. To continue:\n  {_resume_command(out)}", err=True)

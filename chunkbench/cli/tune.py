@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.output import fail
+from chunkbench.cli.options import gathered, without
+from chunkbench.cli.output import command_line, fail
+from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
 
 if TYPE_CHECKING:
     from chunkbench.measure.tune import Trial
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
       chunkbench tune                                            all head dimensions, into tuning.json
       chunkbench tune --head-dim 128 --out mine.json
       CHUNKBENCH_TUNING=mine.json chunkbench run table3          use it
+      chunkbench tune --on ray --machines each                   on every kind of GPU of a cluster
     """,
 )
 @click.option(
@@ -37,13 +40,21 @@ if TYPE_CHECKING:
     show_default=True,
     help="The table to write; rows of other GPUs that it, or else the packaged table, holds are kept.",
 )
+@placing_options
 @click.option("-q", "--quiet", is_flag=True, help="Do not name every candidate.")
-def command(head_dims: tuple[str, ...], out: Path, quiet: bool) -> None:
+@gathered(Placing, "placing")
+def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing) -> None:
     """Time the Triton kernels' candidates on this machine's GPU and write the best to a tuning table.
 
     Takes some minutes for each head dimension, most of it compiling. The table is written after each of them, so that
     Ctrl-C loses the one at work alone. Runs use a table that the variable CHUNKBENCH_TUNING names.
+
+    With --on ray, a node of the cluster does it; with --machines each, one node of every kind after the other.
     """
+    if placing.remote:
+        _on_cluster(out, quiet, placing)
+        return
+    placing.check_local()
     import torch
 
     from chunkbench.kernels.triton import HEAD_DIMS, capability, why_unavailable
@@ -73,6 +84,30 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool) -> None:
         table.setdefault(f"sm_{generation}", {})[head_dim] = best
         write(table, out)
         click.echo(f"head_dim {head_dim}: {best} -> {out}")
+
+
+def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
+    """Tune on nodes of a cluster; the table of each is the start of the next one's."""
+    from chunkbench.cluster.errands import run_errand
+    from chunkbench.cluster.remote import OUT
+
+    def tell(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
+    words = [*without(command_line()[1:], (*VALUED, "--out"), FLAGS), "--out", f"{OUT}/{out.name}"]
+    with placing.nodes(tell) as (cluster, nodes):
+        with_gpu = [node for node in nodes if node.environment.gpus]
+        if not with_gpu:
+            kinds = "; ".join(node.kind for node in nodes)
+            fail(f"candidates can be timed on an NVIDIA GPU alone, and PyTorch sees none on {kinds}")
+        for node in with_gpu:
+            files = {f"{OUT}/{out.name}": out.read_bytes()} if out.exists() else {}
+            done = run_errand(cluster, node, words, files, None, tell)
+            if done.code:
+                fail(f"on {node.name}: {done.said.strip()}")
+            done.unpack(out.parent)
+            click.echo(done.printed, nl=False)
 
 
 def _describe(trial: Trial) -> str:

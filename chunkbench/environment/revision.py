@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -31,6 +32,16 @@ def package_files() -> Iterator[tuple[Path, Path]]:
             for name in sorted(files):
                 path = Path(folder) / name
                 yield path, path.relative_to(location)
+
+
+def code_digest(*suffixes: str) -> str:
+    """SHA-256 of the running package's files with these suffixes, committed or not."""
+    digest = hashlib.sha256()
+    for path, _ in package_files():
+        if path.suffix in suffixes:
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def git_state(path: Path = PROJECT) -> GitState | None:

@@ -240,8 +240,10 @@ def _machine_names(runs: Sequence[Run]) -> str:
 def side_of(runs: Sequence[Run]) -> Side:
     """What a report says about the runs of one side."""
     manifest = runs[0].manifest
+    path = str(runs[0].path if len(runs) == 1 else runs[0].path.parent)
+    kinds = {machine.kind for machine in manifest.machines.values()} - {""}
     return Side(
-        path=str(runs[0].path if len(runs) == 1 else runs[0].path.parent),
+        path=f"{path}, on {kinds.pop()}" if len(kinds) == 1 else path,
         experiment=manifest.experiment.name,
         commit=manifest.git.named(12) or None,
         version=manifest.chunkbench_version,

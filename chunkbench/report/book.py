@@ -31,6 +31,11 @@ class Chapter:
     minutes: float | None
     """Duration of the run; None where the manifest lacks its start or its end."""
 
+    @property
+    def machine_kind(self) -> str:
+        """The kind of machine that measured it, where a run measured on several kinds; else empty."""
+        return next((machine.kind for machine in self.manifest.machines.values()), "")
+
 
 @dataclass(frozen=True)
 class Book:
@@ -44,6 +49,12 @@ class Book:
     """All claims; in a book of one chapter, only those that its run has rows for."""
     unmeasured: Sequence[Table]
     """Tables of the paper that no run measures."""
+
+    @property
+    def machine_kinds(self) -> list[str]:
+        """The kinds of machines that the reader can choose from; empty if there is nothing to choose."""
+        kinds = list(dict.fromkeys(chapter.machine_kind for chapter in self.chapters if chapter.machine_kind))
+        return kinds if len(kinds) > 1 else []
 
     def by_verdict(self) -> list[tuple[ClaimVerdict, list[Claim]]]:
         """Claims grouped by verdict, those that hold first."""
@@ -80,16 +91,23 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
                 _minutes(run.manifest),
             )
         )
+    experiments = dict.fromkeys(run.manifest.experiment.name for run in runs)
     first, judged_claims = runs[0].manifest, claims([chapter.report.rows for chapter in chapters])
     commit = first.git.named(10)
     return Book(
-        title=chapters[0].report.title if len(chapters) == 1 else "The ChunkAttention paper, rerun",
+        title=_title(chapters) if len(experiments) == 1 else "The ChunkAttention paper, rerun",
         machine="; ".join(_machines(runs)),
         version=f"chunkbench {first.chunkbench_version}{f', git {commit}' if commit else ''}",
         chapters=chapters,
-        unmeasured=tables([run.manifest.experiment.name for run in runs]) if len(chapters) > 1 else (),
-        claims=[claim for claim in judged_claims if claim.rows or len(chapters) > 1],
+        unmeasured=tables(list(experiments)) if len(experiments) > 1 else (),
+        claims=[claim for claim in judged_claims if claim.rows or len(experiments) > 1],
     )
+
+
+def _title(chapters: Sequence[Chapter]) -> str:
+    """The title of one experiment, without the kind of machine where it was measured on several."""
+    title, kind = chapters[0].report.title, chapters[0].machine_kind
+    return title.removesuffix(f", on {kind}") if kind else title
 
 
 def _machines(runs: Sequence[Run]) -> list[str]:

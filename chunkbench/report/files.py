@@ -7,27 +7,41 @@ from pathlib import Path
 from chunkbench.report import markdown
 from chunkbench.report.book import build_book
 from chunkbench.report.build import build
-from chunkbench.report.formats import FILES
+from chunkbench.report.formats import BOOK_FORMATS, FILES, render
 from chunkbench.report.report import Report
 from chunkbench.store import Run
+
+
+def render_run(run: Run, report: Report, form: str, colour: bool = False) -> str:
+    """The report of a run as text; where it was measured on several kinds of machines, one report of each."""
+    parts = run.by_machine_kind()
+    if len(parts) == 1 or form not in BOOK_FORMATS:
+        return render(report, form, colour)
+    return "\n".join(render(build(part), form, colour) for part in parts)
 
 
 def write_all(run: Run, report: Report | None = None) -> list[Path]:
     """Write the report in every format, `figure.png` and `figure.svg`; returns their paths.
 
     There is no figure without two implementations to compare. `report` is the run's report, if it is already built.
+    A run on several kinds of machines has a report and a figure (`figure-2.png`) of each, and one table of all rows.
     """
     # Imported here because matplotlib loads slowly, and printing a table does not need it.
     from chunkbench.report import figures, html
 
     report = report or build(run)
-    written = []
-    drawn = figures.draw(report, run.manifest)
-    if drawn is not None:
-        written += [figures.save(drawn, run.path / name) for name in ("figure.png", "figure.svg")]
-    texts = {"report.md": markdown.render(report, "figure.png" if drawn is not None else "")}
-    texts |= {name: render(report) for name, render in FILES.items()}
-    texts["report.html"] = html.render(build_book([run], run.path, [report]))
+    parts = run.by_machine_kind()
+    reports = [report] if len(parts) == 1 else [build(part) for part in parts]
+    written, pages = [], []
+    for number, (part, part_report) in enumerate(zip(parts, reports, strict=True), start=1):
+        name = "figure" if number == 1 else f"figure-{number}"
+        drawn = figures.draw(part_report, part.manifest)
+        if drawn is not None:
+            written += [figures.save(drawn, run.path / f"{name}{ending}") for ending in (".png", ".svg")]
+        pages.append(markdown.render(part_report, f"{name}.png" if drawn is not None else ""))
+    texts = {"report.md": "\n".join(pages)}
+    texts |= {name: render_file(report) for name, render_file in FILES.items()}
+    texts["report.html"] = html.render(build_book(parts, run.path, reports))
     for name, text in texts.items():
         (run.path / name).write_text(text, encoding="utf-8")
         written.append(run.path / name)

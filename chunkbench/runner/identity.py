@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from chunkbench.environment.revision import package_files
+from chunkbench.environment.revision import code_digest
 from chunkbench.experiment import Experiment
 from chunkbench.runner.target import Target
 
+BETWEEN_KINDS = "; "
+"""Stands between the kinds of machines that measure a run."""
 _EXPLANATIONS = {
     "experiment": "the experiment, or an option that overrides part of it, has changed since the run was started",
     "revision": "chunkbench itself has changed since the run was started",
@@ -28,8 +30,8 @@ def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str
     torch = dict.fromkeys(f"{one.environment.torch.version}, CUDA {one.environment.torch.cuda}" for one in targets)
     return {
         "experiment": hashlib.sha256(text.encode()).hexdigest(),
-        "revision": source_digest(),
-        "machine": "; ".join(target.machine_kind or target.machine for target in targets),
+        "revision": code_digest(".py", ".so"),  # a commit id would miss uncommitted changes
+        "machine": BETWEEN_KINDS.join(target.machine_kind or target.machine for target in targets),
         "torch": "; ".join(torch),
     }
 
@@ -37,13 +39,3 @@ def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str
 def differences(recorded: dict[str, str], current: dict[str, str]) -> list[str]:
     """The reasons why a run cannot be resumed; empty if it can be."""
     return [text for part, text in _EXPLANATIONS.items() if recorded.get(part) != current[part]]
-
-
-def source_digest() -> str:
-    """Digest of the package's own code: a commit id would miss uncommitted changes."""
-    digest = hashlib.sha256()
-    for path, _ in package_files():
-        if path.suffix in (".py", ".so"):
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 from chunkbench.runner.measuring import Pass
@@ -15,7 +15,7 @@ class _Running:
 
     weight: int
     allotted_s: float
-    started: float = field(default_factory=monotonic)
+    started: float
     share_done: float = 0.0
 
     @property
@@ -48,7 +48,7 @@ class Pace:
         left_s = max(0.0, self._budget_s - self._spent_s - promised_s)
         allotted_s = left_s * weight / self._waiting
         self._waiting -= weight
-        self._running[one] = _Running(weight, allotted_s)
+        self._running[one] = _Running(weight, allotted_s, monotonic())
         return allotted_s
 
     def advance(self, one: Pass, share: float) -> None:

@@ -47,12 +47,13 @@ def within(experiments: Sequence[Experiment], budget_s: float) -> list[Experimen
 def reproduce(
     experiments: Sequence[Experiment],
     out: Path,
-    executor_for: Callable[[Experiment], Executor],
+    executor_for: Callable[[Experiment, Path | None], Executor],
     listener: Listener,
     say: Callable[[str], None],
 ) -> Reproduced:
     """Run every experiment in a folder of its name below `out`; resume those that were interrupted, and leave out
-    those of which nothing runs on this machine.
+    those of which nothing runs. `executor_for` makes the executor of an experiment, given the folder of its run if
+    that is resumed.
 
     Raises `RunError` if a folder holds an unfinished run of another revision, machine or experiment.
     """
@@ -67,9 +68,8 @@ def reproduce(
         say(f"[{number}/{len(experiments)}] {experiment.name}: {experiment.title}")
         command = ["chunkbench", "run", experiment.path.removesuffix(".yaml")]
         try:
-            outcome = run_experiment(
-                experiment, executor_for(experiment), folder, recorded is not None, command, listener
-            )
+            executor = executor_for(experiment, folder if recorded is not None else None)
+            outcome = run_experiment(experiment, executor, folder, recorded is not None, command, listener)
         except CannotRunError as error:
             say(f"left out: {error}")
             continue

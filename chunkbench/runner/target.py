@@ -29,15 +29,27 @@ class Target:
 def resolve(experiment: Experiment, describing: bool = False) -> Target:
     """Resolve `device: auto` and `dtype: auto` on this machine.
 
+    Raises `RunError` if the device is absent, unless the run is only described (`describing`).
+    """
+    environment = read_environment()
+    machine = machine_id(environment.model_dump(mode="json")).id
+    return resolve_on(experiment, environment, machine, describing=describing)
+
+
+def resolve_on(
+    experiment: Experiment, environment: Environment, machine: str, machine_kind: str = "", describing: bool = False
+) -> Target:
+    """Resolve `device: auto` and `dtype: auto` on a machine.
+
     auto is float16 on CUDA; on a CPU bfloat16 if it has bfloat16 instructions, else float32. Raises `RunError` if the
     device is absent, unless the run is only described (`describing`).
     """
-    environment = read_environment()
     detected: Device = "cuda" if environment.gpus else "cpu"
     device = detected if experiment.device == "auto" else experiment.device
     if device == "cuda" and not environment.gpus and not describing:
-        raise RunError("device: cuda, but PyTorch sees no NVIDIA GPU here; `chunkbench doctor` says more")
+        where = f"on {machine_kind}" if machine_kind else "here"
+        raise RunError(f"device: cuda, but PyTorch sees no NVIDIA GPU {where}; `chunkbench doctor` says more")
     native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
     suited: Dtype = "float16" if device == "cuda" else native
     dtype = suited if experiment.dtype == "auto" else experiment.dtype
-    return Target(device, dtype, environment, machine_id(environment.model_dump(mode="json")).id)
+    return Target(device, dtype, environment, machine, machine_kind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ Remedy = Literal[
     "record anew or compare times",
     "compare speed-ups",
     "name the common implementation",
+    "ship or choose",
 ]
 
 
@@ -67,6 +68,30 @@ class Run:
     cases: list[CaseFacts] = field(default_factory=list)
     torn: bool = False
     """Whether the last line is incomplete (after a power cut); `cases` leaves it out."""
+
+    def by_machine_kind(self) -> list[Run]:
+        """One run for each kind of machine that measured the whole experiment, in order; usually this run alone.
+
+        A part has the machines, the cases and the planned points of its kind, and the kind in its title.
+        """
+        kinds_here = {id: machine.kind for id, machine in self.manifest.machines.items()}
+        several = sorted({kinds_here[case.machine] for case in self.cases if case.machine in kinds_here})
+        if len(several) < 2:
+            return [self]
+        return [self._part(kind, [id for id in kinds_here if kinds_here[id] == kind], len(several)) for kind in several]
+
+    def _part(self, kind: str, machines: Collection[str], parts: int) -> Run:
+        manifest = self.manifest
+        experiment = manifest.experiment
+        title = f"{experiment.title or experiment.name}, on {kind}"
+        part = manifest.model_copy(
+            update={
+                "experiment": experiment.model_copy(update={"title": title}),
+                "machines": {id: manifest.machines[id] for id in machines},
+                "points": manifest.points and manifest.points // parts,
+            }
+        )
+        return Run(self.path, part, [case for case in self.cases if case.machine in machines], self.torn)
 
 
 @contextmanager

@@ -26,3 +26,12 @@ for (const button of document.querySelectorAll("table.sortable th button")) {
     for (const { body } of sorted) table.append(body);
   });
 }
+// Shows the sections of the machine that is chosen, and those that belong to no machine.
+for (const choice of document.querySelectorAll("fieldset.machines input")) {
+  choice.addEventListener("change", () => {
+    for (const section of document.querySelectorAll("section[data-machine]")) {
+      const { machine } = section.dataset;
+      section.hidden = choice.value !== "" && machine !== "" && machine !== choice.value;
+    }
+  });
+}

@@ -1,0 +1,44 @@
+"""How commands share options: a list of options as one decorator, and their values as one argument."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
+from typing import Any
+
+Decorated = Callable[..., Any]
+
+
+def with_options(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
+    """The command with these options, which `--help` lists in this order."""
+    for option in reversed(options):  # click lists the option that decorates last as the first
+        command = option(command)
+    return command
+
+
+def without(words: Sequence[str], valued: Collection[str], flags: Collection[str] = ()) -> list[str]:
+    """A command line without these options: those that take a value, and those that take none."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not skip and name not in valued and name not in flags:
+            kept.append(word)
+        skip = not skip and name in valued and not equals
+    return kept
+
+
+def gathered(kind: type[Any], argument: str = "options") -> Callable[[Decorated], Decorated]:
+    """Decorator of a command: gathers the options that are fields of a dataclass into one argument."""
+    names = [field.name for field in fields(kind)]
+
+    def decorate(command: Decorated) -> Decorated:
+        @functools.wraps(command)
+        def call(*arguments: Any, **values: Any) -> Any:
+            gathered_values = kind(**{name: values.pop(name) for name in names})
+            return command(*arguments, **{argument: gathered_values}, **values)
+
+        return call
+
+    return decorate

@@ -1,0 +1,139 @@
+"""The options that say where to measure: on this machine, or on the machines of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chunkbench.cli.options import Decorated, with_options
+
+if TYPE_CHECKING:
+    from chunkbench.cluster.connection import Cluster
+    from chunkbench.cluster.nodes import Machines, Node
+    from chunkbench.experiment import Experiment
+    from chunkbench.runner.executor import Executor
+
+    ExecutorFor = Callable[[Experiment, Path | None], Executor]
+    """Makes the executor of an experiment; the path is that of the run if it is resumed."""
+
+LOCAL, RAY = "local", "ray"
+VALUED, FLAGS = ("--on", "--machines", "--machine"), ("--alone", "--ship")
+"""The options, for those who remove them from a command line."""
+
+
+def _place(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value not in (LOCAL, RAY) and not value.startswith("ray://"):
+        raise click.BadParameter(f"{value!r}: write local, ray, or ray://HOST:PORT", ctx, param)
+    return value
+
+
+def placing_options(command: Decorated) -> Decorated:
+    """Options of the commands that measure."""
+    options = (
+        click.option(
+            "--on",
+            default=LOCAL,
+            show_default=True,
+            callback=_place,
+            metavar="PLACE",
+            help="Where to measure: local; ray, the Ray cluster of this host or of RAY_ADDRESS; ray://HOST:PORT.",
+        ),
+        click.option(
+            "--machines",
+            type=click.Choice(["any", "each"]),
+            help="With --on ray: share the points among machines of one kind, or measure all on each kind.  "
+            "[default: any]",
+        ),
+        click.option(
+            "--machine",
+            metavar="NAME",
+            help="With --on ray: only machines whose GPU, processor or id has this in its name, e.g. a100.",
+        ),
+        click.option("--alone", is_flag=True, help="With --on ray: measure one GPU of a node at a time."),
+        click.option(
+            "--ship", is_flag=True, help="With --on ray: send this ChunkBench to the nodes, and measure with it there."
+        ),
+    )
+    return with_options(command, options)
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where to measure, as the user typed it."""
+
+    on: str
+    machines: Machines | None
+    machine: str | None
+    alone: bool
+    ship: bool
+
+    @property
+    def remote(self) -> bool:
+        """Whether machines of a cluster measure."""
+        return self.on != LOCAL
+
+    @contextmanager
+    def executors(self, say: Callable[[str], None], describing: bool = False) -> Iterator[ExecutorFor]:
+        """What makes the executors of experiments, as long as the `with` block runs. Raises `RunError`.
+
+        `say` receives warnings; `describing`: nothing is going to be measured.
+        """
+        from chunkbench.runner.executor import LocalExecutor
+        from chunkbench.runner.target import resolve
+
+        if not self.remote:
+            self.check_local()
+            yield lambda experiment, _: LocalExecutor(resolve(experiment, describing))
+            return
+        from chunkbench.cluster.connection import Cluster
+        from chunkbench.cluster.executor import RayExecutor, kinds_of_run
+        from chunkbench.cluster.fleet import Fleet
+        from chunkbench.cluster.shipping import shipped
+
+        with shipped(self.ship) as runtime:
+            cluster = Cluster(None if self.on == RAY else self.on, runtime)
+            try:
+                fleet = Fleet(cluster, cluster.nodes(self.machine, say), self.alone, say)
+            except BaseException:
+                cluster.close()
+                raise
+            try:
+                yield lambda experiment, run: RayExecutor(
+                    fleet, experiment, self.machines or "any", self.machine, kinds_of_run(run)
+                )
+            finally:
+                fleet.close()
+
+    @contextmanager
+    def nodes(self, say: Callable[[str], None]) -> Iterator[tuple[Cluster, list[Node]]]:
+        """A cluster, and a node for every kind of machine that shall measure. Raises `RunError`."""
+        from chunkbench.cluster.connection import Cluster
+        from chunkbench.cluster.nodes import choose_kinds
+        from chunkbench.cluster.shipping import shipped
+
+        with shipped(self.ship) as runtime:
+            cluster = Cluster(None if self.on == RAY else self.on, runtime)
+            try:
+                nodes = cluster.nodes(self.machine, say)
+                matching = [node for node in nodes if self.machine is None or node.matches(self.machine)]
+                kinds = choose_kinds(nodes, self.machines or "any", self.machine)
+                yield cluster, [next(node for node in matching if node.kind == kind) for kind in kinds]
+            finally:
+                cluster.close()
+
+    def check_local(self) -> None:
+        """Raises `click.UsageError` if an option was given that belongs to a cluster."""
+        given = {
+            "--machines": self.machines is not None,
+            "--machine": self.machine is not None,
+            "--alone": self.alone,
+            "--ship": self.ship,
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise click.UsageError(f"{option} belongs to --on ray")

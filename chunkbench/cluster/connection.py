@@ -1,0 +1,173 @@
+"""The connection to a Ray cluster: its nodes, what they answer, and whether its head still lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from time import monotonic
+from typing import Any
+
+from chunkbench.cluster import remote
+from chunkbench.cluster.nodes import Node, Resources, Software, node_of, problem_of, same_ids
+from chunkbench.environment.revision import code_digest
+from chunkbench.environment.software import read_native
+from chunkbench.store import RunError
+from chunkbench.version import __version__
+
+_PROBE_LIMIT_S = 180.0
+"""A node imports PyTorch to answer; from a slow disk that takes long."""
+HEAD_LIMIT_S = 20.0
+"""A head that does not answer so long is given up. After 60 s Ray itself would end this process without a word."""
+_HOW_TO_START = (
+    "start one with `ray start --head`, name its head with --on ray://HOST:10001, or set RAY_ADDRESS=HOST:6379"
+)
+
+
+class Cluster:
+    """A cluster that this process is connected to. `close` ends all that this process started on it."""
+
+    def __init__(self, address: str | None = None, runtime: Mapping[str, Any] | None = None) -> None:
+        """Connect to the cluster at `ray://HOST:PORT`; None: the one that runs on this host, or at RAY_ADDRESS.
+
+        `runtime`: Ray's runtime environment for what runs on the nodes. Raises `RunError`.
+        """
+        try:
+            import ray
+        except ImportError:
+            raise RunError("Ray is not installed; `pip install 'chunkbench[ray]'` installs it") from None
+        self.ray: Any = ray
+        self._runtime = dict(runtime or {})
+        self._found = False
+        where = address or os.environ.get("RAY_ADDRESS") or "auto"
+        if not ray.is_initialized():
+            try:
+                ray.init(where, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                said = str(error).strip().splitlines()
+                why = said[0] if said else type(error).__name__
+                raise RunError(f"no Ray cluster at {address or where}: {why}. To have one, {_HOW_TO_START}") from None
+        self.ray.cloudpickle.register_pickle_by_value(remote)
+        self._head = self._head_address(where)
+        self._head_answered = monotonic()
+
+    def close(self) -> None:
+        """Disconnect. What runs on the nodes for this process ends with it."""
+        self.ray.shutdown()
+
+    def check_head(self) -> bool:
+        """Whether the head answers now. Raises `RunError` when it has not answered for a while."""
+        if self._answers():
+            self._head_answered = monotonic()
+            return True
+        if monotonic() - self._head_answered > HEAD_LIMIT_S:
+            raise self.lost_head()
+        return False
+
+    def lost_head(self) -> RunError:
+        """The error that ends a run without a head."""
+        return RunError(
+            "the head of the Ray cluster does not answer any more. Finished points are kept: start the cluster again "
+            "and resume the run",
+            remedy="resume",
+        )
+
+    def resources(self) -> list[Resources]:
+        """The nodes that live and have CPUs."""
+        found = [Resources.of(node) for node in self.ray.nodes() if node["Alive"]]
+        return sorted((node for node in found if node.cpus >= 1), key=lambda node: node.address)
+
+    def remote(self, what: Any, node: Resources, **options: Any) -> Any:
+        """A function or an actor's class that runs on this node alone."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        runtime = {"runtime_env": self._runtime} if self._runtime else {}
+        return self.ray.remote(scheduling_strategy=here, **runtime, **options)(what)
+
+    def start_probe(self, node: Resources) -> Any:
+        """Ask a node what it has; the answer comes later."""
+        return self.remote(remote.probe, node, num_cpus=0, max_retries=1).remote()
+
+    def answer_of(self, probe: Any, limit_s: float) -> Mapping[str, Any]:
+        """The answer to a probe; if there is none, one that says why."""
+        try:
+            answer: Mapping[str, Any] = self.ray.get(probe, timeout=max(0.0, limit_s))
+        except self.ray.exceptions.GetTimeoutError:
+            return {"problem": f"it did not answer within {_PROBE_LIMIT_S:.0f} s"}
+        except self.ray.exceptions.RayError as error:
+            return {"problem": f"Ray can run nothing there: {_first_line(error)}"}
+        return answer
+
+    def nodes(self, wanted: str | None, say: Callable[[str], None]) -> list[Node]:
+        """All nodes that can measure.
+
+        Raises `RunError` that names every node that cannot. With `wanted`, such nodes are only left out, with a word.
+        """
+        resources = self.resources()
+        if not resources:
+            raise RunError("the Ray cluster has no node with CPUs")
+        here = software()
+        deadline = monotonic() + _PROBE_LIMIT_S
+        probes = [self.start_probe(node) for node in resources]
+        answers = [self.answer_of(probe, deadline - monotonic()) for probe in probes]
+        problems = [
+            f"{node.address}: {problem}"
+            for node, answer in zip(resources, answers, strict=True)
+            if (problem := problem_of(answer, here))
+        ]
+        nodes = [
+            node_of(node, answer)
+            for node, answer in zip(resources, answers, strict=True)
+            if not problem_of(answer, here)
+        ]
+        if problems and (wanted is None or not nodes):
+            listed = "\n  ".join(problems)
+            raise RunError(f"nothing was measured, because these nodes cannot:\n  {listed}\n", remedy="ship or choose")
+        for problem in problems:
+            say(f"left out: {problem}")
+        _refuse_mixed_ids(nodes)
+        for warning in same_ids(nodes):
+            say(warning)
+        return nodes
+
+    def _head_address(self, where: str) -> tuple[str, int]:
+        if where.startswith("ray://"):
+            host, _, port = where.removeprefix("ray://").partition(":")
+            return host, int(port or 10001)
+        host, _, port = str(self.ray.get_runtime_context().gcs_address).rpartition(":")
+        return host, int(port)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(self._head, timeout=2):
+                return True
+        except OSError:
+            return False
+
+
+def software() -> Software:
+    """What this machine has, and every node must have."""
+    torch = version("torch").partition("+")[0]
+    python = ".".join(map(str, sys.version_info[:2]))
+    return Software(python, __version__, code_digest(".py"), torch, read_native().built)
+
+
+def _refuse_mixed_ids(nodes: Sequence[Node]) -> None:
+    kinds: dict[str, set[str]] = {}
+    for node in nodes:
+        kinds.setdefault(node.machine, set()).add(node.kind)
+    for machine, several in kinds.items():
+        if len(several) > 1:
+            raise RunError(
+                f"machines of different kinds have the same id {machine!r}: {'; '.join(sorted(several))}. Set "
+                "CHUNKBENCH_MACHINE to another id on each of them before `ray start`"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

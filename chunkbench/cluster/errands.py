@@ -1,0 +1,115 @@
+"""Whole commands on nodes of a cluster: `regress`, whose two sides must be measured on one machine, and `tune`."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chunkbench.cluster import remote
+from chunkbench.cluster.connection import Cluster
+from chunkbench.cluster.nodes import Node
+from chunkbench.store import RunError, writing
+
+PROJECT = "{project}"
+"""Among the words of a command: the folder of the project on the node."""
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    printed: str
+    said: str
+    """Its standard error."""
+    files: bytes
+    """A tar archive of its folder `remote.OUT`."""
+
+    def unpack(self, folder: Path) -> None:
+        """Write the files into a folder. Raises `RunError`."""
+        with writing(folder), tarfile.open(fileobj=io.BytesIO(self.files)) as archive:
+            folder.mkdir(parents=True, exist_ok=True)
+            archive.extractall(folder, filter="data")
+
+
+def run_errand(
+    cluster: Cluster,
+    node: Node,
+    words: Sequence[str],
+    files: Mapping[str, bytes],
+    checkout: bytes | None,
+    tell: Callable[[str], None],
+) -> Done:
+    """Run `chunkbench WORDS` on a node of which nothing else is used meanwhile, in a folder that holds `files`.
+
+    `checkout` is what `packed_checkout` made; `tell` receives what the command says of its progress. Raises `RunError`
+    if the node is lost. Ctrl-C ends the command.
+    """
+    ray = cluster.ray
+    share = node.resources
+    errand = cluster.remote(
+        remote.Errand, share, num_cpus=share.cpus, num_gpus=share.gpus, concurrency_groups={"state": 1}
+    ).remote()
+    running = errand.run.remote(list(words), _packed(files), checkout)
+    said = ""
+    try:
+        while not ray.wait([running], timeout=_LOOK_S)[0]:
+            cluster.check_head()
+            line = ray.get(errand.state.options(concurrency_group="state").remote())
+            if line != said:
+                said = line
+                tell(f"{node.machine}: {line}")
+        answer = ray.get(running)
+    except ray.exceptions.RayError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise RunError(f"{node.name} was lost while the command ran: {lines[-1] if lines else error}") from None
+    finally:
+        ray.kill(errand, no_restart=True)
+    return Done(answer["code"], answer["printed"], answer["said"], answer["out"])
+
+
+def packed_checkout(project: Path, base: str) -> bytes:
+    """A git checkout with its uncommitted and new files, and the commit `base`, so that a node can make them again.
+
+    Nothing is written into the checkout. Raises `RunError` if git cannot read it.
+    """
+    with tempfile.TemporaryDirectory(prefix="chunkbench-bundle-") as temporary:
+        bare = Path(temporary) / "bare"
+        work = {"GIT_DIR": str(bare), "GIT_WORK_TREE": str(project), "GIT_INDEX_FILE": str(Path(temporary) / "index")}
+        author = {f"GIT_{who}_{what}": "chunkbench" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+        def git(*words: str, **environment: str) -> str:
+            done = subprocess.run(
+                ["git", *words], capture_output=True, text=True, check=False, cwd=project, env=os.environ | environment
+            )
+            if done.returncode:
+                raise RunError(f"{project}: git {words[0]}: {done.stderr.strip()}")
+            return done.stdout.strip()
+
+        head = git("rev-parse", "HEAD")
+        git("clone", "-q", "--bare", "--shared", str(project), str(bare))
+        git("add", "-A", **work)
+        tree = git("commit-tree", git("write-tree", **work), "-p", head, "-m", "files", **work, **author)
+        heads = {"chunkbench-head": head, "chunkbench-tree": tree, "chunkbench-base": base}
+        for name, commit in heads.items():
+            git("update-ref", f"refs/heads/{name}", commit, GIT_DIR=str(bare))
+        bundle = Path(temporary) / "bundle"
+        git("bundle", "create", "-q", str(bundle), *heads, GIT_DIR=str(bare))
+        return bundle.read_bytes()
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()

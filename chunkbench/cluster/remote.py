@@ -1,0 +1,200 @@
+"""What runs on the nodes of a cluster. It travels to them by value: a node may lack ChunkBench, and has to say so.
+
+So this module imports nothing of ChunkBench before it is asked to, and answers with plain data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+OUT = "out"
+"""The folder in which a command leaves its files."""
+
+
+def _end_with_parent() -> None:
+    """Let Linux ask this process to end when the actor does."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _as_started() -> None:
+    """Undo what Ray sets for a task, so that a node measures as it would without Ray: the threads of OpenMP, and the
+    GPUs that a task without a GPU does not see."""
+    try:
+        before = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")  # the raylet started this process
+    except OSError:
+        return
+    started_with = dict(pair.decode(errors="replace").split("=", 1) for pair in before if b"=" in pair)
+    names = ["OMP_NUM_THREADS"]
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        names.append("CUDA_VISIBLE_DEVICES")
+    for name in names:
+        if name in started_with:
+            os.environ[name] = started_with[name]
+        else:
+            os.environ.pop(name, None)
+
+
+def probe() -> dict[str, Any]:
+    """What a node has: Python, ChunkBench and its revision, PyTorch, the environment, the machine id."""
+    _as_started()
+    answer: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:2])), "problem": ""}
+    try:
+        from chunkbench.environment import machine_id, read_environment
+        from chunkbench.environment.revision import code_digest
+        from chunkbench.version import __version__
+    except ImportError as error:
+        answer["problem"] = f"ChunkBench cannot be imported there ({error})"
+        return answer
+    answer |= {"chunkbench": __version__, "revision": code_digest(".py")}
+    try:
+        environment = read_environment().model_dump(mode="json")
+    except ImportError as error:
+        answer["problem"] = f"PyTorch cannot be imported there ({error})"
+        return answer
+    named = machine_id(environment)
+    return answer | {"environment": environment, "machine": named.id, "machine_source": named.source}
+
+
+class Measurer:
+    """An actor that measures passes on its node, one at a time. It serves one experiment after the other."""
+
+    def __init__(self) -> None:
+        _as_started()
+        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-node-"))
+        self._log = self._folder / "worker.log"
+        self._told = 0
+        self._measurer: Any = None
+        self._cases: Any = None
+        self._text, self._share = "", 0.0
+
+    def state(self) -> tuple[str, float, float]:
+        """What it does, which share of the pass is done, and the time on its clock."""
+        return self._text, self._share, time.time()
+
+    def begin(self, job: bytes) -> dict[str, Any]:
+        """Prepare to measure the points of a job, a pickled `chunkbench.cluster.job.NodeJob`.
+
+        Returns the looks of the implementations, or why nothing can be measured.
+        """
+        from chunkbench import workloads
+        from chunkbench.runner.measuring import Workplace, measuring
+        from chunkbench.store import CannotRunError, RunError
+
+        self.end()
+        workloads.register()
+        one = pickle.loads(job)
+        place = Workplace(self._log, one.earlier)
+        self._text = "starting"
+        try:
+            self._measurer = measuring(one.experiment).start(
+                one.experiment, one.target, one.points, place, one.run_options()
+            )
+        except RunError as error:
+            return {"refused": str(error), "nothing runs": isinstance(error, CannotRunError), "log": self._news()}
+        self._cases = {point: one.experiment.cases(point) for point in one.points}
+        return {"looks": dict(self._measurer.looks), "log": self._news()}
+
+    def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:
+        """Measure a pass, a pickled tuple of points. Returns for each point its lines of `cases.jsonl`."""
+        self._text, self._share = "starting", 0.0
+        measured = self._measurer.measure(pickle.loads(points), self._cases, budget_s, self._announce, self._advance)
+        lines = [[case.model_dump_json() for case in cases] for cases in measured.values()]
+        return {"points": pickle.dumps(list(measured)), "lines": lines, "log": self._news()}
+
+    def end(self) -> None:
+        """Release what the last experiment holds on the node."""
+        if self._measurer is not None:
+            self._measurer.close()
+            self._measurer = None
+
+    def leave(self) -> None:
+        """Leave nothing on the node."""
+        self.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _announce(self, text: str) -> None:
+        self._text = text
+
+    def _advance(self, share: float) -> None:
+        self._share = share
+
+    def _news(self) -> bytes:
+        """What workers and servers printed since the last answer."""
+        if not self._log.exists():
+            return b""
+        with self._log.open("rb") as file:
+            file.seek(self._told)
+            news = file.read()
+        self._told += len(news)
+        return news
+
+
+class Errand:
+    """An actor that runs one command of ChunkBench on its node, in a new folder."""
+
+    def __init__(self) -> None:
+        _as_started()
+        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-errand-"))
+        self._said = self._folder / "stderr"
+
+    def state(self) -> str:
+        """The last line that the command printed about its progress."""
+        lines = self._said.read_text(errors="replace").splitlines() if self._said.exists() else []
+        return lines[-1] if lines else ""
+
+    def run(self, words: list[str], files: bytes, checkout: bytes | None) -> dict[str, Any]:
+        """Run `chunkbench WORDS` among files (a tar archive). Returns the exit code, what it printed, and the files of
+        its folder `OUT`.
+
+        `{project}` among the words stands for the folder of ChunkBench's own checkout on this node, or of the
+        `checkout` (a bundle of git).
+        """
+        from chunkbench.environment.revision import PROJECT
+
+        work, project = self._folder / "work", PROJECT
+        work.mkdir()
+        if checkout is not None:
+            (self._folder / "bundle").write_bytes(checkout)
+            project = self._folder / "project"
+            _unbundle(self._folder / "bundle", project)
+        with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+            archive.extractall(work, filter="data")
+        command = [word.replace("{project}", str(project)) for word in words]
+        with self._said.open("wb") as said:
+            done = subprocess.run(
+                [sys.executable, "-m", "chunkbench", *command],
+                cwd=work,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                check=False,
+                preexec_fn=_end_with_parent,
+            )
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            if (work / OUT).exists():
+                archive.add(work / OUT, ".")
+        answer = {"code": done.returncode, "out": packed.getvalue(), "printed": done.stdout.decode(errors="replace")}
+        answer["said"] = self._said.read_text(errors="replace")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return answer
+
+
+def _unbundle(bundle: Path, project: Path) -> None:
+    """Make a checkout whose files differ from its commit as they did where `chunkbench.cluster.errands` packed it."""
+    git = ["git", "-C", str(project)]
+    subprocess.run(["git", "clone", "-q", "--no-checkout", str(bundle), str(project)], check=True)
+    subprocess.run([*git, "checkout", "-q", "--detach", "origin/chunkbench-head"], check=True)
+    subprocess.run([*git, "read-tree", "-u", "--reset", "origin/chunkbench-tree"], check=True)
+    subprocess.run([*git, "reset", "-q", "origin/chunkbench-head"], check=True)

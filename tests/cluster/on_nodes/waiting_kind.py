@@ -1,0 +1,113 @@
+"""A kind of work that waits instead of measuring, so that faults of a cluster can be tested in seconds.
+
+It reads what to do from the folder that CHUNKBENCH_TEST_FOLDER names: `seconds`, how long a point takes; `kill`, the
+n_p of a point that kills its process; `stop`, the n_p of a point that stops its process once. It writes a line for
+every point that it begins and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chunkbench import kinds, workloads
+from chunkbench.experiment.point import AxisFields, Case, Point
+from chunkbench.runner.case_facts import now
+from chunkbench.runner.measuring import Workplace
+from chunkbench.runner.options import RunOptions
+from chunkbench.runner.target import Target
+from chunkbench.store import CaseFacts
+from chunkbench.workloads import decode
+
+FOLDER = "CHUNKBENCH_TEST_FOLDER"
+_POLL_S = 0.02
+
+
+def add() -> None:
+    """Register the kind, after all others: the first one is the default."""
+    workloads.register()
+    kinds.add(replace(decode.KIND, name="waiting", measuring=lambda: WaitingMeasuring()))
+
+
+class WaitingMeasuring:
+    """The part of the kind that the runner uses."""
+
+    sessions = None
+
+    def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
+        return [(point,) for point in points]
+
+    def weight(self, point: Point, seed: int) -> int:
+        return 1
+
+    def start(
+        self, experiment: Any, target: Target, points: Sequence[Point], place: Workplace, options: RunOptions
+    ) -> WaitingMeasurer:
+        return WaitingMeasurer(experiment, target)
+
+    def describe(self, experiment: Any, target: Target) -> str:
+        return f"{len(experiment.points(target.device, target.dtype))} points"
+
+
+class WaitingMeasurer:
+    """Waits."""
+
+    looks: Mapping[str, Mapping[str, Any]] = {}
+
+    def __init__(self, experiment: Any, target: Target) -> None:
+        self._experiment, self._machine = experiment, target.machine
+
+    def measure(
+        self,
+        points: Sequence[Point],
+        cases_of: Mapping[Point, Sequence[Case]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> dict[Point, list[CaseFacts]]:
+        (point,) = points
+        folder = Path(os.environ[FOLDER])
+        self._note(folder, "begin", point)
+        if _asked(folder / "kill") == point.n_p:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if _asked(folder / "stop") == point.n_p:
+            (folder / "stop").unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        seconds = float((folder / "seconds").read_text())
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(_POLL_S, left))
+            advance(1 - max(0.0, left) / seconds)
+        self._note(folder, "end", point)
+        return {point: [self._facts(case) for case in cases_of[point]]}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _note(self, folder: Path, what: str, point: Point) -> None:
+        with (folder / "measured.log").open("a") as file:
+            file.write(f"{what} {point.n_p} {self._machine} {time.monotonic()}\n")
+
+    def _facts(self, case: Case) -> CaseFacts:
+        return CaseFacts(
+            key=case.key,
+            experiment=self._experiment.name,
+            implementation=case.implementation,
+            label=case.implementation,
+            **{name: getattr(case.point, name) for name in AxisFields.model_fields},
+            protocol=case.protocol,
+            cache=case.cache,
+            mode=case.mode,
+            status="ok",
+            started_at=now(),
+            machine=self._machine,
+        )
+
+
+def _asked(path: Path) -> int | None:
+    return int(path.read_text()) if path.exists() else None

@@ -1,0 +1,158 @@
+"""Machines that fail during a run: every point is measured once, or the run ends with a message and can be resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chunkbench.cluster.fleet import Fleet
+from tests.cluster.conftest import Raylets, executor_of, keys_once, measure, waiting
+from tests.cluster.listening import Heard
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def actors() -> list[psutil.Process]:
+    """The processes that measure now, on all raylets of this host."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any("Measurer.measure" in word for word in process.info["cmdline"] or ())
+    ]
+
+
+def test_points_are_spread_and_measured_once(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    raylets, fleet = many
+    heard = Heard()
+    experiment = waiting(tmp_path, 9)
+    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    keys_once(outcome.run, 9)
+    assert {case.machine for case in outcome.run.cases} == {"a", "b"}
+    assert outcome.run.manifest.machines.keys() == {"a", "b"}
+    assert not outcome.run.manifest.interrupted
+    assert sorted(n_p for n_p, _, _ in raylets.log()) == [16 * (1 + number) for number in range(9)]
+    assert heard.problems == []
+
+
+def test_a_worker_that_is_killed_costs_only_time(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    _, fleet = many
+    heard = Heard({1: lambda: actors()[0].kill()})
+    experiment = waiting(tmp_path, 6)
+    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    keys_once(outcome.run, 6)
+    assert {case.status for case in outcome.run.cases} == {"ok"}
+    assert any(problem.startswith("lost ") for problem in heard.problems)
+
+
+def test_a_point_that_kills_two_machines_is_a_row(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    raylets, fleet = many
+    (raylets.folder / "kill").write_text("32")
+    heard = Heard()
+    experiment = waiting(tmp_path, 5)
+    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    keys_once(outcome.run, 5)
+    statuses = {case.n_p: case.status for case in outcome.run.cases}
+    assert statuses == {16: "ok", 32: "crashed", 48: "ok", 64: "ok", 80: "ok"}
+    (crashed,) = (case for case in outcome.run.cases if case.status == "crashed")
+    assert crashed.reason.startswith("lost with 2 machines: ")
+    assert [n_p for n_p, _, _ in raylets.log()].count(32) == 2
+
+
+def test_a_machine_that_hangs_is_given_up(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    raylets, fleet = many
+    (raylets.folder / "stop").write_text("32")
+    heard = Heard()
+    experiment = waiting(tmp_path, 5)
+    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    keys_once(outcome.run, 5)
+    assert {case.status for case in outcome.run.cases} == {"ok"}
+    assert any("has not answered for 4 s" in problem for problem in heard.problems)
+
+
+def test_a_full_object_store_does_not_matter(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    _, fleet = many
+    import numpy as np
+    import ray
+
+    heard = Heard()
+    experiment = waiting(tmp_path, 6)
+
+    class Hoarder:
+        def fill(self) -> int:
+            self.kept = [ray.put(np.zeros(1 << 20)) for _ in range(12)]  # 96 MB, the store has 80
+            return len(self.kept)
+
+    hoarders = [fleet.cluster.remote(Hoarder, node.resources, num_cpus=0).remote() for node in fleet.nodes]
+    assert ray.get([hoarder.fill.remote() for hoarder in hoarders]) == [12] * len(fleet.nodes)
+    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    keys_once(outcome.run, 6)
+    assert heard.problems == []
+
+
+def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    _, fleet = many
+    heard = Heard()
+    experiment = waiting(tmp_path, 4)
+    executor = executor_of(fleet, experiment, "each")
+    run = measure(experiment, executor, tmp_path / "run", heard).run
+    kinds = {run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases}
+    assert kinds == {"A100", "H100"}
+    assert Counter(run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases) == {
+        "A100": 4,
+        "H100": 4,
+    }
+    assert len({case.key for case in run.cases}) == 4
+    # Nothing is left to do for the same command, and nothing is lost by it.
+    again = Heard()
+    outcome = measure(experiment, executor, tmp_path / "run", again, resume=True)
+    assert len(outcome.run.cases) == 8
+    assert again.points == []
+
+
+def test_ctrl_c_keeps_what_is_finished(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    raylets, fleet = many
+    (raylets.folder / "seconds").write_text("0.5")
+    heard = Heard({3: lambda: os.kill(os.getpid(), signal.SIGINT)})
+    experiment = waiting(tmp_path, 12)
+    executor = executor_of(fleet, experiment)
+    outcome = measure(experiment, executor, tmp_path / "run", heard)
+    assert outcome.interrupted
+    assert 3 <= len(outcome.run.cases) < 12
+    outcome = measure(experiment, executor, tmp_path / "run", Heard(), resume=True)
+    keys_once(outcome.run, 12)
+
+
+def test_a_machine_that_joins_takes_part(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    raylets, fleet = many
+    seconds = raylets.folder / "seconds"
+    seconds.write_text("1.0")
+
+    def hurry() -> None:
+        if any(machine == "c" for _, machine, _ in raylets.log()):
+            (raylets.folder / "soon").write_text("0.05")
+            (raylets.folder / "soon").rename(seconds)  # nodes read it meanwhile
+
+    actions = dict.fromkeys(range(2, 60), hurry)
+    heard = Heard({1: lambda: raylets.add("c", resources={"accelerator_type:A100": 1}), **actions})
+    experiment = waiting(tmp_path, 60)
+    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    keys_once(outcome.run, 60)
+    assert {case.machine for case in outcome.run.cases} == {"a", "b", "c"}
+    assert any("joined" in problem for problem in heard.problems)
+
+
+def test_a_node_that_is_lost_costs_only_time(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
+    raylets, fleet = many
+    (raylets.folder / "seconds").write_text("1.0")
+    heard = Heard({1: lambda: raylets.remove("a")})
+    experiment = waiting(tmp_path, 5)
+    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    keys_once(outcome.run, 5)
+    assert {case.status for case in outcome.run.cases} == {"ok"}
+    assert "a" not in {machine for _, machine in heard.points[3:]}
+    assert any(problem.startswith("lost a at") for problem in heard.problems)
