@@ -22,6 +22,8 @@ _PROBE_LIMIT_S = 180.0
 """A node imports PyTorch to answer; from a slow disk that takes long."""
 HEAD_LIMIT_S = 20.0
 """A head that does not answer so long is given up. After 60 s Ray itself would end this process without a word."""
+_CLIENT_PORT = 10001
+"""The port of Ray's server for drivers outside of the cluster, unless another is named."""
 _HOW_TO_START = (
     "start one with `ray start --head`, name its head with --on ray://HOST:10001, or set RAY_ADDRESS=HOST:6379"
 )
@@ -41,17 +43,18 @@ class Cluster:
             raise RunError("Ray is not installed; `pip install 'chunkbench[ray]'` installs it") from None
         self.ray: Any = ray
         self._runtime = dict(runtime or {})
-        self._found = False
         where = address or os.environ.get("RAY_ADDRESS") or "auto"
         if not ray.is_initialized():
+            if where != "auto" and not _answers(_address(where)):  # Ray itself would try for minutes
+                raise RunError(f"no Ray cluster at {where}: nothing answers there. To have one, {_HOW_TO_START}")
             try:
                 ray.init(where, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 said = str(error).strip().splitlines()
                 why = said[0] if said else type(error).__name__
-                raise RunError(f"no Ray cluster at {address or where}: {why}. To have one, {_HOW_TO_START}") from None
+                raise RunError(f"no Ray cluster at {where}: {why}. To have one, {_HOW_TO_START}") from None
         self.ray.cloudpickle.register_pickle_by_value(remote)
-        self._head = self._head_address(where)
+        self._head = _address(where if where.startswith("ray://") else ray.get_runtime_context().gcs_address)
         self._head_answered = monotonic()
 
     def close(self) -> None:
@@ -60,7 +63,7 @@ class Cluster:
 
     def check_head(self) -> bool:
         """Whether the head answers now. Raises `RunError` when it has not answered for a while."""
-        if self._answers():
+        if _answers(self._head):
             self._head_answered = monotonic()
             return True
         if monotonic() - self._head_answered > HEAD_LIMIT_S:
@@ -87,6 +90,12 @@ class Cluster:
         here = NodeAffinitySchedulingStrategy(node.id, soft=False)
         runtime = {"runtime_env": self._runtime} if self._runtime else {}
         return self.ray.remote(scheduling_strategy=here, **runtime, **options)(what)
+
+    def start_actor(self, actor: type, node: Resources, **resources: Any) -> Any:
+        """An actor on this node. Its method `state` answers also while another method runs."""
+        # Marked on the method, because Ray's client refuses the group as an option of a call.
+        self.ray.method(concurrency_group="state")(actor.state)  # type: ignore[attr-defined]
+        return self.remote(actor, node, concurrency_groups={"state": 1}, **resources).remote()
 
     def start_probe(self, node: Resources) -> Any:
         """Ask a node what it has; the answer comes later."""
@@ -134,26 +143,26 @@ class Cluster:
             say(warning)
         return nodes
 
-    def _head_address(self, where: str) -> tuple[str, int]:
-        if where.startswith("ray://"):
-            host, _, port = where.removeprefix("ray://").partition(":")
-            return host, int(port or 10001)
-        host, _, port = str(self.ray.get_runtime_context().gcs_address).rpartition(":")
-        return host, int(port)
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(self._head, timeout=2):
-                return True
-        except OSError:
-            return False
-
 
 def software() -> Software:
     """What this machine has, and every node must have."""
     torch = version("torch").partition("+")[0]
     python = ".".join(map(str, sys.version_info[:2]))
     return Software(python, __version__, code_digest(".py"), torch, read_native().built)
+
+
+def _address(where: str) -> tuple[str, int]:
+    """Host and port of `ray://HOST:PORT`, whose port may be missing, or of `HOST:PORT`."""
+    host, _, port = where.removeprefix("ray://").rpartition(":")
+    return (host, int(port)) if port.isdigit() else (port, _CLIENT_PORT)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address, timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def _refuse_mixed_ids(nodes: Sequence[Node]) -> None:

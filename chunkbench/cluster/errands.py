@@ -54,15 +54,13 @@ def run_errand(
     """
     ray = cluster.ray
     share = node.resources
-    errand = cluster.remote(
-        remote.Errand, share, num_cpus=share.cpus, num_gpus=share.gpus, concurrency_groups={"state": 1}
-    ).remote()
+    errand = cluster.start_actor(remote.Errand, share, num_cpus=share.cpus, num_gpus=share.gpus)
     running = errand.run.remote(list(words), _packed(files), checkout)
     said = ""
     try:
         while not ray.wait([running], timeout=_LOOK_S)[0]:
             cluster.check_head()
-            line = ray.get(errand.state.options(concurrency_group="state").remote())
+            line = ray.get(errand.state.remote())
             if line != said:
                 said = line
                 tell(f"{node.machine}: {line}")

@@ -44,8 +44,7 @@ class Lane:
         self._ray = cluster.ray
         amounts = {"num_cpus": share.cpus, "num_gpus": share.gpus, "memory": share.memory}
         wanted = {name: amount for name, amount in amounts.items() if amount}
-        groups = {"state": 1}  # answers while the actor measures
-        self.actor = cluster.remote(remote.Measurer, node.resources, concurrency_groups=groups, **wanted).remote()
+        self.actor = cluster.start_actor(remote.Measurer, node.resources, **wanted)
         self.call: Any = None
         """The outstanding `begin` or `measure`."""
         self.one: Pass | None = None
@@ -80,7 +79,7 @@ class Lane:
     def ask(self) -> None:
         """Ask for its state, if that is due."""
         if self.beat is None and monotonic() >= self._next_beat:
-            self.beat = self.actor.state.options(concurrency_group="state").remote()
+            self.beat = self.actor.state.remote()
 
     def hear(self) -> None:
         """Take the answer to `ask`. Raises what Ray raises."""

@@ -68,7 +68,7 @@ def test_a_command_runs_on_a_node_among_its_files(raylets: Raylets, tmp_path: Pa
     cluster = raylets.connect()
     (node,) = cluster.nodes(None, print)
     told: list[str] = []
-    spec = b"implementations: [naive]\nsweep:\n  - {n_p: 64}\n"
+    spec = b"implementations: [naive, chunk_attn]\nsweep:\n  - {n_p: 64, n_s: 0}\n"
     done = run_errand(cluster, node, ["validate", "mine.yaml"], {"mine.yaml": spec}, None, told.append)
     assert done.code == 0, done.said
     assert "mine" in done.printed
