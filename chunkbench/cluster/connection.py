@@ -42,13 +42,12 @@ class Cluster:
         except ImportError:
             raise RunError("Ray is not installed; `pip install 'chunkbench[ray]'` installs it") from None
         self.ray: Any = ray
-        self._runtime = dict(runtime or {})
         where = address or os.environ.get("RAY_ADDRESS") or "auto"
         if not ray.is_initialized():
             if where != "auto" and not _answers(_address(where)):  # Ray itself would try for minutes
                 raise RunError(f"no Ray cluster at {where}: nothing answers there. To have one, {_HOW_TO_START}")
             try:
-                ray.init(where, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+                ray.init(where, log_to_driver=False, logging_level=logging.ERROR, runtime_env=dict(runtime or {}))
             except (ConnectionError, RuntimeError, ValueError) as error:
                 said = str(error).strip().splitlines()
                 why = said[0] if said else type(error).__name__
@@ -88,8 +87,7 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        runtime = {"runtime_env": self._runtime} if self._runtime else {}
-        return self.ray.remote(scheduling_strategy=here, **runtime, **options)(what)
+        return self.ray.remote(scheduling_strategy=here, **options)(what)
 
     def start_actor(self, actor: type, node: Resources, **resources: Any) -> Any:
         """An actor on this node. Its method `state` answers also while another method runs."""
