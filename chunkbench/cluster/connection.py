@@ -25,7 +25,12 @@ HEAD_LIMIT_S = 20.0
 _CLIENT_PORT = 10001
 """The port of Ray's server for drivers outside of the cluster, unless another is named."""
 _HOW_TO_START = (
-    "start one with `ray start --head`, name its head with --on ray://HOST:10001, or set RAY_ADDRESS=HOST:6379"
+    "To have one, start it with `ray start --head`, name its head with --on ray://HOST:10001, or set "
+    "RAY_ADDRESS=HOST:6379"
+)
+_HOW_TO_CONNECT = (
+    "Ray here needs the version of the cluster's Ray. If the cluster uses token authentication, copy ~/.ray/auth_token "
+    "of its head to this machine and set RAY_AUTH_MODE=token"
 )
 
 
@@ -45,13 +50,15 @@ class Cluster:
         where = address or os.environ.get("RAY_ADDRESS") or "auto"
         if not ray.is_initialized():
             if where != "auto" and not _answers(_address(where)):  # Ray itself would try for minutes
-                raise RunError(f"no Ray cluster at {where}: nothing answers there. To have one, {_HOW_TO_START}")
+                raise RunError(f"no Ray cluster at {where}: nothing answers there. {_HOW_TO_START}")
             try:
                 ray.init(where, log_to_driver=False, logging_level=logging.ERROR, runtime_env=dict(runtime or {}))
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                said = str(error).strip().splitlines()
-                why = said[0] if said else type(error).__name__
-                raise RunError(f"no Ray cluster at {where}: {why}. To have one, {_HOW_TO_START}") from None
+            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                if "Could not find any running" in str(error):
+                    raise RunError(f"no Ray cluster runs on this host. {_HOW_TO_START}") from None
+                place = "of this host" if where == "auto" else f"at {where}"
+                why = _first_line(error).rstrip(".")
+                raise RunError(f"no connection to the Ray cluster {place}: {why}. {_HOW_TO_CONNECT}") from None
         self.ray.cloudpickle.register_pickle_by_value(remote)
         self._head = _address(where if where.startswith("ray://") else ray.get_runtime_context().gcs_address)
         self._head_answered = monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -97,8 +98,22 @@ def test_another_revision_is_named_once_for_all_nodes(raylets: Raylets, monkeypa
 
 def test_without_a_cluster_the_message_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    pytest.importorskip("ray")
     with pytest.raises(RunError, match=r"no Ray cluster at 127.0.0.1:9: .*`ray start --head`"):
         Cluster()
+
+
+def test_a_cluster_that_refuses_may_want_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def refuses(*_: object, **__: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 127.0.0.1")
+
+    monkeypatch.setattr(ray, "init", refuses)  # the real one takes half a minute to say so
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(RunError, match=r"Failed to connect .*RAY_AUTH_MODE=token"):
+            Cluster()
 
 
 def test_nothing_is_sent_unless_it_is_wanted() -> None:
