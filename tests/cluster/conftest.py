@@ -159,8 +159,8 @@ def fleet_of(raylets: Raylets, listener: Heard, wanted: str | None = None) -> Fl
 def executor_of(
     fleet: Fleet, experiment: Experiment, machines: Machines = "any", wanted: str | None = None, **patience: float
 ) -> Executor:
-    """An executor that gives machines up soon."""
-    patient = Patience(**{"silent_s": 4.0, "nodes_s": 3.0, **patience})
+    """An executor that does not wait long for machines to join. On a busy host a live one may be silent for seconds."""
+    patient = Patience(**{"silent_s": 60.0, "nodes_s": 3.0, **patience})
     return RayExecutor(fleet, experiment, machines, wanted, patience=patient)
 
 

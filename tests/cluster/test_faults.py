@@ -68,7 +68,7 @@ def test_a_machine_that_hangs_is_given_up(many: tuple[Raylets, Fleet], tmp_path:
     (raylets.folder / "stop").write_text("32")
     heard = Heard()
     experiment = waiting(tmp_path, 5)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
+    outcome = measure(experiment, executor_of(fleet, experiment, silent_s=4.0), tmp_path / "run", heard)
     keys_once(outcome.run, 5)
     assert {case.status for case in outcome.run.cases} == {"ok"}
     assert any("has not answered for 4 s" in problem for problem in heard.problems)
