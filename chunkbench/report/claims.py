@@ -8,12 +8,13 @@ from typing import ClassVar, get_args
 
 from chunkbench.paper.claims import Claim, ClaimVerdict
 from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
-from chunkbench.report.numbers import NOTHING, count, significant
+from chunkbench.report.numbers import NOTHING, count, significant, times
 
 EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "holds": "best",
     "does not hold": "failed",
     "different here": "noisy",
+    "cannot tell": "noisy",
     "generated": "quiet",
     "not measured": "absent",
 }
@@ -29,18 +30,18 @@ def document(claims: Sequence[Claim], runs: Sequence[str]) -> ClaimsDocument:
     """The document of these claims; `runs` are the names of the runs that they were judged by."""
     columns = (
         Column("claim", ("claim",), "left"),
-        Column("source", ("source",), "left"),
-        Column("verdict", ("verdict",), "left"),
-        Column("measured", ("measured",)),
+        Column("quantity", ("quantity",), "left"),
+        Column("here", ("here",)),
         Column("paper", ("paper",)),
+        Column("verdict", ("verdict",), "left"),
     )
     rows = tuple(
         (
             Cell(claim.id),
-            Cell(claim.source),
-            Cell(claim.verdict, EMPHASIS[claim.verdict]),
+            Cell(claim.quantity),
             Cell(measured(claim)),
             Cell(claim.paper, "quiet"),
+            Cell(claim.verdict, EMPHASIS[claim.verdict]),
         )
         for claim in claims
     )
@@ -67,8 +68,14 @@ def headline(claims: Sequence[Claim]) -> str:
 
 
 def _status(claim: Claim) -> str:
-    verbs = {"different here": "is different here", "generated": "was generated", "not measured": "was not measured"}
-    return f"{claim.id}: {claim.statement}. It {verbs.get(claim.verdict, claim.verdict)}: {claim.reason}."
+    verbs = {
+        "different here": "It is different here",
+        "cannot tell": "These runs cannot tell",
+        "generated": "It was generated",
+        "not measured": "It was not measured",
+    }
+    verdict = verbs.get(claim.verdict, f"It {claim.verdict}")
+    return f"{claim.id} ({claim.source}): {claim.statement}. {verdict}: {claim.reason}."
 
 
 def _counted(verdict: ClaimVerdict, number: int) -> str:
@@ -77,10 +84,22 @@ def _counted(verdict: ClaimVerdict, number: int) -> str:
 
 
 def measured(claim: Claim) -> str:
-    """The measured figure and, if it has one, its interval."""
-    if claim.measured is None:
+    """The measured figure with its unit and, if it has one, its interval."""
+    figures = [figure for figure in (claim.low, claim.high) if figure is not None]
+    if claim.measured is None and not figures:
         return NOTHING
-    text = significant(claim.measured, 3)
-    if claim.low is None or claim.high is None or claim.low == claim.high:
-        return text
-    return f"{text} ({significant(claim.low, 3)} to {significant(claim.high, 3)})"
+    unit = claim.unit if claim.unit in ("x", "%") else f" {claim.unit}"
+    low, high = (_figure(figure, claim.unit) for figure in (claim.low or 0.0, claim.high or 0.0))
+    if claim.measured is None:
+        return f"{low} to {high}{unit}"
+    text = f"{claim.bound} {_figure(claim.measured, claim.unit)}{unit}".lstrip()
+    return text if not figures or claim.low == claim.high else f"{text} ({low} to {high})"
+
+
+def _figure(value: float, unit: str) -> str:
+    """A figure without its unit: as many digits as its kind needs."""
+    if unit == "x":
+        return times(value).removesuffix("x")
+    if unit == "%":
+        return f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
+    return f"{value:,.0f}" if value == round(value) or value >= 1000 else significant(value, 3)

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 
-KEYS = ["id", "source", "statement", "verdict", "measured", "low", "high", "paper", "reason", "rows"]
+KEYS = ["id", "source", "statement", "quantity", "unit", "verdict", "measured", "low", "high", "paper", "reason"]
+KEYS += ["rows", "bound"]
 
 
 def claims(*words: str) -> str:

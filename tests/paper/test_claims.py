@@ -114,7 +114,7 @@ def test_dependence_on_n_s_is_separated_from_noise(rows, facts) -> None:
         ]
         + [facts("chunk_attn", n_p=1024, n_s=n_s) for n_s in (0, 512)]
     )
-    assert judge(noisy)["T3-agnostic"].verdict == "not measured"
+    assert judge(noisy)["T3-agnostic"].verdict == "cannot tell"
 
 
 def test_a_change_of_the_machines_own_speed_is_no_dependence_on_n_s(rows, facts) -> None:
@@ -135,7 +135,7 @@ def test_a_change_of_the_machines_own_speed_is_no_dependence_on_n_s(rows, facts)
 
     assert judge(run(2010.0))["T3-agnostic"].verdict == "does not hold"
     judged = judge(run(2400.0))["T3-agnostic"]
-    assert judged.verdict == "not measured"
+    assert judged.verdict == "cannot tell"
     assert "the machine's own speed" in judged.reason
 
 
@@ -201,6 +201,7 @@ def test_peak_and_growth_over_the_batch_size(best: int, verdict: str, rows) -> N
     ]
     judged = judge(run)
     assert judged["F4-peak"].verdict == verdict
+    assert judged["F4-peak"].measured in (None, best)  # never a batch size that nobody measured
     assert f"Naive at {best}" in judged["F4-peak"].reason or f"naive at {best}" in judged["F4-peak"].reason
     assert judged["F4-growth"].verdict == "holds"
     assert judged["F4-growth"].measured == pytest.approx(1.96 / 1.16)
@@ -214,7 +215,7 @@ def test_a_figure_below_the_papers_within_the_scatter_has_no_verdict(facts) -> N
     assert judge(clear)["F4-growth"].verdict == "different here"
     scattered = derive([at(16, 15.0, 16.0, 18.0), at(96, 70.0, 80.0, 82.0)])
     judged = judge(scattered)["F4-growth"]
-    assert judged.verdict == "not measured"
+    assert judged.verdict == "cannot tell"
     assert "no more than the rounds scatter" in judged.reason
 
 

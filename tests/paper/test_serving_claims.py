@@ -65,8 +65,16 @@ def test_figure_5_compares_sustained_rates() -> None:
     judged = judge(*pair(0.1, 0.2, load=90), *shared)
     assert judged["F5-1024"].verdict == "holds"
     assert judged["F5-1024"].measured == 2.0
+    assert judged["F5-1024"].bound == "at least"
     assert "at least 4 against 2 requests/s below 200 ms/token" in judged["F5-1024"].reason
     assert judged["F5-2048"].verdict == "not measured"
+
+
+def test_figure_5_cannot_tell_where_vllm_meets_the_objective_at_all_rates() -> None:
+    shared = [facts for load in (60, 120) for facts in pair(0.1, 0.1, n_s=1024, load=load, rate=load)]
+    judged = judge(*pair(0.1, 0.2, load=90), *shared)["F5-1024"]
+    assert judged.verdict == "cannot tell"
+    assert judged.measured is None
 
 
 def test_figure_5_without_a_rate_that_meets_the_objective() -> None:

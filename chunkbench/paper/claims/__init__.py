@@ -10,7 +10,7 @@ from typing import Any
 from chunkbench.analysis.derive import Row
 from chunkbench.paper.claims import analytic, decode, kv_memory, managers, prefill, serving
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import ClaimVerdict, Judgement
+from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
 
 __all__ = ["Claim", "ClaimVerdict", "claims"]
@@ -59,14 +59,20 @@ class Claim:
     id: str
     source: str
     statement: str
+    quantity: str
+    """The figure that decides, in a few words."""
+    unit: str
+    """x: a ratio; %: a share, as a fraction; else the word that follows the figure."""
     verdict: ClaimVerdict
     measured: float | None
     low: float | None
     high: float | None
     paper: str
+    """What the text says of this figure, with unit and direction."""
     reason: str
     rows: tuple[str, ...]
     """Keys of the cases that the verdict rests on."""
+    bound: Bound
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "rows": list(self.rows)}

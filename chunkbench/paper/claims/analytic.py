@@ -39,7 +39,7 @@ def gpt3_capacity() -> Judgement:
         f"(8 * 80 GB - 350 GB of weights) / 4.5 MiB: {binary:,.0f} tokens if a GB is 2^30 bytes (the usual unit of "
         f"such cards), {decimal:,.0f} if it is 10^9 bytes"
     )
-    return Judgement("holds", reason, binary, decimal, binary)
+    return Judgement("holds", reason, binary)
 
 
 def opt13b_token() -> Judgement:

@@ -123,7 +123,7 @@ def agnostic(evidence: Evidence) -> Judgement:
     causes = "the rounds' scatter and the change of the machine's own speed"
     if all(possible for _, _, possible in spreads):
         doubt = f"{causes} can explain this; the run can neither show 3% nor exclude it"
-        return judged("not measured", f"{words}: {doubt}", [worst[1]])
+        return judged("cannot tell", f"{words}: {doubt}", [worst[1]])
     clear = max((entry for entry in spreads if not entry[2]), key=lambda entry: entry[1].low)
     reason = f"{clear[0]}: at least {clear[1].low:.0%} between two n_s"
     return judged("does not hold", f"{words}; {reason}, more than {causes} explain", [clear[1]])
@@ -191,12 +191,13 @@ def figure4_peak(evidence: Evidence) -> Judgement:
         return absent("implementations that do not share, at n_p = n_s = 2048 and three batch sizes", "figure4")
     words = ", ".join(f"{label} at {b}" for label, (b, _) in peaks.items())
     sizes = [float(b) for b, _ in peaks.values()]
-    rows = tuple(row for _, rows in peaks.values() for row in rows)
-    figure = Figure(median(sizes), min(sizes), max(sizes), rows)
+    keys = tuple(dict.fromkeys(row.facts.key for _, rows in peaks.values() for row in rows))
     reason = f"the token rate is highest for {words} sequences"
-    if min(sizes) == max(sizes) == 16:
-        return judged("holds", reason, [figure])
-    return judged("different here", f"{reason}; {_HERE}", [figure])
+    least, most = min(sizes), max(sizes)
+    common = least if least == most else None
+    if common == 16:
+        return Judgement("holds", reason, common, least, most, keys)
+    return Judgement("different here", f"{reason}; {_HERE}", common, least, most, keys)
 
 
 def figure4_growth(evidence: Evidence) -> Judgement:
@@ -211,7 +212,7 @@ def figure4_growth(evidence: Evidence) -> Judgement:
     if figure.value >= _GROWTH - _ROUNDED:
         return judged("holds", words, [figure])
     if figure.high >= _GROWTH:
-        return judged("not measured", f"{words}, {_UNCLEAR}", [figure])
+        return judged("cannot tell", f"{words}, {_UNCLEAR}", [figure])
     return judged("different here", f"{words}; {_HERE}: 16 sequences already keep few cores busy", [figure])
 
 
@@ -247,7 +248,7 @@ def _ratios(ratios: Mapping[str, tuple[Figure, float]]) -> Judgement:
         short = [name for name, (figure, paper) in ratios.items() if figure.value < paper - _ROUNDED]
         where = f"{words}: the ratio {', '.join(short)} is"
         if all(ratios[name][0].high >= ratios[name][1] for name in short):
-            return judged("not measured", f"{where} {_UNCLEAR}", figures)
+            return judged("cannot tell", f"{where} {_UNCLEAR}", figures)
         return judged("different here", f"{where} above 1, but below the paper's; {_HERE}", figures)
     return judged("does not hold", words, figures)
 

@@ -8,13 +8,19 @@ from typing import Literal
 
 from chunkbench.analysis.derive import Row
 
-ClaimVerdict = Literal["holds", "does not hold", "different here", "generated", "not measured"]
-"""generated: the figure comes from drawn requests, which can neither confirm nor refute the statement."""
+ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "generated", "not measured"]
+"""cannot tell: the figure was measured, but its interval allows more than one verdict. generated: the figure comes from
+drawn requests, which can neither confirm nor refute the statement."""
+Bound = Literal["", "at least", "at most"]
+"""What is known of a figure where the measured range ends."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, its reason, the figure that decides it with its interval, and the keys of the cases used."""
+    """A verdict, its reason, the figure that decides it with its interval, and the keys of the cases used.
+
+    `low` and `high` without `measured` are the range of several figures, of which none decides.
+    """
 
     verdict: ClaimVerdict
     reason: str
@@ -22,6 +28,7 @@ class Judgement:
     low: float | None = None
     high: float | None = None
     rows: tuple[str, ...] = ()
+    bound: Bound = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from chunkbench.analysis.serving import (
     sustained_rate,
 )
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import ClaimVerdict, Figure, Judgement, absent, judged
+from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Figure, Judgement, absent, judged
 from chunkbench.store.serving_facts import ServingFacts
 
 OURS, THEIRS = "chunk_llama", "vllm"
@@ -88,11 +88,16 @@ def sustained(evidence: Evidence, n_p: int, paper: float) -> Judgement:
     if ours is None or theirs is None:
         name = "ChunkLlama" if ours is None else "vLLM"
         return Judgement("different here", f"{name} does not meet {limit} at any measured rate; {_HERE}", rows=keys)
-    gain = ours.per_s / theirs.per_s
     words = f"{_words(ours)} against {_words(theirs)} requests/s below {limit}"
-    verdict: ClaimVerdict = "holds" if gain >= 0.95 * paper else "different here"
-    reason = words if verdict == "holds" else f"{words}; {_HERE}"
-    return Judgement(verdict, reason, gain, gain, gain, keys)
+    if theirs.at_least:  # the gain has no lower bound
+        return Judgement("cannot tell", f"{words}: vLLM meets it at all measured rates", rows=keys)
+    gain = ours.per_s / theirs.per_s
+    bound: Bound = "at least" if ours.at_least else ""
+    if gain >= 0.95 * paper:
+        return Judgement("holds", words, gain, gain, gain, keys, bound)
+    if ours.at_least:
+        return Judgement("cannot tell", f"{words}: the highest rate is too low to tell", gain, gain, gain, keys, bound)
+    return Judgement("different here", f"{words}; {_HERE}", gain, gain, gain, keys)
 
 
 def _reduction(evidence: Evidence, what: str, value: Callable[[ServingNumbers], int | None], least: float) -> Judgement:

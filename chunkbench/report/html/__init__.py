@@ -15,7 +15,14 @@ from chunkbench.report.claims import EMPHASIS, headline, measured
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.report import Report
 
-_MARKS = {"holds": "✓", "does not hold": "✗", "different here": "≠", "generated": "~", "not measured": "○"}
+_MARKS = {
+    "holds": "✓",
+    "does not hold": "✗",
+    "different here": "≠",
+    "cannot tell": "?",
+    "generated": "~",
+    "not measured": "○",
+}
 
 
 def render(book: Book) -> str:
