@@ -67,7 +67,7 @@ def chunks_needed(inputs: Inputs) -> int:
 class ChunkAttn(Implementation):
     id = "chunk_attn"
     label = "ChunkAttn"
-    look = Look(heading=("Chunk", "Attn"), place=990, colour="#000000", marker="o")
+    look = Look(heading=("Chunk", "Attn"), place=990, colour="#D55E00", marker="o")
     shares_storage = True
     reads_shared_once = True
     partition: Partition = "two-phase"
@@ -112,8 +112,9 @@ class ChunkAttnTorch(ChunkAttn):
         heading=("Chunk", "torch"),
         meaning="ChunkAttn's algorithm in PyTorch operations",
         place=900,
-        colour="#882255",
+        colour="#D55E00",
         marker="<",
+        line="dotted",
         ablation_of="chunk_attn",
     )
     kernel = "torch"
@@ -128,8 +129,9 @@ class ChunkAttnNoTpp(ChunkAttn):
         heading=("Chunk", "no TPP"),
         meaning="ChunkAttn's cache without the chunk-first phase",
         place=910,
-        colour="#E69F00",
+        colour="#D55E00",
         marker="p",
+        line="dashed",
         ablation_of="chunk_attn",
     )
     reads_shared_once = False

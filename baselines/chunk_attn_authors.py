@@ -101,8 +101,9 @@ class ChunkAttnAuthors(Implementation):
         heading=("Chunk", "authors"),
         meaning="the authors' published CPU kernel",
         place=890,
-        colour="#AA4499",
+        colour="#D55E00",
         marker="h",
+        line="dashdot",
     )
     note = (
         "ChunkAttn (authors) is the published CPU kernel. It computes with MKL, which takes a slower path on CPUs that "

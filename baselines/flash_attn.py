@@ -13,7 +13,7 @@ from chunkbench.experiment.point import Point
 class FlashAttn(Implementation):
     id = "flash_attn"
     label = "FlashAttn"
-    look = Look(heading=("Flash", "Attn"), place=120, colour="#D55E00", marker="^")
+    look = Look(heading=("Flash", "Attn"), place=120, colour="#E69F00", marker="^")
     note = (
         "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is designed for prefill and "
         "uses only a fraction of its capacity with one query per sequence"

@@ -22,7 +22,7 @@ def library() -> Any:
 class FlashAttn3(Implementation):
     id = "flash_attn_3"
     label = "FlashAttention-3"
-    look = Look(heading=("Flash", "Attn-3"), place=170, colour="#D55E00", marker="8")
+    look = Look(heading=("Flash", "Attn-3"), place=170, colour="#E69F00", marker="8", line="dotted")
 
     def availability(self, device: str) -> Answer:
         answer = gpu.gpu_library(device, "fa3-fwd", "fa3", library)

@@ -77,7 +77,7 @@ class PagedSession(Session):
 class FlashAttnPackage(Implementation):
     id = "flash_attn_package"
     label = "FlashAttention-2 (flash-attn)"
-    look = Look(heading=("Flash", "Attn-2"), place=150, colour="#D55E00", marker="<")
+    look = Look(heading=("Flash", "Attn-2"), place=150, colour="#E69F00", marker="<", line="dashed")
 
     def availability(self, device: str) -> Answer:
         return gpu.gpu_library(device, "flash-attn", "flash-attn", library)
@@ -97,7 +97,7 @@ class FlashAttnPackage(Implementation):
 class FlashAttnPackagePaged(FlashAttnPackage):
     id = "flash_attn_package_paged"
     label = "FlashAttention-2 (flash-attn), paged"
-    look = Look(heading=("Flash", "Attn-2", "paged"), place=160, colour="#D55E00", marker="d")
+    look = Look(heading=("Flash", "Attn-2", "paged"), place=160, colour="#E69F00", marker="d", line="dashdot")
     shares_storage = True
 
     def supports(self, point: Point) -> Answer:

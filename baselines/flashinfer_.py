@@ -283,6 +283,7 @@ class FlashInferCascade(_FlashInfer):
         place=200,
         colour="#332288",
         marker="^",
+        line="dashed",
     )
     reads_shared_once = True
 
@@ -299,6 +300,7 @@ class FlashInferCascadeFa3(FlashInferCascade):
         place=210,
         colour="#332288",
         marker="v",
+        line="dashdot",
     )
     backend = "fa3"
 
@@ -312,6 +314,7 @@ class FlashInferFlat(_FlashInfer):
         place=220,
         colour="#332288",
         marker="P",
+        line="dotted",
     )
     note = "FlashInfer flat: all segments of the prefix tree are requests of one call, merged by merge_states"
     reads_shared_once = True

@@ -32,7 +32,7 @@ class NaiveSession(DenseSession[DenseCache]):
 class Naive(Implementation):
     id = "naive"
     label = "Naive"
-    look = Look(heading=("Naive",), place=100, colour="#555555", marker="o")
+    look = Look(heading=("Naive",), place=100, colour="#6E6E6E", marker="o")
 
     def availability(self, device: str) -> Answer:
         return YES

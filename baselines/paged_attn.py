@@ -82,7 +82,7 @@ def _kernel(point: Point) -> tuple[ChunkStore, PagedNative | PagedTriton]:
 class PagedAttn(Implementation):
     id = "paged_attn"
     label = "PagedAttn"
-    look = Look(heading=("Paged", "Attn"), place=230, colour="#56B4E9", marker="s")
+    look = Look(heading=("Paged", "Attn"), place=230, colour="#0072B2", marker="s")
     share = False
     _device = "cpu"
 
@@ -119,6 +119,7 @@ class PagedAttnStar(PagedAttn):
         place=240,
         colour="#0072B2",
         marker="D",
+        line="dashed",
     )
     share = True
     shares_storage = True

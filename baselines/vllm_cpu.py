@@ -118,7 +118,7 @@ class VllmPagedAttn(Implementation):
         name="vLLM",
         meaning="every sequence in blocks of its own",
         place=250,
-        colour="#56B4E9",
+        colour="#CC79A7",
         marker="P",
     )
     share = False
@@ -173,8 +173,9 @@ class VllmPagedAttnStar(VllmPagedAttn):
         name="vLLM*",
         meaning="block tables share the prompt's blocks",
         place=260,
-        colour="#0072B2",
+        colour="#CC79A7",
         marker="*",
+        line="dashed",
     )
     share = True
     shares_storage = True

@@ -72,7 +72,7 @@ class XformersSession(DenseSession[TokenMajorCache]):
 class Xformers(Implementation):
     id = "xformers"
     label = "xformers"
-    look = Look(heading=("xformers",), place=110, colour="#CC79A7", marker="v")
+    look = Look(heading=("xformers",), place=110, colour="#8C564B", marker="v")
 
     def __init__(self) -> None:
         self._operator: Any = None

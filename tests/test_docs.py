@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from chunkbench.cli.main import cli
-from chunkbench.experiment import Experiment, load_experiment
+from chunkbench.experiment import Experiment, json_schema, load_experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,14 +42,30 @@ def test_every_key_of_an_experiment_is_documented() -> None:
     assert all(f"`{name}`" in text or f"{name}:" in text for name in ("n_p", "n_s", "tree"))
 
 
-def test_the_example_of_the_readme_runs() -> None:
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert code is not None
-    names: dict[str, Any] = {}
-    exec(code.group(1), names)
-    assert names["out"].shape == (2, 32, 128)
-    assert names["attention"].length(names["second"]) == 66
-    assert names["attention"].cached_tokens(names["prompt"]) == 64
+def test_the_examples_of_the_library_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    for code in blocks:
+        names: dict[str, Any] = {}
+        exec(code, names)  # their assertions are tests
+    assert {"out", "attention"} <= names.keys()
+
+
+def test_the_schema_for_editors_is_that_of_this_revision() -> None:
+    kept = json.loads((ROOT / "experiments" / "schema.json").read_text())
+    assert kept == json.loads(json.dumps(json_schema())), "chunkbench validate --schema > experiments/schema.json"
+    for path in (ROOT / "experiments").glob("*.yaml"):
+        assert path.read_text().startswith("# yaml-language-server: $schema=./schema.json\n"), path
+
+
+def test_the_readme_fits_one_reading() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    first_screen = "\n".join(text.splitlines()[:32])
+    for needed in ("![", "arxiv.org", "Kernel authors", "make reproduce-table3", "make test"):
+        assert needed in first_screen
+    for symbol in ("`n_p`", "`n_s`", "`*`", "`~`"):
+        assert symbol in text
 
 
 COMMANDS = sorted(

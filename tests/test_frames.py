@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import chunkbench
 from chunkbench.store import RunWriter
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_table_has_every_fact_and_figure(facts, tmp_path: Path) -> None:
@@ -24,3 +30,23 @@ def test_a_table_has_every_fact_and_figure(facts, tmp_path: Path) -> None:
 def test_the_table_of_an_empty_run_has_all_columns(tmp_path: Path) -> None:
     RunWriter.create(tmp_path / "run", {}).close()
     assert {"key", "latency_us"} <= set(chunkbench.load(tmp_path / "run").columns)
+
+
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code cells, one after the other, in the top folder of the checkout."""
+    import matplotlib as mpl
+
+    monkeypatch.chdir(ROOT)
+    mpl.use("agg")
+    notebook = json.loads((ROOT / "examples" / "analyse-a-run.ipynb").read_text())
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert len(names["ratios"]) == 12
+    assert set(names["slower"].index) == {(1024, 0), (4096, 0)}
+    assert names["figure"].get_ylabel() == "times as long as ChunkAttn"
+
+
+def test_the_public_names_can_be_completed() -> None:
+    assert {"ChunkAttention", "LayeredChunkAttention", "load"} <= set(dir(chunkbench))

@@ -25,6 +25,7 @@ def choose_experiment(
 ) -> Experiment:
     """Load an experiment and apply the options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
     from chunkbench.experiment import load_experiment
+    from chunkbench.experiment.errors import did_you_mean
     from chunkbench.experiment.terms import Cache, Mode
 
     loaded = load_experiment(experiment, _axes(sets), "--set")
@@ -44,8 +45,8 @@ def choose_experiment(
     if only:
         missing = [name for name in only if name not in loaded.implementations]
         if missing:
-            known = ", ".join(loaded.implementations)
-            raise click.BadParameter(f"{missing[0]} is not in this experiment; it has {known}", param_hint="--only")
+            hint = did_you_mean(missing[0], loaded.implementations)
+            raise click.BadParameter(f"{missing[0]} is not in this experiment{hint}", param_hint="--only")
         names = tuple(name for name in loaded.implementations if name in only)
         changes["implementations"] = names
     return loaded.model_copy(update=changes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import RUNS, colour_wanted, fail
+from chunkbench.cli.output import RUNS, fail, runs_in, screen
 
 
 @click.command(
@@ -17,6 +17,7 @@ from chunkbench.cli.output import RUNS, colour_wanted, fail
     Examples:
       chunkbench claims
       chunkbench claims results/runs/table3-20260101T000000Z results/runs/figure3-20260101T003000Z
+      chunkbench claims results/recorded/epyc-zen3-2-cores
       chunkbench claims --json > claims.json
     """,
 )
@@ -31,7 +32,8 @@ from chunkbench.cli.output import RUNS, colour_wanted, fail
 def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 
-    Without RUNs, the newest run of each experiment below results/runs counts. Where two runs measured the same point,
+    RUN can also be a folder with runs at any depth, such as results/recorded/epyc-zen3-2-cores. Without RUNs, the
+    newest run of each experiment below results/runs counts. Where two runs measured the same point,
     the run that is named last counts. Claims that follow from shapes, or from the paper's own numbers, need no run. The
     exit code is 0 whatever the verdicts are.
     """
@@ -42,11 +44,11 @@ def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
     from chunkbench.store import RunError, newest_runs, open_run
 
     try:
-        opened = [open_run(run) for run in (runs or newest_runs(RUNS))]
+        opened = runs_in(runs) if runs else [open_run(run) for run in newest_runs(RUNS)]
     except RunError as error:
         fail(error)
     judged = claims([derive(run.cases) for run in opened])
     if as_json:
         click.echo(json.dumps([claim.as_dict() for claim in judged], indent=1))
         return
-    click.echo(render_document(document(judged, [run.path.name for run in opened]), form, colour_wanted()), nl=False)
+    click.echo(render_document(document(judged, [run.path.name for run in opened]), form, screen()), nl=False)

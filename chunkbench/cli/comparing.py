@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from chunkbench.cli.output import colour_wanted, new_run
+from chunkbench.cli.output import colour_wanted, new_run, screen
 
 if TYPE_CHECKING:
     from chunkbench.cli.comparison_options import ComparisonOptions, ReportOptions
@@ -51,7 +51,7 @@ def show_document(
             suffix = "md" if form == "markdown" else "txt"
             (options.out / f"{name}.{suffix}").write_text(render_document(document, form), encoding="utf-8")
     if not quiet:
-        text = data if options.form == "json" else render_document(document, options.form, colour_wanted())
+        text = data if options.form == "json" else render_document(document, options.form, screen())
         click.echo(text, nl=False)
 
 

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from chunkbench.cli.output import on_terminal
-from chunkbench.experiment import AXES, bundled_experiments, load_experiment
+from chunkbench.experiment import AXES, bundled_experiments, load_experiment, reading_order
 
 Row = dict[str, str | int | bool]
 
 
 def _experiments() -> list[Row]:
     rows: list[Row] = []
-    for name in bundled_experiments():
+    for name in sorted(bundled_experiments(), key=reading_order):
         experiment = load_experiment(name)
         points = experiment.points("cpu", "float32")
         rows.append({"experiment": name, "points": len(points), "title": experiment.title})
@@ -61,15 +61,16 @@ def _cell(value: str | int | bool) -> str:
     "list",
     epilog="""\b
     Examples:
-      chunkbench list experiments
+      chunkbench list
       chunkbench list implementations
       chunkbench list axes --format json
     """,
 )
-@click.argument("subject", type=click.Choice(list(_SUBJECTS)))
+@click.argument("subject", type=click.Choice(list(_SUBJECTS)), default="experiments")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(subject: str, form: str) -> None:
-    """List bundled experiments, implementations with their state on this machine, or the axes of a sweep."""
+    """List bundled experiments (the default), implementations with their state on this machine, or the axes of a
+    sweep."""
     rows = _SUBJECTS[subject]()
     if form == "json":
         click.echo(json.dumps(rows, indent=2))

@@ -11,6 +11,7 @@ from chunkbench.version import __version__
 
 # Name -> module. A module is imported only for its command, and for the list of commands.
 _COMMANDS = {
+    "quick": "quick",
     "run": "run",
     "reproduce": "reproduce",
     "report": "report",
@@ -41,6 +42,15 @@ class _Commands(click.Group):
         command: click.Command = importlib.import_module(f"chunkbench.cli.{_COMMANDS[cmd_name]}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            from chunkbench.experiment.errors import did_you_mean
+
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], list(_COMMANDS))}")
+        return super().resolve_command(ctx, args)
+
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chunkbench")
@@ -49,6 +59,7 @@ def cli() -> None:
 
     \b
     Examples:
+      chunkbench quick                         what shared prefixes gain here, in a minute
       chunkbench run table3                    the paper's Table 3 on this machine
       chunkbench reproduce                     all that this machine can measure of the paper, on one page
       chunkbench run experiments/smoke.yaml    every implementation, in seconds

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,8 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
+    from chunkbench.report.text_table import Screen
+    from chunkbench.store import Run
     from chunkbench.store.facts import Status
 
 RUNS = Path("results/runs")
@@ -55,6 +58,19 @@ class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
         return self._choice.shell_complete(ctx, param, incomplete)
 
 
+def runs_in(words: Sequence[str | Path]) -> list[Run]:
+    """The runs that these words name: run directories, folders of runs at any depth, `latest`. Paper's order.
+
+    Raises `RunError`.
+    """
+    from chunkbench.experiment import reading_order
+    from chunkbench.store import latest_run, open_run, runs_below
+
+    paths = [path for word in words for path in ([latest_run(RUNS)] if word == "latest" else runs_below(Path(word)))]
+    runs = [open_run(path) for path in dict.fromkeys(paths)]
+    return sorted(runs, key=lambda run: reading_order(run.manifest.experiment.name))
+
+
 def new_run(name: str) -> Path:
     """The folder of a run that starts now."""
     return RUNS / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
@@ -92,6 +108,22 @@ def on_terminal() -> bool:
 def colour_wanted() -> bool:
     """Whether to print colours: standard output is a terminal and `NO_COLOR` is not set."""
     return on_terminal() and "NO_COLOR" not in os.environ
+
+
+def screen(brief: bool = False) -> Screen:
+    """Where a command prints: the terminal with its width, or a pipe."""
+    from chunkbench.report.text_table import Screen
+
+    width = max(60, shutil.get_terminal_size().columns) if on_terminal() else Screen().width
+    return Screen(colour_wanted(), width, brief)
+
+
+def open_page(path: Path) -> None:
+    """Show a page in the browser, if there is one."""
+    import webbrowser
+
+    if not webbrowser.open(path.resolve().as_uri()):
+        click.echo(f"no browser found; open {path}", err=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import colour_wanted, fail, write_text
+from chunkbench.cli.output import fail, screen, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -82,4 +82,4 @@ def command(
         click.echo(json.dumps([dataclasses.asdict(group) | {"saved": group.saved} for group in stats], indent=2))
         return
     table = document(stats, shape, chunk_size, n_c)
-    click.echo(render_document(table, form, colour_wanted()), nl=False)
+    click.echo(render_document(table, form, screen()), nl=False)

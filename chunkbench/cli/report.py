@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from chunkbench.cli.output import RUNS, ReportFormat, colour_wanted, fail
+from chunkbench.cli.output import ReportFormat, fail, open_page, runs_in, screen
 
 if TYPE_CHECKING:
     from chunkbench.store import Run
 
 _HELP = """Rebuild the tables and the figure of RUN from its facts; nothing is measured.
 
-RUN is a run directory, the cases.jsonl inside it, or `latest`: the newest one below results/runs.
+RUN is a run directory, the cases.jsonl inside it, a folder with runs at any depth, or `latest`: the newest one below
+results/runs.
 
 Without --format and --out, report.md, report.html, table.csv, table.tex, report.json, figure.png and figure.svg are
 written into the run directory and the table is printed. With either, only that one format is produced and the
@@ -31,7 +32,8 @@ Examples:
   chunkbench report latest
   chunkbench report results/runs/table3-20250101T000000Z --format markdown
   chunkbench report latest --out table3.json
-  chunkbench report latest --out figure.pdf
+  chunkbench report latest --out figure.pdf --style paper
+  chunkbench report results/recorded/epyc-zen3-2-cores --out report.html --open
   chunkbench report results/runs/table3-20250101T000000Z results/runs/memory-20250101T001000Z --out report.html
 """
 
@@ -43,52 +45,79 @@ _FIGURES = (".png", ".svg", ".pdf")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option("--format", "form", type=ReportFormat(books=True), help="Print this format.  [default: table]")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to FILE instead of printing.")
+@click.option(
+    "--style",
+    type=click.Choice(["screen", "paper"]),
+    default="screen",
+    show_default=True,
+    help="paper: figures as wide as a column with embedded fonts, LaTeX with the first table alone.",
+)
+@click.option("--detail", is_flag=True, help="Print all tables, and how it was measured.")
+@click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the table, nor which files were written.")
-def command(runs: tuple[str, ...], form: str | None, out: Path | None, quiet: bool) -> None:
-    from chunkbench.report import build, build_book, render, render_book
+def command(
+    runs: tuple[str, ...],
+    form: str | None,
+    out: Path | None,
+    style: Literal["screen", "paper"],
+    detail: bool,
+    show: bool,
+    quiet: bool,
+) -> None:
+    from chunkbench.report import build, build_book, latex, render, render_book
     from chunkbench.report.formats import BOOK_FORMATS, ENDINGS
-    from chunkbench.store import RunError, latest_run, open_run
+    from chunkbench.report.text_table import FILE
+    from chunkbench.store import RunError
 
     if form is None and out is not None:
         form = "figure" if out.suffix in _FIGURES else ENDINGS.get(out.suffix)
         if form is None:
             endings = " ".join((*ENDINGS, *_FIGURES))
             raise click.BadParameter(f"{out}: no format has this ending ({endings}); choose one with --format")
-    if len(runs) > 1 and form not in (None, *BOOK_FORMATS):
-        raise click.BadParameter(f"{form} takes one RUN; for several, choose one of {', '.join(BOOK_FORMATS)}")
     try:
-        opened = [open_run(latest_run(RUNS) if run == "latest" else run) for run in runs]
+        opened = runs_in(runs)
     except RunError as error:
         fail(error)
+    if len(opened) > 1 and form not in (None, *BOOK_FORMATS):
+        raise click.BadParameter(f"{form} takes one RUN; for several, choose one of {', '.join(BOOK_FORMATS)}")
     for opened_run in opened:
         if not opened_run.cases:
             fail(f"{opened_run.path}: no case has been measured yet; `chunkbench run ... --resume` continues the run")
     if form == "figure" and out is not None:
-        _draw(opened[0], out, quiet)
+        _draw(opened[0], out, style, quiet)
         return
-    colour = out is None and colour_wanted()
+    reader = FILE if out is not None else screen(not detail)
     parts = [part for run in opened for part in run.by_machine_kind()]
     if len(opened) > 1 or form == "html" or (len(parts) > 1 and form in BOOK_FORMATS):
         book = build_book(parts, out.parent if out is not None else Path())
-        text = render_book(book, form or "table", colour)
+        text = render_book(book, form or "table", reader)
     elif form is None and out is None:
-        _write_all(opened[0], quiet)
+        _write_all(opened[0], detail, quiet)
+        if show:
+            open_page(opened[0].path / "report.html")
         return
     else:
-        text = render(build(opened[0]), form or "table", colour)
+        report = build(opened[0])
+        text = (
+            latex.as_printed(report)
+            if form == "latex" and style == "paper"
+            else render(report, form or "table", reader)
+        )
     if out is None:
         click.echo(text, nl=False)
         return
     _write(out, lambda path: path.write_text(text, encoding="utf-8"), quiet)
+    if show:
+        open_page(out)
 
 
-def _draw(run: Run, out: Path, quiet: bool) -> None:
+def _draw(run: Run, out: Path, style: Literal["screen", "paper"], quiet: bool) -> None:
     from chunkbench.report import build, figures
 
-    figure = figures.draw(build(run), run.manifest)
+    figure = figures.draw(build(run), run.manifest, style)
     if figure is None:
         fail(f"{run.path}: nothing to draw: a figure needs two implementations that were measured at the same points")
-    _write(out, lambda path: figures.save(figure, path), quiet)
+    _write(out, lambda path: figures.save(figure, path, style), quiet)
 
 
 def _write(out: Path, write: Callable[[Path], object], quiet: bool) -> None:
@@ -100,7 +129,7 @@ def _write(out: Path, write: Callable[[Path], object], quiet: bool) -> None:
         click.echo(f"written: {out}", err=True)
 
 
-def _write_all(run: Run, quiet: bool) -> None:
+def _write_all(run: Run, detail: bool, quiet: bool) -> None:
     from chunkbench.report import build, render_run, write_all
 
     report = build(run)
@@ -109,5 +138,6 @@ def _write_all(run: Run, quiet: bool) -> None:
     except OSError as error:
         fail(f"{run.path}: cannot be written: {error.strerror}; --format prints without writing")
     if not quiet:
-        click.echo(render_run(run, report, "table", colour_wanted()), nl=False)
+        click.echo(render_run(run, report, "table", screen(not detail)), nl=False)
         click.echo("\nwritten: " + " ".join(str(path) for path in written), err=True)
+        click.echo(f"report: {run.path / 'report.html'}")

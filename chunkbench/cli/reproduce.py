@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from chunkbench.cli.options import gathered
-from chunkbench.cli.output import command_line, fail, run_exit_code
+from chunkbench.cli.output import command_line, fail, open_page, run_exit_code
 from chunkbench.cli.placing import Placing, placing_options
 
 
@@ -35,11 +35,12 @@ from chunkbench.cli.placing import Placing, placing_options
 )
 @click.option("--only", multiple=True, metavar="EXPERIMENT", help="Only this one. Repeatable.")
 @placing_options
+@click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_context
 @gathered(Placing, "placing")
 def command(
-    ctx: click.Context, out: Path, budget: str | None, only: tuple[str, ...], quiet: bool, placing: Placing
+    ctx: click.Context, out: Path, budget: str | None, only: tuple[str, ...], show: bool, quiet: bool, placing: Placing
 ) -> None:
     """Run the experiments of the paper's tables and figures one after the other and write report.html and report.md.
 
@@ -49,6 +50,7 @@ def command(
     from chunkbench.cli.choosing import parse_budget
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import load_experiment
+    from chunkbench.experiment.errors import did_you_mean
     from chunkbench.report import build_book, render_book
     from chunkbench.report.claims import headline
     from chunkbench.runner.reproduce import EXPERIMENTS, reproduce, within
@@ -56,7 +58,9 @@ def command(
 
     unknown = [name for name in only if name not in EXPERIMENTS]
     if unknown:
-        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(EXPERIMENTS)}", param_hint="--only")
+        raise click.BadParameter(
+            f"no experiment {unknown[0]!r}{did_you_mean(unknown[0], EXPERIMENTS)}", param_hint="--only"
+        )
     experiments = [load_experiment(name) for name in EXPERIMENTS if not only or name in only]
     if budget is not None:
         experiments = within(experiments, parse_budget(budget))
@@ -79,7 +83,9 @@ def command(
                 click.echo(
                     f"{minutes}  {chapter.report.title}: {chapter.report.losses} {chapter.report.headline}".rstrip()
                 )
-            click.echo(f"written: {out / 'report.html'} {out / 'report.md'}")
+            click.echo(f"report: {out / 'report.html'}")
+            if show:
+                open_page(out / "report.html")
     except RunError as error:
         fail(f"{error}, or choose another folder with --out")
     if outcome.interrupted:

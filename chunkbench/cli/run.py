@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from chunkbench.cli.options import gathered
-from chunkbench.cli.output import RUNS, ReportFormat, colour_wanted, command_line, new_run, run_exit_code
+from chunkbench.cli.output import RUNS, ReportFormat, command_line, new_run, open_page, run_exit_code, screen
 from chunkbench.cli.placing import Placing, placing_options
 
 
@@ -47,6 +47,8 @@ from chunkbench.cli.placing import Placing, placing_options
     type=ReportFormat(),
     help="What to print at the end.  [default: table, or nothing with -q]",
 )
+@click.option("--detail", is_flag=True, help="Print all tables, and how it was measured.")
+@click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
 @click.pass_context
 @gathered(Placing, "placing")
@@ -67,6 +69,8 @@ def command(
     retry: str | None,
     dry_run: bool,
     form: str | None,
+    detail: bool,
+    show: bool,
     quiet: bool,
     placing: Placing,
 ) -> None:
@@ -131,7 +135,12 @@ def command(
             report = build(outcome.run)
             write_all(outcome.run, report)
             if form is not None or not quiet:
-                click.echo(render_run(outcome.run, report, form or "table", colour_wanted()), nl=False)
+                click.echo(render_run(outcome.run, report, form or "table", screen(not detail)), nl=False)
+            page = out / "report.html"
+            if form is None and not quiet:
+                click.echo(f"\nreport: {page}")
+            if show:
+                open_page(page)
     finally:  # a second Ctrl-C stops the report, but the command to resume is still printed
         if outcome.interrupted:
             click.echo(f"interrupted; finished points are kept. To continue:\n  {_resume_command(out)}", err=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import colour_wanted, fail, write_text
+from chunkbench.cli.output import fail, screen, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -65,4 +65,4 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
         click.echo(json.dumps(told | dataclasses.asdict(numbers), indent=2))
         return
     shown = document(path.name, trace.format, trace.block_tokens, numbers, trace.notes)
-    click.echo(render_document(shown, form, colour_wanted()), nl=False)
+    click.echo(render_document(shown, form, screen()), nl=False)

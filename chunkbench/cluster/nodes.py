@@ -55,7 +55,7 @@ class Node:
         """The kind of machine in words: accelerators, processor, cores."""
         gpus = dict.fromkeys(gpu.name for gpu in self.environment.gpus)
         cpu = self.environment.cpu
-        parts = [*(gpus or self.resources.accelerators), cpu.model, f"{cpu.cores} cores"]
+        parts = [*(gpus or self.resources.accelerators), cpu.name, f"{cpu.cores} cores"]
         return ", ".join(part for part in parts if part)
 
     @property

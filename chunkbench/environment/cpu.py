@@ -5,13 +5,30 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
 """Flags of /proc/cpuinfo, x86 and Arm, that decide which kernels a CPU can run."""
+
+_GENERATIONS = (
+    ("AuthenticAMD", 23, range(0x00, 0x30), "Zen"),
+    ("AuthenticAMD", 23, range(0x30, 0x100), "Zen 2"),
+    ("AuthenticAMD", 25, range(0x00, 0x10), "Zen 3"),
+    ("AuthenticAMD", 25, range(0x10, 0x20), "Zen 4"),
+    ("AuthenticAMD", 25, range(0xA0, 0xB0), "Zen 4c"),
+    ("AuthenticAMD", 26, range(0x00, 0x10), "Zen 5"),
+    ("AuthenticAMD", 26, range(0x10, 0x20), "Zen 5c"),
+    ("GenuineIntel", 6, (79,), "Broadwell"),
+    ("GenuineIntel", 6, (85,), "Skylake to Cooper Lake"),
+    ("GenuineIntel", 6, (106, 108), "Ice Lake"),
+    ("GenuineIntel", 6, (143,), "Sapphire Rapids"),
+    ("GenuineIntel", 6, (207,), "Emerald Rapids"),
+    ("GenuineIntel", 6, (173, 174), "Granite Rapids"),
+)
+"""Vendor, family, models -> generation: server processors whose hypervisors often hide the name."""
 
 
 class Cpu(BaseModel):
@@ -37,6 +54,13 @@ class Cpu(BaseModel):
     governor: str | None
     turbo: bool | None
     isa: tuple[str, ...]
+    generation: str = ""
+    """The generation by family and model, where the name does not say which processor it is (hypervisors hide it)."""
+
+    @property
+    def name(self) -> str:
+        """The model, with its generation if that is not in the model."""
+        return f"{self.model} ({self.generation})" if self.generation else self.model
 
 
 def read_cpu(root: Path = Path("/")) -> Cpu:
@@ -64,7 +88,20 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
         governor=_text(system / "cpu0/cpufreq/scaling_governor"),
         turbo=_turbo(system),
         isa=tuple(flag for flag in INTERESTING if flag in flags),
+        generation=_generation(info),
     )
+
+
+def _generation(info: Mapping[str, str]) -> str:
+    """The generation of a processor whose name has no number, such as `AMD EPYC`; its numbers if it is not known."""
+    name = re.sub(r"@.*", "", info.get("model name", ""))
+    family, model = info.get("cpu family", ""), info.get("model", "")
+    if any(map(str.isdigit, name)) or not (family.isdigit() and model.isdigit()):
+        return ""
+    for vendor, of_family, models, generation in _GENERATIONS:
+        if vendor == info.get("vendor_id") and of_family == int(family) and int(model) in models:
+            return generation
+    return f"family {family}, model {model}"
 
 
 def huge_pages(root: Path = Path("/")) -> str | None:

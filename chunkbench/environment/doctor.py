@@ -65,6 +65,7 @@ def diagnose(results: Path = Path("results")) -> list[Finding]:
         check_torch(torch),
         check_native(),
         *check_reading(),
+        Finding(level="ok", title="processor", detail=cpu.name),
         check_threads(torch, cpu),
         check_dtypes(cpu),
         check_memory(available_memory(), "bfloat16" if "avx512_bf16" in cpu.isa else "float32"),

@@ -3,7 +3,7 @@
 from chunkbench.experiment.axes import AXES, Axis
 from chunkbench.experiment.errors import ExperimentError, Problem
 from chunkbench.experiment.implementations import known_implementations
-from chunkbench.experiment.load import bundled_experiments, load_experiment
+from chunkbench.experiment.load import bundled_experiments, load_experiment, reading_order
 from chunkbench.experiment.model import Experiment
 from chunkbench.experiment.point import Case, Point
 from chunkbench.experiment.schema import json_schema
@@ -25,4 +25,5 @@ __all__ = [
     "known_implementations",
     "load_experiment",
     "parse_duration",
+    "reading_order",
 ]

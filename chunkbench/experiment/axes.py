@@ -56,6 +56,8 @@ class Axis:
     label: str
     """The axis in words, for figures."""
     unit: str = ""
+    symbol: str = ""
+    """The paper's symbol, as TeX writes it."""
     whole: bool = False
     """Whether a list is a single value of the axis."""
     show: Callable[[Any], str] = show_value
@@ -65,14 +67,22 @@ class Axis:
 
 
 def _counted(
-    name: str, description: str, default: object, low: int, high: int, label: str, unit: str = "", **options: Any
+    name: str,
+    description: str,
+    default: object,
+    low: int,
+    high: int,
+    label: str,
+    unit: str = "",
+    symbol: str = "",
+    **options: Any,
 ) -> Axis:
     multiple = options.pop("multiple", 1)
     values = f"whole number, {low} to {high}" + (f", a multiple of {multiple}" if multiple > 1 else "")
     schema = integer_schema(low, high) | ({"multipleOf": multiple} if multiple > 1 else {})
     words = options.pop("default_words", str(default))
     read = count_reader(low, high, multiple)
-    return Axis(name, description, values, words, default, read, schema, label, unit, **options)
+    return Axis(name, description, values, words, default, read, schema, label, unit, symbol, **options)
 
 
 def _named(name: str, description: str, values: str, default_words: str) -> Axis:
@@ -106,8 +116,9 @@ _TABLE = (
         None,
         read_prompt_length,
         PROMPT_LENGTH_SCHEMA,
-        "prompt tokens n_p",
+        "prompt tokens",
         "tokens",
+        "n_p",
     ),
     Axis(
         "n_s",
@@ -117,18 +128,20 @@ _TABLE = (
         None,
         read_shared_length,
         SHARED_LENGTH_SCHEMA,
-        "shared prompt tokens n_s",
+        "shared prompt tokens",
         "tokens",
+        "n_s",
     ),
-    _counted("n_c", "tokens that every sequence decodes", 64, 1, MAX_TOKENS, "completion tokens n_c", "tokens"),
+    _counted("n_c", "tokens that every sequence decodes", 64, 1, MAX_TOKENS, "completion tokens", "tokens", "n_c"),
     _counted(
         "batch_size",
         "sequences decoded together",
         32,
         1,
         MAX_SEQUENCES,
-        "batch size b",
+        "batch size",
         "sequences",
+        "b",
         default_words="32, or the number of sequences in tree",
     ),
     _counted(
@@ -150,10 +163,10 @@ _TABLE = (
         "tree",
         whole=True,
     ),
-    _counted("heads", "query heads", 32, 1, 1024, "query heads h"),
-    _counted("kv_heads", "K/V heads; divides heads", None, 1, 1024, "KV heads", default_words="heads"),
-    _counted("head_dim", "head dimension", 128, 16, 256, "head dimension d", multiple=16),
-    _counted("chunk_size", "tokens per chunk of ChunkAttn's cache", 64, 1, MAX_TOKENS, "tokens of a chunk c", "tokens"),
+    _counted("heads", "query heads", 32, 1, 1024, "query heads", "", "h"),
+    _counted("kv_heads", "K/V heads; divides heads", None, 1, 1024, "KV heads", "", "h_{kv}", default_words="heads"),
+    _counted("head_dim", "head dimension", 128, 16, 256, "head dimension", "", "d", multiple=16),
+    _counted("chunk_size", "tokens per chunk of ChunkAttn's cache", 64, 1, MAX_TOKENS, "chunk size", "tokens", "c"),
     # 32 is the smallest block for which vLLM's CPU kernel takes its plain vector path.
     _counted(
         "block_size",

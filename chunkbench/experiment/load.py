@@ -26,6 +26,20 @@ def bundled_experiments() -> dict[str, Any]:
     return {file.name.removesuffix(".yaml"): file for file in files}
 
 
+READING_ORDER = (
+    "quick", "smoke", "table1", "memory", "table3", "figure3", "figure4", "table4", "figure5", "table3-llama3",
+    "table3-gpu", "no-tpp", "break-even", "chunk-size", "heads", "prompts", "authors", "cpu-kernels", "gpu-kernels",
+    "table4-ablations", "table4-caching", "table4-full", "table4-gpu", "vllm-plugin", "replay-managers",
+    "replay-caches", "replay-forks", "replay-table4",
+)  # fmt: skip
+"""Experiments in the order in which reports show them: the paper's tables and figures, then what explains them."""
+
+
+def reading_order(name: str) -> tuple[int, str]:
+    """A sort key: the place of an experiment in reports; unknown ones come last, by name."""
+    return (READING_ORDER.index(name) if name in READING_ORDER else len(READING_ORDER), name)
+
+
 def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None, option: str = "") -> Experiment:
     """The experiment in a YAML file, or the bundled one of that bare name (`table3`).
 

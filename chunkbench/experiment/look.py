@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
+
+Line = Literal["solid", "dashed", "dotted", "dashdot"]
 
 
 class Look(BaseModel):
@@ -23,5 +27,7 @@ class Look(BaseModel):
     """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
     marker: str = ""
     """Marker in figures, as matplotlib names it; members of a family differ in it."""
+    line: Line = "solid"
+    """Line in figures; variants of an implementation have its colour and another line."""
     ablation_of: str = ""
     """Id of the implementation that this one is a variant of: a win over the variant is no win over a competitor."""

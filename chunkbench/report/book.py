@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
 
-from chunkbench.paper.claims import Claim, ClaimVerdict, claims
+from chunkbench.paper.claims import Claim, claims
 from chunkbench.report.build import build
-from chunkbench.report.claims import document
+from chunkbench.report.claims import document, headline
 from chunkbench.report.model import Document, Table
 from chunkbench.report.report import Report
 from chunkbench.report.unmeasured import tables
 from chunkbench.store import Manifest, Run
+
+_LEADING = ("table3", "figure5")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Chapter:
     command: str
     minutes: float | None
     """Duration of the run; None where the manifest lacks its start or its end."""
+
+    @property
+    def experiment(self) -> str:
+        """The name of its experiment."""
+        return self.manifest.experiment.name
 
     @property
     def machine_kind(self) -> str:
@@ -56,11 +62,17 @@ class Book:
         kinds = list(dict.fromkeys(chapter.machine_kind for chapter in self.chapters if chapter.machine_kind))
         return kinds if len(kinds) > 1 else []
 
-    def by_verdict(self) -> list[tuple[ClaimVerdict, list[Claim]]]:
-        """Claims grouped by verdict, those that hold first."""
-        verdicts: tuple[ClaimVerdict, ...] = get_args(ClaimVerdict)
-        groups = [(verdict, [claim for claim in self.claims if claim.verdict == verdict]) for verdict in verdicts]
-        return [(verdict, members) for verdict, members in groups if members]
+    @property
+    def leading(self) -> list[Chapter]:
+        """The chapters whose figures come first: Table 3 and Figure 5, or else the first chapter."""
+        named = [chapter for name in _LEADING for chapter in self.chapters if chapter.experiment == name]
+        return named or list(self.chapters[:1])
+
+    @property
+    def verdict(self) -> str:
+        """What the runs say, in one line."""
+        text = self.leading[0].report.headline
+        return f"{text} {headline(self.claims)}" if len(self.chapters) > 1 else text
 
     def documents(self) -> list[Document]:
         """The book as documents, for all formats but HTML: the claims, the runs, the paper's other tables."""

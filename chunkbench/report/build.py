@@ -51,7 +51,7 @@ def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
         losses=body.losses,
         headline=body.headline,
         tables=tuple(table for table in body.tables if table.rows),
-        statuses=tuple(status_lines(groups, axes, columns)),
+        statuses=tuple(status_lines(groups, axes, columns, noise=body.compares)),
         legend=(
             *columns.legend(),
             *body.legend,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 from chunkbench import kinds
 from chunkbench.experiment.look import Look
@@ -14,6 +15,18 @@ from chunkbench.store import Run
 _WIDEST_HEADING = 9
 _SPARE_STYLES = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
 """Colours and markers for implementations that state none."""
+
+
+class Style(NamedTuple):
+    """How the lines of an implementation look: a colour for its family, a line for the variant, a marker of its own."""
+
+    colour: str
+    marker: str
+    line: str
+
+    def line2d(self, **changes: Any) -> dict[str, Any]:
+        """The arguments of matplotlib's `plot`."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.line} | changes
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,12 @@ class Columns:
 
     def look(self, implementation: str) -> Look:
         """How an implementation is shown."""
-        return self.looks[implementation] if implementation in self.looks else self.installed(implementation)
+        recorded = self.looks.get(implementation)
+        if recorded is not None and "line" in recorded.model_fields_set:
+            return recorded
+        # The run is older than the lines of figures. Old and new runs shall look alike.
+        installed = self.installed(implementation)
+        return recorded if recorded is not None and installed == Look() else installed
 
     def name(self, implementation: str) -> str:
         """The name of an implementation in running text."""
@@ -56,15 +74,15 @@ class Columns:
         """Whether it is a rival of the baseline: neither the baseline itself nor a variant of it."""
         return implementation != baseline and self.look(implementation).ablation_of != baseline
 
-    def style(self, implementation: str) -> tuple[str, str]:
-        """Colour and marker of an implementation's lines, the same in every figure."""
+    def style(self, implementation: str) -> Style:
+        """The style of an implementation's lines, the same in every figure."""
         look = self.look(implementation)
         if look.colour and look.marker:
-            return look.colour, look.marker
+            return Style(look.colour, look.marker, look.line)
         unstyled = [name for name in self.ids if not (self.look(name).colour and self.look(name).marker)]
         number = unstyled.index(implementation) if implementation in unstyled else len(unstyled)
         colour, marker = _SPARE_STYLES[number % len(_SPARE_STYLES)]
-        return look.colour or colour, look.marker or marker
+        return Style(look.colour or colour, look.marker or marker, look.line)
 
     def legend(self) -> list[str]:
         """Explanations of the headings that differ from the label or have a meaning to add."""

@@ -9,15 +9,16 @@ from chunkbench.report.book import build_book
 from chunkbench.report.build import build
 from chunkbench.report.formats import BOOK_FORMATS, FILES, render
 from chunkbench.report.report import Report
+from chunkbench.report.text_table import FILE, Screen
 from chunkbench.store import Run
 
 
-def render_run(run: Run, report: Report, form: str, colour: bool = False) -> str:
+def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> str:
     """The report of a run as text; where it was measured on several kinds of machines, one report of each."""
     parts = run.by_machine_kind()
     if len(parts) == 1 or form not in BOOK_FORMATS:
-        return render(report, form, colour)
-    return "\n".join(render(build(part), form, colour) for part in parts)
+        return render(report, form, screen)
+    return "\n".join(render(build(part), form, screen) for part in parts)
 
 
 def write_all(run: Run, report: Report | None = None) -> list[Path]:

@@ -9,6 +9,7 @@ from chunkbench.report import csv, json, latex, markdown, text_table
 from chunkbench.report.book import Book
 from chunkbench.report.model import Document
 from chunkbench.report.report import Report
+from chunkbench.report.text_table import FILE, Screen
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,24 @@ FILES = {form.file: form.of_run for form in _TABLE if form.file and form.of_run 
 """File in a run directory -> its renderer. `report.md` and `report.html` are not here: they hold a figure."""
 
 
-def render(report: Report, form: str, colour: bool = False) -> str:
-    """The report in one of `FORMATS`; only `table` can have colour. Raises `KeyError` for any other name."""
+def render(report: Report, form: str, screen: Screen = FILE) -> str:
+    """The report in one of `FORMATS`; `table` suits the screen. Raises `KeyError` for any other name."""
     render_run = _BY_NAME[form].of_run
     if render_run is None:
         raise KeyError(form)
-    return text_table.render(report, colour) if form == "table" else render_run(report)
+    return text_table.render(report, screen) if form == "table" else render_run(report)
 
 
-def render_book(book: Book, form: str, colour: bool = False) -> str:
+def render_book(book: Book, form: str, screen: Screen = FILE) -> str:
     """A report on several runs in one of `BOOK_FORMATS`. Raises `KeyError` for any other name."""
     render_whole = _BY_NAME[form].of_book
     if render_whole is None:
         raise KeyError(form)
     return (
-        _joined(lambda document: text_table.render(document, colour))(book) if form == "table" else render_whole(book)
+        _joined(lambda document: text_table.render(document, screen))(book) if form == "table" else render_whole(book)
     )
 
 
-def render_document(document: Document, form: str, colour: bool = False) -> str:
+def render_document(document: Document, form: str, screen: Screen = FILE) -> str:
     """Any document as `table` or `markdown`; these formats need no rows of a run."""
-    return markdown.render(document) if form == "markdown" else text_table.render(document, colour)
+    return markdown.render(document) if form == "markdown" else text_table.render(document, screen)

@@ -34,6 +34,12 @@ def render(report: Document) -> str:
     return "\n".join(parts) + "\n"
 
 
+def as_printed(report: Document) -> str:
+    """The first table alone with its title as caption, as a paper prints it."""
+    first = report.tables[0]
+    return "\n".join([r"% \usepackage{booktabs}", _table(first, escape(f"{report.title}. {first.title}."), [])]) + "\n"
+
+
 def escape(text: str) -> str:
     """The text with LaTeX's special characters escaped, without line breaks."""
     return "".join(_SPECIAL.get(character, character) for character in " ".join(text.split()))

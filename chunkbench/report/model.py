@@ -38,6 +38,8 @@ class Table:
     keys: int
     breaks: frozenset[int] = frozenset()
     """Indices of the rows that a gap or a line follows."""
+    essential: bool = True
+    """Whether a terminal shows it also without --detail."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _LONGEST_REASON = 400
 
 
-def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
-    """One line for each status and reason, with all implementations that have it, and one line for all noise."""
+def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns, noise: bool = True) -> list[str]:
+    """One line for each status and reason, with all implementations that have it, and one line for all `noise`."""
     labels_of: dict[tuple[str, str], list[str]] = {}
     for implementation in columns.ids:
         by_reason = _by_reason([(g, g.rows[implementation]) for g in groups if implementation in g.rows])
@@ -27,7 +27,7 @@ def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns)
             where = _where([group for group, _ in entries], groups, axes)
             labels_of.setdefault((f"{shown} at {where}", _reason(entries)), []).append(columns.name(implementation))
     lines = [f"{', '.join(labels)}: {status}: {reason}" for (status, reason), labels in labels_of.items()]
-    return lines + _noise_line(groups)
+    return lines + (_noise_line(groups) if noise else [])
 
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:

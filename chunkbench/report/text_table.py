@@ -1,9 +1,10 @@
-"""A report as text for the terminal: 100 columns wide, colour only on request."""
+"""A report as text for the terminal or a file."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from io import StringIO
 
 from rich import box
@@ -14,7 +15,22 @@ from rich.text import Text
 
 from chunkbench.report.model import Column, Document, Emphasis, Table
 
-WIDTH = 100
+_BRIEF_TOPICS = ("machine", "software", "judged by")
+"""Lines of the footer that a brief report has."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where the text is read; the default is a file."""
+
+    colour: bool = False
+    width: int = 100
+    """Columns."""
+    brief: bool = False
+    """Whether only what is essential is shown."""
+
+
+FILE = Screen()
 
 _STYLES: dict[Emphasis, str] = {
     "plain": "",
@@ -26,14 +42,14 @@ _STYLES: dict[Emphasis, str] = {
 }
 
 
-def render(report: Document, colour: bool = False, width: int = WIDTH) -> str:
-    """The report as text; no line is wider than `width` columns."""
-    out = StringIO()
+def render(report: Document, screen: Screen = FILE) -> str:
+    """The report as text; no line is wider than the screen."""
+    out, width = StringIO(), screen.width
     console = Console(
         file=out,
         width=width,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
+        force_terminal=screen.colour,
+        color_system="standard" if screen.colour else None,
         legacy_windows=False,
         highlight=False,
         emoji=False,
@@ -50,20 +66,25 @@ def render(report: Document, colour: bool = False, width: int = WIDTH) -> str:
         print_wrapped(report.losses, "bold", "  ")
     if report.headline:
         print_wrapped(report.headline, "", "  ")
-    for table in report.tables:
+    shown = [table for table in report.tables if table.essential or not screen.brief]
+    for table in shown:
         for number, part in enumerate(_split(table, width)):
             console.print()
             print_wrapped(part.title + (", continued" if number else ""), "bold")
             console.print(_rich(part, width))
-    for lines in (report.statuses, report.legend):
+    for lines in (report.statuses, () if screen.brief else report.legend):
         if lines:
             console.print()
         for line in lines:
             print_wrapped(line, "", "  ")
-    if report.footer:
+    footer = [pair for pair in report.footer if not screen.brief or pair[0] in _BRIEF_TOPICS]
+    if screen.brief and len(shown) < len(report.tables):
+        left_out = "; ".join(table.title for table in report.tables if table not in shown)
+        footer.append(("--detail", f"{left_out}; how it was measured"))
+    if footer:
         console.print()
-    indent = 2 + max((len(topic) for topic, _ in report.footer), default=0)
-    for topic, text in report.footer:
+    indent = 2 + max((len(topic) for topic, _ in footer), default=0)
+    for topic, text in footer:
         first, *more = _wrap(text, width - indent, "")
         console.print(Text.assemble((topic.ljust(indent), "bold"), first), no_wrap=True, crop=False)
         for line in more:
@@ -106,7 +127,7 @@ def _split(table: Table, width: int) -> list[Table]:
 
 def _only(table: Table, indices: Sequence[int]) -> Table:
     rows = tuple(tuple(row[i] for i in indices) for row in table.rows)
-    return Table(table.title, tuple(table.columns[i] for i in indices), rows, table.keys, table.breaks)
+    return replace(table, columns=tuple(table.columns[i] for i in indices), rows=rows)
 
 
 def _widths(table: Table) -> list[int]:

@@ -64,5 +64,7 @@ class Body:
     losses: str = ""
     """Points where the baseline loses to its strongest rival; shown before the headline."""
     legend: tuple[str, ...] = ()
+    compares: bool = True
+    """Whether times are compared. If not, noise does not matter."""
     timing: str | None = None
     """Replaces the footer's text about timing."""

@@ -15,6 +15,7 @@ from chunkbench.store.run_directory import (
     newest_runs,
     open_run,
     open_runs,
+    runs_below,
     writing,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "newest_runs",
     "open_run",
     "open_runs",
+    "runs_below",
     "writing",
 ]

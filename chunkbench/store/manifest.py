@@ -27,6 +27,12 @@ class CpuFacts(_Part):
 
     model: str = ""
     cores: int | None = None
+    generation: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model, and the generation where the model does not say it."""
+        return f"{self.model} ({self.generation})" if self.generation else self.model
 
 
 class TorchFacts(_Part):
@@ -58,7 +64,7 @@ class MachineFacts(_Part):
     @property
     def name(self) -> str:
         """The GPUs, if any, and the processor, in a few words; empty if nothing was recorded."""
-        return ", ".join(part for part in (*(gpu.name for gpu in self.gpus), self.cpu.model) if part)
+        return ", ".join(part for part in (*(gpu.name for gpu in self.gpus), self.cpu.name) if part)
 
 
 class ExpectationFacts(_Part):

@@ -132,6 +132,20 @@ def open_runs(path: Path | str) -> list[Run]:
     return [open_run(entry) for entry in numbered]
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """The run that a path names, or else all runs in a folder, at any depth. Raises `RunError` if there is none."""
+    if folder.name == _CASES or (folder / _MANIFEST).exists() or not folder.is_dir():
+        return [folder]
+    found = sorted(
+        path.parent
+        for path in folder.rglob(_MANIFEST)
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    if not found:
+        raise RunError(f"{folder}: there is no run in it (no {_MANIFEST} at any depth)")
+    return found
+
+
 def latest_run(root: Path, experiment: str | None = None) -> Path:
     """The newest run directory below `root`, of one experiment or of any experiment.
 

@@ -106,4 +106,4 @@ def test_budgets_keep_their_proportion_and_unknown_names_are_refused() -> None:
     assert sum(experiment.budget_s for experiment in experiments if experiment.name in KERNELS) <= 25 * 60
     wrong = call("--only", "table9")
     assert wrong.exit_code == 2
-    assert "table9 is none of table1, memory" in wrong.output
+    assert "no experiment 'table9'; did you mean table4?" in wrong.output

@@ -43,7 +43,7 @@ def node(machine: str, accelerator: str = "", address: str = "10.0.0.1", cores: 
     resources = Resources(machine, address, 4, accelerators=(accelerator,) if accelerator else ())
     made = node_of(resources, answer(machine=machine))
     environment = made.environment
-    cpu = environment.cpu.model_copy(update={"model": "Some CPU", "cores": cores})
+    cpu = environment.cpu.model_copy(update={"model": "Some CPU", "generation": "", "cores": cores})
     return replace(made, environment=environment.model_copy(update={"cpu": cpu, "gpus": ()}))
 
 

@@ -130,3 +130,28 @@ def test_a_group_above_its_limit_leaves_zero_bytes(tmp_path: Path) -> None:
         },
     )
     assert available_memory(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "vendor", "family", "model", "shown"),
+    [
+        ("AMD EPYC", "AuthenticAMD", 26, 2, "AMD EPYC (Zen 5)"),
+        ("AMD EPYC", "AuthenticAMD", 25, 17, "AMD EPYC (Zen 4)"),
+        ("Intel(R) Xeon(R) Processor", "GenuineIntel", 6, 207, "Intel(R) Xeon(R) Processor (Emerald Rapids)"),
+        (
+            "Xeon @ 2.30GHz",
+            "GenuineIntel",
+            6,
+            999,
+            "Xeon @ 2.30GHz (family 6, model 999)",
+        ),
+        ("AMD EPYC 9654 96-Core Processor", "AuthenticAMD", 25, 17, "AMD EPYC 9654 96-Core Processor"),
+    ],
+)
+def test_a_processor_without_a_number_gets_its_generation(
+    tmp_path: Path, name: str, vendor: str, family: int, model: int, shown: str
+) -> None:
+    (tmp_path / "proc").mkdir()
+    lines = [f"vendor_id : {vendor}", f"cpu family : {family}", f"model : {model}", f"model name : {name}"]
+    (tmp_path / "proc" / "cpuinfo").write_text("\n".join(lines) + "\n")
+    assert read_cpu(tmp_path).name == shown

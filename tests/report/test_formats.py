@@ -135,7 +135,7 @@ def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
 def test_markdown_shows_losses_tables_and_figure(table3) -> None:
     text = markdown.render(build(table3), "figure.png")
     assert text.startswith("# Table 3")
-    assert text.index("ChunkAttn loses") < text.index("ChunkAttn against") < text.index("figure.png")
+    assert text.index("ChunkAttn is slower") < text.index("as fast as the strongest other") < text.index("figure.png")
     head, rule, first = [line for line in text.splitlines() if line.startswith("|")][:3]
     assert head.count("|") == rule.count("|") == first.count("|") == 13
     assert r"PagedAttn\*" in head

@@ -41,7 +41,7 @@ def test_every_cache_and_mode_has_its_own_row(make_case: Any, make_run: Any) -> 
     assert "at each of 6 points" in report.headline
     assert any("once for each cache and mode" in line for line in report.legend)
     assert not any("Partial" in line for line in report.warnings), "a point timed in six ways is one point"
-    text = render(report, "table", False)
+    text = render(report, "table")
     assert max(map(len, text.splitlines())) < 140
 
 

@@ -79,7 +79,7 @@ def test_the_page_renders_without_errors_or_requests(page) -> None:
         "Summary",
         "Table 3: attention latency with shared prompts",
         "Figure 3 & <more>",
-        "Claims",
+        "Claims in full",
         "What the paper has and no run here measures",
         "Method",
         "How to repeat it",
@@ -88,12 +88,21 @@ def test_the_page_renders_without_errors_or_requests(page) -> None:
     assert page.locator("#claims tbody tr").count() == 30
 
 
-@pytest.mark.parametrize("width", [380, 768, 1440])
+@pytest.mark.parametrize("width", [380, 768, 1440, 2560])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_the_page(page, width: int, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
+    page.reload()
+    page.complaints.clear()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    contents, sheet = (page.locator(name).bounding_box() for name in ("nav", ".sheet"))
+    beside = contents["x"] + contents["width"] <= sheet["x"]
+    assert beside or contents["y"] + contents["height"] <= sheet["y"], "the contents overlap the report"
+    assert beside == (width >= 1280)
+    assert page.locator("details.contents").evaluate("e => e.open") == beside
+    picture = page.locator("figure svg").first.bounding_box()
+    assert picture["width"] >= 0.7 * sheet["width"]
     # Wide content scrolls inside its own region, which a keyboard can reach.
     for region in page.locator(".scroll").all():
         assert region.get_attribute("tabindex") == "0"
@@ -101,6 +110,8 @@ def test_nothing_is_wider_than_the_page(page, width: int, scheme: str) -> None:
 
 
 def test_a_press_on_a_heading_sorts_and_keeps_the_rows_of_a_point_together(page) -> None:
+    for summary in page.locator("#table3 summary").all():
+        summary.click()
     latencies = "#table3 table >> nth=0"
     heading = page.locator(latencies).locator("thead th").nth(2)
     before = page.locator(latencies).locator("tbody").all_text_contents()
@@ -120,6 +131,27 @@ def test_a_press_on_a_heading_sorts_and_keeps_the_rows_of_a_point_together(page)
     ratios = page.locator("#table3 table").nth(1)
     ratios.locator("thead button").nth(1).click()
     assert {body.locator("tr").count() for body in ratios.locator("tbody").all()} == {2}  # "here" and "paper"
+
+
+def test_the_verdict_and_the_picture_come_before_the_first_table(page) -> None:
+    verdict = page.locator(".verdict")
+    assert "as fast as the strongest other implementation" in verdict.text_content()
+    assert "30 claims:" in verdict.text_content()
+    tops = [page.locator(name).first.bounding_box()["y"] for name in (".verdict", "figure svg", "table")]
+    assert tops == sorted(tops)
+    assert tops[1] < 400
+
+
+def test_tables_are_folded_and_links_and_print_open_them(page) -> None:
+    folded = page.locator("#table3 details.table")
+    assert folded.count() > 2
+    assert not any(details.evaluate("e => e.open") for details in folded.all())
+    page.evaluate("location.hash = document.querySelector('#table3 details.table caption').id")
+    page.wait_for_function("document.querySelector('#table3 details.table').open")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("details:not([open])").count() == 0
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details:not([open])").count() > 0
 
 
 def test_the_dark_scheme_is_dark_and_print_is_white(page) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +30,9 @@ def test_rebuilds_all_files_and_prints_the_table(run_directory) -> None:
     result = call(run_directory)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("Table 3")
-    assert max(map(len, result.stdout.splitlines())) <= 100
+    *table, last = result.stdout.splitlines()
+    assert max(map(len, table)) <= 100
+    assert last == f"report: {run_directory / 'report.html'}"
     assert "\x1b" not in result.stdout
     names = {"report.md", "table.csv", "table.tex", "report.json", "figure.png", "figure.svg"}
     assert names <= {path.name for path in run_directory.iterdir()}
@@ -91,7 +95,8 @@ def test_an_ending_that_names_no_format_is_refused(run_directory, tmp_path) -> N
     assert result.exit_code == 2
     assert "choose one with --format" in result.stderr
     assert not (tmp_path / "x.docx").exists()
-    result = call(run_directory, run_directory, "--out", tmp_path / "x.png")
+    shutil.copytree(run_directory, tmp_path / "other")
+    result = call(run_directory, tmp_path / "other", "--out", tmp_path / "x.png")
     assert result.exit_code == 2
     assert "takes one RUN" in result.stderr
 
@@ -150,3 +155,40 @@ def test_help_ends_with_examples() -> None:
     text = call("--help").output
     assert text.index("Options:") < text.index("Examples:")
     assert text.rstrip().endswith("--out report.html")
+
+
+def test_without_detail_only_the_essential_tables_are_printed(run_directory) -> None:
+    brief, whole = (call(run_directory, *words).stdout for words in ((), ("--detail",)))
+    assert "Ratio to ChunkAttn" in brief
+    assert "shares of the machine's limits" in " ".join(brief.split("--detail")[1].split())  # named, not shown
+    assert "roof-" not in brief
+    assert "roof-" in whole
+    assert "--detail" not in whole
+
+
+def test_a_folder_of_runs_is_one_report_in_the_papers_order(run_directory, tmp_path) -> None:
+    second = tmp_path / "results" / "runs" / "deeper" / "a-memory"
+    shutil.copytree(run_directory, second)
+    manifest = json.loads((second / "manifest.json").read_text())
+    manifest["experiment"] |= {"name": "memory", "title": "Memory"}
+    (second / "manifest.json").write_text(json.dumps(manifest))
+    text = call(tmp_path / "results", "--format", "markdown").stdout
+    assert text.index("# Memory") < text.index("# Table 3")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused = call(empty)
+    assert refused.exit_code == 2
+    assert "there is no run in it" in refused.stderr
+
+
+def test_the_papers_style_has_one_table_and_narrow_figures(run_directory, tmp_path) -> None:
+    figure = tmp_path / "figure.svg"
+    assert call(run_directory, "--out", figure, "--style", "paper").exit_code == 0
+    inches = float(re.search(r'width="([\d.]+)pt"', figure.read_text()).group(1)) / 72  # type: ignore[union-attr]
+    assert 6.5 < inches < 7.5  # three panels: both columns
+    assert "Invented CPU" not in figure.read_text()  # the caption is LaTeX's
+    table = call(run_directory, "--format", "latex", "--style", "paper").stdout
+    assert table.count(r"\toprule") == 1
+    pdf = tmp_path / "figure.pdf"
+    assert call(run_directory, "--out", pdf, "--style", "paper").exit_code == 0
+    assert b"/FontFile2" in pdf.read_bytes()

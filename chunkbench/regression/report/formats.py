@@ -25,7 +25,9 @@ def render(comparison: Comparison, form: str, colour: bool = False) -> str:
         "json": lambda: comparison.model_dump_json(indent=2) + "\n",
         "junit": lambda: junit.render(comparison),
         "github": lambda: github.workflow_commands(comparison),
-        "table": lambda: text_table.render(document(comparison, _TERMINAL_ROWS, _TERMINAL_NOTES), colour),
+        "table": lambda: text_table.render(
+            document(comparison, _TERMINAL_ROWS, _TERMINAL_NOTES), text_table.Screen(colour)
+        ),
     }
     return renderers[form]()
 

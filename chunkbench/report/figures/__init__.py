@@ -11,25 +11,28 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from chunkbench import kinds
-from chunkbench.report.figures.style import STYLE
+from chunkbench.report.figures.style import StyleName, styled
 from chunkbench.report.report import Report
 from chunkbench.report.showing import Showing
 from chunkbench.store import Manifest
 
 
-def draw(report: Report, manifest: Manifest) -> Figure | None:
+def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Figure | None:
     """The figure of a run, drawn by its kind of work; None when there is too little to draw."""
     showing: Showing = kinds.get(manifest.experiment.kind).showing()
-    with mpl.rc_context(STYLE):
+    with styled(style):
         return showing.draw(report, manifest)
 
 
-def svg(figure: Figure) -> str:
-    """The figure as SVG, with text elements instead of outlines."""
+def svg(figure: Figure) -> tuple[str, str]:
+    """The figure as SVG with text elements instead of outlines, and its caption, which the SVG lacks then."""
+    caption = str(figure.get_label())
+    for text in list(figure.texts):
+        text.remove()
     buffer = StringIO()
-    with mpl.rc_context({**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "ChunkBench"})
-    return buffer.getvalue()
+    with styled(), mpl.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": "ChunkBench"})
+    return buffer.getvalue(), caption
 
 
 PICTURES: Mapping[str, Mapping[str, Any]] = {
@@ -40,8 +43,8 @@ PICTURES: Mapping[str, Mapping[str, Any]] = {
 """Endings of figure files, with the metadata that make the same run give the same bytes."""
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path, style: StyleName = "screen") -> Path:
     """Write the figure; the path's ending, one of `PICTURES`, names the format."""
-    with mpl.rc_context(STYLE):
+    with styled(style):
         figure.savefig(path, dpi=160, metadata=dict(PICTURES[path.suffix]))
     return path

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,12 +20,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from chunkbench.experiment.axes import AXES
+from chunkbench.report.columns import Style
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 
 MOST_PANELS = 9
 DASHES = (0, (4, 2))
+DOTS = (0, (1, 2))
 _ACROSS = 3
 _PANEL_INCHES = (3.3, 2.9)
 _LEGEND_COLUMNS = 5
@@ -53,20 +59,63 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "chunkbench",
 }
 
+StyleName = Literal["screen", "paper"]
 
-def handle(colour: str, marker: str, label: str, here: bool = True) -> Line2D:
-    """A line of the legend: solid and filled for this run (`here`), dashed and hollow for the paper."""
-    return Line2D(
-        [],
-        [],
-        color=colour,
-        marker=marker,
-        markersize=6 if here else 5,
-        markerfacecolor=colour if here else "white",
-        linewidth=1.6 if here else 0.9,
-        linestyle="-" if here else DASHES,
-        label=label,
-    )
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of figures, and what they carry besides their panels."""
+
+    scale: float
+    """Inches of the figure for an inch of the sheet."""
+    least_inches: float
+    """Width of a figure of one panel."""
+    captioned: bool
+    """Whether the caption is a part of the picture."""
+    settings: dict[Any, Any] = field(default_factory=dict)
+    """matplotlib's settings besides STYLE."""
+
+
+LAYOUTS: dict[StyleName, Layout] = {
+    "screen": Layout(1.0, 5.6, True),
+    # A column of a two-column page; three panels take both columns. Fonts are embedded, as publishers ask.
+    "paper": Layout(
+        0.68,
+        3.33,
+        False,
+        {
+            "font.size": 7,
+            "font.family": "serif",
+            "mathtext.fontset": "dejavuserif",
+            "pdf.fonttype": 42,
+            "lines.linewidth": 1.0,
+            "axes.linewidth": 0.6,
+        },
+    ),
+}
+_LAYOUT: ContextVar[Layout] = ContextVar("layout", default=LAYOUTS["screen"])
+
+
+@contextmanager
+def styled(name: StyleName = "screen") -> Iterator[None]:
+    """Figures that are drawn or saved inside have this style."""
+    layout = LAYOUTS[name]
+    token = _LAYOUT.set(layout)
+    try:
+        with mpl.rc_context({**STYLE, **layout.settings}):
+            yield
+    finally:
+        _LAYOUT.reset(token)
+
+
+def handle(style: Style, label: str, here: bool = True) -> Line2D:
+    """A line of the legend: filled for this run (`here`), thin, dotted and hollow for the paper."""
+    return Line2D([], [], label=label, **(style.line2d(markersize=6, linewidth=1.6) if here else paper_line(style)))
+
+
+def paper_line(style: Style) -> dict[str, Any]:
+    """The arguments of matplotlib's `plot` for what the paper printed."""
+    return style.line2d(markersize=5, markerfacecolor="white", linewidth=0.9, linestyle=DOTS)
 
 
 @dataclass(frozen=True)
@@ -92,32 +141,36 @@ class Sheet:
 
 
 def sheet(
-    title: str,
     caption: str,
     handles: Sequence[Line2D],
     panels: int,
     across: int = _ACROSS,
     share_y: bool = True,
     right_axis: bool = False,
+    colour_bar: bool = False,
 ) -> Sheet:
-    """A sheet of empty panels below a title, above legend and caption; `right_axis` leaves room for a right y-axis."""
+    """A sheet of empty panels above legend and caption, as the present layout says.
+
+    `right_axis` leaves room for a right y-axis, `colour_bar` for a bar at the right of the sheet.
+    """
+    layout = _LAYOUT.get()
     across = min(across, panels)
     down = math.ceil(panels / across)
     columns = min(_LEGEND_COLUMNS if across == _ACROSS else 3, max(1, len(handles)))
     own_axes = right_axis or not share_y
     gap = 0.55 if own_axes else 0.0  # room for the labels of each panel's own y-axis
-    width = max((_PANEL_INCHES[0] + gap) * across + 0.75, 5.6)
-    lines = textwrap.wrap(caption, int(width * 16.5))
+    bar = 1.05 if colour_bar else 0.0
+    width = max((_PANEL_INCHES[0] + gap) * across + 0.75 + bar, layout.least_inches / layout.scale)
+    lines = textwrap.wrap(caption, int(width * 16.5)) if layout.captioned else []
     below = 0.62 + 0.2 * math.ceil(len(handles) / columns) + 0.15 * len(lines) + 0.1
-    title_lines = textwrap.wrap(title, int(width * 10.5))
-    above = 0.57 + 0.18 * len(title_lines)
+    above = 0.4
     height = above + _PANEL_INCHES[1] * down + below
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(width * layout.scale, height * layout.scale))
     FigureCanvasAgg(figure)
     plots = list(figure.subplots(down, across, sharey=share_y, squeeze=False).flat)
     figure.subplots_adjust(
         left=0.78 / width,
-        right=1 - (0.65 if right_axis else 0.15) / width,
+        right=1 - (0.75 if right_axis else 0.15 + bar) / width,
         top=1 - above / height,
         bottom=below / height,
         wspace=0.28 if own_axes else 0.08,
@@ -125,9 +178,6 @@ def sheet(
     )
     for plot in plots[panels:]:
         plot.set_visible(False)
-    figure.suptitle(
-        "\n".join(title_lines), x=0.15 / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=11, weight="bold"
-    )
     if handles:
         figure.legend(
             handles=handles,
@@ -138,20 +188,42 @@ def sheet(
             handlelength=2.6,
             columnspacing=1.4,
         )
-    text = "\n".join(lines)
-    figure.text(0.15 / width, 0.08 / height, text, ha="left", va="bottom", fontsize=7.5, color="#444444")
+    if lines:
+        text = "\n".join(lines)
+        figure.text(0.15 / width, 0.08 / height, text, ha="left", va="bottom", fontsize=7.5, color="#444444")
+    figure.set_label(caption)  # the page shows it below the picture
     return Sheet(figure, plots[:panels], across)
 
 
 def panel_title(plot: Axes, title: str) -> None:
-    """Set the title of a panel; a long title gets a small font, and is cut where it does not fit."""
-    words = textwrap.shorten(title.replace("=", " = "), _TITLE_LETTERS, placeholder=" ...")
-    plot.set_title(words, fontsize=9.5 if len(words) <= 30 else 7.5)
+    """Set the title of a panel, with the paper's symbols; a long title gets a small font, and is cut where it does not
+    fit."""
+    words = textwrap.shorten(title, _TITLE_LETTERS, placeholder=" ...")
+    plot.set_title(_with_symbols(words), fontsize="medium" if len(words) <= 30 else "x-small")
+
+
+def _with_symbols(text: str) -> str:
+    """`n_p=1024` in mathematical type."""
+
+    def in_type(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        symbol = AXES[name].symbol if name in AXES else ""
+        return f"${symbol} = {value}$" if symbol and value.isdecimal() else f"{name} = {value}"
+
+    return re.sub(r"(\w+)=(\S+?)(?=,? |,?$)", in_type, re.sub(r"(?<=\S) (?=\w+=)", ", ", text))
 
 
 def axis_label(axis: str) -> str:
-    """The name of an experiment's axis in words, for readers who do not know its symbol."""
-    return AXES[axis].label if axis in AXES else axis
+    """The name of an experiment's axis in words and with its symbol."""
+    if axis not in AXES:
+        return axis
+    known = AXES[axis]
+    return f"{known.label} ${known.symbol}$" if known.symbol else known.label
+
+
+def sharing(most: bool) -> dict[str, Any]:
+    """How a line shows what is shared: filled marks where most is shared, thin and hollow for less."""
+    return {"linewidth": 1.6} if most else {"linewidth": 0.8, "markerfacecolor": "white"}
 
 
 def ticks_at(axis: Axis, values: Iterable[float], unit: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -36,7 +37,7 @@ def render(book: Book) -> str:
         "css": Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
         "script": Markup(folder.joinpath("page.js").read_text(encoding="utf-8")),
     }
-    pictures = {chapter.anchor: Markup(_picture(chapter)) for chapter in book.chapters}
+    pictures = {chapter.anchor: _picture(chapter) for chapter in book.chapters}
     return template.render(
         book=book,
         pictures=pictures,
@@ -59,15 +60,25 @@ def bodies(table: Table) -> list[list[tuple[Cell, ...]]]:
     return groups
 
 
-def _picture(chapter: Chapter) -> str:
+@dataclass(frozen=True)
+class Picture:
+    """A figure for the page."""
+
+    svg: Markup
+    caption: str
+
+
+def _picture(chapter: Chapter) -> Picture | None:
     """The run's figure as an SVG element. Its ids get the chapter's prefix, because a page has several figures."""
     drawn = figures.draw(chapter.report, chapter.manifest)
     if drawn is None:
-        return ""
-    text = figures.svg(drawn)
+        return None
+    text, caption = figures.svg(drawn)
     text = text[text.index("<svg") :]
     prefix = f"{chapter.anchor}-"
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'((?:xlink:)?href)="#', rf'\1="#{prefix}', text)
     text = text.replace("url(#", f"url(#{prefix}")
-    return re.sub(r"<svg ", '<svg role="img" aria-labelledby="' + prefix + 'caption" ', text, count=1)
+    widest = round(1.5 * drawn.get_figwidth() * 72)  # a figure of two panels shall not fill the page
+    described = f'<svg role="img" aria-labelledby="{prefix}caption" style="max-width: {widest}px" '
+    return Picture(Markup(re.sub(r"<svg ", described, text, count=1)), caption)

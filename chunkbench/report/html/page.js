@@ -29,9 +29,28 @@ for (const button of document.querySelectorAll("table.sortable th button")) {
 // Shows the sections of the machine that is chosen, and those that belong to no machine.
 for (const choice of document.querySelectorAll("fieldset.machines input")) {
   choice.addEventListener("change", () => {
-    for (const section of document.querySelectorAll("section[data-machine]")) {
+    for (const section of document.querySelectorAll("[data-machine]")) {
       const { machine } = section.dataset;
       section.hidden = choice.value !== "" && machine !== "" && machine !== choice.value;
     }
   });
 }
+// On paper nothing can be opened, so everything is open.
+let closed = [];
+window.addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll("details:not([open])")];
+  for (const details of closed) details.open = true;
+});
+window.addEventListener("afterprint", () => {
+  for (const details of closed) details.open = false;
+});
+// On a narrow screen the contents come before the report, so they start closed.
+const contents = document.querySelector("details.contents");
+if (window.matchMedia("(max-width: 79.99rem)").matches) contents.open = false;
+// A link to something inside a closed part opens that part.
+function reveal() {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let part = target; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+}
+window.addEventListener("hashchange", reveal);
+reveal();

@@ -15,7 +15,7 @@ from chunkbench.serving.servers.system import Launch, Moment, Setting, System, W
 from chunkbench.version import __version__
 
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
-_COLOUR = "#cc3311"
+_COLOUR = "#D55E00"
 IDLE_S = 0.05
 """Between steps that are further apart, no request lived."""
 
@@ -100,6 +100,7 @@ class ChunkLlamaNoTpp(ChunkLlama):
         meaning="the same engine and cache, without two-phase partition",
         colour=_COLOUR,
         marker="^",
+        line="dashed",
         place=930,
         ablation_of="chunk_llama",
     )
@@ -115,6 +116,7 @@ class ChunkLlamaRadix(ChunkLlama):
         meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
         colour=_COLOUR,
         marker="P",
+        line="dashdot",
         place=940,
         ablation_of="chunk_llama",
     )
@@ -130,6 +132,7 @@ class ChunkLlamaNoSharing(ChunkLlama):
         meaning="the same engine, without shared chunks: each request computes and stores its whole prompt",
         colour=_COLOUR,
         marker="v",
+        line="dotted",
         place=920,
         ablation_of="chunk_llama",
     )
@@ -141,7 +144,7 @@ class Transformers(_Served):
     label = "transformers"
     engine = "transformers"
     note = "transformers: its continuous batching with the attention sdpa, behind our web front; it shares pages."
-    look = Look(colour="#ddaa33", marker="s", place=300)
+    look = Look(colour="#6E6E6E", marker="s", place=300)
 
     def package_version(self) -> str:
         return f"transformers {version('transformers')}"

@@ -13,7 +13,7 @@ class Endpoint(System):
     """Anything that speaks OpenAI's protocol and takes token ids; its limits are its own."""
 
     label = "endpoint"
-    look = Look(colour="#66ccee", marker="D", place=400)
+    look = Look(colour="#009E73", marker="X", place=400)
     note = "endpoint: a server that ran already; the suite set none of its limits."
 
     def availability(self, device: str) -> Answer:

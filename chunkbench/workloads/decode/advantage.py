@@ -7,19 +7,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.points import describe
 from chunkbench.experiment.values import show_value
-from chunkbench.report.figures.style import MOST_PANELS, axis_label, caption, conditions, left_out, panel_title, sheet
+from chunkbench.report.figures.style import (
+    MOST_PANELS,
+    Sheet,
+    axis_label,
+    caption,
+    conditions,
+    left_out,
+    panel_title,
+    sheet,
+)
 from chunkbench.report.numbers import times
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.workloads.decode.headline import Match, matches
 
-_COLOURS = "cividis"
-"""A colour map of uniform lightness steps, readable in grey and for colour-blind readers."""
+_COLOURS = "PuOr_r"
+"""White at 1, orange where ChunkAttn is faster and purple where it is slower; colour-blind readers can tell them apart.
+In grey the numbers say which side a dark cell is on."""
 
 
 def axes_of(report: Report) -> tuple[str, str] | None:
@@ -40,13 +51,28 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         panels.setdefault(describe(match.group.axes, panel_axes), []).append(match)
     shown = list(panels.items())[:MOST_PANELS]
     values = [match.speedup for match in all_matches]
-    norm = LogNorm(min(*values, 0.99), max(*values, 1.01))
-    page = sheet(report.title, _caption(report, manifest, len(panels)), [], len(shown))
+    farthest = max(1.25, *values, *(1 / value for value in values))
+    norm = LogNorm(1 / farthest, farthest)
+    page = sheet(_caption(report, manifest, len(panels)), [], len(shown), colour_bar=True)
     for plot, (title, members) in zip(page.panels, shown, strict=True):
         _panel(plot, members, axes, norm)
         panel_title(plot, title)
     page.label(*map(axis_label, axes))
+    _bar(page, norm, farthest)
     return page.figure
+
+
+def _bar(page: Sheet, norm: LogNorm, farthest: float) -> None:
+    """The bar of colours at the right of the sheet."""
+    places = [plot.get_position() for plot in page.panels]
+    left, bottom, top = max(p.x1 for p in places), min(p.y0 for p in places), max(p.y1 for p in places)
+    width = page.figure.get_figwidth()
+    axes = page.figure.add_axes((left + 0.15 / width, bottom, 0.12 / width, top - bottom))
+    bar = page.figure.colorbar(ScalarMappable(norm, _COLOURS), cax=axes, label="strongest other / ChunkAttn, time")
+    steps = [value for value in (1.2, 1.5, 2, 3, 5, 10, 20, 50) if value <= farthest]
+    ticks = [*(1 / step for step in reversed(steps)), 1, *steps]
+    bar.set_ticks(ticks, labels=[times(tick) for tick in ticks])
+    bar.minorticks_off()
 
 
 def _panel(plot: Axes, members: Sequence[Match], axes: tuple[str, str], norm: LogNorm) -> None:
@@ -61,7 +87,7 @@ def _panel(plot: Axes, members: Sequence[Match], axes: tuple[str, str], norm: Lo
             match = cells[x, y]
             # Mark a result that another run may reverse.
             text = ("~" if match.doubtful else "") + times(match.speedup)
-            light = norm(match.speedup) > 0.55
+            light = 0.14 < norm(match.speedup) < 0.86
             plot.text(
                 column + 0.5,
                 row + 0.5,

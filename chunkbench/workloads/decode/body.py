@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from chunkbench.report.view import Body, View
-from chunkbench.workloads.decode import headline, tables
+from chunkbench.workloads.decode import checks, headline, tables
 
 _COUNTED_PER_CACHE_AND_MODE = "a point counts once for each cache and mode in which it was timed"
 
 
 def body(view: View) -> Body:
     """Headline, tables, losses and legend of a run."""
+    if view.experiment.figure == "checks":
+        return checks.body(view)
     matches = headline.matches(view.groups, view.baseline, view.columns)
     label = view.columns.name(view.baseline)
     tables_or_none = (
@@ -20,7 +22,7 @@ def body(view: View) -> Body:
         tables.expectation_table(view) if view.outcomes else None,
     )
     return Body(
-        headline.headline(matches, label, len(view.groups), view.columns),
+        headline.headline(matches, label, len(view.groups)),
         tuple(table for table in tables_or_none if table is not None),
         headline.losses(matches, label, view.axes, view.columns),
         (tables.BANDWIDTH_LEGEND, *([_COUNTED_PER_CACHE_AND_MODE] if {"cache", "mode"} & {*view.axes} else [])),

@@ -59,7 +59,7 @@ def x_axis(report: Report) -> str:
 def x_label(report: Report) -> str:
     """The label of the x-axis."""
     axis = x_axis(report)
-    return "shared part of the prompt, n_s / n_p" if axis == SHARE else axis_label(axis)
+    return "shared part of the prompt, $n_s / n_p$" if axis == SHARE else axis_label(axis)
 
 
 def undrawn(report: Report) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -57,45 +56,40 @@ def matches(groups: Sequence[Group], baseline: str, columns: Columns) -> list[Ma
 
 
 def losses(compared: Sequence[Match], label: str, varying: Sequence[str], columns: Columns) -> str:
-    """One line that names the points where the baseline loses, if any; empty if nothing was compared."""
-    if not compared:
-        return ""
+    """One line that names the points where the baseline is slower; empty if there are none."""
     lost = [match for match in compared if match.speedup < 1]
     if not lost:
-        return f"{label} loses at none of {count(len(compared), 'point')}."
+        return ""
     axes = f" ({'/'.join(varying)})" if varying else ""
     worst = sorted(lost, key=lambda match: match.speedup)
     places = ", ".join(_place(match, varying, columns) for match in worst[:_MOST_PLACES])
     more = f" and {len(lost) - _MOST_PLACES} more" if len(lost) > _MOST_PLACES else ""
-    return f"{label} loses at {len(lost)} of {count(len(compared), 'point')}{axes}: {places}{more}."
+    return f"{label} is slower at {len(lost)} of {count(len(compared), 'point')}{axes}: {places}{more}."
 
 
-def headline(compared: Sequence[Match], label: str, measured_groups: int, columns: Columns) -> str:
-    """Range and geometric mean of the speed-up over the strongest other; at how many points the baseline is faster."""
+def headline(compared: Sequence[Match], label: str, measured_groups: int) -> str:
+    """Range and geometric mean of the speed-up over the strongest other implementation of each point."""
     if not compared:
         return f"{label} and another implementation were not measured side by side at any point."
     speedups = [match.speedup for match in compared]
     if len(compared) == 1:
         where = "the one point" if measured_groups == 1 else "one point"
+        fast = times(speedups[0])
     else:
         where = f"{'each of' if len(compared) == measured_groups else 'the'} {len(compared)} points"
-    text = f"{label} against the strongest other at {where}"
-    if len(compared) == 1:
-        text += f": {times(speedups[0])}"
-    else:
-        text += f": {times(min(speedups))} to {times(max(speedups))}, geometric mean {times(geometric_mean(speedups))}"
-        slower = sum(speedup < 1 for speedup in speedups)
-        text += f"; faster at {len(compared) - slower}, slower at {slower}"
+        fast = f"{times(min(speedups))} to {times(max(speedups))}"
+    text = f"{label} is {fast} as fast as the strongest other implementation at {where}"
+    if len(compared) > 1:
+        text += f", geometric mean {times(geometric_mean(speedups))}"
     doubtful = sum(match.doubtful for match in compared)
     if doubtful:
-        text += f" (at {doubtful} the interval reaches 1)"
-    strongest = Counter(columns.name(m.strongest.facts.implementation) for m in compared)
-    text += ". Strongest other: " + ", ".join(f"{label} at {number}" for label, number in strongest.most_common())
+        verb = "ratio cannot" if doubtful == 1 else "ratios cannot"
+        text += f"; {doubtful} {verb} be told from 1"
     return text + "."
 
 
 def _place(match: Match, varying: Sequence[str], columns: Columns) -> str:
     point = "/".join(show_value(match.group.axes.get(axis)) for axis in varying)
     other = columns.name(match.strongest.facts.implementation)
-    doubt = ", interval reaches 1" if match.doubtful else ""
-    return f"{point} to {other} ({times(match.speedup)}{doubt})".strip()
+    doubt = ", cannot be told from 1" if match.doubtful else ""
+    return f"{point} than {other} ({times(match.speedup)}{doubt})".strip()

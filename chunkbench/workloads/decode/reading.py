@@ -26,9 +26,10 @@ RULES = SweepRules(
 class DecodeExperiment(TimedExperiment):
     """Implementations of decode attention, timed side by side."""
 
-    figure: Literal["speedup", "token_rate", "advantage"] = Field(
+    figure: Literal["speedup", "token_rate", "advantage", "checks"] = Field(
         "speedup",
-        description="for kind decode: speed-ups, token rates, or a map of the advantage over n_s and b",
+        description="for kind decode: speed-ups, token rates, a map of the advantage over n_s and b, or checks: no "
+        "figure, and a list of what is right instead of a comparison",
     )
 
 

@@ -25,6 +25,8 @@ class DecodeShowing:
         # Imported late: matplotlib loads slowly, and tables do not need it.
         from chunkbench.workloads.decode import advantage, speedup, token_rate
 
+        if manifest.experiment.figure == "checks":
+            return None
         figures = {"speedup": speedup.draw, "token_rate": token_rate.draw, "advantage": advantage.draw}
         return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)
 

@@ -8,15 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.report.columns import Columns
+from chunkbench.report.columns import Columns, Style
 from chunkbench.report.figures.style import (
-    DASHES,
     MOST_PANELS,
     caption,
     conditions,
     handle,
     left_out,
     panel_title,
+    paper_line,
     round_values,
     sheet,
     ticks_at,
@@ -36,7 +36,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if not any(curve.here for panel in all_panels for curve in panel.curves):
         return None
     shown = all_panels[:MOST_PANELS]
-    page = sheet(report.title, _caption(report, manifest, len(all_panels)), _handles(report, shown), len(shown))
+    page = sheet(_caption(report, manifest, len(all_panels)), _handles(report, shown), len(shown))
     limits = _limits(shown)
     for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, report.columns)
@@ -49,8 +49,8 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
     plot.axhline(1, color="#000000", linewidth=0.9, zorder=1)
     plot.axhspan(1e-9, 1, color="#F2F2F2", linewidth=0, zorder=0)
     for curve in panel.curves:
-        colour, marker = columns.style(curve.implementation)
-        _paper_line(plot, curve, colour, marker)
+        style = columns.style(curve.implementation)
+        _paper_line(plot, curve, style)
         if not curve.here:
             continue
         values = [spot.speedup for spot in curve.here]
@@ -62,10 +62,7 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
             [spot.x for spot in curve.here],
             values,
             yerr=errors,
-            color=colour,
-            marker=marker,
-            markersize=6,
-            linewidth=1.6,
+            **style.line2d(markersize=6, linewidth=1.6),
             elinewidth=1,
             capsize=2,
             label=curve.label,
@@ -79,21 +76,10 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
     panel_title(plot, panel.title)
 
 
-def _paper_line(plot: Axes, curve: Curve, colour: str, marker: str) -> None:
+def _paper_line(plot: Axes, curve: Curve, style: Style) -> None:
     if curve.paper:
-        plot.plot(
-            [spot.x for spot in curve.paper],
-            [spot.speedup for spot in curve.paper],
-            color=colour,
-            marker=marker,
-            markersize=5,
-            markerfacecolor="white",
-            linestyle=DASHES,
-            linewidth=0.9,
-            alpha=0.8,
-            label=f"{curve.label}, paper",
-            zorder=2,
-        )
+        xs, speedups = [spot.x for spot in curve.paper], [spot.speedup for spot in curve.paper]
+        plot.plot(xs, speedups, **paper_line(style), label=f"{curve.label}, paper", zorder=2)
 
 
 def _limits(shown: Sequence[Panel]) -> tuple[float, float]:
@@ -119,11 +105,12 @@ def _handles(report: Report, shown: Sequence[Panel]) -> list[Line2D]:
     labels = {curve.implementation: curve.label for curve in curves}
     handles = []
     for implementation, label in labels.items():
-        colour, marker = report.columns.style(implementation)
         measured = implementation in here
-        handles.append(handle(colour, marker, label if measured else f"{label} (paper only)", measured))
+        words = label if measured else f"{label} (paper only)"
+        handles.append(handle(report.columns.style(implementation), words, measured))
     if any(curve.paper for curve in curves):
-        handles += [handle("#000000", "o", "solid: here"), handle("#000000", "o", "dashed: paper", here=False)]
+        black = Style("#000000", "o", "solid")
+        handles += [handle(black, "filled: here"), handle(black, "hollow, dotted: paper", here=False)]
     return handles
 
 

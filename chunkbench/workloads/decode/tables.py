@@ -105,6 +105,7 @@ def detail_table(view: View) -> Table:
         tuple(rows),
         len(view.axes) + 1,
         view.breaks(sizes),
+        essential=False,
     )
 
 

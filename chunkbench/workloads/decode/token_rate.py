@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import describe
 from chunkbench.paper.printed import SETUP, stated_token_rates
-from chunkbench.report.columns import Columns
+from chunkbench.report.columns import Columns, Style
 from chunkbench.report.figures.style import (
     MOST_PANELS,
     axis_label,
@@ -117,17 +117,15 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         return None
     shown = all_panels[:MOST_PANELS]
     labels = {line.implementation: line.label for panel in shown for line in panel.lines}
-    handles = [handle(*report.columns.style(implementation), label) for implementation, label in labels.items()]
+    handles = [handle(report.columns.style(implementation), label) for implementation, label in labels.items()]
     stated = any(panel.stated for panel in shown)
     if stated:
-        handles.append(handle("#000000", "o", "hollow: stated in the paper", here=False))
+        handles.append(handle(Style("#000000", "o", "none"), "hollow: stated in the paper", here=False))
         handles[-1].set_linestyle("none")
-    page = sheet(
-        report.title, _caption(report, manifest, len(all_panels), stated), handles, len(shown), right_axis=stated
-    )
+    page = sheet(_caption(report, manifest, len(all_panels), stated), handles, len(shown), right_axis=stated)
     for plot, panel in zip(page.panels, shown, strict=True):
         _panel(plot, panel, report.columns)
-    page.label(axis_label(x_axis(report)), "1000 tokens per second")
+    page.label(axis_label(x_axis(report)), "1000 tokens/s")
     factor = _factor(shown)
     low, high = _limits(shown, factor)
     for plot, panel in zip(page.panels, shown, strict=True):
@@ -165,23 +163,23 @@ def _paper_axis(plot: Axes, panel: Panel, columns: Columns, limits: tuple[float,
     right = plot.twinx()
     right.set_yscale("log")
     for implementation, x, rate in panel.stated:
-        colour, marker = columns.style(implementation)
-        right.plot([x], [rate], color=colour, marker=marker, markersize=6, markerfacecolor="white", linestyle="none")
+        style = columns.style(implementation)
+        right.plot([x], [rate], **style.line2d(markersize=6, markerfacecolor="white", linestyle="none"))
     right.set_ylim(*limits)
     ticks_at(right.yaxis, round_values(*limits))
     right.grid(False)
     right.spines["right"].set_visible(True)
-    right.set_ylabel("paper, A100")
+    right.set_ylabel("paper (A100), 1000 tokens/s")
 
 
 def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")
     for line in panel.lines:
-        colour, marker = columns.style(line.implementation)
+        style = columns.style(line.implementation)
         xs, rates, lows, highs = zip(*line.spots, strict=True)
-        plot.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
-        plot.plot(xs, rates, color=colour, marker=marker, markersize=5, linewidth=1.6, label=line.label)
+        plot.fill_between(xs, lows, highs, color=style.colour, alpha=0.15, linewidth=0)
+        plot.plot(xs, rates, **style.line2d(markersize=5, linewidth=1.6), label=line.label)
     ticks_at(plot.xaxis, [*(spot.x for line in panel.lines for spot in line.spots), *(x for _, x, _ in panel.stated)])
     panel_title(plot, panel.title)
 

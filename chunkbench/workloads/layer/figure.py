@@ -24,9 +24,6 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 
-_LABEL_OFFSETS = {"qkv_projection": -9, "mlp": 3}
-"""Vertical offset of labels in points: otherwise the labels of QKV projection and MLP overlap."""
-
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """One panel for each model, context and data type; None if nothing was measured."""
@@ -40,14 +37,14 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         return None
     shown = measured[:MOST_PANELS]
     labels = {row.facts.implementation: row.facts.label for _, rows in shown for row in rows}
-    handles = [handle(*report.columns.style(module), label) for module, label in labels.items()]
+    handles = [handle(report.columns.style(module), label) for module, label in labels.items()]
     for legend_handle in handles:
         legend_handle.set_linestyle("none")
-    page = sheet(report.title, _caption(report, manifest, len(measured)), handles, len(shown))
+    page = sheet(_caption(report, manifest, len(measured)), handles, len(shown))
     for plot, (title, rows) in zip(page.panels, shown, strict=True):
         _panel(plot, rows, report.columns)
         panel_title(plot, title)
-    page.label("FLOP per byte", "GFLOP per second")
+    page.label("arithmetic intensity, FLOP/byte", "GFLOP/s")
     page.log_ticks()
     return page.figure
 
@@ -61,30 +58,35 @@ def _panel(plot: Axes, rows: Sequence[Row], columns: Columns) -> None:
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")
     plot.plot([low, ridge, high], [low * bandwidth, rate, rate], color="#000000", linewidth=1.2, label="roofline")
+    spots: list[tuple[float, float]] = []
     for module in dict.fromkeys(row.facts.implementation for row in rows):
-        module_rows = [row for row in rows if row.facts.implementation == module]
-        colour, marker = columns.style(module)
-        spots = [(_intensity(row), _reached(row)) for row in module_rows]
-        plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markersize=6, linestyle="none")
-        for spot, batches in _labels(spots, [row.facts.batch_size for row in module_rows]):
-            text = f"b={', '.join(map(str, batches))}"
-            offset = (6, _LABEL_OFFSETS.get(module, -3))
-            plot.annotate(text, spot, xytext=offset, textcoords="offset points", fontsize=7)
+        of_module = [(_intensity(row), _reached(row)) for row in rows if row.facts.implementation == module]
+        plot.plot(*zip(*of_module, strict=True), **columns.style(module).line2d(markersize=6, linestyle="none"))
+        spots += of_module
+    batches = [
+        row.facts.batch_size
+        for module in dict.fromkeys(row.facts.implementation for row in rows)
+        for row in rows
+        if row.facts.implementation == module
+    ]
+    for spot, sizes in _labels(spots, batches):
+        text = f"$b = {', '.join(map(str, sizes))}$"
+        plot.annotate(text, spot, xytext=(7, -3), textcoords="offset points", fontsize="x-small")
     ticks_at(plot.xaxis, [2.0**e for e in range(-4, 14) if low <= 2.0**e <= high])
 
 
 def _labels(
     spots: Sequence[tuple[float, float]], batches: Sequence[int]
 ) -> list[tuple[tuple[float, float], list[int]]]:
-    """Spots with the batch sizes of their labels; spots that almost coincide share one label."""
+    """Spots with the batch sizes of their labels; spots of all modules that almost coincide share one label."""
     labels: list[tuple[tuple[float, float], list[int]]] = []
     for spot, batch in sorted(zip(spots, batches, strict=True)):
         near = next(
-            (label for label in labels if all(0.7 < x / y < 1.4 for x, y in zip(label[0], spot, strict=True))), None
+            (label for label in labels if all(0.55 < x / y < 1.8 for x, y in zip(label[0], spot, strict=True))), None
         )
         if near is None:
             labels.append((spot, [batch]))
-        else:
+        elif batch not in near[1]:
             near[1].append(batch)
     return [(spot, sorted(sizes)) for spot, sizes in labels]
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from chunkbench.analysis.kv_memory import PAKV
 from chunkbench.analysis.points import describe
-from chunkbench.report.columns import Columns
+from chunkbench.report.columns import Columns, Style
 from chunkbench.report.figures.style import (
     DASHES,
     axis_label,
@@ -39,11 +39,11 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if not sized or not (swept or savings):
         return None
     columns = report.columns
-    handles = [handle(*columns.style(name), columns.name(name)) for name in _names(sized, columns)]
+    handles = [handle(columns.style(name), columns.name(name)) for name in _names(sized, columns)]
     if savings:
-        handles.append(handle(_GREY, "", "dashed: 1 / (1 - r), (c - 1) / n", here=False))
+        handles.append(handle(Style(_GREY, "", "dashed"), r"bounds: $1 / (1 - r)$, $(c - 1) / n$"))
     count = len(swept) + (2 if savings else 0)
-    page = sheet(report.title, _caption(report, manifest), handles, count, across=2, share_y=False)
+    page = sheet(_caption(report, manifest), handles, count, across=2, share_y=False)
     for plot, (axis, groups) in zip(page.panels, swept, strict=False):
         _bytes(plot, axis, groups, columns)
         panel_axes = [a for a in report.varying if a != axis]
@@ -78,33 +78,33 @@ def _bytes(plot: Axes, axis: str, groups: Sequence[Group], columns: Columns) -> 
             if implementation in group.rows
         ]
         spots = sorted((x, size / 1e6) for x, size in held if size)
-        colour, marker = columns.style(implementation)
-        plot.plot(*zip(*spots, strict=True), color=colour, marker=marker, markersize=5, linewidth=1.6)
+        style = columns.style(implementation)
+        plot.plot(*zip(*spots, strict=True), **style.line2d(markersize=5, linewidth=1.6))
     plot.set_xlabel(axis_label(axis))
     plot.set_ylabel("K/V, MB")
     plot.set_ylim(bottom=0)
 
 
-def _saved(plot: Axes, spots: Sequence[tuple[float, float | None, float]], style: tuple[str, str]) -> None:
+def _saved(plot: Axes, spots: Sequence[tuple[float, float | None, float]], style: Style) -> None:
     measured = sorted((ratio, value) for ratio, value, _ in spots if value is not None)
-    plot.plot(*zip(*measured, strict=True), color=style[0], marker=style[1], markersize=5, linestyle="none")
+    plot.plot(*zip(*measured, strict=True), **style.line2d(markersize=5, linestyle="none"))
     highest = max(value for _, value in measured) * 1.6 if measured else 4.0
     line = [(step / 200, 1 / (1 - step / 200)) for step in range(200) if 1 / (1 - step / 200) <= highest]
     plot.plot(*zip(*line, strict=True), color=_GREY, linestyle=DASHES, linewidth=1.2)
-    plot.set_xlabel("r = n_s / (n_p + n_c)")
-    plot.set_ylabel("contiguous over ChunkAttn")
+    plot.set_xlabel(r"$r = n_s / (n_p + n_c)$")
+    plot.set_ylabel("contiguous over ChunkAttn, bytes")
     panel_title(plot, "saved by sharing")
 
 
-def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: tuple[str, str]) -> None:
+def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: Style) -> None:
     points = sorted({(n, 100 * value) for n, value, _ in spots if value is not None})
     bounds = sorted({(n, 100 * bound) for n, _, bound in spots})
-    plot.plot(*zip(*points, strict=True), color=style[0], marker=style[1], markersize=5, linestyle="none")
+    plot.plot(*zip(*points, strict=True), **style.line2d(markersize=5, linestyle="none"))
     plot.plot(*zip(*bounds, strict=True), color=_GREY, linestyle=DASHES, linewidth=1.2, marker="_")
     if len(bounds) > 1:
         plot.set_xscale("log")
         ticks_at(plot.xaxis, round_values(bounds[0][0] / 2, bounds[-1][0]))
-    plot.set_xlabel("tokens of a sequence, n")
+    plot.set_xlabel("tokens of a sequence, $n$")
     plot.set_ylabel("empty slots, % of tokens")
     plot.set_ylim(bottom=0)
     panel_title(plot, "lost to whole chunks")

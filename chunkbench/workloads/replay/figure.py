@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import describe
 from chunkbench.analysis.replay import MemoryShares, replay_numbers
 from chunkbench.report.columns import Columns
-from chunkbench.report.figures.style import caption, conditions, handle, panel_title, sheet, ticks_at
+from chunkbench.report.figures.style import caption, conditions, handle, panel_title, sharing, sheet, ticks_at
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -25,7 +25,6 @@ from chunkbench.workloads.replay.body import printed
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
 """Where all managers use more of the memory than this, there is no waste to show."""
-_STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 _KINDS = (("used", "#4c72b0"), ("reserved", "#dd8452"), ("lost_inside", "#c44e52"), ("lost_between", "#8c8c8c"))
 _WORDS = {"used": "holds tokens", "reserved": "reserved", "lost_inside": "lost inside", "lost_between": "lost between"}
 
@@ -37,8 +36,8 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if not panels:
         return None
     names = {name for group in report.groups for name in group.rows}
-    handles = [handle(*columns.style(name), columns.name(name)) for name in columns.ids if name in names]
-    page = sheet(report.title, _caption(report, manifest), handles, len(panels), min(2, len(panels)), False)
+    handles = [handle(columns.style(name), columns.name(name)) for name in columns.ids if name in names]
+    page = sheet(_caption(report, manifest), handles, len(panels), min(2, len(panels)), False)
     for plot, panel in zip(page.panels, panels, strict=True):
         panel(plot)
     return page.figure
@@ -76,17 +75,15 @@ def _latency(title: str, groups: Sequence[Group], columns: Columns) -> Panel:
                 lines[name, n_s].append((rate, row.derived.latency_us / 1e3))
                 text = printed(group, row, "normalized_latency_ms_per_token")
                 if text is not None:
-                    colour, marker = columns.style(name)
-                    plot.plot(rate, float(text), color=colour, marker=marker, markerfacecolor="none", markersize=9)
+                    plot.plot(rate, float(text), **columns.style(name).line2d(markerfacecolor="none", markersize=9))
         for (name, n_s), spots in lines.items():
-            colour, marker = columns.style(name)
-            style = _STYLES[shares.index(n_s) % len(_STYLES)]
-            plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker, linestyle=style, markersize=4)
+            drawn = columns.style(name).line2d(markersize=4, **sharing(n_s == shares[0]))
+            plot.plot(*zip(*sorted(spots), strict=True), **drawn)
         if len(shares) > 1:
-            styles = [
-                Line2D([], [], color="#444444", linestyle=style, linewidth=1.2) for style in _STYLES[: len(shares)]
+            grey = [
+                Line2D([], [], color="#444444", marker="o", markersize=4, **sharing(n_s == shares[0])) for n_s in shares
             ]
-            plot.legend(styles, [f"n_s = {share}" for share in shares], fontsize=7, loc="upper left", frameon=False)
+            plot.legend(grey, [f"$n_s = {share}$" for share in shares], fontsize=7, loc="upper left", frameon=False)
         panel_title(plot, title or "latency against load")
         lowest = min((value for spots in lines.values() for _, value in spots), default=1.0)
         plot.set_ylim(0, 6 * lowest)
@@ -106,8 +103,7 @@ def _hits(report: Report) -> list[Panel]:
             for name in report.columns.ids:
                 spots = [(group.axes["memory"], hits) for group in groups if (hits := _hit(group, name)) is not None]
                 if spots:
-                    colour, marker = report.columns.style(name)
-                    plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker, markersize=4)
+                    plot.plot(*zip(*sorted(spots), strict=True), **report.columns.style(name).line2d(markersize=4))
             plot.set_xscale("log")
             ticks_at(plot.xaxis, [group.axes["memory"] for group in groups])
             panel_title(plot, title or "hits against memory")
@@ -133,8 +129,8 @@ def _orders(report: Report) -> list[Panel]:
             values = [(group.axes["schedule"], _hit(group, name)) for group in same]
             known = [(order, hits) for order, hits in values if hits is not None]
             if known:
-                colour, marker = report.columns.style(name)
-                plot.plot(*zip(*known, strict=True), color=colour, marker=marker, linestyle="none", markersize=7)
+                drawn = report.columns.style(name).line2d(linestyle="none", markersize=7)
+                plot.plot(*zip(*known, strict=True), **drawn)
         panel_title(plot, first or "order of the queue")
         plot.set_xlabel("order of the queue")
         plot.set_ylabel("cached prompt tokens, %")
@@ -197,10 +193,9 @@ def _forks(report: Report) -> list[Panel]:
                     if (row := group.rows.get(name)) is not None and (saved := _saved(row)) is not None
                 ]
                 if spots:
-                    colour, marker = report.columns.style(name)
                     # Hollow marks of several sizes: managers that share alike lie on one another.
-                    line = plot.plot(*zip(*sorted(spots), strict=True), color=colour, marker=marker)[0]
-                    line.set(markerfacecolor="none", markersize=11 - 2 * place)
+                    drawn = report.columns.style(name).line2d(markerfacecolor="none", markersize=11 - 2 * place)
+                    plot.plot(*zip(*sorted(spots), strict=True), **drawn)
             panel_title(plot, title)
             ticks_at(plot.xaxis, [group.axes[axis] for group in groups])
             plot.set_xlabel("answers of a request")

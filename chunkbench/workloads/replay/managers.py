@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from chunkbench.baselines.contract import Answer, Look
 from chunkbench.baselines.registry import Registry
+from chunkbench.experiment.look import Line
 from chunkbench.kvcache.managers.contiguous import Contiguous
 from chunkbench.kvcache.managers.hashed import HashedBlocks
 from chunkbench.kvcache.managers.manager import AccountedManager
@@ -49,8 +50,9 @@ class ManagerKind:
         return Answer(True)
 
 
-def _look(heading: str, place: int, colour: str, marker: str, meaning: str) -> Look:
-    return Look(heading=tuple(heading.split()), place=place, colour=colour, marker=marker, meaning=meaning)
+def _look(heading: str, place: int, colour: str, marker: str, meaning: str, line: Line = "solid") -> Look:
+    words = tuple(heading.split())
+    return Look(heading=words, place=place, colour=colour, marker=marker, line=line, meaning=meaning)
 
 
 class ContiguousMax(ManagerKind):
@@ -58,7 +60,7 @@ class ContiguousMax(ManagerKind):
 
     label = "Contiguous, max"
     look = _look(
-        "contig. max", 100, "#8c6d31", "v", "one piece of memory for the longest sequence that the server takes"
+        "contig. max", 100, "#6E6E6E", "v", "one piece of memory for the longest sequence that the server takes"
     )
 
     @staticmethod
@@ -72,7 +74,12 @@ class ContiguousPow2(ManagerKind):
 
     label = "Contiguous, pow2"
     look = _look(
-        "contig. pow2", 110, "#8c6d31", "<", "one piece for the prompt and the next power of two of the answer"
+        "contig. pow2",
+        110,
+        "#6E6E6E",
+        "<",
+        "one piece for the prompt and the answer's next power of two",
+        "dashed",
     )
 
     @staticmethod
@@ -85,7 +92,7 @@ class ContiguousExact(ManagerKind):
     """Reservation of the length that an oracle knows."""
 
     label = "Contiguous, exact"
-    look = _look("contig. exact", 120, "#8c6d31", ">", "one piece for exactly what will be needed: an oracle")
+    look = _look("contig. exact", 120, "#6E6E6E", ">", "one piece for exactly what will be needed: an oracle", "dotted")
 
     @staticmethod
     def make(memory: Memory) -> AccountedManager:
@@ -97,7 +104,7 @@ class PagedBlocks(ManagerKind):
     """PagedAttention's blocks."""
 
     label = "Paged"
-    look = _look("paged", 200, "#1f77b4", "s", "blocks on demand, shared only by forks (vLLM 0.2.7)")
+    look = _look("paged", 200, "#0072B2", "s", "blocks on demand, shared only by forks (vLLM 0.2.7)")
 
     @staticmethod
     def make(memory: Memory) -> AccountedManager:
@@ -110,7 +117,12 @@ class PagedPrefix(ManagerKind):
 
     label = "Paged, prefix caching"
     look = _look(
-        "paged prefix", 210, "#1f77b4", "D", "blocks found by hashes of their tokens, kept until needed (vLLM 1)"
+        "paged prefix",
+        210,
+        "#0072B2",
+        "D",
+        "blocks found by hashes of tokens, kept until needed (vLLM 1)",
+        "dashed",
     )
     kernel = "paged_star"
 
@@ -124,7 +136,7 @@ class LiveTree(ManagerKind):
     """The paper's prefix tree."""
 
     label = "Prefix tree"
-    look = _look("prefix tree", 900, "#d62728", "o", "chunks of live sequences, shared by prefix (ChunkAttention)")
+    look = _look("prefix tree", 900, "#D55E00", "o", "chunks of live sequences, shared by prefix (ChunkAttention)")
     kernel = "chunk"
 
     @staticmethod
@@ -138,7 +150,7 @@ class RadixTree(ManagerKind):
 
     label = "Radix tree"
     look = _look(
-        "radix tree", 910, "#9467bd", "P", "the same, and finished ones stay until memory is needed (RadixAttention)"
+        "radix tree", 910, "#009E73", "P", "the same, and finished ones stay until memory is needed (RadixAttention)"
     )
     kernel = "chunk"
 

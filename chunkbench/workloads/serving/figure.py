@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from chunkbench.analysis.points import describe
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.report.columns import Columns
-from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sheet
+from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sharing, sheet
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -20,8 +20,6 @@ from chunkbench.store.serving_facts import ServerFacts, ServingFacts
 Spot = tuple[float, float, float, float]
 """Rate, latency, and the latencies of the fastest and the slowest seed."""
 _MOST_POINTS = 4
-_STYLES = ("-", "--", ":", "-.")
-"""Lines for the values of n_s, from the largest one down."""
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
@@ -38,21 +36,21 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         return None
     columns = report.columns
     shown = {name for lines in panels.values() for name, _ in lines} | {name for _, lines in points for name in lines}
-    handles = [handle(*columns.style(name), columns.name(name)) for name in columns.ids if name in shown]
+    handles = [handle(columns.style(name), columns.name(name)) for name in columns.ids if name in shown]
     total = len(panels) + 2 * len(points)
-    page = sheet(report.title, _caption(report, manifest, bool(panels), bool(points)), handles, total, across, False)
+    page = sheet(_caption(report, manifest, bool(panels), bool(points)), handles, total, across, False)
     plots = iter(page.panels)
     for n_p, lines in panels.items():
         _latencies(next(plots), n_p, lines, objective_s(report.rows, n_p), columns)
-    for label, value in (("K/V of live requests, MB", _megabytes), ("batch", _batch)):
+    for label, value in (("K/V of live requests, MB", _megabytes), ("batch, sequences", _batch)):
         for group, servers in points:
             plot = next(plots)
             for name, server in servers.items():
-                colour, marker = columns.style(name)
                 spots = [(moment[0], value(moment)) for moment in server.timeline if value(moment) is not None]
                 if spots:
                     seconds, values = zip(*spots, strict=True)
-                    plot.plot(seconds, values, color=colour, marker=marker, markevery=10, markersize=4, linewidth=1.4)
+                    style = columns.style(name)
+                    plot.plot(seconds, values, **style.line2d(markevery=10, markersize=4, linewidth=1.4))
             panel_title(plot, describe(group.axes, [axis for axis in report.varying if axis in group.axes]))
             plot.set_ylim(bottom=0)
             plot.set_xlabel("seconds after the first request")
@@ -64,20 +62,19 @@ def _latencies(
     plot: Axes, n_p: int, lines: Mapping[tuple[str, int], Sequence[Spot]], objective: float | None, columns: Columns
 ) -> None:
     """Latency against the rate, a line for each system and n_s."""
-    shares = sorted({n_s for _, n_s in lines}, reverse=True)
+    most = max(n_s for _, n_s in lines)
     for (name, n_s), spots in lines.items():
-        colour, marker = columns.style(name)
-        style = _STYLES[shares.index(n_s) % len(_STYLES)]
+        style = columns.style(name)
         rates, middles, lows, highs = zip(*sorted(spots), strict=True)
-        plot.plot(rates, middles, color=colour, marker=marker, linestyle=style, markersize=5, linewidth=1.5)
-        plot.fill_between(rates, lows, highs, color=colour, alpha=0.12, linewidth=0)
+        plot.plot(rates, middles, **style.line2d(markersize=5, **sharing(n_s == most)))
+        plot.fill_between(rates, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
         # Lines of the first system have their labels above, those of the others below: they often lie together.
         above = name == next(iter(lines))[0]
         plot.annotate(
-            f"n_s = {n_s}",
+            f"$n_s = {n_s}$",
             (rates[-1], middles[-1]),
             fontsize=7,
-            color=colour,
+            color=style.colour,
             xytext=(0, 6 if above else -6),
             textcoords="offset points",
             ha="right",
@@ -88,7 +85,7 @@ def _latencies(
         place = (0.99, objective * 1e3)
         across = plot.get_yaxis_transform()
         plot.text(*place, "objective", transform=across, fontsize=7, color="#444444", ha="right", va="bottom")
-    panel_title(plot, f"n_p = {n_p}")
+    panel_title(plot, f"n_p={n_p}")
     plot.set_ylim(bottom=0)
     plot.margins(x=0.15)
     plot.set_xlabel("requests per second")

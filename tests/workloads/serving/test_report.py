@@ -63,7 +63,7 @@ def test_the_figure_has_latencies_memory_and_batches(run: Run) -> None:
     assert [plot.get_ylabel() for plot in (latency, memory, batch)] == [
         "normalized latency, ms/token",
         "K/V of live requests, MB",
-        "batch",
+        "batch, sequences",
     ]
     assert any(list(line.get_ydata()) == [200.0, 200.0] for line in latency.get_lines())
     assert "objective" in [text.get_text() for text in latency.texts]
@@ -99,7 +99,7 @@ def test_without_several_rates_there_are_memory_and_batches_of_every_point(make_
     figure = figures.draw(build(run), run.manifest)
     assert figure is not None
     labels = [plot.get_ylabel() for plot in figure.axes if plot.get_visible()]
-    assert labels == ["K/V of live requests, MB"] * 4 + ["batch"] * 4
+    assert labels == ["K/V of live requests, MB"] * 4 + ["batch, sequences"] * 4
 
 
 def test_a_run_with_fewer_requests_than_asked_for_says_so(make_run: Any) -> None:

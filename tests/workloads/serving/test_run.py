@@ -112,7 +112,7 @@ def test_load_is_a_share_of_the_reference_that_runs(run: tuple[Path, Path]) -> N
 
 
 def test_the_report_shows_it(run: tuple[Path, Path], tmp_path: Path) -> None:
-    printed = CliRunner().invoke(cli, ["report", str(run[1])]).output
+    printed = CliRunner().invoke(cli, ["report", str(run[1]), "--detail"]).output
     for text in ("Latency under load", "What the servers did", "peak K/V, MB", "vLLM: n/a (unavailable)", "Chunk"):
         assert text in printed
     assert "load is a share of the capacity of chunk_llama_no_sharing" in " ".join(printed.split())

@@ -1,0 +1,118 @@
+"""`chunkbench quick`: what shared prefixes gain on this machine, for your model and your prompts, in a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from chunkbench.cli.output import command_line, fail, new_run, open_page, run_exit_code
+
+_MOST_SEQUENCES = 64
+
+
+@click.command(
+    "quick",
+    short_help="What shared prefixes gain on this machine, in a minute.",
+    epilog="""\b
+    Examples:
+      chunkbench quick
+      chunkbench quick --model llama3-8b --open
+      chunkbench quick --model models/mine/config.json --n-p 3000 --n-s 2500 --batch 16
+      chunkbench quick --prompts traffic.jsonl --tokenizer cl100k_base
+    """,
+)
+@click.option("--model", default="llama2-7b", show_default=True, metavar="NAME", help="Known model, or a config.json.")
+@click.option("--n-p", type=click.IntRange(1, 1 << 17), help="Tokens of a prompt.  [default: 1280]")
+@click.option("--n-s", type=click.IntRange(0, 1 << 17), help="Leading tokens that all share.  [default: 1024]")
+@click.option("--batch", type=click.IntRange(1, 256), help="Sequences decoded together.  [default: 32]")
+@click.option(
+    "--prompts",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="File of prompts: their lengths, and what they share, replace --n-p, --n-s and --batch. Repeatable.",
+)
+@click.option("--tokenizer", metavar="NAME|FILE", help="For --prompts of text: as for `chunkbench prompts`.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory [results/runs/quick-TIME].")
+@click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: str,
+    n_p: int | None,
+    n_s: int | None,
+    batch: int | None,
+    prompts: tuple[Path, ...],
+    tokenizer: str | None,
+    out: Path | None,
+    show: bool,
+    quiet: bool,
+) -> None:
+    """Measure decode attention at one point: the shape of your model, and prompts like yours.
+
+    Says how much K/V memory sharing saves in all layers of the model, and how much faster decode attention becomes.
+    Exit codes are those of `chunkbench run`.
+    """
+    from chunkbench.cli.progress import RunProgress
+    from chunkbench.experiment import load_experiment
+    from chunkbench.experiment.llama import ShapeError, shape_of
+    from chunkbench.report import build, write_all
+    from chunkbench.runner.executor import LocalExecutor
+    from chunkbench.runner.run import run_experiment
+    from chunkbench.runner.target import resolve
+    from chunkbench.workloads.decode.summary import gains
+
+    if prompts and (n_p or n_s or batch):
+        raise click.UsageError("--prompts states --n-p, --n-s and --batch; leave them out")
+    try:
+        shape = shape_of(model)
+    except ShapeError as error:
+        fail(error)
+    lengths = _of_prompts(prompts, tokenizer) if prompts else (n_p or 1280, n_s, batch or 32)
+    tokens, shared, sequences = lengths[0], lengths[1] if lengths[1] is not None else lengths[0] * 4 // 5, lengths[2]
+    if shared > tokens:
+        raise click.BadParameter(f"{shared} shared tokens do not fit into prompts of {tokens}", param_hint="--n-s")
+    axes = {
+        "n_p": tokens,
+        "n_s": shared,
+        "batch_size": sequences,
+        "heads": shape.num_attention_heads,
+        "kv_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+    }
+    experiment = load_experiment("quick", {axis: str(value) for axis, value in axes.items()}, "chunkbench quick")
+    out = out or new_run("quick")
+    with RunProgress(quiet) as progress:
+        outcome = run_experiment(experiment, LocalExecutor(resolve(experiment)), out, False, command_line(), progress)
+    if not outcome.run.cases:
+        click.echo("interrupted before anything was measured", err=True)
+        ctx.exit(130)
+    report = build(outcome.run)
+    write_all(outcome.run, report)
+    click.echo(f"{sequences} requests of {tokens} tokens, {shared} of them shared; {shape.name}, on this machine:")
+    for line in gains(report, shape):
+        click.echo(f"  {line}")
+    click.echo(f"report: {out / 'report.html'}")
+    if show:
+        open_page(out / "report.html")
+    ctx.exit(130 if outcome.interrupted else run_exit_code(case.status for case in outcome.run.cases))
+
+
+def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[int, int, int]:
+    """Mean tokens, mean shared tokens and number of prompts of the largest group in these files."""
+    from chunkbench.analysis.sharing import sharing
+    from chunkbench.traces.sets import PromptsError, read, tokenized
+
+    try:
+        read_prompts = read(paths)
+        groups: dict[str, list[tuple[int, ...]]] = {}
+        for prompt, ids in zip(read_prompts, tokenized(read_prompts, tokenizer), strict=True):
+            groups.setdefault(prompt.group, []).append(ids)
+    except PromptsError as error:
+        fail(error)
+    if not groups:
+        fail(f"{', '.join(map(str, paths))}: no prompt in it")
+    largest = max(sharing(groups, 64, 16), key=lambda group: group.prompts)
+    tokens = max(1, round(largest.tokens_mean))
+    return tokens, min(tokens, round(largest.shared_mean)), min(_MOST_SEQUENCES, largest.prompts)

@@ -1,0 +1,69 @@
+"""Records a terminal session as an SVG: runs the commands for real, and draws what they print.
+
+    python scripts/record_session.py docs/images/session.svg
+
+The picture loads nothing from other hosts: rich's drawing, without its web font.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+WIDTH = 100
+COMMANDS = (
+    ("chunkbench quick --model llama3-8b", 40),
+    ("chunkbench claims results/recorded/epyc-zen3-2-cores", 20),
+)
+"""Commands, and how many lines of each are shown."""
+
+
+def printed(command: str) -> str:
+    """What the command prints on a terminal, without the lines that it overwrites."""
+    parent, child = pty.openpty()
+    environment = os.environ | {"COLUMNS": str(WIDTH), "LINES": "50", "TERM": "xterm-256color"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    # Progress goes to standard error and is gone when the command ends.
+    process = subprocess.Popen(
+        command, shell=True, stdout=child, stderr=subprocess.DEVNULL, stdin=child, env=environment, close_fds=True
+    )
+    os.close(child)
+    chunks = []
+    while True:
+        try:
+            data = os.read(parent, 65536)
+        except OSError:  # the terminal is closed
+            break
+        if not data:
+            break
+        chunks.append(data)
+    if process.wait():
+        raise SystemExit(f"{command}: ended with {process.returncode}")
+    return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+def main(out: Path) -> None:
+    """Write the picture."""
+    console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
+    for number, (command, most) in enumerate(COMMANDS):
+        lines = printed(command).rstrip("\n").split("\n")
+        console.print(Text.assemble(("" if number == 0 else "\n") + "$ ", (command, "bold")))
+        for line in lines[:most]:
+            console.print(Text.from_ansi(line), overflow="crop", no_wrap=True)
+        if len(lines) > most:
+            console.print(Text("...", "dim"))
+    picture = console.export_svg(title="ChunkBench", unique_id="session")
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL).replace("Fira Code", "ui-monospace")
+    out.write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
