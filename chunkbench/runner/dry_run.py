@@ -1,21 +1,17 @@
-"""The plan of a run: its cases, the memory that the largest point needs, an estimate of the time."""
+"""The plan of a run: its cases, and estimates of memory and time."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from time import perf_counter
-
-import numpy as np
 
 from chunkbench import kinds
-from chunkbench.analysis.statistics import MIN_TIMED_STEPS
 from chunkbench.baselines.contract import Answer
 from chunkbench.baselines.registry import Registry
-from chunkbench.environment import available_memory, gpu_memory
-from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment import Experiment, TimedExperiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner import memory_guard
+from chunkbench.runner.estimate import Estimate, estimate
+from chunkbench.runner.measuring import measuring
 from chunkbench.runner.session_work import SessionWork
 from chunkbench.runner.target import Target
 
@@ -26,11 +22,7 @@ def describe_plan(experiment: TimedExperiment, work: SessionWork, target: Target
     registry: Registry = kinds.get(experiment.kind).implementations()
     states = {name: registry.availability(name, target.device) for name in experiment.implementations}
     device_absent = target.device == "cuda" and not target.environment.gpus
-    shares_storage = {
-        name: shared
-        for name, (_, answer) in states.items()
-        if (shared := _shares_storage(registry, name, answer, device_absent)) is not None
-    }
+    shares_storage = sharing_of(experiment, target)
     cases = sum(len(experiment.cases(point)) for point in points)
     lines = [
         f"{experiment.name}: {experiment.title}",
@@ -46,14 +38,20 @@ def describe_plan(experiment: TimedExperiment, work: SessionWork, target: Target
     for point in points:
         lines.append("  " + _describe(point))
     if shares_storage:
-        room = _room(target)
-        seed = experiment.seed
-        needs = {
-            point: {name: work.needs(point, seed, name, shared) for name, shared in shares_storage.items()}
-            for point in points
-        }
-        lines += ["", *_memory(experiment, points, needs, room), _time(experiment, points, needs, target)]
+        lines += ["", *_memory(expected := estimate(experiment, work, target, shares_storage)), _time(expected)]
     return "\n".join(lines)
+
+
+def sharing_of(experiment: TimedExperiment, target: Target) -> dict[str, bool]:
+    """The implementations that a run would measure, and whether each holds shared prefixes once."""
+    registry: Registry = kinds.get(experiment.kind).implementations()
+    absent = target.device == "cuda" and not target.environment.gpus
+    found = {}
+    for name in experiment.implementations:
+        shared = _shares_storage(registry, name, registry.availability(name, target.device)[1], absent)
+        if shared is not None:
+            found[name] = shared
+    return found
 
 
 def _describe(point: Point) -> str:
@@ -83,49 +81,40 @@ def _caches_and_modes(experiment: TimedExperiment, point: Point) -> list[str]:
     return [f"each point: {', '.join(pairs)}"]
 
 
-def _room(target: Target) -> int | None:
-    """Bytes available for K and V on the device of the run; None if this machine does not have the device."""
-    free = available_memory() if target.device == "cpu" else gpu_memory()
-    return None if free is None else memory_guard.room_of(free)
-
-
-def _memory(
-    experiment: TimedExperiment, points: Sequence[Point], needs: Mapping[Point, Mapping[str, int]], room: int | None
-) -> list[str]:
-    """Memory of the point that needs most, and the number of memory groups of its implementations."""
-    largest = max(points, key=lambda point: sum(needs[point].values()))
-    sizes = needs[largest]
-    together = memory_guard.gigabytes(sum(sizes.values()))
-    text = f"memory: the largest point ({_describe(largest)}) needs {together} of K/V for all implementations at once"
-    if largest.device == "cuda":
+def _memory(expected: Estimate) -> list[str]:
+    """The most that the worker holds, and how the point that needs most is measured."""
+    point = expected.point
+    lines = [f"memory: up to {memory_guard.gigabytes(expected.memory_bytes)} in the worker"]
+    text = f"  {_describe(point)}: {memory_guard.gigabytes(expected.together_bytes)} of K/V for all at once"
+    if point.device == "cuda":
         text += "; with cold caches, copies of each small session until they exceed five times the L2 cache"
-    if room is None:
-        return [text]
-    grouping = memory_guard.group(sizes, list(sizes), experiment.baseline, room - memory_guard.probe_bytes(room))
-    lines = [
-        f"{text};",
-        f"  {memory_guard.gigabytes(room)} are available, so it runs in {len(grouping.groups)} group(s)",
-    ]
-    lines += [f"  {name}: oom, {reason}" for name, reason in grouping.too_large.items()]
-    return lines
+    if expected.room is None or expected.grouping is None:
+        return [*lines, text]
+    number = len(expected.grouping.groups)
+    groups = f"{number} group{'s' * (number != 1)}"
+    lines.append(f"{text}; {memory_guard.gigabytes(expected.room)} are available, so it runs in {groups}")
+    return lines + [f"  {name}: oom, {reason}" for name, reason in expected.grouping.too_large.items()]
 
 
-def _time(
-    experiment: TimedExperiment, points: Sequence[Point], needs: Mapping[Point, Mapping[str, int]], target: Target
-) -> str:
-    """The budget; on a CPU also the time of the fewest rounds, estimated from the bandwidth, if it is longer."""
-    text = f"time: the budget is {experiment.budget_s / 60:.1f} min"
-    if target.device == "cuda":
-        return text
-    buffer = np.ones(1 << 24, dtype=np.float32)
-    started = perf_counter()
-    buffer.sum()
-    bandwidth = buffer.nbytes / (perf_counter() - started)
-    bytes_read = 0
-    for point in points:
-        calls = experiment.min_rounds * min(point.n_c, MIN_TIMED_STEPS)
-        bytes_read += sum(needs[point].values()) * (calls + 3)  # preparing reads or writes K/V about three times
-    least_s = bytes_read / bandwidth
-    if least_s > experiment.budget_s:
-        text += f", but the fewest rounds need about {least_s / 60:.1f} min, so the run takes that long"
-    return text
+def _time(expected: Estimate) -> str:
+    """About how long the run takes."""
+    if expected.seconds is None:
+        return "time: unknown, since nothing has been measured on a GPU yet; about the budget"
+    return f"time: about {words_of(expected.seconds)}"
+
+
+def brief(experiment: Experiment, target: Target) -> str:
+    """A run in one line: its points, its memory, its time."""
+    points = len(experiment.points(target.device, target.dtype))
+    text = f"{points} point{'s' * (points != 1)}"
+    expected = measuring(experiment).estimate(experiment, target)
+    if expected is None:
+        return f"{text}, about its budget of {words_of(experiment.budget_s)}"
+    return f"{text}, up to {memory_guard.gigabytes(expected.memory_bytes)}, {_time(expected).removeprefix('time: ')}"
+
+
+def words_of(seconds: float) -> str:
+    """A duration in words: 45 s, 6.5 min, 1.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

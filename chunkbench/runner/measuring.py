@@ -14,6 +14,7 @@ from chunkbench.runner.options import RunOptions
 from chunkbench.store import CaseFacts
 
 if TYPE_CHECKING:
+    from chunkbench.runner.estimate import Estimate
     from chunkbench.runner.session_work import SessionWork
     from chunkbench.runner.target import Target
 
@@ -86,6 +87,10 @@ class Measuring(Protocol):
 
     def describe(self, experiment: Any, target: Target) -> str:
         """The plan of a run, as text."""
+        ...
+
+    def estimate(self, experiment: Any, target: Target) -> Estimate | None:
+        """The memory and the time that a run will take; None where only its budget is known."""
         ...
 
 

@@ -15,7 +15,8 @@ from chunkbench.runner import memory_guard
 from chunkbench.runner.attempt import Attempt
 from chunkbench.runner.case_facts import Context, facts, now
 from chunkbench.runner.client import LOST, WorkerClient
-from chunkbench.runner.dry_run import describe_plan
+from chunkbench.runner.dry_run import describe_plan, sharing_of
+from chunkbench.runner.estimate import Estimate, estimate
 from chunkbench.runner.measuring import PointMeasurer, Workplace
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.point_driver import Culprit
@@ -69,6 +70,11 @@ class SessionMeasuring:
     def describe(self, experiment: TimedExperiment, target: Target) -> str:
         """The plan of a run, as text."""
         return describe_plan(experiment, self.sessions, target)
+
+    def estimate(self, experiment: TimedExperiment, target: Target) -> Estimate | None:
+        """The memory and the time of a run; None if nothing of it runs here."""
+        sharing = sharing_of(experiment, target)
+        return estimate(experiment, self.sessions, target, sharing) if sharing else None
 
 
 class SessionMeasurer:

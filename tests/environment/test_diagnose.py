@@ -48,12 +48,10 @@ def test_more_threads_than_usable_cpus_give_a_warning() -> None:
     assert doctor.check_threads(TORCH, CPU).level == "ok"
 
 
-def test_table3_needs_eight_gibibytes_in_float32() -> None:
-    # 32 sequences x 4160 tokens x K and V x 32 heads x 128 x 4 bytes = 4.06 GiB, once as inputs and once in a layout.
-    short, enough = doctor.check_memory(8 * GIB, "float32"), doctor.check_memory(9 * GIB, "float32")
-    assert "8.1 GiB in float32" in short.detail
+def test_little_memory_gives_a_warning() -> None:
+    short, enough = doctor.check_memory(2 * GIB), doctor.check_memory(8 * GIB)
     assert (short.level, enough.level) == ("warn", "ok")
-    assert doctor.check_memory(5 * GIB, "bfloat16").level == "ok"
+    assert "8.0 GiB free" in enough.detail
 
 
 def test_a_power_saving_governor_gives_a_warning() -> None:

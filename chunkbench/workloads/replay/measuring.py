@@ -71,6 +71,9 @@ class ReplayMeasuring:
         ]
         return "\n".join(lines)
 
+    def estimate(self, experiment: ReplayExperiment, target: Target) -> None:
+        """Only the budget is known."""
+
 
 class ReplayMeasurer:
     """Computes the points of a run."""

@@ -109,6 +109,9 @@ class ServingMeasuring:
         setting = _setting(experiment, target, points)
         return "\n".join([*lines, "", f"K/V memory of every system: {setting.kv_bytes / 2**30:.2f} GiB"])
 
+    def estimate(self, experiment: ServingExperiment, target: Target) -> None:
+        """Only the budget is known."""
+
 
 class ServingMeasurer:
     """Measures the points of a run. It keeps the servers between points; `close` ends them."""

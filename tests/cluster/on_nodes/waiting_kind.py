@@ -53,6 +53,9 @@ class WaitingMeasuring:
     def describe(self, experiment: Any, target: Target) -> str:
         return f"{len(experiment.points(target.device, target.dtype))} points"
 
+    def estimate(self, experiment: Any, target: Target) -> None:
+        """Nothing is known."""
+
 
 class WaitingMeasurer:
     """Waits."""

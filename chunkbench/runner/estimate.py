@@ -1,0 +1,125 @@
+"""How much memory and time a run will take, from the bytes of what takes part and the machine's read bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+
+import torch
+
+from chunkbench.analysis.statistics import MIN_TIMED_STEPS
+from chunkbench.environment import available_memory, gpu_memory
+from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.point import Point
+from chunkbench.runner import memory_guard
+from chunkbench.runner.session_work import SessionWork
+from chunkbench.runner.target import Target
+
+# Fitted to runs on shared virtual machines with 2 cores; `benchmarks/estimates.py` compares estimates with runs.
+_PASSES = 26
+"""Preparing a session and checking it twice against float64 take as long as reading its K/V so often."""
+_EACH_S = 0.1
+"""What each implementation costs at a point besides."""
+_POINT_S = 1.0
+"""What each point costs besides: inputs, and the probes of the machine's peaks in three rounds."""
+_START_S, _PER_IMPLEMENTATION_S = 5.0, 0.5
+"""A worker starts, and asks each implementation whether it runs here."""
+_PER_RESERVED_GB_S = 0.9
+"""Memory that is touched for the first time."""
+_WORKER_BYTES = 600_000_000
+"""A worker with its libraries. The memory guard leaves it more."""
+_PROBED_BYTES, _PROBES = 1 << 27, 5
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take."""
+
+    memory_bytes: int
+    """Most that the worker holds at once."""
+    seconds: float | None
+    """None on a GPU, where nothing has been measured yet that it could rest on."""
+    point: Point
+    """The point that needs most memory."""
+    together_bytes: int
+    """K/V of all implementations at that point."""
+    room: int | None
+    """Bytes available for K/V; None if this machine does not have the device."""
+    grouping: memory_guard.Grouping | None
+    """Which implementations are in memory together at that point."""
+
+
+def estimate(
+    experiment: TimedExperiment, work: SessionWork, target: Target, shares_storage: Mapping[str, bool]
+) -> Estimate:
+    """The memory and the time of a run of these implementations (id -> whether it holds shared prefixes once).
+
+    Measures the read bandwidth for some milliseconds.
+    """
+    points, seed = experiment.points(target.device, target.dtype), experiment.seed
+    needs = {
+        point: {name: work.needs(point, seed, name, shared) for name, shared in shares_storage.items()}
+        for point in points
+    }
+    largest = max(points, key=lambda point: sum(needs[point].values()))
+    free = available_memory() if target.device == "cpu" else gpu_memory()
+    room = None if free is None else memory_guard.room_of(free)
+    sizes = needs[largest]
+    grouping, held = None, sum(sizes.values())
+    probe = memory_guard.probe_bytes(room) if room is not None and work.timed else 0
+    if room is not None:
+        grouping = memory_guard.group(sizes, list(sizes), experiment.baseline, room - probe)
+        if not work.timed:
+            grouping = memory_guard.one_by_one(sizes, list(sizes), room)
+        held = max((sum(sizes[name] for name in names) for names in grouping.groups), default=0)
+    swept = 2 * (target.environment.cpu.l3_bytes or 1 << 25) if work.timed and target.device == "cpu" else 0
+    memory = held + probe + swept + _WORKER_BYTES
+    seconds = None if target.device == "cuda" else _seconds(experiment, work, points, needs, held + probe, swept)
+    return Estimate(memory, seconds, largest, sum(sizes.values()), room, grouping)
+
+
+def _seconds(
+    experiment: TimedExperiment,
+    work: SessionWork,
+    points: Sequence[Point],
+    needs: Mapping[Point, Mapping[str, int]],
+    reserved: int,
+    swept: int,
+) -> float:
+    """Passes take their share of the budget, or the time of the fewest rounds if that is longer."""
+    passes = work.passes(points)
+    weights = [sum(one[-1].prompt_lengths(experiment.seed)) * one[-1].token_bytes + (1 << 24) for one in passes]
+    left, waiting = experiment.budget_s, sum(weights)
+    total = _START_S + _PER_IMPLEMENTATION_S * len(experiment.implementations)
+    if work.timed:
+        total += _PER_RESERVED_GB_S * reserved / 1e9
+    for one, weight in zip(passes, weights, strict=True):
+        share = max(0.0, left) * weight / waiting if work.timed else 0.0
+        took = max(share, _least(experiment, one, needs[one[-1]], swept if work.timed else 0, work.timed))
+        total, left, waiting = total + took, left - took, waiting - weight
+    return total
+
+
+def _least(
+    experiment: TimedExperiment, one: Sequence[Point], needs: Mapping[str, int], swept: int, timed: bool
+) -> float:
+    """Seconds of a pass in the fewest rounds."""
+    steps = sum(min(point.n_c, MIN_TIMED_STEPS) for point in one)
+    calls = experiment.min_rounds * steps if timed else 0
+    caches = len({case.cache for case in experiment.cases(one[-1])})
+    read = sum(needs.values()) * (calls * caches + _PASSES) + len(needs) * calls * swept
+    return _POINT_S * timed + _EACH_S * len(needs) + read / _bandwidth()
+
+
+@cache
+def _bandwidth() -> float:
+    """Bytes per second that all cores read together: the best of a few tries."""
+    buffer = torch.ones(_PROBED_BYTES // 4)
+    best = 0.0
+    for _ in range(_PROBES):
+        started = perf_counter()
+        buffer.sum()
+        best = max(best, buffer.nbytes / (perf_counter() - started))
+    return best
