@@ -59,6 +59,7 @@ def _cell(value: str | int | bool) -> str:
 
 @click.command(
     "list",
+    short_help="List experiments, implementations or axes.",
     epilog="""\b
     Examples:
       chunkbench list

@@ -26,7 +26,7 @@ Examples:
 """
 
 
-@click.command("load", epilog=EPILOG)
+@click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
 @click.argument("url")
 @click.option("--model", help="The model's name.  [default: the one that the server has]")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second, open loop.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "reproduce",
-    short_help="Measure all that this machine can of the paper, and write one report.",
+    short_help="Measure all that this machine can of the paper.",
     epilog="""\b
     Examples:
       chunkbench reproduce

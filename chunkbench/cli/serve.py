@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@click.command("serve", epilog=EPILOG)
+@click.command("serve", epilog=EPILOG, short_help="Serve a model whose attention is ChunkAttn.")
 @click.argument("model")
 @click.option(
     "--engine",

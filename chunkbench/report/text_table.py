@@ -109,20 +109,32 @@ def _rich(table: Table, width: int) -> RichTable:
 
 
 def _split(table: Table, width: int) -> list[Table]:
-    """Parts of a table that fit into the width, each with the key columns first."""
-    widths = _widths(table)
-    key_width = sum(width + 1 for width in widths[: table.keys])
-    parts: list[list[int]] = [[]]
-    used = key_width
-    for index in range(table.keys, len(table.columns)):
-        if parts[-1] and used + widths[index] > width:
-            parts.append([])
-            used = key_width
-        parts[-1].append(index)
-        used += widths[index] + 1
-    if len(parts) == 1:
+    """Parts of a table that fit into the width, each with the key columns first, as equally wide as possible."""
+    widths = [column + 1 for column in _widths(table)]
+    room = width - sum(widths[: table.keys])
+    least = len(_filled(widths[table.keys :], room))
+    if least < 2:
         return [table]
-    return [_only(table, [*range(table.keys), *part]) for part in parts]
+    # The narrowest room that needs no more parts: no part has only what the others left over.
+    values = widths[table.keys :]
+    even = next((r for r in range(max(values), room + 1) if len(_filled(values, r)) <= least), room)
+    parts, first = [], table.keys
+    for size in _filled(widths[table.keys :], even):
+        parts.append(_only(table, [*range(table.keys), *range(first, first + size)]))
+        first += size
+    return parts
+
+
+def _filled(widths: Sequence[int], room: int) -> list[int]:
+    """How many columns each part gets if it takes as many as fit, but at least one."""
+    sizes, used = [0], 0
+    for column in widths:
+        if sizes[-1] and used + column > room:
+            sizes.append(0)
+            used = 0
+        sizes[-1] += 1
+        used += column
+    return sizes
 
 
 def _only(table: Table, indices: Sequence[int]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from chunkbench.cli import main as module
+from chunkbench.cli.main import cli
 
 
 def exit_code_after(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
@@ -55,3 +58,50 @@ def test_an_interrupt_during_imports_exits_with_130(tmp_path: Path) -> None:
     )
     assert done.returncode == 130
     assert done.stderr.strip() == "interrupted"
+
+
+def test_the_list_of_commands_has_whole_sentences() -> None:
+    listed = CliRunner().invoke(cli, ["--help"]).output.split("Commands:")[1]
+    assert "..." not in listed
+    assert all(line.rstrip().endswith(".") for line in listed.strip().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rnu"], "No such command 'rnu'; did you mean run?"),
+        (["reproduce", "--only", "tabel3"], "no experiment 'tabel3'; did you mean table3?"),
+        (["run", "table3", "--only", "chunk_atn"], "chunk_atn is not in this experiment; did you mean chunk_attn?"),
+        (["quick", "--model", "lama3-8b"], "did you mean llama3-8b?"),
+        (["quick", "--n-p", "100", "--n-s", "200"], "200 shared tokens do not fit into prompts of 100"),
+    ],
+)
+def test_a_mistyped_name_gets_a_suggestion(words: list[str], told: str) -> None:
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert told in " ".join(done.output.split())
+
+
+def test_quick_says_what_sharing_saves(tmp_path: Path) -> None:
+    words = ["quick", "--n-p", "128", "--n-s", "64", "--batch", "4", "--out", str(tmp_path / "run"), "-q"]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert done.exception is None, done.output
+    first, memory, time, *_, last = done.output.splitlines()
+    assert first.startswith("4 requests of 128 tokens, 64 of them shared; llama2-7b")
+    # 4 * (128 + 16) tokens, or 64 + 4 * (64 + 16), of 2 * 32 * 128 elements in 32 layers; whole blocks and chunks.
+    assert "K/V of all 32 layers" in memory
+    assert "saved" in memory
+    assert "as fast as without sharing (PagedAttn" in time
+    assert last == f"report: {tmp_path / 'run' / 'report.html'}"
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_quick_takes_lengths_from_prompts(tmp_path: Path) -> None:
+    prompts = [[*range(96), 200 + number] for number in range(3)]
+    (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    words = ["quick", "--prompts", str(tmp_path / "ids.jsonl"), "--out", str(tmp_path / "run"), "-q"]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert done.output.startswith("3 requests of 97 tokens, 96 of them shared")
+    refused = CliRunner().invoke(cli, [*words, "--batch", "3"])
+    assert refused.exit_code == 2
+    assert "--prompts states --n-p, --n-s and --batch" in refused.output

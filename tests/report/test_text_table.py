@@ -6,6 +6,7 @@ import re
 import pytest
 
 from chunkbench.report import build, figures, text_table
+from chunkbench.report.model import Cell, Column, Table
 from chunkbench.store import Manifest
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -274,3 +275,11 @@ def test_points_of_every_kind_in_one_run(make_case, make_run) -> None:
     titles = [plot.get_title() for plot in picture.axes if plot.get_visible()]
     assert len(titles) == 3
     assert all("tree" not in title and "-" not in title for title in titles)
+
+
+@pytest.mark.parametrize(("width", "sizes"), [(200, [9]), (100, [5, 4]), (60, [3, 3, 3]), (10, [1] * 9)])
+def test_parts_of_a_table_are_equally_wide(width: int, sizes: list[int]) -> None:
+    columns = tuple(Column(f"c{number}", (f"c{number}",)) for number in range(9))
+    row = (Cell("1"), *(Cell("x" * 12) for _ in columns))
+    table = Table("T", (Column("k", ("k",)), *columns), (row,), 1)
+    assert [len(part.columns) - 1 for part in text_table._split(table, width)] == sizes
