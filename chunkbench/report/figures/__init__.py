@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from chunkbench import kinds
 from chunkbench.report.figures.style import StyleName, styled
@@ -16,12 +17,19 @@ from chunkbench.report.report import Report
 from chunkbench.report.showing import Showing
 from chunkbench.store import Manifest
 
+_SMALLER = 0.65
+"""Lines and marks of the style for papers."""
+
 
 def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Figure | None:
     """The figure of a run, drawn by its kind of work; None when there is too little to draw."""
     showing: Showing = kinds.get(manifest.experiment.kind).showing()
     with styled(style):
-        return showing.draw(report, manifest)
+        figure = showing.draw(report, manifest)
+    if figure is not None and style == "paper":
+        for line in figure.findobj(Line2D):
+            line.set(markersize=_SMALLER * line.get_markersize(), linewidth=_SMALLER * line.get_linewidth())
+    return figure
 
 
 def svg(figure: Figure) -> tuple[str, str]:

@@ -72,6 +72,8 @@ class Layout:
     """Width of a figure of one panel."""
     captioned: bool
     """Whether the caption is a part of the picture."""
+    spacing: float = 1.0
+    """Room below the panels: fonts shrink less than the rest."""
     settings: dict[Any, Any] = field(default_factory=dict)
     """matplotlib's settings besides STYLE."""
 
@@ -83,8 +85,9 @@ LAYOUTS: dict[StyleName, Layout] = {
         0.68,
         3.33,
         False,
+        1.35,
         {
-            "font.size": 7,
+            "font.size": 6.5,
             "font.family": "serif",
             "mathtext.fontset": "dejavuserif",
             "pdf.fonttype": 42,
@@ -162,7 +165,7 @@ def sheet(
     bar = 1.05 if colour_bar else 0.0
     width = max((_PANEL_INCHES[0] + gap) * across + 0.75 + bar, layout.least_inches / layout.scale)
     lines = textwrap.wrap(caption, int(width * 16.5)) if layout.captioned else []
-    below = 0.62 + 0.2 * math.ceil(len(handles) / columns) + 0.15 * len(lines) + 0.1
+    below = 0.62 * layout.spacing + 0.2 * math.ceil(len(handles) / columns) + 0.15 * len(lines) + 0.1
     above = 0.4
     height = above + _PANEL_INCHES[1] * down + below
     figure = Figure(figsize=(width * layout.scale, height * layout.scale))

@@ -94,7 +94,7 @@ def _panel(plot: Axes, members: Sequence[Match], axes: tuple[str, str], norm: Lo
                 text,
                 ha="center",
                 va="center",
-                fontsize=8,
+                fontsize="small",
                 color="#000000" if light else "#FFFFFF",
                 weight="bold" if match.speedup < 1 and not match.doubtful else "normal",
             )

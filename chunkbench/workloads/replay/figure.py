@@ -83,7 +83,7 @@ def _latency(title: str, groups: Sequence[Group], columns: Columns) -> Panel:
             grey = [
                 Line2D([], [], color="#444444", marker="o", markersize=4, **sharing(n_s == shares[0])) for n_s in shares
             ]
-            plot.legend(grey, [f"$n_s = {share}$" for share in shares], fontsize=7, loc="upper left", frameon=False)
+            plot.legend(grey, [f"$n_s = {share}$" for share in shares], fontsize="small", loc="upper left", frameon=False)
         panel_title(plot, title or "latency against load")
         lowest = min((value for spots in lines.values() for _, value in spots), default=1.0)
         plot.set_ylim(0, 6 * lowest)
@@ -162,8 +162,8 @@ def _memory(report: Report) -> list[Panel]:
             plot.bar(range(len(names)), heights, 0.7, bottoms, color=colour, label=_WORDS[kind])
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
         labels = ["\n".join(report.columns.column(name).short) for name in names]
-        plot.set_xticks(range(len(names)), labels, fontsize=7)
-        plot.legend(fontsize=7, loc="upper center", ncols=4, frameon=False, columnspacing=1, handlelength=1)
+        plot.set_xticks(range(len(names)), labels, fontsize="small")
+        plot.legend(fontsize="small", loc="upper center", ncols=4, frameon=False, columnspacing=1, handlelength=1)
         panel_title(plot, f"memory taken: {_named(group.axes, report.varying)}")
         plot.set_ylabel("share of the memory taken, %")
         plot.set_ylim(0, 112)

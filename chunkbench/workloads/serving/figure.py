@@ -73,7 +73,7 @@ def _latencies(
         plot.annotate(
             f"$n_s = {n_s}$",
             (rates[-1], middles[-1]),
-            fontsize=7,
+            fontsize="small",
             color=style.colour,
             xytext=(0, 6 if above else -6),
             textcoords="offset points",
@@ -84,7 +84,7 @@ def _latencies(
         plot.axhline(objective * 1e3, color="#444444", linewidth=0.9, linestyle=DASHES)
         place = (0.99, objective * 1e3)
         across = plot.get_yaxis_transform()
-        plot.text(*place, "objective", transform=across, fontsize=7, color="#444444", ha="right", va="bottom")
+        plot.text(*place, "objective", transform=across, fontsize="small", color="#444444", ha="right", va="bottom")
     panel_title(plot, f"n_p={n_p}")
     plot.set_ylim(bottom=0)
     plot.margins(x=0.15)
