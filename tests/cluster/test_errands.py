@@ -13,7 +13,7 @@ import pytest
 from chunkbench.cluster.errands import packed_checkout, run_errand
 from chunkbench.cluster.remote import OUT, _unbundle
 from chunkbench.store import RunError
-from tests.cluster.conftest import Raylets
+from tests.cluster.conftest import NIGHTLY, Raylets
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -63,6 +63,7 @@ def test_a_folder_without_commits_cannot_travel(tmp_path: Path) -> None:
         packed_checkout(tmp_path, "HEAD")
 
 
+@NIGHTLY
 def test_a_command_runs_on_a_node_among_its_files(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     cluster = raylets.connect()
@@ -94,7 +95,7 @@ def test_tune_says_that_no_node_has_a_gpu(raylets: Raylets, tmp_path: Path) -> N
     assert not (tmp_path / "table.json").exists()
 
 
-@pytest.mark.skipif(not os.environ.get("CHUNKBENCH_NIGHTLY"), reason="takes minutes; make nightly runs it")
+@NIGHTLY
 def test_regress_measures_both_revisions_on_a_node(raylets: Raylets, tmp_path: Path) -> None:
     from benchmarks.slowed_example import slower_by
     from tests.example_project import committed_example

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chunkbench.store import open_run
-from tests.cluster.conftest import ON_NODES, Raylets, waiting
+from tests.cluster.conftest import NIGHTLY, ON_NODES, Raylets, waiting
 
 KILLS = int(os.environ.get("CHUNKBENCH_KILLS", "3"))
 POINTS = 16 * KILLS
@@ -31,6 +31,7 @@ main()
 """
 
 
+@NIGHTLY
 @pytest.mark.timeout(120 + 40 * KILLS)
 def test_a_driver_that_is_killed_at_random_moments(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a", "b", "c")

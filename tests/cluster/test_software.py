@@ -21,7 +21,7 @@ from chunkbench.cluster import connection
 from chunkbench.cluster.connection import Cluster
 from chunkbench.cluster.shipping import shipped
 from chunkbench.store import RunError, open_run
-from tests.cluster.conftest import Raylets
+from tests.cluster.conftest import NIGHTLY, Raylets
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -86,6 +86,7 @@ def test_a_node_without_chunkbench_is_named_and_gets_ours_when_asked(
     assert run.manifest.machines["bare"].model_dump()["native"]["built"]
 
 
+@NIGHTLY
 def test_another_revision_is_named_once_for_all_nodes(raylets: Raylets, monkeypatch: pytest.MonkeyPatch) -> None:
     raylets.add("a", "b")
     cluster = raylets.connect()

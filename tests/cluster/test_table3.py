@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.store import open_run
-from tests.cluster.conftest import Raylets
+from tests.cluster.conftest import NIGHTLY, Raylets
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -60,6 +60,7 @@ def test_table3_has_the_keys_of_a_local_run_and_both_kinds_can_be_compared(
     assert "on A100" in done.output
 
 
+@NIGHTLY
 def test_a_driver_outside_of_the_cluster_measures_through_rays_client(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     out = tmp_path / "run"

@@ -83,7 +83,9 @@ def _latency(title: str, groups: Sequence[Group], columns: Columns) -> Panel:
             grey = [
                 Line2D([], [], color="#444444", marker="o", markersize=4, **sharing(n_s == shares[0])) for n_s in shares
             ]
-            plot.legend(grey, [f"$n_s = {share}$" for share in shares], fontsize="small", loc="upper left", frameon=False)
+            plot.legend(
+                grey, [f"$n_s = {share}$" for share in shares], fontsize="small", loc="upper left", frameon=False
+            )
         panel_title(plot, title or "latency against load")
         lowest = min((value for spots in lines.values() for _, value in spots), default=1.0)
         plot.set_ylim(0, 6 * lowest)
