@@ -1,6 +1,6 @@
 """How well `--dry-run` estimates memory and time: runs experiments, and compares.
 
-    python -m benchmarks.estimates            eight runs, about ten minutes on two cores
+    python -m benchmarks.estimates            ten runs, about ten minutes on two cores
 
 For each run: the estimate of time over the seconds that `chunkbench run` took (report excluded), and the estimate of
 memory over the most that its worker held (resident).

@@ -85,13 +85,15 @@ def collect() -> None:
         words = ["report", RECORDED / folder, "--out", page, "-q"]
         subprocess.run([sys.executable, "-m", "chunkbench", *map(str, words)], check=True, cwd=ROOT)
         # The raw samples are in the repository, not in the site.
-        page.write_text(re.sub(r'<a href="[^"#][^"]*">([^<]*)</a>', r"\1", page.read_text("utf-8")), encoding="utf-8")
+        raw = r'<a href="[./]*(results/[^"]*)/cases.jsonl">every sample</a>, <a href="[^"]*">([^<]*)</a>'
+        text = re.sub(raw, r"every sample, \2, in <code>\1</code> of the repository", page.read_text("utf-8"))
+        page.write_text(text, encoding="utf-8")
         lines.append(f"- [{title}](reports/{page.name})")
     (STAGE / "reports.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def loaded_from_elsewhere() -> list[str]:
-    """What pages of the site would load from other hosts."""
+    """What pages and style sheets of the site would load from other hosts."""
     found = []
     for path in sorted(path for path in SITE.rglob("*") if path.suffix in (".html", ".css")):
         text = path.read_text(encoding="utf-8")

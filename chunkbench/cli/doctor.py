@@ -56,7 +56,14 @@ def _table3() -> Finding:
     from chunkbench.environment import Finding
     from chunkbench.experiment import load_experiment
     from chunkbench.runner.dry_run import brief
+    from chunkbench.runner.measuring import measuring
     from chunkbench.runner.target import resolve
 
     experiment = load_experiment("table3")
-    return Finding(level="ok", title="chunkbench run table3", detail=brief(experiment, resolve(experiment)))
+    target = resolve(experiment)
+    detail, expected = brief(experiment, target), measuring(experiment).estimate(experiment, target)
+    grouping = None if isinstance(expected, str) else expected.grouping
+    if grouping is None or not grouping.too_large:
+        return Finding(level="ok", title="chunkbench run table3", detail=detail)
+    remedy = "free some memory or raise the limit; what does not fit becomes rows with status oom"
+    return Finding(level="warn", title="chunkbench run table3", detail=detail, remedy=remedy)

@@ -59,16 +59,21 @@ class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
 
 
 def runs_in(words: Sequence[str | Path]) -> list[Run]:
-    """The runs that these words name: run directories, folders of runs at any depth, `latest`. Paper's order.
+    """The runs that these words name, in their order: run directories, folders of runs at any depth, `latest`.
 
-    Raises `RunError`.
+    The runs of a folder are in the paper's order, and those of one experiment from the oldest to the newest. Raises
+    `RunError`.
     """
     from chunkbench.experiment import reading_order
     from chunkbench.store import latest_run, open_run, runs_below
 
-    paths = [path for word in words for path in ([latest_run(RUNS)] if word == "latest" else runs_below(Path(word)))]
-    runs = [open_run(path) for path in dict.fromkeys(paths)]
-    return sorted(runs, key=lambda run: reading_order(run.manifest.experiment.name))
+    found: dict[Path, Run] = {}
+    for word in words:
+        paths = [latest_run(RUNS)] if word == "latest" else runs_below(Path(word))
+        runs = [open_run(path) for path in paths]
+        runs.sort(key=lambda run: (reading_order(run.manifest.experiment.name), run.manifest.started_at or ""))
+        found |= {run.path: run for run in runs}
+    return list(found.values())
 
 
 def new_run(name: str) -> Path:

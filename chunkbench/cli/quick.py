@@ -24,7 +24,9 @@ _MOST_SEQUENCES = 64
 )
 @click.option("--model", default="llama2-7b", show_default=True, metavar="NAME", help="Known model, or a config.json.")
 @click.option("--n-p", type=click.IntRange(1, 1 << 17), help="Tokens of a prompt.  [default: 1280]")
-@click.option("--n-s", type=click.IntRange(0, 1 << 17), help="Leading tokens that all share.  [default: 1024]")
+@click.option(
+    "--n-s", type=click.IntRange(0, 1 << 17), help="Leading tokens that all share.  [default: four fifths of --n-p]"
+)
 @click.option("--batch", type=click.IntRange(1, 256), help="Sequences decoded together.  [default: 32]")
 @click.option(
     "--prompts",
@@ -63,7 +65,7 @@ def command(
     from chunkbench.runner.target import resolve
     from chunkbench.workloads.decode.summary import gains
 
-    if prompts and (n_p or n_s or batch):
+    if prompts and (n_p, n_s, batch) != (None, None, None):
         raise click.UsageError("--prompts states --n-p, --n-s and --batch; leave them out")
     try:
         shape = shape_of(model)

@@ -64,6 +64,7 @@ def command(
     show: bool,
     quiet: bool,
 ) -> None:
+    from chunkbench.experiment import reading_order
     from chunkbench.report import build, build_book, latex, render, render_book
     from chunkbench.report.formats import BOOK_FORMATS, ENDINGS
     from chunkbench.report.text_table import FILE
@@ -75,14 +76,21 @@ def command(
             endings = " ".join((*ENDINGS, *_FIGURES))
             raise click.BadParameter(f"{out}: no format has this ending ({endings}); choose one with --format")
     try:
-        opened = runs_in(runs)
+        opened = sorted(runs_in(runs), key=lambda run: reading_order(run.manifest.experiment.name))
     except RunError as error:
         fail(error)
+    empty = [run for run in opened if not run.cases]
+    if empty and len(empty) < len(opened):
+        click.echo(f"left out, no case measured yet: {', '.join(str(run.path) for run in empty)}", err=True)
+        opened = [run for run in opened if run.cases]
+    if show and (out.suffix != ".html" if out is not None else form is not None or len(opened) > 1):
+        raise click.UsageError("--open shows a page: leave --format out, or name the page with --out FILE.html")
+    if style == "paper" and (len(opened) > 1 or form not in ("figure", "latex")):
+        raise click.UsageError("--style paper is for the figure and the LaTeX of one run: --out FILE.pdf or FILE.tex")
     if len(opened) > 1 and form not in (None, *BOOK_FORMATS):
         raise click.BadParameter(f"{form} takes one RUN; for several, choose one of {', '.join(BOOK_FORMATS)}")
-    for opened_run in opened:
-        if not opened_run.cases:
-            fail(f"{opened_run.path}: no case has been measured yet; `chunkbench run ... --resume` continues the run")
+    if not opened[0].cases:
+        fail(f"{opened[0].path}: no case has been measured yet; `chunkbench run ... --resume` continues the run")
     if form == "figure" and out is not None:
         _draw(opened[0], out, style, quiet)
         return
@@ -116,7 +124,10 @@ def _draw(run: Run, out: Path, style: Literal["screen", "paper"], quiet: bool) -
 
     figure = figures.draw(build(run), run.manifest, style)
     if figure is None:
-        fail(f"{run.path}: nothing to draw: a figure needs two implementations that were measured at the same points")
+        why = "a figure needs two implementations that were measured at the same points"
+        if run.manifest.experiment.figure == "checks":
+            why = "this experiment checks results and compares no times"
+        fail(f"{run.path}: nothing to draw: {why}")
     _write(out, lambda path: figures.save(figure, path, style), quiet)
 
 

@@ -63,7 +63,7 @@ def command(
     """
     from chunkbench.cli.choosing import parse_budget
     from chunkbench.cli.progress import RunProgress
-    from chunkbench.experiment import load_experiment
+    from chunkbench.experiment import load_experiment, reading_order
     from chunkbench.experiment.errors import did_you_mean
     from chunkbench.report import build_book, render_book
     from chunkbench.report.claims import headline
@@ -80,7 +80,7 @@ def command(
         experiments = within(experiments, parse_budget(budget))
 
     if dry_run:
-        _describe(experiments, placing)
+        _describe(experiments, out, placing)
         return
 
     def announce(text: str) -> None:
@@ -91,7 +91,7 @@ def command(
         with RunProgress(quiet, placing.remote) as progress, placing.executors(progress.problem) as executor_for:
             outcome = reproduce(experiments, out, executor_for, progress, announce)
         if outcome.runs:
-            book = build_book(outcome.runs, out)
+            book = build_book(sorted(outcome.runs, key=lambda run: reading_order(run.manifest.experiment.name)), out)
             with writing(out):
                 for form, name in (("html", "report.html"), ("markdown", "report.md")):
                     (out / name).write_text(render_book(book, form), encoding="utf-8")
@@ -112,12 +112,16 @@ def command(
     ctx.exit(run_exit_code(case.status for run in outcome.runs for case in run.cases))
 
 
-def _describe(experiments: Sequence[Experiment], placing: Placing) -> None:
+def _describe(experiments: Sequence[Experiment], out: Path, placing: Placing) -> None:
     """A line for each experiment and each kind of machine."""
     from chunkbench.runner.dry_run import brief
+    from chunkbench.runner.reproduce import finished
 
     with placing.executors(lambda text: click.echo(text, err=True), describing=True) as executor_for:
         for experiment in experiments:
+            if finished(out / experiment.name):
+                click.echo(f"{experiment.name:<16} already measured, in {out / experiment.name}")
+                continue
             for target in executor_for(experiment, None).targets:
                 where = f" on {target.machine_kind}" if target.machine_kind else ""
                 click.echo(f"{experiment.name:<16} {brief(experiment, target)}{where}")

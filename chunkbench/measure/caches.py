@@ -10,6 +10,11 @@ from chunkbench.measure.rotation import L2_FACTOR
 _TIMES = {"cpu": 2, "cuda": L2_FACTOR}
 
 
+def sweep_bytes(device: str, cache_bytes: int) -> int:
+    """Bytes that a sweep reads."""
+    return max(_TIMES[device] * cache_bytes, 1 << 24)
+
+
 class CacheSweeper:
     """Replaces the contents of the last-level cache.
 
@@ -17,7 +22,7 @@ class CacheSweeper:
     """
 
     def __init__(self, device: str, cache_bytes: int) -> None:
-        self._buffer = torch.ones(max(_TIMES[device] * cache_bytes, 1 << 24) // 4, device=device)
+        self._buffer = torch.ones(sweep_bytes(device, cache_bytes) // 4, device=device)
 
     def sweep(self) -> None:
         """Read twice the size of the last-level cache; on a GPU `L2_FACTOR` times, as the copies of a rotation hold."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -71,8 +72,14 @@ class Book:
     @property
     def verdict(self) -> str:
         """What the runs say, in one line."""
-        text = self.leading[0].report.headline
-        return f"{text} {headline(self.claims)}" if len(self.chapters) > 1 else text
+        several = len({chapter.machine_kind for chapter in self.leading}) > 1
+        sentences = [
+            f"{chapter.machine_kind}: {chapter.report.headline}" if several else chapter.report.headline
+            for chapter in self.leading
+        ]
+        if len(self.chapters) > 1 and self.claims:
+            sentences.append(headline(self.claims))
+        return " ".join(filter(None, sentences))
 
     def documents(self) -> list[Document]:
         """The book as documents, for all formats but HTML: the claims, the runs, the paper's other tables."""
@@ -89,7 +96,11 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
     if they are already built.
     """
     chapters: list[Chapter] = []
-    for run, report in zip(runs, reports or map(build, runs), strict=True):
+    built = list(reports or map(build, runs))
+    titles = Counter(report.title for report in built)
+    for run, report in zip(runs, built, strict=True):
+        if titles[report.title] > 1:  # otherwise nothing would tell the chapters apart
+            report = replace(report, title=f"{report.title} ({run.path.name})")
         name = run.manifest.experiment.name or run.path.name
         taken = {chapter.anchor for chapter in chapters}
         anchor = next(a for a in [name, *(f"{name}-{n}" for n in range(2, len(runs) + 2))] if a not in taken)

@@ -49,9 +49,12 @@ class Columns:
         recorded = self.looks.get(implementation)
         if recorded is not None and "line" in recorded.model_fields_set:
             return recorded
-        # The run is older than the lines of figures. Old and new runs shall look alike.
         installed = self.installed(implementation)
-        return recorded if recorded is not None and installed == Look() else installed
+        if recorded is None or installed == Look():
+            return recorded or installed
+        # The run is older than the lines of figures. Old and new runs shall be drawn alike.
+        drawn = {"colour": installed.colour, "marker": installed.marker, "line": installed.line}
+        return recorded.model_copy(update=drawn)
 
     def name(self, implementation: str) -> str:
         """The name of an implementation in running text."""

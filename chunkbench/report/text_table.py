@@ -111,7 +111,7 @@ def _rich(table: Table, width: int) -> RichTable:
 def _split(table: Table, width: int) -> list[Table]:
     """Parts of a table that fit into the width, each with the key columns first, as equally wide as possible."""
     widths = [column + 1 for column in _widths(table)]
-    room = width - sum(widths[: table.keys])
+    room = width + 1 - sum(widths[: table.keys])  # no gap follows the last column
     least = len(_filled(widths[table.keys :], room))
     if least < 2:
         return [table]

@@ -38,7 +38,11 @@ def describe_plan(experiment: TimedExperiment, work: SessionWork, target: Target
     for point in points:
         lines.append("  " + _describe(point))
     if shares_storage:
-        lines += ["", *_memory(expected := estimate(experiment, work, target, shares_storage)), _time(expected)]
+        lines += [
+            "",
+            *_memory(expected := estimate(experiment, work, target, shares_storage)),
+            _time(expected, experiment.budget_s),
+        ]
     return "\n".join(lines)
 
 
@@ -96,10 +100,10 @@ def _memory(expected: Estimate) -> list[str]:
     return lines + [f"  {name}: oom, {reason}" for name, reason in expected.grouping.too_large.items()]
 
 
-def _time(expected: Estimate) -> str:
+def _time(expected: Estimate, budget_s: float) -> str:
     """About how long the run takes."""
     if expected.seconds is None:
-        return "time: unknown, since nothing has been measured on a GPU yet; about the budget"
+        return f"time: about the budget of {words_of(budget_s)}; nothing has been measured on a GPU yet"
     return f"time: about {words_of(expected.seconds)}"
 
 
@@ -107,10 +111,13 @@ def brief(experiment: Experiment, target: Target) -> str:
     """A run in one line: its points, its memory, its time."""
     points = len(experiment.points(target.device, target.dtype))
     text = f"{points} point{'s' * (points != 1)}"
+    if target.machine_kind:  # what this machine can do says nothing about another
+        return f"{text}, budget {words_of(experiment.budget_s)}"
     expected = measuring(experiment).estimate(experiment, target)
-    if expected is None:
-        return f"{text}, about its budget of {words_of(experiment.budget_s)}"
-    return f"{text}, up to {memory_guard.gigabytes(expected.memory_bytes)}, {_time(expected).removeprefix('time: ')}"
+    if isinstance(expected, str):
+        return f"{text}, {expected}"
+    memory = f"up to {memory_guard.gigabytes(expected.memory_bytes)}"
+    return f"{text}, {memory}, {_time(expected, experiment.budget_s).removeprefix('time: ')}"
 
 
 def words_of(seconds: float) -> str:

@@ -13,8 +13,9 @@ from chunkbench.analysis.statistics import MIN_TIMED_STEPS
 from chunkbench.environment import available_memory, gpu_memory
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Point
+from chunkbench.measure.caches import last_level_cache_bytes, sweep_bytes
 from chunkbench.runner import memory_guard
-from chunkbench.runner.session_work import SessionWork
+from chunkbench.runner.session_work import SessionWork, weight
 from chunkbench.runner.target import Target
 
 # Fitted to runs on shared virtual machines with 2 cores; `benchmarks/estimates.py` compares estimates with runs.
@@ -67,17 +68,29 @@ def estimate(
     free = available_memory() if target.device == "cpu" else gpu_memory()
     room = None if free is None else memory_guard.room_of(free)
     sizes = needs[largest]
-    grouping, held = None, sum(sizes.values())
+    grouping, held = None, max(sum(one.values()) for one in needs.values())
     probe = memory_guard.probe_bytes(room) if room is not None and work.timed else 0
     if room is not None:
-        grouping = memory_guard.group(sizes, list(sizes), experiment.baseline, room - probe)
-        if not work.timed:
-            grouping = memory_guard.one_by_one(sizes, list(sizes), room)
-        held = max((sum(sizes[name] for name in names) for names in grouping.groups), default=0)
-    swept = 2 * (target.environment.cpu.l3_bytes or 1 << 25) if work.timed and target.device == "cpu" else 0
+        grouping = _grouping(experiment, work, sizes, room - probe)
+        held = max(_held(experiment, work, one, room - probe) for one in needs.values())
+    swept = sweep_bytes("cpu", last_level_cache_bytes("cpu")) if work.timed and target.device == "cpu" else 0
     memory = held + probe + swept + _WORKER_BYTES
     seconds = None if target.device == "cuda" else _seconds(experiment, work, points, needs, held + probe, swept)
     return Estimate(memory, seconds, largest, sum(sizes.values()), room, grouping)
+
+
+def _grouping(
+    experiment: TimedExperiment, work: SessionWork, sizes: Mapping[str, int], room: int
+) -> memory_guard.Grouping:
+    if not work.timed:
+        return memory_guard.one_by_one(sizes, list(sizes), room)
+    return memory_guard.group(sizes, list(sizes), experiment.baseline, room)
+
+
+def _held(experiment: TimedExperiment, work: SessionWork, sizes: Mapping[str, int], room: int) -> int:
+    """Bytes of the largest memory group of a point."""
+    groups = _grouping(experiment, work, sizes, room).groups
+    return max((sum(sizes[name] for name in names) for names in groups), default=0)
 
 
 def _seconds(
@@ -90,15 +103,15 @@ def _seconds(
 ) -> float:
     """Passes take their share of the budget, or the time of the fewest rounds if that is longer."""
     passes = work.passes(points)
-    weights = [sum(one[-1].prompt_lengths(experiment.seed)) * one[-1].token_bytes + (1 << 24) for one in passes]
+    weights = [weight(one[-1], experiment.seed) for one in passes]
     left, waiting = experiment.budget_s, sum(weights)
     total = _START_S + _PER_IMPLEMENTATION_S * len(experiment.implementations)
     if work.timed:
         total += _PER_RESERVED_GB_S * reserved / 1e9
-    for one, weight in zip(passes, weights, strict=True):
-        share = max(0.0, left) * weight / waiting if work.timed else 0.0
+    for one, cost in zip(passes, weights, strict=True):
+        share = max(0.0, left) * cost / waiting if work.timed else 0.0
         took = max(share, _least(experiment, one, needs[one[-1]], swept if work.timed else 0, work.timed))
-        total, left, waiting = total + took, left - took, waiting - weight
+        total, left, waiting = total + took, left - took, waiting - cost
     return total
 
 

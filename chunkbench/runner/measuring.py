@@ -89,8 +89,8 @@ class Measuring(Protocol):
         """The plan of a run, as text."""
         ...
 
-    def estimate(self, experiment: Any, target: Target) -> Estimate | None:
-        """The memory and the time that a run will take; None where only its budget is known."""
+    def estimate(self, experiment: Any, target: Target) -> Estimate | str:
+        """The memory and the time that a run on this machine will take, or in words what is known instead."""
         ...
 
 

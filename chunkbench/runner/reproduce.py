@@ -80,6 +80,12 @@ def reproduce(
     return Reproduced(runs, interrupted=False)
 
 
+def finished(folder: Path) -> bool:
+    """Whether the folder holds a run that is complete."""
+    recorded = _open(folder)
+    return recorded is not None and recorded.manifest.interrupted is False
+
+
 def _open(folder: Path) -> Run | None:
     try:
         return open_run(folder)

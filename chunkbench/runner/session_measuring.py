@@ -20,7 +20,7 @@ from chunkbench.runner.estimate import Estimate, estimate
 from chunkbench.runner.measuring import PointMeasurer, Workplace
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.point_driver import Culprit
-from chunkbench.runner.session_work import SessionWork
+from chunkbench.runner.session_work import SessionWork, weight
 from chunkbench.runner.survey import Traits, survey
 from chunkbench.runner.target import Target
 from chunkbench.store import RunError
@@ -43,9 +43,8 @@ class SessionMeasuring:
         return self.sessions.passes(points)
 
     def weight(self, point: Point, seed: int) -> int:
-        """Relative cost of a point: bytes of K/V of all sequences, plus a constant."""
-        tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
-        return tokens * point.token_bytes + (1 << 24)
+        """Relative cost of a point."""
+        return weight(point, seed)
 
     def start(
         self,
@@ -71,10 +70,10 @@ class SessionMeasuring:
         """The plan of a run, as text."""
         return describe_plan(experiment, self.sessions, target)
 
-    def estimate(self, experiment: TimedExperiment, target: Target) -> Estimate | None:
-        """The memory and the time of a run; None if nothing of it runs here."""
+    def estimate(self, experiment: TimedExperiment, target: Target) -> Estimate | str:
+        """The memory and the time of a run."""
         sharing = sharing_of(experiment, target)
-        return estimate(experiment, self.sessions, target, sharing) if sharing else None
+        return estimate(experiment, self.sessions, target, sharing) if sharing else "nothing of it runs here"
 
 
 class SessionMeasurer:

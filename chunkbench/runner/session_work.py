@@ -18,6 +18,12 @@ class Amounts(NamedTuple):
     flops: tuple[int, ...] = ()
 
 
+def weight(point: Point, seed: int) -> int:
+    """Relative cost of a point: bytes of K/V of all sequences, plus a constant."""
+    tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
+    return tokens * point.token_bytes + (1 << 24)
+
+
 class SessionWork(Protocol):
     """What differs between kinds of work whose implementations are sessions."""
 

@@ -78,12 +78,14 @@ class Worker:
         entries = {}
         for name in implementations:
             label, answer = self._registry.availability(name, device)
+            look = self._registry.look(name)
+            stated = look.model_dump(mode="json", exclude_defaults=True)
             entry: dict[str, Any] = {
                 "label": label,
                 "ok": answer.ok,
                 "reason": answer.reason,
                 "remedy": answer.remedy,
-                "look": self._registry.look(name).model_dump(mode="json", exclude_defaults=True),
+                "look": stated | {"line": look.line} if stated else {},
             }
             if answer.ok:
                 loaded = self._load(name)

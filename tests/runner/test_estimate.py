@@ -24,14 +24,13 @@ def expected(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the estimate of a budget; the machine reads 20 GB/s and has 30 GB free."""
     monkeypatch.setattr(estimate, "_bandwidth", lambda: 20.0 * GB)
     monkeypatch.setattr(estimate, "available_memory", lambda: 30 * GB)
+    monkeypatch.setattr(estimate, "last_level_cache_bytes", lambda _: 32 << 20)
 
     def make(budget_s: float, axes: dict[str, str] | None = None, **changes: Any) -> estimate.Estimate:
         names = {"implementations": ("naive", "chunk_attn"), "budget_s": budget_s, "dtype": "bfloat16"}
         experiment = load_experiment("table3", axes or AXES, "test").model_copy(update=names)
         found = resolve(experiment, describing=True)
-        environment = found.environment
-        cpu = environment.cpu.model_copy(update={"l3_bytes": 32 << 20})
-        target = Target("cpu", "bfloat16", environment.model_copy(update={"cpu": cpu}), "here")
+        target = Target("cpu", "bfloat16", found.environment, "here")
         sessions = measuring(experiment).sessions
         assert sessions is not None
         return estimate.estimate(experiment, sessions, replace(target, **changes), SHARES)
@@ -72,4 +71,12 @@ def test_durations_in_words(seconds: float, words: str) -> None:
 
 def test_a_kind_without_sessions_has_only_its_budget() -> None:
     experiment = load_experiment("replay-forks")
-    assert "about its budget of" in dry_run.brief(experiment, resolve(experiment))
+    assert "at most its budget of" in dry_run.brief(experiment, resolve(experiment))
+
+
+def test_a_point_that_does_not_fit_does_not_hide_those_that_do(expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "available_memory", lambda: 5 * GB)
+    small = {**AXES, "n_p": "256,8192", "n_s": "0"}
+    found = expected(1.0, small)
+    assert found.grouping.groups == ()
+    assert found.memory_bytes > 600_000_000 + 0.3 * GB

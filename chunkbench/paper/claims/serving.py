@@ -55,9 +55,7 @@ def no_regression(evidence: Evidence) -> Judgement:
     words = ", ".join(f"{figure.value:.2f} at {_place(pair)}" for pair, figure in figures)
     figures.sort(key=lambda entry: -entry[1].value)
     worst = figures[0][1]
-    verdict: ClaimVerdict = (
-        "holds" if worst.value <= 1.03 else "different here" if worst.low <= 1.03 else "does not hold"
-    )
+    verdict: ClaimVerdict = "holds" if worst.value <= 1.03 else "cannot tell" if worst.low <= 1.03 else "does not hold"
     reason = f"normalized latency of ChunkLlama over vLLM's: {words}"
     return judged(verdict, reason, [figure for _, figure in figures])
 
@@ -89,10 +87,12 @@ def sustained(evidence: Evidence, n_p: int, paper: float) -> Judgement:
         name = "ChunkLlama" if ours is None else "vLLM"
         return Judgement("different here", f"{name} does not meet {limit} at any measured rate; {_HERE}", rows=keys)
     words = f"{_words(ours)} against {_words(theirs)} requests/s below {limit}"
-    if theirs.at_least:  # the gain has no lower bound
-        return Judgement("cannot tell", f"{words}: vLLM meets it at all measured rates", rows=keys)
+    if theirs.at_least and ours.at_least:
+        return Judgement("cannot tell", f"{words}: both meet it at all measured rates", rows=keys)
     gain = ours.per_s / theirs.per_s
-    bound: Bound = "at least" if ours.at_least else ""
+    bound: Bound = "at least" if ours.at_least else "at most" if theirs.at_least else ""
+    if theirs.at_least:  # ours does not meet it at all rates, so the gain is below 1
+        return Judgement("different here", f"{words}; {_HERE}", gain, gain, gain, keys, bound)
     if gain >= 0.95 * paper:
         return Judgement("holds", words, gain, gain, gain, keys, bound)
     if ours.at_least:

@@ -115,7 +115,7 @@ class ChunkLlamaRadix(ChunkLlama):
         heading=("Chunk", "Llama", "radix"),
         meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
         colour=_COLOUR,
-        marker="P",
+        marker="h",
         line="dashdot",
         place=940,
         ablation_of="chunk_llama",

@@ -58,17 +58,17 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         _panel(plot, members, axes, norm)
         panel_title(plot, title)
     page.label(*map(axis_label, axes))
-    _bar(page, norm, farthest)
+    _bar(page, norm, farthest, report.columns.name(report.baseline))
     return page.figure
 
 
-def _bar(page: Sheet, norm: LogNorm, farthest: float) -> None:
+def _bar(page: Sheet, norm: LogNorm, farthest: float, baseline: str) -> None:
     """The bar of colours at the right of the sheet."""
     places = [plot.get_position() for plot in page.panels]
     left, bottom, top = max(p.x1 for p in places), min(p.y0 for p in places), max(p.y1 for p in places)
     width = page.figure.get_figwidth()
     axes = page.figure.add_axes((left + 0.15 / width, bottom, 0.12 / width, top - bottom))
-    bar = page.figure.colorbar(ScalarMappable(norm, _COLOURS), cax=axes, label="strongest other / ChunkAttn, time")
+    bar = page.figure.colorbar(ScalarMappable(norm, _COLOURS), cax=axes, label=f"strongest other / {baseline}, time")
     steps = [value for value in (1.2, 1.5, 2, 3, 5, 10, 20, 50) if value <= farthest]
     ticks = [*(1 / step for step in reversed(steps)), 1, *steps]
     bar.set_ticks(ticks, labels=[times(tick) for tick in ticks])

@@ -7,8 +7,8 @@ from chunkbench.report.numbers import count, times
 from chunkbench.report.report import Report
 from chunkbench.workloads.decode.headline import matches
 
-_ALONE = ("paged_attn", "vllm_paged_attn")
-"""Implementations that keep every sequence in blocks of its own."""
+_ALONE = "paged_attn"
+"""The implementation that keeps every sequence in blocks of its own."""
 
 
 def gains(report: Report, shape: LlamaShape) -> list[str]:
@@ -17,14 +17,14 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
         return ["nothing was measured"]
     group = report.groups[0]
     ours = group.rows.get(report.baseline)
-    alone = next((group.rows[name] for name in _ALONE if name in group.rows and group.rows[name].facts.kv_bytes), None)
+    alone = group.rows.get(_ALONE)
     lines = []
     if ours is not None and alone is not None and ours.facts.kv_bytes and alone.facts.kv_bytes:
         layers, dtype = shape.num_hidden_layers, ours.facts.dtype
         apart, shared = (size * layers / 1e9 for size in (alone.facts.kv_bytes, ours.facts.kv_bytes))
         lines.append(
             f"memory  K/V of all {layers} layers in {dtype}: {apart:.2f} GB, with shared prefixes {shared:.2f} GB, "
-            f"{apart - shared:.2f} GB saved"
+            f"{abs(apart - shared):.2f} GB {'saved' if apart >= shared else 'more'}"
         )
     if alone is not None and alone.derived.ratio_to_baseline is not None:
         lines.append(
@@ -35,7 +35,10 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
     if compared:
         best = compared[0]
         doubt = "; this cannot be told from 1" if best.doubtful else ""
-        others = count(len(group.rows) - 1, "other implementation")
+        rated = [row for row in group.rows.values() if row.derived.ratio_to_baseline is not None]
+        others = count(len(rated) - 1, "other implementation")
         strongest = report.columns.name(best.strongest.facts.implementation)
-        lines.append(f"        and {times(best.speedup)} as fast as {strongest}, the strongest of {others} here{doubt}")
+        lines.append(
+            f"        it is {times(best.speedup)} as fast as {strongest}, the strongest of {others} here{doubt}"
+        )
     return lines or ["ChunkAttn and another implementation were not measured side by side; the report says why"]

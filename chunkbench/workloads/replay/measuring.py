@@ -16,6 +16,7 @@ from chunkbench.experiment.point import AxisFields, Case, Point
 from chunkbench.experiment.units import parse_duration
 from chunkbench.replay.step_time import Constant, StepTime
 from chunkbench.runner.case_facts import now
+from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.measuring import Workplace
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.target import Target
@@ -71,8 +72,9 @@ class ReplayMeasuring:
         ]
         return "\n".join(lines)
 
-    def estimate(self, experiment: ReplayExperiment, target: Target) -> None:
-        """Only the budget is known."""
+    def estimate(self, experiment: ReplayExperiment, target: Target) -> str:
+        """Replays end when they are done; the budget is only a limit."""
+        return f"at most its budget of {words_of(experiment.budget_s)}"
 
 
 class ReplayMeasurer:

@@ -20,6 +20,7 @@ from chunkbench.analysis.requests import load_numbers, normalized_latency
 from chunkbench.experiment.point import AxisFields, Case, Point
 from chunkbench.experiment.values import show_value
 from chunkbench.runner.case_facts import now
+from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.measuring import Workplace
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.target import Target
@@ -109,8 +110,11 @@ class ServingMeasuring:
         setting = _setting(experiment, target, points)
         return "\n".join([*lines, "", f"K/V memory of every system: {setting.kv_bytes / 2**30:.2f} GiB"])
 
-    def estimate(self, experiment: ServingExperiment, target: Target) -> None:
+    def estimate(self, experiment: ServingExperiment, target: Target) -> str:
         """Only the budget is known."""
+        if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):
+            return "nothing of it runs here"
+        return f"about its budget of {words_of(experiment.budget_s)}"
 
 
 class ServingMeasurer:

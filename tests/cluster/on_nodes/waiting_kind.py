@@ -53,8 +53,8 @@ class WaitingMeasuring:
     def describe(self, experiment: Any, target: Target) -> str:
         return f"{len(experiment.points(target.device, target.dtype))} points"
 
-    def estimate(self, experiment: Any, target: Target) -> None:
-        """Nothing is known."""
+    def estimate(self, experiment: Any, target: Target) -> str:
+        return "as long as it waits"
 
 
 class WaitingMeasurer:
