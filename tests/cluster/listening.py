@@ -14,6 +14,8 @@ class Heard:
 
     def __init__(self, after: dict[int, Callable[[], None]] | None = None) -> None:
         self.problems: list[str] = []
+        self.points_before: list[int] = []
+        """How many points were finished when each problem was told."""
         self.texts: list[str] = []
         self.points: list[tuple[Point, str]] = []
         self._after = after or {}
@@ -33,3 +35,4 @@ class Heard:
 
     def problem(self, text: str) -> None:
         self.problems.append(text)
+        self.points_before.append(len(self.points))
