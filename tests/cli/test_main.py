@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli import main as module
+from chunkbench.cli import quick
 from chunkbench.cli.main import cli
 
 
@@ -99,9 +100,7 @@ def test_quick_says_what_sharing_saves(tmp_path: Path) -> None:
 def test_quick_takes_lengths_from_prompts(tmp_path: Path) -> None:
     prompts = [[*range(96), 200 + number] for number in range(3)]
     (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    words = ["quick", "--prompts", str(tmp_path / "ids.jsonl"), "--out", str(tmp_path / "run"), "-q"]
-    done = CliRunner().invoke(cli, words, standalone_mode=False)
-    assert done.output.startswith("3 requests of 97 tokens, 96 of them shared")
-    refused = CliRunner().invoke(cli, [*words, "--batch", "3"])
+    assert quick._of_prompts((tmp_path / "ids.jsonl",), None) == (97, 96, 3)
+    refused = CliRunner().invoke(cli, ["quick", "--prompts", str(tmp_path / "ids.jsonl"), "--batch", "3"])
     assert refused.exit_code == 2
     assert "--prompts states --n-p, --n-s and --batch" in refused.output
