@@ -55,13 +55,14 @@ def _table3() -> Finding:
     """What a run of Table 3 would take here, as its dry run says."""
     from chunkbench.environment import Finding
     from chunkbench.experiment import load_experiment
-    from chunkbench.runner.dry_run import brief
+    from chunkbench.runner.dry_run import in_words
     from chunkbench.runner.measuring import measuring
     from chunkbench.runner.target import resolve
 
     experiment = load_experiment("table3")
     target = resolve(experiment)
-    detail, expected = brief(experiment, target), measuring(experiment).estimate(experiment, target)
+    expected = measuring(experiment).estimate(experiment, target)
+    detail = in_words(expected, experiment)
     grouping = None if isinstance(expected, str) else expected.grouping
     if grouping is None or not grouping.too_large:
         return Finding(level="ok", title="chunkbench run table3", detail=detail)

@@ -58,16 +58,14 @@ def command(
     from chunkbench.report.formats import render_document
     from chunkbench.report.sharing import document
     from chunkbench.report.sharing import experiment as as_experiment
-    from chunkbench.traces.sets import PromptsError, read, tokenized
+    from chunkbench.traces.sets import PromptsError, grouped, read
 
     try:
         shape = shape_of(model)
         prompts = read(paths, group_by)
         if not prompts:
             fail(f"{', '.join(map(str, paths))}: no prompt in it")
-        groups: dict[str, list[tuple[int, ...]]] = {}
-        for prompt, tokens in zip(prompts, tokenized(prompts, tokenizer), strict=True):
-            groups.setdefault(prompt.group, []).append(tokens)
+        groups = grouped(prompts, tokenizer)
     except (PromptsError, ShapeError) as error:
         fail(error)
     if trace is not None:

@@ -104,13 +104,10 @@ def command(
 def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[int, int, int]:
     """Mean tokens, mean shared tokens and number of prompts of the largest group in these files."""
     from chunkbench.analysis.sharing import sharing
-    from chunkbench.traces.sets import PromptsError, read, tokenized
+    from chunkbench.traces.sets import PromptsError, grouped, read
 
     try:
-        read_prompts = read(paths)
-        groups: dict[str, list[tuple[int, ...]]] = {}
-        for prompt, ids in zip(read_prompts, tokenized(read_prompts, tokenizer), strict=True):
-            groups.setdefault(prompt.group, []).append(ids)
+        groups = grouped(read(paths), tokenizer)
     except PromptsError as error:
         fail(error)
     if not groups:

@@ -112,14 +112,14 @@ def _split(table: Table, width: int) -> list[Table]:
     """Parts of a table that fit into the width, each with the key columns first, as equally wide as possible."""
     widths = [column + 1 for column in _widths(table)]
     room = width + 1 - sum(widths[: table.keys])  # no gap follows the last column
-    least = len(_filled(widths[table.keys :], room))
+    values = widths[table.keys :]
+    least = len(_filled(values, room))
     if least < 2:
         return [table]
     # The narrowest room that needs no more parts: no part has only what the others left over.
-    values = widths[table.keys :]
     even = next((r for r in range(max(values), room + 1) if len(_filled(values, r)) <= least), room)
     parts, first = [], table.keys
-    for size in _filled(widths[table.keys :], even):
+    for size in _filled(values, even):
         parts.append(_only(table, [*range(table.keys), *range(first, first + size)]))
         first += size
     return parts

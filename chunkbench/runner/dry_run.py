@@ -113,11 +113,15 @@ def brief(experiment: Experiment, target: Target) -> str:
     text = f"{points} point{'s' * (points != 1)}"
     if target.machine_kind:  # what this machine can do says nothing about another
         return f"{text}, budget {words_of(experiment.budget_s)}"
-    expected = measuring(experiment).estimate(experiment, target)
+    return f"{text}, {in_words(measuring(experiment).estimate(experiment, target), experiment)}"
+
+
+def in_words(expected: Estimate | str, experiment: Experiment) -> str:
+    """The memory and the time of a run."""
     if isinstance(expected, str):
-        return f"{text}, {expected}"
+        return expected
     memory = f"up to {memory_guard.gigabytes(expected.memory_bytes)}"
-    return f"{text}, {memory}, {_time(expected, experiment.budget_s).removeprefix('time: ')}"
+    return f"{memory}, {_time(expected, experiment.budget_s).removeprefix('time: ')}"
 
 
 def words_of(seconds: float) -> str:

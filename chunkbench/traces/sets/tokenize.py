@@ -35,6 +35,14 @@ def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[in
     return token_ids
 
 
+def grouped(prompts: Sequence[Prompt], tokenizer: str | None) -> dict[str, list[tuple[int, ...]]]:
+    """Group -> the token ids of its prompts, in order. Raises `PromptsError` as `tokenized` does."""
+    groups: dict[str, list[tuple[int, ...]]] = {}
+    for prompt, tokens in zip(prompts, tokenized(prompts, tokenizer), strict=True):
+        groups.setdefault(prompt.group, []).append(tokens)
+    return groups
+
+
 def _encoder(name: str) -> Encode:
     if name.endswith(".json"):
         return _from_file(Path(name))

@@ -59,16 +59,13 @@ def _panel(plot: Axes, rows: Sequence[Row], columns: Columns) -> None:
     plot.set_yscale("log")
     plot.plot([low, ridge, high], [low * bandwidth, rate, rate], color="#000000", linewidth=1.2, label="roofline")
     spots: list[tuple[float, float]] = []
+    batches: list[int] = []
     for module in dict.fromkeys(row.facts.implementation for row in rows):
-        of_module = [(_intensity(row), _reached(row)) for row in rows if row.facts.implementation == module]
+        members = [row for row in rows if row.facts.implementation == module]
+        of_module = [(_intensity(row), _reached(row)) for row in members]
         plot.plot(*zip(*of_module, strict=True), **columns.style(module).line2d(markersize=6, linestyle="none"))
         spots += of_module
-    batches = [
-        row.facts.batch_size
-        for module in dict.fromkeys(row.facts.implementation for row in rows)
-        for row in rows
-        if row.facts.implementation == module
-    ]
+        batches += [row.facts.batch_size for row in members]
     for spot, sizes in _labels(spots, batches):
         text = f"$b = {', '.join(map(str, sizes))}$"
         plot.annotate(text, spot, xytext=(7, -3), textcoords="offset points", fontsize="x-small")
