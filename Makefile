@@ -53,9 +53,9 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY) $(READY_SERVING) $(READY_RAY) $(READY_VLLM_ENVIRONMENT) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, killed runs on a cluster, soaks of engine, server and cache managers
+nightly: $(READY) $(READY_SERVING) $(READY_RAY) $(READY_VLLM_ENVIRONMENT) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, builds of other revisions and of the wheel, killed runs on a cluster, soaks of engine, server and cache managers
 	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_KILLS=20 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 CHUNKBENCH_VLLM_REQUESTS=500 CHUNKBENCH_MANAGER_OPERATIONS=1000000 $(BIN)/python -m pytest -q tests/test_damaged.py \
-	  tests/test_ci_files.py tests/regression/test_packages.py tests/serving/engine/test_engine.py \
+	  tests/test_ci_files.py tests/packaging tests/regression tests/serving/engine/test_engine.py \
 	  tests/serving/server tests/integrations tests/replay tests/kvcache/managers tests/cluster $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)

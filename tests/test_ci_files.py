@@ -14,12 +14,12 @@ import yaml
 
 from benchmarks.slowed_example import slower_by
 from tests.example_project import committed_example
+from tests.nightly import NIGHTLY
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS: dict[str, dict[str, Any]] = {step["name"]: step for step in ACTION["runs"]["steps"]}
 SCRIPTS = [name for name, step in STEPS.items() if "run" in step]
-NIGHTLY = pytest.mark.skipif("CHUNKBENCH_NIGHTLY" not in os.environ, reason="takes minutes; make nightly runs it")
 
 
 def workflow(name: str) -> dict[str, Any]:

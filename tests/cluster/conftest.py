@@ -27,8 +27,6 @@ from tests.cluster.listening import Heard
 if os.environ.get("CHUNKBENCH_REQUIRE_RAY") and importlib.util.find_spec("ray") is None:
     raise ImportError("CHUNKBENCH_REQUIRE_RAY is set, but ray is not installed")
 
-NIGHTLY = pytest.mark.skipif("CHUNKBENCH_NIGHTLY" not in os.environ, reason="takes long; make nightly runs it")
-"""For tests with a cluster of their own, which takes ten seconds to start."""
 ON_NODES = Path(__file__).parent / "on_nodes"
 sys.path.insert(0, str(ON_NODES))
 

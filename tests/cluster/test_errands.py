@@ -13,7 +13,8 @@ import pytest
 from chunkbench.cluster.errands import packed_checkout, run_errand
 from chunkbench.cluster.remote import OUT, _unbundle
 from chunkbench.store import RunError
-from tests.cluster.conftest import NIGHTLY, Raylets
+from tests.cluster.conftest import Raylets
+from tests.nightly import NIGHTLY
 
 pytestmark = pytest.mark.timeout(400)
 

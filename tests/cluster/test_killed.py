@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from chunkbench.store import open_run
-from tests.cluster.conftest import NIGHTLY, ON_NODES, Raylets, waiting
+from tests.cluster.conftest import ON_NODES, Raylets, waiting
+from tests.nightly import NIGHTLY
 
 KILLS = int(os.environ.get("CHUNKBENCH_KILLS", "3"))
 POINTS = 16 * KILLS

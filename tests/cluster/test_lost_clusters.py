@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from chunkbench.store import RunError, open_run
-from tests.cluster.conftest import NIGHTLY, Raylets, executor_of, fleet_of, keys_once, measure, waiting
+from tests.cluster.conftest import Raylets, executor_of, fleet_of, keys_once, measure, waiting
 from tests.cluster.listening import Heard
+from tests.nightly import NIGHTLY
 
 pytestmark = pytest.mark.timeout(240)
 

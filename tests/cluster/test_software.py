@@ -21,7 +21,8 @@ from chunkbench.cluster import connection
 from chunkbench.cluster.connection import Cluster
 from chunkbench.cluster.shipping import shipped
 from chunkbench.store import RunError, open_run
-from tests.cluster.conftest import NIGHTLY, Raylets
+from tests.cluster.conftest import Raylets
+from tests.nightly import NIGHTLY
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -62,6 +63,7 @@ def bare(raylets: Raylets, tmp_path: Path) -> Iterator[Raylets]:
         node.wait()
 
 
+@NIGHTLY
 def test_a_node_without_chunkbench_is_named_and_gets_ours_when_asked(
     bare: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.store import open_run
-from tests.cluster.conftest import NIGHTLY, Raylets
+from tests.cluster.conftest import Raylets
+from tests.nightly import NIGHTLY
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -26,6 +27,7 @@ def run(*words: str, code: int = 0) -> str:
     return done.output
 
 
+@NIGHTLY
 def test_table3_has_the_keys_of_a_local_run_and_both_kinds_can_be_compared(
     raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

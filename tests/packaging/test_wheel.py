@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import NIGHTLY
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
@@ -40,8 +42,8 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Python 3.11 has filters since 3.11.4.
         archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     source = next(path for path in folder.iterdir() if path.is_dir())
-    # Compilation takes longer than all other tests together, so only CI, which sets the variable, compiles here.
-    settings = {} if os.environ.get("CHUNKBENCH_REQUIRE_NATIVE") else {"wheel.cmake": "false"}
+    # `make setup` compiles the same sources. It takes a minute, so only `make nightly` compiles them here, too.
+    settings = {} if "CHUNKBENCH_NIGHTLY" in os.environ else {"wheel.cmake": "false"}
     code = f"import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1], {settings})"
     python(code, folder, cwd=source)
     return next(folder.glob("*.whl"))
@@ -131,9 +133,8 @@ print([spec.origin for spec in specs if spec and spec.origin and spec.origin.sta
     assert run_outside(site, tmp_path, code) == "[]"
 
 
-def test_the_native_module_of_the_wheel_runs(site: Path, wheel: Path, tmp_path: Path) -> None:
-    if "none-any" in wheel.name:
-        pytest.skip("set CHUNKBENCH_REQUIRE_NATIVE=1 to build the native module into the wheel, too")
+@NIGHTLY
+def test_the_native_module_of_the_wheel_runs(site: Path, tmp_path: Path) -> None:
     code = (
         "from chunkbench.kernels import cpu; print(cpu.native().__file__, cpu.matrix_flops_per_s('float32', 1, 1) > 0)"
     )

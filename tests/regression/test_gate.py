@@ -43,8 +43,8 @@ def recorded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = resolve(experiment)
     path = folder / "recording"
     with RepeatProgress(quiet=True) as progress, repeater(Job(experiment, target, path, progress)) as measuring:
-        runs, interrupted = record(measuring, processes=3, first=1)
-    assert len(runs) == 3
+        runs, interrupted = record(measuring, processes=2, first=1)
+    assert len(runs) == 2
     assert not interrupted
     return path
 
@@ -62,20 +62,20 @@ def run_gate(
     with RepeatProgress(quiet=True) as progress:
         job = Job(experiment, resolve(experiment), out, progress)
         base = Recording(recording, open_runs(recording))
-        comparison = gate(job, base, Options(), Repeats(3, again), as_recorded, program).comparison
+        comparison = gate(job, base, Options(), Repeats(2, again), as_recorded, program).comparison
     assert comparison is not None
     return comparison
 
 
 def test_a_recording_has_several_runs_and_can_grow(recording: Path, experiment: Experiment) -> None:
     runs = open_runs(recording)
-    assert [run.path.name for run in runs] == ["1", "2", "3"]
+    assert [run.path.name for run in runs] == ["1", "2"]
     for run in runs:
         assert {case.implementation for case in run.cases} == {"paged_attn", "chunk_attn"}
         assert all(len(case.yardsticks) == len(case.samples_us) >= 3 for case in run.cases)
         assert all(not case.peaks for case in run.cases)
     target = resolve(experiment)
-    assert next_number(recording, experiment, target) == 4
+    assert next_number(recording, experiment, target) == 3
     assert next_number(recording.parent / "new", experiment, target) == 1
     with pytest.raises(RunError, match="is a run, not a recording"):
         next_number(recording / "1", experiment, target)
@@ -112,13 +112,13 @@ def test_twice_as_slow_is_measured_again(
     recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
 ) -> None:
     out = tmp_path / "out"
-    comparison = run_gate(experiment, recording, out, "chunk_attn", "1.0", again=2, as_recorded=as_recorded)
+    comparison = run_gate(experiment, recording, out, "chunk_attn", "1.0", as_recorded=as_recorded)
     slowed = next(case for case in comparison.cases if case.implementation == "chunk_attn" and case.metric == "latency")
-    # The certainty of three processes depends on the machine. That the case is measured again does not.
+    # The certainty of two processes depends on the machine. That the case is measured again does not.
     assert slowed.ratio is None or slowed.ratio > 1.3
     assert slowed.verdict in ("slower", "inconclusive")
     assert slowed.verdict == "inconclusive" or slowed.remeasured
-    assert (out / "head" / "3" / "cases.jsonl").exists()
+    assert (out / "head" / "2" / "cases.jsonl").exists()
     assert (out / "again-1").exists() or slowed.ratio is None
 
 
@@ -201,7 +201,20 @@ def test_the_command_records_and_gates(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "recorded 6 processes in rec" in done.stderr
     assert (tmp_path / "rec" / "build.zip").stat().st_size < 2 << 20
-    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", *short, "--format", "json", cwd=tmp_path)
+    done = run_cli(
+        "gate",
+        "tiny.yaml",
+        "--against",
+        "rec",
+        "--out",
+        "out",
+        *short,
+        "--again",
+        "1",
+        "--format",
+        "json",
+        cwd=tmp_path,
+    )
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)["exit_code"] == done.returncode
     assert (tmp_path / "out" / "comparison.xml").exists()

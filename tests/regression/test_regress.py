@@ -26,6 +26,7 @@ from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.target import resolve
 from chunkbench.store import open_run
 from tests.example_project import committed_example
+from tests.nightly import NIGHTLY
 
 FAULTY = str(Path(__file__).parents[2] / "benchmarks" / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
@@ -36,7 +37,7 @@ Measure = Callable[..., PairedRuns]
 
 @pytest.fixture
 def measure(spec: Path, start_worker: Callable[..., WorkerProcess], tmp_path: Path) -> Measure:
-    """Measures four pairs of processes. HEAD may get a fault."""
+    """Measures two pairs of processes. HEAD may get a fault."""
 
     def measure_pairs(*fault: str) -> PairedRuns:
         experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # the budget adds no more pairs
@@ -46,14 +47,14 @@ def measure(spec: Path, start_worker: Callable[..., WorkerProcess], tmp_path: Pa
         head = Side("head", lambda: start_worker(*names, command=command), {})
         with RepeatProgress(quiet=True) as progress:
             job = Job(experiment, resolve(experiment), tmp_path / "out", progress)
-            return Turns(job, base, head).measure(processes=4)
+            return Turns(job, base, head).measure(processes=2)
 
     return measure_pairs
 
 
 def test_rounds_come_in_pairs(measure: Measure) -> None:
     pairs = measure()
-    assert len(pairs.base) == len(pairs.head) == 4
+    assert len(pairs.base) == len(pairs.head) == 2
     for base_run, head_run in zip(pairs.base, pairs.head, strict=True):
         assert base_run.manifest.in_turns_with == head_run.manifest.in_turns_with
         for base, head in zip(base_run.cases, head_run.cases, strict=True):
@@ -61,7 +62,7 @@ def test_rounds_come_in_pairs(measure: Measure) -> None:
             assert len(base.samples_us) == len(head.samples_us) >= 3
     comparison = compare(pairs.base, pairs.head, Options())
     assert comparison.settings.in_turns
-    # Four pairs are never enough for 99%: no verdict may say that something changed.
+    # Two pairs are never enough for 99%: no verdict may say that something changed.
     assert {case.verdict for case in comparison.cases} == {"inconclusive"}
     assert all("too few for this confidence" in case.reason for case in comparison.cases)
 
@@ -79,7 +80,7 @@ def test_a_head_that_crashes_is_missing_and_the_other_case_is_measured(measure: 
     comparison = compare(pairs.base, pairs.head, Options())
     cases = {case.implementation: case for case in comparison.cases}
     assert (cases["chunk_attn"].verdict, cases["chunk_attn"].failed) == ("missing", True)
-    assert cases["paged_attn"].head_units == 4
+    assert cases["paged_attn"].head_units == 2
     assert comparison.exit_code == 3
 
 
@@ -89,6 +90,7 @@ def worktrees() -> str:
     ).stdout
 
 
+@NIGHTLY
 @needs_checkout
 @pytest.mark.timeout(600)
 def test_the_base_revision_is_built_measured_and_cleaned_up(spec: Path, tmp_path: Path) -> None:
