@@ -43,13 +43,15 @@ def chosen_isa() -> str:
 def reading(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
     """How one row reads K and V: whether it fetches what it reads next by itself, and several parts side by side.
 
-    Intel's CPUs follow several streams of addresses ahead by themselves; the kernel's own requests only take their
-    place, unless numbers have to be widened: then the arithmetic between two reads makes the CPU's requests late. AMD's
-    CPUs lose by several streams. docs/cpu-kernels.md has the figures.
+    Intel's CPUs before those with bfloat16 products follow several streams of addresses ahead by themselves; the
+    kernel's own requests only take their place, unless numbers have to be widened: then the arithmetic between two
+    reads makes the CPU's requests late. AMD's CPUs lose by several streams. docs/cpu-kernels.md has the figures.
     """
-    intel = required().cpu_features()["intel"]
+    features = required().cpu_features()
+    intel = features["intel"]
     widens = dtype == torch.float16 or (dtype == torch.bfloat16 and not isa.endswith("bf16"))
-    return widens or (not intel and isa.startswith("avx512")), intel
+    gains = isa.startswith(("avx512", "amx")) and (not intel or features["avx512_bf16"])
+    return widens or gains, intel
 
 
 class PackedChunks(Protocol):

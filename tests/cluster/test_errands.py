@@ -85,6 +85,7 @@ def test_a_command_runs_on_a_node_among_its_files(raylets: Raylets, tmp_path: Pa
     assert "nothing.yaml" in done.said
 
 
+@NIGHTLY
 def test_tune_says_that_no_node_has_a_gpu(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     done = subprocess.run(

@@ -39,6 +39,7 @@ def test_without_machines_the_run_ends_and_can_be_resumed(raylets: Raylets, tmp_
     assert len(heard.points) == 5 - before
 
 
+@NIGHTLY
 def test_a_head_that_dies_ends_the_run_with_a_message(
     raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

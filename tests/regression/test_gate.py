@@ -24,6 +24,7 @@ from chunkbench.regression.recording import BUILD, Recording, next_number, recor
 from chunkbench.regression.verdicts import Comparison
 from chunkbench.runner.target import resolve
 from chunkbench.store import RunError, open_runs
+from tests.nightly import NIGHTLY
 
 ROOT = Path(__file__).parents[2]
 FAULTY = str(ROOT / "benchmarks" / "slowed_worker.py")
@@ -87,7 +88,7 @@ def test_a_recording_has_several_runs_and_can_grow(recording: Path, experiment: 
 @pytest.mark.parametrize("as_recorded", [False, True])
 def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool) -> None:
     out = tmp_path / "out"
-    comparison = run_gate(experiment, recording, out, "chunk_attn", "wrong", as_recorded=as_recorded)
+    comparison = run_gate(experiment, recording, out, "chunk_attn", "wrong", again=0, as_recorded=as_recorded)
     assert comparison.settings.in_turns is not as_recorded
     assert comparison.exit_code == 3
     assert {case.implementation: case.verdict for case in comparison.cases if case.failed} == {
@@ -98,7 +99,7 @@ def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_pa
 def test_a_crash_is_found_and_the_other_case_is_measured(
     recording: Path, experiment: Experiment, tmp_path: Path
 ) -> None:
-    comparison = run_gate(experiment, recording, tmp_path / "out", "chunk_attn", "crash")
+    comparison = run_gate(experiment, recording, tmp_path / "out", "chunk_attn", "crash", again=0)
     assert comparison.exit_code == 3
     crashed = next(case for case in comparison.cases if case.implementation == "chunk_attn")
     assert (crashed.verdict, crashed.failed) == ("missing", True)
@@ -107,7 +108,7 @@ def test_a_crash_is_found_and_the_other_case_is_measured(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("as_recorded", [False, True])
+@pytest.mark.parametrize("as_recorded", [False, pytest.param(True, marks=NIGHTLY)])
 def test_twice_as_slow_is_measured_again(
     recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
 ) -> None:
