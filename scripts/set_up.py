@@ -59,6 +59,11 @@ def output_of(*command: str | Path) -> str:
 
 
 def pip(python: Path, *arguments: str) -> bool:
+    """Install packages. Returns whether that succeeded.
+
+    vLLM's kernels stand there without vLLM's other dependencies (`add_vllm`). pip would list each of these as an error
+    at every later installation.
+    """
     command: list[str | Path] = [
         python,
         "-m",
@@ -67,6 +72,7 @@ def pip(python: Path, *arguments: str) -> bool:
         "install",
         "-qq",
         "--no-compile",
+        "--no-warn-conflicts",
         *arguments,
     ]
     return subprocess.run(command, check=False, cwd=ROOT).returncode == 0
