@@ -202,20 +202,8 @@ def test_the_command_records_and_gates(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "recorded 6 processes in rec" in done.stderr
     assert (tmp_path / "rec" / "build.zip").stat().st_size < 2 << 20
-    done = run_cli(
-        "gate",
-        "tiny.yaml",
-        "--against",
-        "rec",
-        "--out",
-        "out",
-        *short,
-        "--again",
-        "1",
-        "--format",
-        "json",
-        cwd=tmp_path,
-    )
+    words = ("gate", "tiny.yaml", "--against", "rec", "--out", "out", *short, "--again", "1", "--format", "json")
+    done = run_cli(*words, cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)["exit_code"] == done.returncode
     assert (tmp_path / "out" / "comparison.xml").exists()
