@@ -6,4 +6,5 @@ import os
 
 import pytest
 
-NIGHTLY = pytest.mark.skipif("CHUNKBENCH_NIGHTLY" not in os.environ, reason="takes long; make nightly runs it")
+IS_NIGHT = "CHUNKBENCH_NIGHTLY" in os.environ
+NIGHTLY = pytest.mark.skipif(not IS_NIGHT, reason="takes long; make nightly runs it")

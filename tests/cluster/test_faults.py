@@ -19,9 +19,9 @@ pytestmark = pytest.mark.timeout(240)
 
 def actors() -> list[psutil.Process]:
     """The processes that measure, on all raylets of this host: those that measure now come first."""
-    titles = [(process, " ".join(process.info["cmdline"] or ())) for process in psutil.process_iter(["cmdline"])]
-    busy = [process for process, title in titles if "ray::Measurer.measure" in title]
-    return busy + [process for process, title in titles if "ray::Measurer" in title and process not in busy]
+    titles = {process: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])}
+    found = [process for process, title in titles.items() if "ray::Measurer" in title]
+    return sorted(found, key=lambda process: "ray::Measurer.measure" not in titles[process])
 
 
 def test_points_are_spread_and_measured_once(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:

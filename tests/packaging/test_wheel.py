@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nightly import NIGHTLY
+from tests.nightly import IS_NIGHT, NIGHTLY
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     source = next(path for path in folder.iterdir() if path.is_dir())
     # `make setup` compiles the same sources. It takes a minute, so only `make nightly` compiles them here, too.
-    settings = {} if "CHUNKBENCH_NIGHTLY" in os.environ else {"wheel.cmake": "false"}
+    settings = {} if IS_NIGHT else {"wheel.cmake": "false"}
     code = f"import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1], {settings})"
     python(code, folder, cwd=source)
     return next(folder.glob("*.whl"))
