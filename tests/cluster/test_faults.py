@@ -148,11 +148,12 @@ def test_a_machine_that_joins_takes_part(many: tuple[Raylets, Fleet], tmp_path: 
 
 def test_a_node_that_is_lost_costs_only_time(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
-    (raylets.folder / "seconds").write_text("1.0")
+    (raylets.folder / "seconds").write_text("0.5")
     heard = Heard({1: lambda: raylets.remove("a")})
-    experiment = waiting(tmp_path, 5)
+    # There are enough points for all machines twice more: an idle machine could be lost without a word.
+    experiment = waiting(tmp_path, 12)
     outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 5)
+    keys_once(outcome.run, 12)
     assert {case.status for case in outcome.run.cases} == {"ok"}
     lost = next(number for number, problem in enumerate(heard.problems) if problem.startswith("lost a at"))
     assert "a" not in {machine for _, machine in heard.points[heard.points_before[lost] + 1 :]}
