@@ -65,7 +65,7 @@ def _obstacle(recording: Recording) -> str:
 def _against_recorded_build(
     job: Job, recording: Recording, options: Options, repeats: Repeats, program: Sequence[str]
 ) -> GateResult:
-    recorded = recording.runs[0].manifest
+    began, recorded = monotonic(), recording.runs[0].manifest
     facts = recorded.model_dump(mode="json", include={"git", "chunkbench_version"})
     try:
         with (
@@ -77,7 +77,7 @@ def _against_recorded_build(
             _check_kept(recording, base, head)
             turns = Turns(job, *make_sides(job, base, head))
             result = measure_and_compare(
-                turns, options, repeats, lambda runs: _keep_recorded_cases(runs, recording.runs)
+                turns, options, repeats, began, lambda runs: _keep_recorded_cases(runs, recording.runs)
             )
     except KeyboardInterrupt:
         return GateResult(None, interrupted=True)
@@ -129,8 +129,8 @@ def _against_recorded_times(
     job: Job, recording: Recording, options: Options, repeats: Repeats, program: Sequence[str]
 ) -> GateResult:
     """Measure into `out`/head, `out`/again-1, `out`/again-2, ... and compare with the recorded runs."""
+    began = monotonic()
     with repeater(job, program) as measuring:
-        began = monotonic()
         head, interrupted = measuring.measure(job.experiment, job.out / "head", repeats.processes)
         if not head:
             return GateResult(None, interrupted)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from time import monotonic
 
 from chunkbench.baselines.registry import GROUP
 from chunkbench.environment.revision import PROJECT
@@ -35,8 +36,9 @@ def regress(job: Job, project: Path, ref: str, options: Options, repeats: Repeat
     sides = _own_sides if project.resolve() == PROJECT else _project_sides
     try:
         with sigterm_as_interrupt(), sides(job, project.resolve(), ref) as (base, head):
+            began = monotonic()  # how long a build takes must not cost a re-measurement
             turns = Turns(job, *make_sides(job, base, head))
-            return with_sources(measure_and_compare(turns, options, repeats), base, head)
+            return with_sources(measure_and_compare(turns, options, repeats, began), base, head)
     except KeyboardInterrupt:
         return GateResult(None, interrupted=True)
 

@@ -9,8 +9,10 @@ from time import monotonic
 from chunkbench.regression.verdicts import EXACT, CaseVerdict, Comparison
 
 _BUDGETS = 6
-"""All measurements together take at most this many times the budget of one, if one re-measurement leaves that choice:
-the fewest processes may take longer than the budget, and whoever waits for a gate wants an answer within minutes."""
+"""A gate takes at most this many times the budget of one measurement, if one re-measurement leaves that choice: the
+fewest processes may take longer than the budget, and whoever waits for a gate wants an answer within minutes."""
+_RESERVE = 1.1
+"""A re-measurement is expected to take this many times as long as the longest one so far."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +35,23 @@ def remeasure_changed(
 ) -> GateResult:
     """Compare. While a case looks changed, measure it again and compare again, at most `again` times.
 
-    The second re-measurement and later ones start only if they would end within six times `budget_s` from `began`, when
-    the first measurement began (`time.monotonic`). `measure` takes the number of the re-measurement and the keys of the
-    cases; it returns whether it was interrupted.
+    The second re-measurement and later ones start only if they are expected to end within six times `budget_s` from
+    `began`, when the gate began (`time.monotonic`). `measure` takes the number of the re-measurement and the keys of
+    the cases; it returns whether it was interrupted.
     """
     comparison = compare()
-    longest_s = 0.0
+    longest_s = longest_per_case_s = 0.0
     for number in range(1, again + 1):
         changed = frozenset(case.key for case in comparison.cases if _looks_changed(case, threshold))
         started = monotonic()
-        too_late = number > 1 and started + longest_s > began + _BUDGETS * budget_s
+        expected_s = _RESERVE * max(longest_s, longest_per_case_s * len(changed))
+        too_late = number > 1 and started + expected_s > began + _BUDGETS * budget_s
         if interrupted or not changed or too_late:
             break
         interrupted = measure(number, changed)
-        longest_s = max(longest_s, monotonic() - started)
         comparison = compare()
+        took_s = monotonic() - started
+        longest_s, longest_per_case_s = max(longest_s, took_s), max(longest_per_case_s, took_s / len(changed))
     return GateResult(comparison, interrupted)
 
 

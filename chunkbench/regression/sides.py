@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import monotonic
 
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.job import Job, Repeats
@@ -40,13 +39,14 @@ def measure_and_compare(
     turns: Turns,
     options: Options,
     repeats: Repeats,
+    began: float,
     adjust_base: Callable[[list[Run]], None] = lambda _: None,
 ) -> GateResult:
     """Measure both sides, compare them, and measure again what looks changed.
 
-    `adjust_base` may change the first runs of BASE before they are compared. Raises `RunError`, `NothingToCompare`.
+    `began` is when the gate's time began to count (`time.monotonic`). `adjust_base` may change the first runs of BASE
+    before they are compared. Raises `RunError`, `NothingToCompare`.
     """
-    began = monotonic()
     first = turns.measure(repeats.processes)
     if not first.head:
         return GateResult(None, first.interrupted)

@@ -6,6 +6,7 @@ from time import monotonic
 
 import pytest
 
+from chunkbench.regression import remeasure
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.remeasure import remeasure_changed
 from tests.invented_facts import MakeFacts
@@ -33,3 +34,23 @@ def test_later_re_measurements_start_only_while_time_is_left(
     result = remeasure_changed(lambda: unsettled, measure, again, 0.05, False, began, budget_s=10.0)
     assert numbers == list(range(1, expected + 1))
     assert result.comparison is unsettled
+
+
+@pytest.mark.parametrize(("takes_s", "expected"), [(19.0, 3), (21.0, 2), (29.0, 1)])
+def test_a_re_measurement_starts_only_if_it_is_expected_to_end_in_time(
+    facts: MakeFacts, monkeypatch: pytest.MonkeyPatch, takes_s: float, expected: int
+) -> None:
+    """60 s are there; a re-measurement is expected to take a tenth longer than the longest before it."""
+    make = RunMaker(facts)
+    unsettled = compare(make.runs(8), make.runs(4, 1.05), Options())
+    clock = [0.0]
+    numbers: list[int] = []
+    monkeypatch.setattr(remeasure, "monotonic", lambda: clock[0])
+
+    def measure(number: int, changed: frozenset[str]) -> bool:
+        numbers.append(number)
+        clock[0] += takes_s
+        return False
+
+    remeasure_changed(lambda: unsettled, measure, 3, 0.05, False, began=0.0, budget_s=10.0)
+    assert len(numbers) == expected
