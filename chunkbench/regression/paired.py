@@ -6,7 +6,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -17,7 +17,9 @@ import psutil
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS, timed_steps
 from chunkbench.environment import NoiseMeter
 from chunkbench.experiment.point import Case, Point
+from chunkbench.measure.caches import sweep_file
 from chunkbench.regression.job import Job
+from chunkbench.regression.preload import warm
 from chunkbench.runner import memory_guard
 from chunkbench.runner.case_facts import Context, ImplementationState, facts, now
 from chunkbench.runner.client import LOST, WorkerClient, WorkerProcess
@@ -102,22 +104,28 @@ class Turns:
         """
         side_runs: tuple[list[Run], list[Run]] = ([], [])
         try:
-            with sigterm_as_interrupt():
+            with sigterm_as_interrupt(), sweep_file() if self._target.device == "cpu" else nullcontext("") as swept:
                 started = monotonic()
                 # The last pair may start if half of it fits: so the budget is kept on average.
                 while (number := len(side_runs[0]) + 1) <= processes or (
                     number <= _MOST_PAIRS
                     and (monotonic() - started) * (1 + 0.5 / len(side_runs[0])) < self._experiment.budget_s
                 ):
-                    for runs, path in zip(side_runs, self._measure_pair(processes, number, only, folder), strict=True):
+                    paths = self._measure_pair(processes, number, only, folder, swept)
+                    for runs, path in zip(side_runs, paths, strict=True):
                         runs.append(open_run(path))
         except KeyboardInterrupt:
             complete = min(map(len, side_runs))
             return PairedRuns(side_runs[0][:complete], side_runs[1][:complete], interrupted=True)
         return PairedRuns(*side_runs, interrupted=False)
 
-    def _measure_pair(self, processes: int, number: int, only: frozenset[str] | None, folder: str) -> tuple[Path, Path]:
-        """Measure each case, in order, in one pair of processes. Returns the folders of the two runs."""
+    def _measure_pair(
+        self, processes: int, number: int, only: frozenset[str] | None, folder: str, swept: str
+    ) -> tuple[Path, Path]:
+        """Measure each case, in order, in one pair of processes. Returns the folders of the two runs.
+
+        `swept`: the path of memory for the sweeps of all processes.
+        """
         pending = [
             (point, case)
             for point in self._points
@@ -132,7 +140,7 @@ class Turns:
         paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
         self._listener.started(paths[1], len({point for point, _ in pending}), 0)
         began = monotonic()
-        with self._parents() as parents:
+        with self._parents(swept) as parents:
             parents_s = (monotonic() - began) / max(1, len(pending))
             for point, case in pending:
                 budget_s = pair_s * self._weight(point, self._experiment.seed) / total_weight
@@ -158,18 +166,29 @@ class Turns:
                 self._listener.problem(f"{side.name.upper()}: {problem}; see {self._out / f'worker-{side.name}.log'}")
 
     @contextmanager
-    def _parents(self) -> Iterator[dict[str, WorkerProcess]]:
+    def _parents(self, swept: str) -> Iterator[dict[str, WorkerProcess]]:
         """A new parent of each side, by its name, started at the same time. Raises `RunError`."""
         # The pool stays open: a worker ends when the thread that started it ends (`chunkbench.workers.lifetime`).
         with ThreadPoolExecutor(len(self._sides)) as pool:
             in_order = self._dice.sample(self._sides, len(self._sides))
             starting = {side.name: pool.submit(side.start) for side in in_order}
             try:
-                yield {name: start.result() for name, start in starting.items()}
+                parents = {name: start.result() for name, start in starting.items()}
+                # Both sides sweep in the same way: it decides what is left in the table of pages, too.
+                shared = swept if all(parent.takes_sweep_file for parent in parents.values()) else ""
+                list(pool.map(lambda name: self._warm(name, parents[name], shared), parents))
+                yield parents
             finally:
                 for start in starting.values():
                     if start.exception() is None:
                         start.result().kill()
+
+    def _warm(self, name: str, parent: WorkerProcess, swept: str) -> None:
+        try:
+            warm(parent, self._experiment.seed, self._points[0], swept)
+        except LOST as error:
+            log = self._out / f"worker-{name}.log"
+            raise RunError(f"{name.upper()}: a worker cannot make the inputs: {error}; see {log}") from None
 
     def _measure_case(
         self,

@@ -1,18 +1,18 @@
-"""Parent workers: they import the implementations and make the inputs once, then other workers are forked from them."""
+"""Parent workers: they import the implementations and make the inputs, then other workers are forked from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.point import Point
 from chunkbench.runner.client import WorkerCrashed, WorkerProcess, WorkerTimeout
-from chunkbench.runner.target import Target
 
 _IMPORT_LIMIT_S = 300.0
 
 
-def preloaded(start: Callable[[], WorkerProcess], experiment: TimedExperiment, target: Target) -> WorkerProcess:
-    """A worker that has imported the experiment's implementations and made its inputs.
+def preloaded(start: Callable[[], WorkerProcess], experiment: TimedExperiment) -> WorkerProcess:
+    """A worker that has imported the experiment's implementations.
 
     An implementation that crashes the worker is left out here. It will crash the child that measures it, and its row
     will report that. Raises what `start` raises, and `WorkerError`.
@@ -23,13 +23,21 @@ def preloaded(start: Callable[[], WorkerProcess], experiment: TimedExperiment, t
         try:
             crashing = _import(worker, names)
             if crashing is None:
-                worker.ask("warm", _IMPORT_LIMIT_S, seed=experiment.seed, dtype=target.dtype, device=target.device)
                 return worker
         except BaseException:
             worker.kill()
             raise
         worker.kill()
         names.remove(crashing)
+
+
+def warm(worker: WorkerProcess, seed: int, point: Point, sweep_file: str) -> None:
+    """Let a parent make what its children only read. Points of another dtype than this one make inputs of their own.
+
+    `sweep_file`: memory for the children's sweeps; empty if the parent is to take its own. Raises `LOST`.
+    """
+    options = {"sweep_file": sweep_file} if sweep_file else {}  # older revisions do not know this argument
+    worker.ask("warm", _IMPORT_LIMIT_S, seed=seed, dtype=point.dtype, device=point.device, **options)
 
 
 def _import(worker: WorkerProcess, names: Sequence[str]) -> str | None:

@@ -25,7 +25,7 @@ def _side(job: Job, name: str, side: SideBuild) -> Side:
 
     def start() -> WorkerProcess:
         try:
-            return preloaded(lambda: side.start(log, experiment.kind, experiment.pages), experiment, job.target)
+            return preloaded(lambda: side.start(log, experiment.kind, experiment.pages), experiment)
         except LOST as error:
             raise RunError(
                 f"{side.name}: cannot be measured in turns: a worker does not start: {error}; see {log}. If its "

@@ -46,12 +46,14 @@ class Worker:
         self._inputs: PooledInputs | None = None
         self._outs: dict[tuple[int, ...], torch.Tensor] = {}
         self._sweeper: CacheSweeper | None = None
+        self._sweep_file = ""
         self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
         self._yardstick: YardstickMeter | None = None
 
     def hello(self) -> dict[str, Any]:
         package = str(Path(__file__).parents[1])
-        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
+        facts = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
+        return facts | {"takes_sweep_file": True}
 
     def preload(self, implementations: list[str]) -> dict[str, Any]:
         """Import adapters, so that forked workers need not. Ignores failures: a later request reports them again."""
@@ -60,16 +62,19 @@ class Worker:
                 self._registry.load(name)
         return {}
 
-    def warm(self, seed: int, dtype: str, device: str) -> dict[str, Any]:
+    def warm(self, seed: int, dtype: str, device: str, sweep_file: str = "") -> dict[str, Any]:
         """Make the data that forked workers only read: the pool of inputs and the buffer that makes caches cold.
 
-        Uses one thread, because a computation's threads do not survive a fork. Does nothing for a GPU, because a GPU's
-        state does not survive a fork either.
+        Forked workers map `sweep_file` in place of that buffer if it is given (`measure.caches.sweep_file`). Uses one
+        thread, because a computation's threads do not survive a fork. Does nothing for a GPU, because a GPU's state
+        does not survive a fork either.
         """
         if device == "cpu":
             torch.set_num_threads(1)
             prime(seed, getattr(torch, dtype), device)
-            self._sweep_of(device)
+            self._sweep_file = sweep_file
+            if not sweep_file:
+                self._sweep_of(device)
             torch.set_num_threads(self._threads)
         return {}
 
@@ -245,7 +250,7 @@ class Worker:
 
     def _sweep_of(self, device: str) -> Callable[[], None]:
         if self._sweeper is None:
-            self._sweeper = CacheSweeper(device, last_level_cache_bytes(device))
+            self._sweeper = CacheSweeper(device, last_level_cache_bytes(device), self._sweep_file)
         return self._sweeper.sweep
 
     def _gpu_rounds(self) -> GpuRounds:

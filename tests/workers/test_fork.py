@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
+from chunkbench.measure.caches import last_level_cache_bytes, sweep_bytes, sweep_file
 from chunkbench.runner.client import WorkerCrashed, WorkerProcess, WorkerTimeout
 
 POINT = {
@@ -38,6 +41,22 @@ def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:
         assert not psutil.pid_exists(child.pid)
     assert len(pids) == 3
     assert parent.ask("hello", 10)["pid"] == parent.pid
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares memory by a path of a process")
+@pytest.mark.parametrize("shared", [True, False])
+def test_children_sweep_the_shared_memory_if_there_is_some(parent: WorkerProcess, shared: bool) -> None:
+    with sweep_file() as path:
+        assert Path(path).stat().st_size == sweep_bytes("cpu", last_level_cache_bytes("cpu"))
+        parent.ask("warm", 60, seed=0, dtype="float32", device="cpu", sweep_file=path if shared else "")
+        child = parent.fork()
+        child.ask("open", 60, point=POINT, seed=0, probe_bytes=0)
+        child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
+        round_ = child.ask("round", 60, implementation="chunk_attn", timed=[1, 2], nonce=1, cold=True, warm_up=False)
+        assert round_["yardsticks"]["memory_us"] > 0
+        maps = Path(f"/proc/{child.pid}/maps").read_text()
+        assert ("memfd:chunkbench-sweep" in maps) is shared
+    assert not Path(path).exists()
 
 
 def test_a_childs_death_is_reported_and_its_parent_continues(parent: WorkerProcess) -> None:
