@@ -5,9 +5,9 @@
     python benchmarks/gate_proof.py --runs 60 --slow 10%,20% --other 3%,5%    and paged_attn_star by 3% and 5%
     python benchmarks/gate_proof.py --summary                   the tables of docs/regression.md
 
-The two points swap their slow-downs at every other run. Every run is one line of results/gate-proof/runs.jsonl, so an
-interrupted proof continues. The first call makes the recording in results/gate-proof/recording; all runs are compared
-with it.
+The two points swap their slow-downs at every other run. Every run is one line of
+results/recorded/gate-proofs/bundled.jsonl, so an interrupted proof continues. The first call makes the recording in
+results/gate-proof; all runs are compared with it. Delete that folder on another machine and after a change of the code.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from typing import Any
 from scipy.stats import binomtest
 
 from chunkbench.cli.progress import RunProgress
+from chunkbench.environment.cpu import read_cpu
+from chunkbench.environment.revision import git_state
 from chunkbench.experiment import Experiment, load_experiment
 from chunkbench.regression.compare import Options
 from chunkbench.regression.gate import gate
@@ -38,8 +40,9 @@ from chunkbench.regression.recording import Recording, record, repeater
 from chunkbench.runner.target import Target, resolve
 from chunkbench.store import open_runs
 
-FOLDER = Path("results/gate-proof")
-RUNS = FOLDER / "runs.jsonl"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "results" / "gate-proof"
+RUNS = ROOT / "results" / "recorded" / "gate-proofs" / "bundled.jsonl"
 SLOWED, OTHER = "chunk_attn", "paged_attn_star"
 SLOWED_WORKER = Path(__file__).with_name("slowed_worker.py")
 PROCESSES, AGAIN = 12, 3
@@ -89,7 +92,14 @@ def one_run(experiment: Experiment, target: Target, path: Path, slow: Mapping[st
         | {"low": c.low, "high": c.high, "pairs": c.head_units, "remeasured": c.remeasured, "reason": c.reason}
         for c in comparison.cases
     ]
-    return {"seconds": round(time.monotonic() - started, 1), "exit_code": comparison.exit_code, "cases": cases}
+    seconds = round(time.monotonic() - started, 1)
+    return {"seconds": seconds, "exit_code": comparison.exit_code, "cases": cases} | where()
+
+
+def where() -> dict[str, str]:
+    """The CPU and the revision of a run."""
+    state = git_state(ROOT)
+    return {"cpu": read_cpu().model, "commit": state["commit"][:12] if state else ""}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -172,6 +182,7 @@ def main() -> None:
     experiment = load_experiment("gate")
     target = resolve(experiment)
     FOLDER.mkdir(parents=True, exist_ok=True)
+    RUNS.parent.mkdir(parents=True, exist_ok=True)
     path = recording(experiment, target)
     setting = {name: tuple(sorted(shares)) for name, shares in ((SLOWED, slow), (OTHER, other)) if any(shares)}
     done = sum(slowed(line) == setting and line["load"] == arguments.load for line in lines(RUNS))

@@ -28,14 +28,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from gate_proof import lines, load, rate
+from gate_proof import ROOT, lines, load, rate, where
 from slowed_example import slower_by
 
-from chunkbench.environment.cpu import read_cpu
-from chunkbench.environment.revision import git_state
 from chunkbench.store import open_run
 
-ROOT = Path(__file__).parents[1]
 LINES = ROOT / "results" / "recorded" / "gate-proofs" / "projects.jsonl"
 CLI = [sys.executable, "-m", "chunkbench"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -143,13 +140,8 @@ def one_run(bench: Bench, setting: Setting) -> dict[str, Any]:
         shutil.rmtree(out, ignore_errors=True)
     (case,) = [case for case in comparison["cases"] if case["metric"] == "latency"]
     kept = {name: case[name] for name in ("verdict", "ratio", "low", "high", "head_units", "remeasured", "reason")}
-    state = git_state(ROOT)
-    return (
-        asdict(setting)
-        | kept
-        | {"seconds": round(seconds, 1), "exit_code": done.returncode, "foreign_cpus": round(foreign, 2)}
-        | {"cpu": read_cpu().model, "commit": state["commit"][:12] if state else ""}
-    )
+    counts = {"seconds": round(seconds, 1), "exit_code": done.returncode, "foreign_cpus": round(foreign, 2)}
+    return asdict(setting) | kept | counts | where()
 
 
 def run(minutes: float, projects: list[str]) -> None:
@@ -167,7 +159,7 @@ def run(minutes: float, projects: list[str]) -> None:
                 result = one_run(bench, setting)
                 with LINES.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-                done[setting] += 1
+                done[setting_of(result)] += 1  # somebody else may have loaded the machine
                 interval = f"{result['low'] or 0:.3f}..{result['high'] or 0:.3f}"
                 print(
                     f"{setting} {result['verdict']} {result['ratio']:.3f} ({interval}) {result['seconds']} s",
