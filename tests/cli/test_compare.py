@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,13 +58,16 @@ def test_unchanged_cases_pass(base: Path, tmp_path: Path) -> None:
     assert "2 same: passes (exit code 0)" in done.output
 
 
-def test_a_slower_case_fails_and_every_report_is_written(base: Path, tmp_path: Path) -> None:
+def test_a_slower_case_fails_and_every_report_is_written(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/chunkbench", "compare", "base", "head"])
     head = write(tmp_path / "head", [case("a", 150.0), case("b")])
     done = run("compare", base / "cases.jsonl", head, "--out", tmp_path / "out", "--format", "json")
     assert done.exit_code == 1
     comparison = Comparison.model_validate_json(done.output)
     assert [verdict.verdict for verdict in comparison.cases] == ["slower", "same"]
-    assert comparison.command.startswith("chunkbench ")
+    assert comparison.command == "chunkbench compare base head"
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"comparison.txt", "comparison.md", "comparison.json", "comparison.xml", "summary.md"} <= names
     assert run("compare", base, head, "--fail-on", "none", "-q").exit_code == 0
