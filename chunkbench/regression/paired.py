@@ -174,7 +174,7 @@ class Turns:
             starting = {side.name: pool.submit(side.start) for side in in_order}
             try:
                 parents = {name: start.result() for name, start in starting.items()}
-                # Both sides sweep in the same way: it decides what is left in the table of pages, too.
+                # Both sides sweep alike: the size of the swept pages decides what is left in the TLB, too.
                 shared = swept if all(parent.takes_sweep_file for parent in parents.values()) else ""
                 list(pool.map(lambda name: self._warm(name, parents[name], shared), parents))
                 yield parents
