@@ -4,8 +4,8 @@
     python benchmarks/slowed_worker.py chunk_attn 0.10,0.20     10% in points without shared tokens, 20% in others
     python benchmarks/slowed_worker.py chunk_attn 0.10 naive 0  several implementations, each with its fault
 
-After every call it watches the clock until the call has taken that much longer. It does nothing else: work that loads
-code into cold caches (a small matrix product) takes up to 60 us at once, which is a third of the shortest calls.
+After every call it watches the clock until the call has taken that much longer. It does nothing else: in cold caches
+even a small matrix product takes up to 60 us at once, more than 3% of a short call.
 `wrong` instead of a number adds 1 to the output; `crash` ends the process.
 """
 
