@@ -54,3 +54,25 @@ def test_a_re_measurement_starts_only_if_it_is_expected_to_end_in_time(
 
     remeasure_changed(lambda: unsettled, measure, 3, 0.05, False, began=0.0, budget_s=10.0)
     assert len(numbers) == expected
+
+
+@pytest.mark.parametrize(("later", "expected"), [(1, 2), (2, 1)], ids=["the same case", "one case more"])
+def test_a_re_measurement_of_more_cases_is_expected_to_take_longer(
+    facts: MakeFacts, monkeypatch: pytest.MonkeyPatch, later: int, expected: int
+) -> None:
+    """25 of 60 s are gone after the first, of one case: another of one case fits, one of two cases does not."""
+    make = RunMaker(facts)
+    one = compare(make.runs(8), make.runs(4, 1.05), Options())
+    then = one.model_copy(update={"cases": [one.cases[0].model_copy(update={"key": str(n)}) for n in range(later)]})
+    clock = [0.0]
+    numbers: list[int] = []
+    comparisons = iter([one, then, then])
+    monkeypatch.setattr(remeasure, "monotonic", lambda: clock[0])
+
+    def measure(number: int, changed: frozenset[str]) -> bool:
+        numbers.append(number)
+        clock[0] += 25.0 * len(changed)
+        return False
+
+    remeasure_changed(lambda: next(comparisons), measure, 2, 0.05, False, began=0.0, budget_s=10.0)
+    assert len(numbers) == expected
