@@ -35,7 +35,7 @@ test: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) $(READY_RAY) ## Ru
 docs: $(READY) $(READY_DOCS) ## Build the pages as a site in build/site: search, API, recorded reports; loads nothing from other hosts
 	$(BIN)/python scripts/build_docs.py
 
-lint: $(READY) ## Check style, types, and the imports between folders
+lint: $(READY) $(READY_SERVING) ## Check style, types, and the imports between folders
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
