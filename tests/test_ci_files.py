@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.slowed_example import slower_by
 from tests.example_project import committed_example
 from tests.nightly import NIGHTLY
+from tests.slowed_example import slower_by
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())

@@ -99,8 +99,8 @@ def test_tune_says_that_no_node_has_a_gpu(raylets: Raylets, tmp_path: Path) -> N
 
 @NIGHTLY
 def test_regress_measures_both_revisions_on_a_node(raylets: Raylets, tmp_path: Path) -> None:
-    from benchmarks.slowed_example import slower_by
     from tests.example_project import committed_example
+    from tests.slowed_example import slower_by
 
     example, out = committed_example(tmp_path, budget="1s"), tmp_path / "out"
     with example.module.open("a") as file:  # changed, and not committed

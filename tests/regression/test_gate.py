@@ -27,7 +27,7 @@ from chunkbench.store import RunError, open_runs
 from tests.nightly import NIGHTLY
 
 ROOT = Path(__file__).parents[2]
-FAULTY = str(ROOT / "benchmarks" / "slowed_worker.py")
+FAULTY = str(ROOT / "tests" / "slowed_worker.py")
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slowed_example import slower_by
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.cli.progress import RepeatProgress
 from chunkbench.experiment import TimedExperiment, load_experiment
@@ -40,6 +39,7 @@ from chunkbench.store import RunError, open_runs
 from chunkbench.workers.heap import KEEP_FREED_MEMORY
 from tests.example_project import EXAMPLE, install
 from tests.nightly import NIGHTLY
+from tests.slowed_example import slower_by
 
 
 def installed_module() -> Path:
@@ -211,7 +211,7 @@ def test_a_gate_sees_that_somebody_elses_kernel_became_slow(
     ids=["5%", "20%", "20 times"],
 )
 def test_the_gates_of_a_slowed_example(tmp_path: Path, share: float, verdicts: set[str]) -> None:
-    """As a user runs them. `benchmarks/project_proof.py` counts how often each verdict comes."""
+    """As a user runs them. docs/regression.md counts how often each verdict came."""
     experiment = load_experiment(EXAMPLE / "gate.yaml")
     target = resolve(experiment)
     with RepeatProgress(quiet=True) as progress:

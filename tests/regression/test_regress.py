@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slowed_example import slower_by
 from chunkbench.cli.progress import RepeatProgress
 from chunkbench.environment import git_state
 from chunkbench.environment.revision import PROJECT
@@ -27,8 +26,9 @@ from chunkbench.runner.target import resolve
 from chunkbench.store import open_run
 from tests.example_project import committed_example
 from tests.nightly import NIGHTLY
+from tests.slowed_example import slower_by
 
-FAULTY = str(Path(__file__).parents[2] / "benchmarks" / "slowed_worker.py")
+FAULTY = str(Path(__file__).parents[1] / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
 
 

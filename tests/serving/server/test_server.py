@@ -272,7 +272,7 @@ def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, cl
 def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     sizes = ["--random-input-len", "40", "--random-output-len", "6", "--num-prompts", "5", "--ignore-eos"]
-    script = Path(__file__).parents[3] / "benchmarks" / "vllm_bench_serve.py"
+    script = Path(__file__).with_name("vllm_bench_serve.py")
     command = [str(vllm_python()), str(script), "--backend", "openai"]
     command += ["--base-url", served.url, "--model", str(checkpoint), "--served-model-name", "sharp", *sizes]
     command += ["--dataset-name", "random", "--save-result", "--save-detailed", "--result-filename", str(result)]

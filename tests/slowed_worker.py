@@ -1,8 +1,8 @@
-"""A worker in which an implementation is slower or wrong on purpose. `gate_proof.py` tests whether the gate detects it.
+"""A worker in which an implementation is slower or wrong on purpose. Tests ask whether comparisons detect it.
 
-    python benchmarks/slowed_worker.py chunk_attn 0.10          10% slower in every point
-    python benchmarks/slowed_worker.py chunk_attn 0.10,0.20     10% in points without shared tokens, 20% in others
-    python benchmarks/slowed_worker.py chunk_attn 0.10 naive 0  several implementations, each with its fault
+    python tests/slowed_worker.py chunk_attn 0.10          10% slower in every point
+    python tests/slowed_worker.py chunk_attn 0.10,0.20     10% in points without shared tokens, 20% in others
+    python tests/slowed_worker.py chunk_attn 0.10 naive 0  several implementations, each with its fault
 
 After every call it watches the clock until the call has taken that much longer. It does nothing else: in cold caches
 even a small matrix product takes up to 60 us at once, more than 3% of a short call.

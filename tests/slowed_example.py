@@ -1,6 +1,6 @@
 """Code to append to `examples/my-kernel/src/my_kernel.py`: it makes the example slower by a share of each call.
 
-It does real work, so a load on the machine slows it as well. Proofs and tests of the gate use it.
+It does real work, so a load on the machine slows it as well. Tests of comparisons use it.
 """
 
 from __future__ import annotations
