@@ -10,6 +10,8 @@ RECORDED ?= results/runs/recording-smoke
 OURS := --only chunk_attn --only paged_attn --only paged_attn_star
 
 BIN := $(VENV)/bin
+# Two processes with a thread each. The tests of a file run in one of them, in the order of the files.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 READY := $(VENV)/.ready
 READY_VLLM := $(VENV)/.ready-vllm
 READY_TRITON := $(VENV)/.ready-triton
@@ -30,7 +32,7 @@ help: ## List the targets
 setup: $(READY) $(READY_VLLM) ## Make or update the environment .venv; does nothing if it is up to date
 
 test: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) $(READY_RAY) ## Run the tests
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(PYTEST) $(ARGS)
 
 docs: $(READY) $(READY_DOCS) ## Build the pages as a site in build/site: search, API, recorded reports; loads nothing from other hosts
 	$(BIN)/python scripts/build_docs.py
@@ -53,10 +55,8 @@ sanitize: $(READY) ## Run the native module's tests with address and undefined-b
 emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY) $(READY_SERVING) $(READY_RAY) $(READY_VLLM_ENVIRONMENT) ## Slow tests: a thousand damaged runs (make test tries forty), CI files, slowed examples, builds of other revisions and of the wheel, killed runs on a cluster, soaks of engine, server and cache managers
-	CHUNKBENCH_NIGHTLY=1 CHUNKBENCH_KILLS=20 CHUNKBENCH_DAMAGED=1000 CHUNKBENCH_SOAK=5000 CHUNKBENCH_VLLM_REQUESTS=500 CHUNKBENCH_MANAGER_OPERATIONS=1000000 $(BIN)/python -m pytest -q tests/test_damaged.py \
-	  tests/test_ci_files.py tests/packaging tests/regression tests/serving/engine/test_engine.py \
-	  tests/serving/server tests/integrations tests/replay tests/kvcache/managers tests/cluster $(ARGS)
+nightly: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) $(READY_RAY) $(READY_VLLM_ENVIRONMENT) ## Run all tests, also the slow ones: full products, soaks, clusters, thousands of damaged runs, builds of revisions and of the wheel
+	$(PYTEST) -m "" $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \

@@ -1,11 +1,19 @@
 """Settings for all tests."""
 
-import os
+from __future__ import annotations
 
+import fcntl
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
 
 from chunkbench import workloads
+from chunkbench.kernels import cpu
 
 # Tests run on two slow cores that other work shares, so a time limit per example would fail at random.
 settings.register_profile("chunkbench", deadline=None)
@@ -17,3 +25,45 @@ if not torch.cuda.is_available():
 
 workloads.register()
 pytest_plugins = ["tests.invented_facts", "tests.invented_runs", "tests.tiny_runs"]
+
+MODULES = ("triton", "ray", "transformers", "starlette", "uvicorn", "aiohttp", "prometheus_client", "openai")
+PROGRAMS = ("git", "gcc", "make", "chromium", "pdflatex")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--complete", action="store_true", help="fail if something is missing without which tests skip")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--complete"):
+        missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
+        missing += [name for name in PROGRAMS if shutil.which(name) is None]
+        missing += [] if cpu.native() else ["the native module"]
+        if missing:
+            raise pytest.UsageError(f"--complete: missing {', '.join(missing)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes, the tests of a file run in one of them, and so do all tests with clusters."""
+    for item in items:
+        group = "cluster" if item.get_closest_marker("cluster") else item.path.as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Tests hold a lock together; a test marked `serial` holds it alone. Who waits for it lets no other test begin."""
+    if not hasattr(item.config, "workerinput") or item.config.cache is None:
+        return (yield)
+    folder = item.config.cache.mkdir("locks")
+    with (folder / "turn").open("w") as turn, (folder / "running").open("w") as running:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(running, fcntl.LOCK_EX if item.get_closest_marker("serial") else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(running, fcntl.LOCK_UN)  # explicitly: a forked process may keep the file open

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from tests.example_project import committed_example
-from tests.nightly import NIGHTLY
 from tests.slowed_example import slower_by
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +50,7 @@ def test_the_workflow_passes_inputs_of_the_action() -> None:
     assert set(compare["with"]) <= set(ACTION["inputs"])
 
 
-@NIGHTLY
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("slower", [False, True])
 @pytest.mark.parametrize("system", ["github", "gitlab"])

@@ -473,7 +473,7 @@ def test_a_failed_allocation_leaves_the_cache_unchanged(monkeypatch):
     contexts.check()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_on_a_gpu(dtype):
     torch.manual_seed(0)

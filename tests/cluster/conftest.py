@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import socket
 import sys
 from collections import Counter
@@ -23,9 +21,6 @@ from chunkbench.runner.executor import Executor
 from chunkbench.runner.run import Outcome, run_experiment
 from chunkbench.store import Run
 from tests.cluster.listening import Heard
-
-if os.environ.get("CHUNKBENCH_REQUIRE_RAY") and importlib.util.find_spec("ray") is None:
-    raise ImportError("CHUNKBENCH_REQUIRE_RAY is set, but ray is not installed")
 
 ON_NODES = Path(__file__).parent / "on_nodes"
 sys.path.insert(0, str(ON_NODES))

@@ -14,7 +14,6 @@ from chunkbench.cluster.errands import packed_checkout, run_errand
 from chunkbench.cluster.remote import OUT, _unbundle
 from chunkbench.store import RunError
 from tests.cluster.conftest import Raylets
-from tests.nightly import NIGHTLY
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -64,7 +63,8 @@ def test_a_folder_without_commits_cannot_travel(tmp_path: Path) -> None:
         packed_checkout(tmp_path, "HEAD")
 
 
-@NIGHTLY
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_command_runs_on_a_node_among_its_files(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     cluster = raylets.connect()
@@ -85,7 +85,8 @@ def test_a_command_runs_on_a_node_among_its_files(raylets: Raylets, tmp_path: Pa
     assert "nothing.yaml" in done.said
 
 
-@NIGHTLY
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_tune_says_that_no_node_has_a_gpu(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     done = subprocess.run(
@@ -97,7 +98,8 @@ def test_tune_says_that_no_node_has_a_gpu(raylets: Raylets, tmp_path: Path) -> N
     assert not (tmp_path / "table.json").exists()
 
 
-@NIGHTLY
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_regress_measures_both_revisions_on_a_node(raylets: Raylets, tmp_path: Path) -> None:
     from tests.example_project import committed_example
     from tests.slowed_example import slower_by

@@ -14,7 +14,7 @@ from chunkbench.cluster.fleet import Fleet
 from tests.cluster.conftest import Raylets, executor_of, keys_once, measure, waiting
 from tests.cluster.listening import Heard
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 def actors() -> list[psutil.Process]:

@@ -15,9 +15,8 @@ import pytest
 
 from chunkbench.store import open_run
 from tests.cluster.conftest import ON_NODES, Raylets, waiting
-from tests.nightly import NIGHTLY
 
-KILLS = int(os.environ.get("CHUNKBENCH_KILLS", "3"))
+KILLS = 20
 POINTS = 16 * KILLS
 """More than three machines measure between the start of a driver and its end, so that every kill meets a live run."""
 DRIVER = """
@@ -32,7 +31,8 @@ main()
 """
 
 
-@NIGHTLY
+@pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.timeout(120 + 40 * KILLS)
 def test_a_driver_that_is_killed_at_random_moments(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a", "b", "c")

@@ -12,12 +12,10 @@ import pytest
 from chunkbench.store import RunError, open_run
 from tests.cluster.conftest import Raylets, executor_of, fleet_of, keys_once, measure, waiting
 from tests.cluster.listening import Heard
-from tests.nightly import NIGHTLY
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@NIGHTLY
 def test_without_machines_the_run_ends_and_can_be_resumed(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     heard = Heard({2: lambda: raylets.remove("a")})
@@ -39,7 +37,6 @@ def test_without_machines_the_run_ends_and_can_be_resumed(raylets: Raylets, tmp_
     assert len(heard.points) == 5 - before
 
 
-@NIGHTLY
 def test_a_head_that_dies_ends_the_run_with_a_message(
     raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +69,6 @@ int clock_gettime(clockid_t id, struct timespec *out) {
 """
 
 
-@NIGHTLY
 def test_a_clock_that_is_an_hour_off_is_noticed_and_corrected(
     raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +95,6 @@ def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-@NIGHTLY
 def test_a_busy_machine_is_named(raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

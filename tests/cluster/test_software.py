@@ -22,7 +22,6 @@ from chunkbench.cluster.connection import Cluster
 from chunkbench.cluster.shipping import shipped
 from chunkbench.store import RunError, open_run
 from tests.cluster.conftest import Raylets
-from tests.nightly import NIGHTLY
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -63,7 +62,8 @@ def bare(raylets: Raylets, tmp_path: Path) -> Iterator[Raylets]:
         node.wait()
 
 
-@NIGHTLY
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_node_without_chunkbench_is_named_and_gets_ours_when_asked(
     bare: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +88,8 @@ def test_a_node_without_chunkbench_is_named_and_gets_ours_when_asked(
     assert run.manifest.machines["bare"].model_dump()["native"]["built"]
 
 
-@NIGHTLY
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_another_revision_is_named_once_for_all_nodes(raylets: Raylets, monkeypatch: pytest.MonkeyPatch) -> None:
     raylets.add("a", "b")
     cluster = raylets.connect()

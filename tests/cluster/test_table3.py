@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from chunkbench.cli.main import cli
 from chunkbench.store import open_run
 from tests.cluster.conftest import Raylets
-from tests.nightly import NIGHTLY
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SMALL = ["--set", "n_p=64,128", "--set", "n_s=0,64", "--set", "n_c=2", "--set", "batch_size=2"]
 SMALL += ["--only", "naive", "--only", "chunk_attn", "--dtype", "float32", "--budget", "2s"]
@@ -27,7 +26,6 @@ def run(*words: str, code: int = 0) -> str:
     return done.output
 
 
-@NIGHTLY
 def test_table3_has_the_keys_of_a_local_run_and_both_kinds_can_be_compared(
     raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +60,6 @@ def test_table3_has_the_keys_of_a_local_run_and_both_kinds_can_be_compared(
     assert "on A100" in done.output
 
 
-@NIGHTLY
 def test_a_driver_outside_of_the_cluster_measures_through_rays_client(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
     out = tmp_path / "run"

@@ -20,7 +20,7 @@ from chunkbench.workers.checks import make_check
 from chunkbench.workers.gpu import cuda_rounds
 from chunkbench.workers.inputs import PooledInputs
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 POINT = {
     "n_p": 512, "n_s": 256, "n_c": 2, "batch_size": 4, "heads": 4, "kv_heads": 4, "head_dim": 64, "chunk_size": 64,
     "block_size": 32, "dtype": "float16", "device": "cuda",

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.nightly import IS_NIGHT, NIGHTLY
-
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
@@ -34,16 +32,16 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.tar.gz"))
 
 
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+# `make setup` compiles the same sources. It takes a minute, so only `make nightly` compiles them here, too.
+@pytest.fixture(scope="module", params=["python", pytest.param("native", marks=pytest.mark.slow)])
+def wheel(request: pytest.FixtureRequest, sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the unpacked source distribution, like pip builds it."""
     folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
         # Python 3.11 has filters since 3.11.4.
         archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     source = next(path for path in folder.iterdir() if path.is_dir())
-    # `make setup` compiles the same sources. It takes a minute, so only `make nightly` compiles them here, too.
-    settings = {} if IS_NIGHT else {"wheel.cmake": "false"}
+    settings = {"wheel.cmake": "false"} if request.param == "python" else {}
     code = f"import sys; from scikit_build_core.build import build_wheel; build_wheel(sys.argv[1], {settings})"
     python(code, folder, cwd=source)
     return next(folder.glob("*.whl"))
@@ -133,7 +131,7 @@ print([spec.origin for spec in specs if spec and spec.origin and spec.origin.sta
     assert run_outside(site, tmp_path, code) == "[]"
 
 
-@NIGHTLY
+@pytest.mark.parametrize("wheel", [pytest.param("native", marks=pytest.mark.slow)], indirect=True)
 def test_the_native_module_of_the_wheel_runs(site: Path, tmp_path: Path) -> None:
     code = (
         "from chunkbench.kernels import cpu; print(cpu.native().__file__, cpu.matrix_flops_per_s('float32', 1, 1) > 0)"

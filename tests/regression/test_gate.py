@@ -24,7 +24,6 @@ from chunkbench.regression.recording import BUILD, Recording, next_number, recor
 from chunkbench.regression.verdicts import Comparison
 from chunkbench.runner.target import resolve
 from chunkbench.store import RunError, open_runs
-from tests.nightly import NIGHTLY
 
 ROOT = Path(__file__).parents[2]
 FAULTY = str(ROOT / "tests" / "slowed_worker.py")
@@ -108,7 +107,7 @@ def test_a_crash_is_found_and_the_other_case_is_measured(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("as_recorded", [False, pytest.param(True, marks=NIGHTLY)])
+@pytest.mark.parametrize("as_recorded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_twice_as_slow_is_measured_again(
     recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
 ) -> None:

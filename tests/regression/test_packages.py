@@ -38,7 +38,6 @@ from chunkbench.runner.target import resolve
 from chunkbench.store import RunError, open_runs
 from chunkbench.workers.heap import KEEP_FREED_MEMORY
 from tests.example_project import EXAMPLE, install
-from tests.nightly import NIGHTLY
 from tests.slowed_example import slower_by
 
 
@@ -176,7 +175,7 @@ def test_compiled_code_needs_its_pytorch(package: Package, tmp_path: Path) -> No
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize("as_recorded", [False, pytest.param(True, marks=NIGHTLY)])
+@pytest.mark.parametrize("as_recorded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_gate_sees_that_somebody_elses_kernel_became_slow(
     tmp_path: Path, experiment: TimedExperiment, as_recorded: bool
 ) -> None:
@@ -204,7 +203,7 @@ def test_a_gate_sees_that_somebody_elses_kernel_became_slow(
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("package")
-@NIGHTLY
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "verdicts"),
     [(0.05, {"slower", "inconclusive"}), (0.2, {"slower", "inconclusive"}), (19.0, {"slower"})],

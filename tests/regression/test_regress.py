@@ -25,7 +25,6 @@ from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.target import resolve
 from chunkbench.store import open_run
 from tests.example_project import committed_example
-from tests.nightly import NIGHTLY
 from tests.slowed_example import slower_by
 
 FAULTY = str(Path(__file__).parents[1] / "slowed_worker.py")
@@ -90,7 +89,7 @@ def worktrees() -> str:
     ).stdout
 
 
-@NIGHTLY
+@pytest.mark.slow
 @needs_checkout
 @pytest.mark.timeout(600)
 def test_the_base_revision_is_built_measured_and_cleaned_up(spec: Path, tmp_path: Path) -> None:

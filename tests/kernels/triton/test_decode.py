@@ -388,7 +388,7 @@ def test_extended_block_tables_read_the_right_blocks(device: str) -> None:
         assert places_read_by(kernel, 5) == [sorted(store.places(path)[0].tolist()) for path in paths]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("in_place", [False, True], ids=["second launch", "in place"])
 def test_a_cuda_graph_follows_the_forest(in_place: bool) -> None:
     forest = forest_of("cuda", kv_heads=1)
@@ -416,7 +416,7 @@ def test_a_cuda_graph_follows_the_forest(in_place: bool) -> None:
     assert kernel.generation == captured
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.gpu
 def test_merging_in_place_has_no_races() -> None:
     """Many blocks finish the same rows. In 200 repetitions the result equals that of the second launch."""
     forest = Forest(TritonStore(64, 8, 128, torch.float16, "cuda"), seed=3)

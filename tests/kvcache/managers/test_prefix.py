@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -10,9 +9,6 @@ import pytest
 from chunkbench.kvcache import UnknownSequence
 from chunkbench.kvcache.managers import Accounts, NeverFits, PrefixManager, Reads
 from chunkbench.kvcache.text import SegmentText, TokenText
-
-OPERATIONS = int(os.environ.get("CHUNKBENCH_MANAGER_OPERATIONS", "9000")) // 6
-"""Of each case."""
 
 
 def text(*parts: tuple[int, int], prompt: int | None = None) -> SegmentText:
@@ -122,16 +118,20 @@ class Contents:
             assert self.tokens[table[place // size]][place % size] == one.ids[place]
 
 
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("operations", [1500, pytest.param(200_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize(("chunks", "size"), [(14, 3), (30, 1), (9, 4)])
-def test_random_operations_never_read_what_was_given_away(chunks: int, size: int, retain: bool) -> None:
+def test_random_operations_never_read_what_was_given_away(
+    chunks: int, size: int, retain: bool, operations: int
+) -> None:
     chance = random.Random(f"{chunks} {size} {retain}")
     manager = PrefixManager(chunks, size, retain)
     contents = Contents(manager)
     live: dict[int, tuple[TokenText, int, int]] = {}  # text, tokens, computed tokens
     stems = [[chance.randrange(2) for _ in range(24)] for _ in range(2)]
     counts = dict.fromkeys(("joined", "refused", "cached", "appended", "preempted"), 0)
-    for number in range(OPERATIONS):
+    for number in range(operations):
         what = chance.choice(("join", "reach", "append", "append", "leave"))
         if what == "join" and len(live) < 6:
             ids = chance.choice(stems)[: chance.randrange(1, 20)] + [chance.randrange(2) for _ in range(8)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 
@@ -12,8 +11,6 @@ import torch
 from chunkbench.serving.engine import Engine, EngineOptions, Request, RequestRefused, Sampling
 from tests.serving.engine.models import VOCABULARY, answers_of, small_model
 
-SOAK = int(os.environ.get("CHUNKBENCH_SOAK", "12"))
-"""Requests of the soak; `make nightly` sends 5,000."""
 CHUNK_BYTES = small_model().token_bytes * 64
 
 
@@ -127,16 +124,17 @@ def test_a_seed_gives_the_same_tokens_beside_any_others() -> None:
     assert answers_of(engine(), replace(hot, sampling=Sampling()))["hot"] != alone
 
 
-def test_a_soak_on_memory_that_forces_preemption() -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("count", "longest"), [(12, 130), pytest.param(5000, 90, marks=pytest.mark.slow)])
+def test_a_soak_on_memory_that_forces_preemption(count: int, longest: int) -> None:
     """Random sizes, a third of the clients go away: every kept answer equals that of an undisturbed engine.
 
     Among thousands of answers a few may meet two tokens of nearly equal logits, which another batch can exchange.
     """
     chance = random.Random(11)
-    longest = 130 if SOAK == 12 else 90
     systems = [[chance.randrange(VOCABULARY) for _ in range(70)] for _ in range(1)]
     requests = []
-    for n in range(SOAK):
+    for n in range(count):
         prompt = chance.choice([[], *systems]) + [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 30))]
         requests.append(Request(f"r{n}", prompt, chance.randrange(longest // 2, longest)))
     gone = {request.id: chance.randrange(longest // 2) for request in requests if chance.random() < 1 / 3}
@@ -163,7 +161,7 @@ def test_a_soak_on_memory_that_forces_preemption() -> None:
         assert len(alone) == request.max_tokens
         others += answer != alone[: len(answer)]
         assert len(answer) == len(alone) or request.id in gone
-    assert others <= SOAK // 200
+    assert others <= count // 200
 
 
 def test_a_model_without_our_kind_of_attention_is_refused() -> None:
