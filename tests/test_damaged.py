@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import shutil
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from chunkbench.cli.main import main
+from tests.command import chunkbench
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "results" / "recorded"
@@ -125,19 +122,13 @@ def damaged_experiment(source: Path, target: Path, chance: random.Random) -> Non
 
 
 def called(arguments: list[str], what: str) -> str:
-    """Call the command as the script does and return what it printed. It may refuse, in words of its own."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
-    code: object = None
-    with mock.patch.multiple(sys, argv=["chunkbench", *arguments], stdout=out, stderr=err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        except BaseException:
-            pytest.fail(f"chunkbench {' '.join(arguments)} on {what}\n{traceback.format_exc()}")
-    assert code in EXIT_CODES, (what, arguments)
-    out.flush()
-    return out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    """Call the command and return what it printed. It may refuse, in words of its own."""
+    try:
+        done = chunkbench(*arguments)
+    except BaseException:
+        pytest.fail(f"chunkbench {' '.join(arguments)} on {what}\n{traceback.format_exc()}")
+    assert done.code in EXIT_CODES, (what, arguments)
+    return done.stdout
 
 
 @pytest.mark.timeout(1800)

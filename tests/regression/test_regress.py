@@ -24,6 +24,7 @@ from chunkbench.regression.verdicts import Comparison
 from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.target import resolve
 from chunkbench.store import open_run
+from tests.command import chunkbench
 from tests.example_project import committed_example
 from tests.slowed_example import slower_by
 
@@ -144,9 +145,8 @@ def test_an_interrupted_build_is_removed(spec: Path, tmp_path: Path) -> None:
     ("ref", "message"), [("no-such-branch", "no such revision in"), ("--upload-pack=x", "no such revision in")]
 )
 def test_an_unknown_revision(spec: Path, tmp_path: Path, ref: str, message: str) -> None:
-    command = [sys.executable, "-m", "chunkbench", "regress", f"--base={ref}", str(spec)]
-    done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=PROJECT)
-    assert done.returncode == 2
+    done = chunkbench("regress", f"--base={ref}", str(spec), "--out", str(tmp_path / "out"))
+    assert done.code == 2
     assert message in done.stderr
 
 

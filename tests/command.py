@@ -1,0 +1,32 @@
+"""The command `chunkbench` in the process of the test, as its script calls it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import NamedTuple
+from unittest import mock
+
+from chunkbench.cli.main import main
+
+
+class Done(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: object
+    stdout: str
+    stderr: str
+
+
+def chunkbench(*words: str) -> Done:
+    """Run a command. Only SystemExit is caught."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    code: object = None
+    with mock.patch.multiple(sys, argv=["chunkbench", *words], stdout=out, stderr=err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    for stream in (out, err):
+        stream.flush()
+    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
