@@ -1,6 +1,4 @@
-"""ChunkAttention against the float64 reference. The tests keep their own copy of every context."""
-
-import contextlib
+"""ChunkAttention against the float64 reference."""
 
 import pytest
 import torch
@@ -17,8 +15,8 @@ from chunkbench.kvcache import (
     UnknownSequence,
     WrongTokens,
 )
+from tests.attention.contexts import ACTIONS, TOLERANCE, Contexts, act_and_check
 
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 PARTITIONS = ("two-phase", "sequence-first")
 
 
@@ -31,136 +29,26 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-class Contexts:
-    """Uses a ChunkAttention, and keeps a contiguous, unshared copy of every sequence's tokens, K and V."""
-
-    def __init__(self, heads=4, head_dim=16, kv_heads=None, seed=0, scale=1.0, **options):
-        self.attention = ChunkAttention(heads, head_dim, kv_heads, **options)
-        self.kv_heads = kv_heads or heads
-        self.random = torch.Generator().manual_seed(seed)
-        self.scale = scale
-        self.copies: dict[int, tuple[list[int], torch.Tensor, torch.Tensor]] = {}
-        self.kv_of_prefix: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def randn(self, *shape):
-        return (self.scale * torch.randn(*shape, generator=self.random)).to(self.attention.dtype)
-
-    def token(self, prefix):
-        """K and V of the last token of a prefix: the same for equal prefixes, as in a model."""
-        if prefix not in self.kv_of_prefix:
-            shape = (self.kv_heads, self.attention.head_dim)
-            self.kv_of_prefix[prefix] = self.randn(*shape), self.randn(*shape)
-        return self.kv_of_prefix[prefix]
-
-    def rows(self, tokens, start=0):
-        pairs = [self.token(tuple(tokens[: n + 1])) for n in range(start, len(tokens))]
-        shape = (0, self.kv_heads, self.attention.head_dim)
-        empty = torch.empty(shape, dtype=self.attention.dtype)
-        return tuple(torch.stack([pair[i] for pair in pairs]) if pairs else empty for i in (0, 1))
-
-    def add(self, tokens, with_cached_rows=True):
-        tokens = list(tokens)
-        k, v = self.rows(tokens)
-        cached = 0 if with_cached_rows else self.attention.cached_tokens(tokens)
-        sequence = self.attention.add_sequence(tokens, k[cached:], v[cached:])
-        self.copies[sequence] = tokens, k, v
-        return sequence
-
-    def append(self, tokens):
-        rows = [[*context[0], token] for context, token in zip(self.copies.values(), tokens, strict=True)]
-        pairs = [self.token(tuple(row)) for row in rows]
-        k, v = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
-        self.attention.append(tokens, k, v)
-        for sequence, row in zip(self.copies, rows, strict=True):
-            self.copies[sequence] = (row, *self.rows(row))
-
-    def append_to(self, counts):
-        """Append tokens 0, 1, 0, ... to some sequences. `counts` maps a sequence id to the number of its new tokens."""
-        rows = {
-            sequence: [*self.copies[sequence][0], *(n % 2 for n in range(count))] for sequence, count in counts.items()
-        }
-        added = [self.rows(row, len(self.copies[sequence][0])) for sequence, row in rows.items()]
-        k, v = (torch.cat([pair[i] for pair in added]) for i in (0, 1))
-        tokens = [token for sequence, row in rows.items() for token in row[len(self.copies[sequence][0]) :]]
-        self.attention.append(tokens, k, v, list(counts), list(counts.values()))
-        for sequence, row in rows.items():
-            self.copies[sequence] = (row, *self.rows(row))
-
-    def fork(self, sequence):
-        forked = self.attention.fork(sequence)
-        self.copies[forked] = self.copies[sequence]
-        return forked
-
-    def truncate(self, sequence, length):
-        self.attention.truncate(sequence, length)
-        tokens, k, v = self.copies[sequence]
-        self.copies[sequence] = tokens[:length], k[:length], v[:length]
-
-    def remove(self, sequence):
-        self.attention.remove_sequence(sequence)
-        del self.copies[sequence]
-
-    def check(self):
-        assert self.attention.sequences == list(self.copies)
-        q = self.randn(len(self.copies), self.attention.heads, self.attention.head_dim)
-        out = torch.full_like(q, torch.nan)
-        assert self.attention.decode(q, out) is out
-        expected = torch.stack([attention(q[row], k, v) for row, (_, k, v) in enumerate(self.copies.values())])
-        error = (out.double() - expected).abs().max() / expected.abs().max()
-        assert error <= TOLERANCE[self.attention.dtype], f"relative error {error}"
+def contexts_of(heads=4, head_dim=16, kv_heads=None, scale=1.0, **options):
+    return Contexts(ChunkAttention(heads, head_dim, kv_heads, **options), scale)
 
 
-tokens = st.integers(0, 1)
-actions = st.one_of(
-    st.tuples(st.just("add"), st.lists(tokens, min_size=1, max_size=20), st.booleans()),
-    st.tuples(st.just("add like"), st.integers(0, 9), st.lists(tokens, min_size=1, max_size=9)),
-    st.tuples(st.just("append"), st.integers(1, 5), st.booleans()),
-    st.tuples(st.just("append to"), st.dictionaries(st.integers(0, 9), st.integers(1, 12), min_size=1, max_size=3)),
-    st.tuples(st.just("fork"), st.integers(0, 9)),
-    st.tuples(st.just("truncate"), st.integers(0, 9), st.floats(0, 1)),
-    st.tuples(st.just("remove"), st.integers(0, 9)),
-)
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
-    st.lists(actions, max_size=14),
+    st.lists(ACTIONS, max_size=14),
     st.integers(1, 5),
     st.sampled_from([(1, 1), (4, 2), (3, 1)]),
     st.sampled_from(PARTITIONS),
 )
 def test_random_forests(history, chunk_size, heads, partition):
-    contexts = Contexts(heads[0], 16, heads[1], chunk_size=chunk_size, partition=partition)
-    contexts.add([0, 1, 0, 1, 0])
-    for name, *arguments in history:
-        ids = list(contexts.copies)
-        match name, arguments:
-            case "add", (prompt, with_cached_rows):
-                contexts.add(prompt, with_cached_rows)
-            case "add like", (which, own) if ids:
-                contexts.add(contexts.copies[ids[which % len(ids)]][0] + own, with_cached_rows=False)
-            case "append", (steps, same) if ids:
-                for step in range(steps):
-                    contexts.append([step % 2 if same else row % 2 for row in range(len(ids))])
-            case "append to", (counts,) if ids:
-                contexts.append_to({ids[which % len(ids)]: count for which, count in counts.items()})
-            case "fork", (which,) if ids:
-                contexts.fork(ids[which % len(ids)])
-            case "truncate", (which, share) if ids:
-                sequence = ids[which % len(ids)]
-                length = max(1, round(share * len(contexts.copies[sequence][0])))
-                with contextlib.suppress(SharedChunk):
-                    contexts.truncate(sequence, length)
-            case "remove", (which,) if ids:
-                contexts.remove(ids[which % len(ids)])
-        contexts.check() if contexts.copies else None
+    act_and_check(contexts_of(heads[0], 16, heads[1], chunk_size=chunk_size, partition=partition), history)
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("shared", [0, 7, 16, 24])
 def test_a_batch_with_a_system_prompt(shared, dtype, partition):
-    contexts = Contexts(8, 32, 2, chunk_size=8, dtype=dtype, partition=partition)
+    contexts = contexts_of(8, 32, 2, chunk_size=8, dtype=dtype, partition=partition)
     for row in range(5):
         contexts.add([*range(shared), *([1000 + row] * (24 - shared))])
     contexts.check()
@@ -172,7 +60,7 @@ def test_a_batch_with_a_system_prompt(shared, dtype, partition):
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_head_dimensions(head_dim, dtype):
-    contexts = Contexts(2, head_dim, chunk_size=16, dtype=dtype)
+    contexts = contexts_of(2, head_dim, chunk_size=16, dtype=dtype)
     for row in range(3):
         contexts.add([*range(32), *range(100, 105 + row)])
     contexts.append([1, 2, 3])
@@ -181,7 +69,7 @@ def test_head_dimensions(head_dim, dtype):
 
 @pytest.mark.parametrize("length", [1, 5, 8, 9, 30])
 def test_one_sequence(length):
-    contexts = Contexts(chunk_size=8)
+    contexts = contexts_of(chunk_size=8)
     contexts.add(range(length))
     contexts.check()
     contexts.append([1])
@@ -190,7 +78,7 @@ def test_one_sequence(length):
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_a_sequence_that_is_a_prefix_of_another(partition):
-    contexts = Contexts(chunk_size=4, partition=partition)
+    contexts = contexts_of(chunk_size=4, partition=partition)
     for length in (16, 8, 12, 10, 8):
         contexts.add(range(length))
     contexts.check()
@@ -200,7 +88,7 @@ def test_a_sequence_that_is_a_prefix_of_another(partition):
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_interleaved_prefixes_need_no_permutation_by_the_caller(partition):
-    contexts = Contexts(chunk_size=4, partition=partition)
+    contexts = contexts_of(chunk_size=4, partition=partition)
     for row in range(9):
         contexts.add([row % 3] * 8 + [row] * (1 + row))
     contexts.check()
@@ -210,7 +98,7 @@ def test_interleaved_prefixes_need_no_permutation_by_the_caller(partition):
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_very_large_scores_do_not_overflow(partition):
-    contexts = Contexts(head_dim=64, chunk_size=8, scale=100.0, partition=partition)  # scores around 1e4 * 8
+    contexts = contexts_of(head_dim=64, chunk_size=8, scale=100.0, partition=partition)  # scores around 1e4 * 8
     for row in range(4):
         contexts.add([*range(16), *range(100 * row, 100 * row + 13)])
     contexts.append([1, 2, 3, 4])
@@ -233,7 +121,7 @@ def test_a_chunk_whose_scores_are_all_minus_infinity_has_zero_weight():
 
 
 def test_fork_then_diverge():
-    contexts = Contexts(chunk_size=4)
+    contexts = contexts_of(chunk_size=4)
     first = contexts.add(range(6))
     contexts.fork(first)
     contexts.check()
@@ -243,7 +131,7 @@ def test_fork_then_diverge():
 
 
 def test_remove_then_append():
-    contexts = Contexts(chunk_size=4)
+    contexts = contexts_of(chunk_size=4)
     ids = [contexts.add([*range(8), row]) for row in range(4)]
     contexts.check()
     contexts.remove(ids[1])
@@ -255,7 +143,7 @@ def test_remove_then_append():
 
 
 def test_add_sequence_matches_chunks_filled_by_append():
-    contexts = Contexts(chunk_size=4)
+    contexts = contexts_of(chunk_size=4)
     contexts.add(range(4))
     for token in range(4, 10):
         contexts.append([token])
@@ -266,7 +154,7 @@ def test_add_sequence_matches_chunks_filled_by_append():
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_truncate_restores_the_earlier_state(partition):
-    contexts = Contexts(chunk_size=4, partition=partition)
+    contexts = contexts_of(chunk_size=4, partition=partition)
     ids = [contexts.add([*range(8), row, row]) for row in range(3)]
     for _ in range(2):
         for step in range(7):
@@ -280,7 +168,7 @@ def test_truncate_restores_the_earlier_state(partition):
 
 
 def test_stale_values_of_a_removed_sequence_reach_no_other_sequence():
-    contexts = Contexts(chunk_size=4)
+    contexts = contexts_of(chunk_size=4)
     kept = contexts.add(range(6))
     nans = torch.full((7, 4, 16), torch.nan)
     removed = contexts.attention.add_sequence([9] * 7, nans, nans)
@@ -291,14 +179,14 @@ def test_stale_values_of_a_removed_sequence_reach_no_other_sequence():
         contexts.append([step, step])
         contexts.check()
     contexts.attention.append([1, 1], nans[:2], nans[:2])
-    for sequence in list(contexts.copies):
-        contexts.attention.truncate(sequence, len(contexts.copies[sequence][0]))
+    for sequence in list(contexts.tokens):
+        contexts.attention.truncate(sequence, len(contexts.tokens[sequence]))
     contexts.check()
     assert contexts.attention.length(kept) == 11
 
 
 def test_scattered_chunks():
-    contexts = Contexts(chunk_size=2)
+    contexts = contexts_of(chunk_size=2)
     ids = [contexts.add([row, row + 1, row + 2, row + 3]) for row in range(0, 60, 10)]
     for sequence in ids[::2]:
         contexts.remove(sequence)
@@ -310,7 +198,7 @@ def test_scattered_chunks():
 
 
 def test_grown_and_reserved_stores_hold_the_same():
-    grown, reserved = Contexts(chunk_size=2), Contexts(chunk_size=2)
+    grown, reserved = contexts_of(chunk_size=2), contexts_of(chunk_size=2)
     reserved.attention.reserve(200)
     for contexts in (grown, reserved):
         for row in range(7):
@@ -332,7 +220,7 @@ def test_kv_bytes_counts_each_chunk_in_full_and_once():
 
 
 def test_the_plan_is_rebuilt_only_when_the_structure_changes():
-    contexts = Contexts(chunk_size=8)
+    contexts = contexts_of(chunk_size=8)
     for row in range(3):
         contexts.add([*range(8), row])
     for step in range(7):
@@ -355,8 +243,8 @@ def test_tensors_that_require_gradients_leave_no_graph():
 
 
 def test_the_thread_count_stays_unchanged():
-    torch.set_num_threads(2)
-    contexts = Contexts()
+    torch.set_num_threads(2)  # the fixture sets it back
+    contexts = contexts_of()
     contexts.add(range(3))
     contexts.check()
     assert torch.get_num_threads() == 2
@@ -443,10 +331,10 @@ def test_misuse_is_refused_before_anything_changes(call, error, message):
 
 
 def test_out_may_have_any_strides_and_may_be_q():
-    contexts = Contexts(chunk_size=4)
+    contexts = contexts_of(chunk_size=4)
     contexts.add(range(6))
     contexts.add(range(3))
-    q = contexts.randn(2, 4, 16)
+    q = contexts.normal(2, 4, 16)
     expected = contexts.attention.decode(q)
     strided = torch.empty(16, 4, 2).permute(2, 1, 0)
     contexts.attention.decode(q.transpose(0, 1).contiguous().transpose(0, 1), strided)
@@ -460,7 +348,7 @@ def test_no_sequences_give_no_rows():
 
 
 def test_a_failed_allocation_leaves_the_cache_unchanged(monkeypatch):
-    contexts = Contexts(chunk_size=4)
+    contexts = contexts_of(chunk_size=4)
     contexts.add(range(6))
     before = contexts.attention.kv_bytes
     with monkeypatch.context() as patched:

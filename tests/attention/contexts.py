@@ -1,0 +1,168 @@
+"""A cache used as by a model, beside contiguous copies of all contexts; its outputs are compared with float64."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from chunkbench import ChunkAttention, LayeredChunkAttention
+from chunkbench.kernels.reference import attention
+from chunkbench.kvcache import SharedChunk
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+class Contexts:
+    """A cache, and the tokens, K and V of every sequence. The ids up to a token determine its K and V in each layer."""
+
+    tolerance = TOLERANCE
+
+    def __init__(self, cache: LayeredChunkAttention, scale: float = 1.0) -> None:
+        """`scale`: of all random numbers."""
+        self.attention = cache
+        self.tokens: dict[int, list[int]] = {}
+        self.kv: dict[int, torch.Tensor] = {}
+        """`[layers, 2, n, kv_heads, d]` of each sequence."""
+        self._scale = scale
+        self._random = torch.Generator().manual_seed(0)
+        self._of_prefix: dict[int, torch.Tensor] = {}
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """Random numbers of the cache's dtype, on its device."""
+        drawn = self._scale * torch.randn(shape, generator=self._random)
+        return drawn.to(self.attention.dtype).to(self.attention.device)
+
+    def rows(self, tokens: Sequence[int], start: int = 0) -> torch.Tensor:
+        """K and V of a context from a token on."""
+        cache = self.attention
+        names = list(accumulate(tokens, lambda prefix, token: hash((prefix, token)), initial=0))[start + 1 :]
+        for name in names:
+            if name not in self._of_prefix:
+                self._of_prefix[name] = self.normal(cache.layers, 2, cache.kv_heads, cache.head_dim)
+        if not names:
+            return self.normal(cache.layers, 2, 0, cache.kv_heads, cache.head_dim)
+        return torch.stack([self._of_prefix[name] for name in names], 2)
+
+    def add(self, tokens: Sequence[int], with_cached_rows: bool = True) -> int:
+        """Add a sequence; `with_cached_rows`: also hand over K and V of what the cache already holds."""
+        kv = self.rows(tokens)
+        if isinstance(self.attention, ChunkAttention):
+            cached = 0 if with_cached_rows else self.attention.cached_tokens(tokens)
+            sequence = self.attention.add_sequence(tokens, *kv[0, :, cached:])
+        else:
+            joined = self.attention.join(tokens)
+            sequence = joined.sequence
+            for layer in reversed(range(self.attention.layers)):  # the order of layers does not matter
+                self.attention.write(layer, joined, *kv[layer, :, joined.cached :])
+        self.tokens[sequence], self.kv[sequence] = list(tokens), kv
+        return sequence
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Append one token to every sequence."""
+        self._append({sequence: [token] for sequence, token in zip(self.tokens, tokens, strict=True)}, ())
+
+    def append_to(self, counts: dict[int, int]) -> None:
+        """Append tokens 0, 1, 0, ... to some sequences. `counts` maps a sequence id to the number of its new tokens."""
+        new = {sequence: [n % 2 for n in range(count)] for sequence, count in counts.items()}
+        self._append(new, (list(counts), list(counts.values())))
+
+    def _append(self, new: dict[int, list[int]], some: tuple[Any, ...]) -> None:
+        added = []
+        for sequence, tokens in new.items():
+            known = len(self.tokens[sequence])
+            self.tokens[sequence] += tokens
+            added.append(self.rows(self.tokens[sequence], known))
+            self.kv[sequence] = torch.cat([self.kv[sequence], added[-1]], 2)
+        flat, kv = [token for tokens in new.values() for token in tokens], torch.cat(added, 2)
+        if isinstance(self.attention, ChunkAttention):
+            self.attention.append(flat, *kv[0], *some)
+        else:
+            extended = self.attention.extend(flat, *some)
+            for layer in range(self.attention.layers):
+                self.attention.write(layer, extended, *kv[layer])
+
+    def fork(self, sequence: int) -> int:
+        forked = self.attention.fork(sequence)
+        self.tokens[forked], self.kv[forked] = list(self.tokens[sequence]), self.kv[sequence]
+        return forked
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self.attention.truncate(sequence, length)
+        self.tokens[sequence], self.kv[sequence] = self.tokens[sequence][:length], self.kv[sequence][:, :, :length]
+
+    def remove(self, sequence: int) -> None:
+        self.attention.remove_sequence(sequence)
+        del self.tokens[sequence], self.kv[sequence]
+
+    def expected(self, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        """In float64."""
+        return torch.stack([attention(q[row], *kv[layer]) for row, kv in enumerate(self.kv.values())])
+
+    def outputs(self, q: torch.Tensor, layer: int) -> dict[str, torch.Tensor]:
+        """Name of a kernel -> its output."""
+        out = torch.full_like(q, torch.nan)
+        assert self.attention.attend(layer, q, out) is out
+        return {"": out}
+
+    def check(self, scale: float = 1.0, times: float = 1.0) -> None:
+        """Compare the outputs for random queries times `scale`; the tolerance is that of the dtype, times `times`."""
+        cache = self.attention
+        assert cache.sequences == list(self.tokens)
+        for layer in range(cache.layers):
+            q = self.normal(len(self.tokens), cache.heads, cache.head_dim) * scale
+            expected = self.expected(q, layer)
+            largest = expected.abs().amax((1, 2), keepdim=True)
+            for name, out in self.outputs(q, layer).items():
+                error = ((out.double() - expected).abs() / largest).max()
+                assert error <= self.tolerance[cache.dtype] * times, f"{name} layer {layer}: relative error {error}"
+
+
+_ids, _tokens = st.integers(0, 9), st.integers(0, 1)
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.lists(_tokens, min_size=1, max_size=40), st.booleans()),
+    st.tuples(st.just("add like"), _ids, st.lists(_tokens, min_size=1, max_size=9)),
+    st.tuples(st.just("append"), st.integers(1, 5), st.booleans()),
+    st.tuples(st.just("append to"), st.dictionaries(_ids, st.integers(1, 40), min_size=1, max_size=3)),
+    st.tuples(st.just("fork"), _ids),
+    st.tuples(st.just("truncate"), _ids, st.floats(0, 1)),
+    st.tuples(st.just("remove"), _ids),
+)
+"""Names of actions and their arguments; a sequence is meant by its place, modulo how many there are."""
+
+
+def act_and_check(contexts: Contexts, history: list[tuple[Any, ...]]) -> None:
+    """Do what a history says, and compare after every action."""
+    contexts.add([0, 1, 0, 1, 0])
+    for name, *arguments in history:
+        ids = list(contexts.tokens)
+        if name != "add" and not ids:
+            continue
+        _act(contexts, name, arguments, lambda which: ids[which % len(ids)])  # noqa: B023 - called at once
+        if contexts.tokens:
+            contexts.check()
+
+
+def _act(contexts: Contexts, name: str, arguments: list[Any], named: Callable[[int], int]) -> None:
+    match name, arguments:
+        case "add", (prompt, with_cached_rows):
+            contexts.add(prompt, with_cached_rows)
+        case "add like", (which, own):
+            contexts.add(contexts.tokens[named(which)] + own, with_cached_rows=False)
+        case "append", (steps, same):
+            for step in range(steps):
+                contexts.append([step % 2 if same else row % 2 for row in range(len(contexts.tokens))])
+        case "append to", (counts,):
+            contexts.append_to({named(which): count for which, count in counts.items()})
+        case "fork", (which,):
+            contexts.fork(named(which))
+        case "truncate", (which, share):
+            sequence = named(which)
+            with contextlib.suppress(SharedChunk):
+                contexts.truncate(sequence, max(1, round(share * len(contexts.tokens[sequence]))))
+        case "remove", (which,):
+            contexts.remove(named(which))
