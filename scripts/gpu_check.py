@@ -161,7 +161,7 @@ def main() -> None:
     bench = [python, "-m", "chunkbench"]
     run = out / arguments.experiment
     steps.run("doctor", [*bench, "doctor"], 30)
-    tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
+    tests = [python, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
     tested = steps.run("tests", tests, 0.4 * steps.left_s)
     budget = max(30.0, steps.left_s - 60)
     measure = [*bench, "run", arguments.experiment, "--device", "cuda", "--budget", f"{budget:.0f}s", "--out", str(run)]

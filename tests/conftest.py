@@ -56,9 +56,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     """Tests hold a lock together; a test marked `serial` holds it alone. Who waits for it lets no other test begin."""
-    if not hasattr(item.config, "workerinput") or item.config.cache is None:
+    cache = getattr(item.config, "cache", None)
+    if not hasattr(item.config, "workerinput") or cache is None:
         return (yield)
-    folder = item.config.cache.mkdir("locks")
+    folder = cache.mkdir("locks")
     with (folder / "turn").open("w") as turn, (folder / "running").open("w") as running:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(running, fcntl.LOCK_EX if item.get_closest_marker("serial") else fcntl.LOCK_SH)

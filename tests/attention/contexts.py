@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 class Contexts:
     """A cache, and the tokens, K and V of every sequence. The ids up to a token determine its K and V in each layer."""
 
-    tolerance = TOLERANCE
+    tolerance: ClassVar = TOLERANCE
 
     def __init__(self, cache: LayeredChunkAttention, scale: float = 1.0) -> None:
         """`scale`: of all random numbers."""

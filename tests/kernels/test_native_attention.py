@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from chunkbench.kernels.cpu import decode
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.reference import attention
+from tests.attention.contexts import Contexts
 from tests.pairs import pairs
 
 if cpu.native() is None:
@@ -24,7 +26,6 @@ if cpu.native() is None:
 
 ISAS = cpu.required().isas()
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -35,16 +36,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-class CheckedCache:
-    """A `ChunkAttention`, and the token ids of every sequence. `tables` holds K and V of each token id.
+class Checked(Contexts):
+    """Compares the kernels of every instruction set; they read the same K and V."""
 
-    `kernels` are those of every instruction set. They read the same K and V, and are compared with one reference.
-    """
+    tolerance: ClassVar = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
     def __init__(
         self, heads: int, kv_heads: int, dim: int, chunk: int, dtype: torch.dtype, chunk_first: bool = True
     ) -> None:
-        self.attention = ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native")
+        super().__init__(ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native"))
         store = self.attention._store
         assert isinstance(store, PackedStore)
         self.kernels: dict[str, TppNative] = {}
@@ -52,70 +52,35 @@ class CheckedCache:
             for isa in ISAS:
                 patched.setenv("CHUNKBENCH_ISA", isa)
                 self.kernels[isa] = TppNative(store, heads, chunk_first)
-        self.dtype = dtype
-        self.shape = (kv_heads, dim)
-        self.heads = heads
-        self.random = torch.Generator().manual_seed(0)
-        self.tables = [self._normal(997, *self.shape) for _ in range(2)]
-        self.contexts: dict[int, list[int]] = {}
-        self.next = 500
-
-    def _normal(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self.random).to(self.dtype)
-
-    def join(self, tokens: list[int]) -> int:
-        k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
-        sequence = self.attention.add_sequence(tokens, k, v)
-        self.contexts[sequence] = list(tokens)
-        return sequence
+        self.next = 10_000
 
     def step(self) -> None:
-        tokens = list(range(self.next, self.next + len(self.contexts)))
-        self.next += len(tokens)
-        k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
-        self.attention.append(tokens, k, v)
-        for own, token in zip(self.contexts.values(), tokens, strict=True):
-            own.append(token)
+        """Append a new token to every sequence."""
+        self.append(range(self.next, self.next + len(self.tokens)))
+        self.next += len(self.tokens)
 
     def plan(self) -> None:
         plan = self.attention._tree.plan()
         for kernel in self.kernels.values():
             kernel.plan(plan)
 
-    def outputs(self, q: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Of every instruction set."""
+    def outputs(self, q: torch.Tensor, layer: int = 0) -> dict[str, torch.Tensor]:
         self.plan()
         outputs = {isa: torch.full_like(q, float("nan")) for isa in ISAS}
         for isa, kernel in self.kernels.items():
             kernel.decode(q, outputs[isa])
         return outputs
 
-    def expected(self, q: torch.Tensor) -> torch.Tensor:
-        """In float64."""
-        rows = []
-        for row, tokens in enumerate(self.contexts.values()):
-            k, v = (table[torch.tensor(tokens) % 997] for table in self.tables)
-            rows.append(attention(q[row], k, v))
-        return torch.stack(rows)
-
-    def check(self, scale: float = 1.0, times: float = 1.0) -> None:
-        """Compare the outputs for random queries times `scale`; the tolerance is that of the dtype, times `times`."""
-        q = (self._normal(len(self.contexts), self.heads, self.shape[1]).float() * scale).to(self.dtype)
-        expected = self.expected(q)
-        largest = expected.abs().amax((1, 2), keepdim=True)
-        for isa, out in self.outputs(q).items():
-            assert ((out.double() - expected).abs() / largest).max() < TOLERANCE[self.dtype] * times, isa
-
 
 @pytest.mark.parametrize(
     ("dtype", "heads", "dim"), pairs(DTYPES, [(4, 4), (8, 2), (6, 1)], [16, 48, 64, 128, 256]), ids=str
 )
 def test_head_counts_and_dimensions(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
-    cache = CheckedCache(*heads, dim, 32, dtype)
+    cache = Checked(*heads, dim, 32, dtype)
     shared = list(range(70))
     for k in range(7):
-        cache.join([*shared, *range(100 + 10 * k, 100 + 13 * k)])
-    cache.join([3])
+        cache.add([*shared, *range(100 + 10 * k, 100 + 13 * k)])
+    cache.add([3])
     for _ in range(3):
         cache.step()
         cache.check()
@@ -124,9 +89,9 @@ def test_head_counts_and_dimensions(dtype: torch.dtype, heads: tuple[int, int], 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk", [16, 48, 64, 256])
 def test_every_number_of_tokens_in_the_last_chunk(dtype: torch.dtype, chunk: int) -> None:
-    cache = CheckedCache(2, 2, 32, chunk, dtype)
-    cache.join(list(range(chunk - 3)))
-    cache.join([*range(chunk), 7])
+    cache = Checked(2, 2, 32, chunk, dtype)
+    cache.add(list(range(chunk - 3)))
+    cache.add([*range(chunk), 7])
     for _ in range(20):
         cache.step()
         cache.check()
@@ -137,10 +102,10 @@ def test_plans_that_grow_are_made_anew_only_now_and_then(chunk_first: bool, monk
     made: list[int] = []
     make = decode.NativeDecode.make
     monkeypatch.setattr(decode.NativeDecode, "make", lambda self, *work: made.append(1) or make(self, *work))
-    cache = CheckedCache(2, 2, 32, 16, torch.float32, chunk_first)
+    cache = Checked(2, 2, 32, 16, torch.float32, chunk_first)
     for row in range(5):
-        cache.join([*range(64), 500 + row, *range(row * 9)])
-    cache.join([7])
+        cache.add([*range(64), 500 + row, *range(row * 9)])
+    cache.add([7])
     for step in range(400):
         cache.step()
         if step % 5 == 0:
@@ -155,9 +120,9 @@ def test_plans_that_grow_are_made_anew_only_now_and_then(chunk_first: bool, monk
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "chunk"), [(2, 2, 32, 32), (2, 2, 96, 64), (8, 2, 128, 32)])
 def test_any_number_of_rows_shares_a_chunk(rows: int, heads: int, kv_heads: int, dim: int, chunk: int) -> None:
     """A matrix unit takes sixteen rows at a time: numbers around multiples of sixteen, in one dtype."""
-    cache = CheckedCache(heads, kv_heads, dim, chunk, torch.bfloat16)
+    cache = Checked(heads, kv_heads, dim, chunk, torch.bfloat16)
     for row in range(rows):
-        cache.join([*range(2 * chunk + 5), 900 + row % 90, row])
+        cache.add([*range(2 * chunk + 5), 900 + row % 90, row])
     cache.check()
     cache.step()
     cache.check(scale=30)
@@ -165,36 +130,32 @@ def test_any_number_of_rows_shares_a_chunk(rows: int, heads: int, kv_heads: int,
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_fork_truncate_and_remove(dtype: torch.dtype) -> None:
-    cache = CheckedCache(4, 2, 64, 16, dtype)
-    first, second = cache.join(list(range(45))), cache.join([*range(32), 90, 91])
+    cache = Checked(4, 2, 64, 16, dtype)
+    first, second = cache.add(list(range(45))), cache.add([*range(32), 90, 91])
     for _ in range(5):
         cache.step()
-    fork = cache.attention.fork(first)
-    cache.contexts[fork] = list(cache.contexts[first])
+    cache.fork(first)
     cache.step()
     cache.check()
-    cache.attention.truncate(first, 49)
-    del cache.contexts[first][49:]
+    cache.truncate(first, 49)
     cache.step()
     cache.check()
-    cache.attention.remove_sequence(second)
-    del cache.contexts[second]
-    cache.join([*range(48), 5])
+    cache.remove(second)
+    cache.add([*range(48), 5])
     cache.step()
     cache.check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rms_error_is_at_most_1_25_times_that_of_pytorch(dtype: torch.dtype) -> None:
-    cache = CheckedCache(8, 4, 128, 64, dtype)
+    cache = Checked(8, 4, 128, 64, dtype)
     for k in range(8):
-        cache.join([*range(512), *range(600 + 50 * k, 650 + 60 * k)])
+        cache.add([*range(512), *range(600 + 50 * k, 650 + 60 * k)])
     cache.step()
-    q = cache._normal(8, 8, 128)
+    q = cache.normal(8, 8, 128)
     expected = cache.expected(q)
     sdpa_error = plain_error = 0.0
-    for row, tokens in enumerate(cache.contexts.values()):
-        k, v = (table[torch.tensor(tokens) % 997] for table in cache.tables)
+    for row, (k, v) in enumerate(kv[0] for kv in cache.kv.values()):
         batched = [x.transpose(0, 1)[None] for x in (q[row][None], k, v)]
         sdpa = scaled_dot_product_attention(*batched, enable_gqa=True)[0, :, 0]
         keys, values = (x.repeat_interleave(2, dim=1).transpose(0, 1) for x in (k, v))
@@ -218,18 +179,18 @@ def test_private_runs_of_many_heads(
 ) -> None:
     """Rows read eight heads chunk by chunk, then the last two; with and without a shared run before their own."""
     monkeypatch.setattr(decode, "reading", lambda dtype, isa: (early, not early))
-    cache = CheckedCache(10, kv_heads, 32, 16, dtype)
+    cache = Checked(10, kv_heads, 32, 16, dtype)
     for k in range(10):
-        cache.join(list(range(100 * k, 100 * k + 40 + 5 * k)))
-        cache.join([*range(2000, 2033), *range(3000 + 100 * k, 3020 + 100 * k + 3 * k)])
+        cache.add(list(range(100 * k, 100 * k + 40 + 5 * k)))
+        cache.add([*range(2000, 2033), *range(3000 + 100 * k, 3020 + 100 * k + 3 * k)])
     for _ in range(2):
         cache.step()
         cache.check()
 
 
 def test_one_head_and_one_long_sequence_on_several_threads(threads: int) -> None:
-    cache = CheckedCache(1, 1, 64, 16, torch.float32)
-    cache.join([token % 977 for token in range(2000)])
+    cache = Checked(1, 1, 64, 16, torch.float32)
+    cache.add([token % 977 for token in range(2000)])
     cache.step()
     cache.check()
     cache.attention.plan()
@@ -237,38 +198,38 @@ def test_one_head_and_one_long_sequence_on_several_threads(threads: int) -> None
 
 
 def test_more_queries_than_one_item_holds() -> None:
-    cache = CheckedCache(8, 1, 32, 16, torch.float32)
+    cache = Checked(8, 1, 32, 16, torch.float32)
     for k in range(40):
-        cache.join([*range(64), 100 + k])
+        cache.add([*range(64), 100 + k])
     cache.step()
     cache.check()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_scores_of_ten_thousand(dtype: torch.dtype) -> None:
-    cache = CheckedCache(2, 2, 64, 16, dtype)
-    cache.join(list(range(100)))
-    cache.join([*range(64), *range(200, 210)])
+    cache = Checked(2, 2, 64, 16, dtype)
+    cache.add(list(range(100)))
+    cache.add([*range(64), *range(200, 210)])
     cache.step()
     cache.check(scale=1e4, times=2)
 
 
 def test_infinite_and_nan_keys_give_the_result_of_the_reference() -> None:
     for value in (float("-inf"), float("inf"), float("nan")):
-        cache = CheckedCache(1, 1, 16, 16, torch.float32)
-        cache.tables[0][5] = 0.0
-        cache.tables[0][5, 0, 3] = value
-        cache.join([1, 2, 5, 9])
+        cache = Checked(1, 1, 16, 16, torch.float32)
+        k, v = torch.randn(2, 4, 1, 16, generator=torch.Generator().manual_seed(0))
+        k[2, 0] = torch.tensor([0.0] * 3 + [value] + [0.0] * 12)
+        cache.attention.add_sequence([1, 2, 5, 9], k, v)
         q = torch.ones(1, 1, 16)
         for out in cache.outputs(q).values():
-            torch.testing.assert_close(out, cache.expected(q).float(), rtol=1e-4, atol=1e-5, equal_nan=True)
+            torch.testing.assert_close(out[0], attention(q[0], k, v).float(), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_denormal_values_are_kept() -> None:
-    cache = CheckedCache(1, 1, 16, 16, torch.float32)
-    cache.tables[1] *= 1e-41
-    cache.join([1, 2, 3])
-    expected = cache.tables[1][torch.tensor([1, 2, 3])].double().mean(0)
+    cache = Checked(1, 1, 16, 16, torch.float32)
+    v = torch.randn(3, 1, 16, generator=torch.Generator().manual_seed(0)) * 1e-41
+    cache.attention.add_sequence([1, 2, 3], torch.zeros(3, 1, 16), v)
+    expected = v.double().mean(0)
     assert expected.abs().max() > 0
     for out in cache.outputs(torch.zeros(1, 1, 16)).values():
         torch.testing.assert_close(out[0].double(), expected, rtol=0, atol=4e-45)
@@ -287,9 +248,9 @@ def test_denormal_values_are_kept() -> None:
 def test_random_forests(
     paths: list[tuple[int, ...]], chunk: int, heads: tuple[int, int], dtype: torch.dtype, steps: int
 ) -> None:
-    cache = CheckedCache(*heads, 32, chunk, dtype)
+    cache = Checked(*heads, 32, chunk, dtype)
     for root, long, branch, more in paths:
-        cache.join([*range(100 * root, 100 * root + long), *range(400 + 100 * branch, 400 + 100 * branch + more)])
+        cache.add([*range(100 * root, 100 * root + long), *range(400 + 100 * branch, 400 + 100 * branch + more)])
     for _ in range(steps):
         cache.step()
     cache.check()
@@ -305,8 +266,8 @@ def test_results_do_not_depend_on_the_number_of_threads_beyond_rounding(threads:
     outputs = []
     for count in (threads, 1):
         torch.set_num_threads(count)
-        cache = CheckedCache(2, 1, 64, 16, torch.float32)
+        cache = Checked(2, 1, 64, 16, torch.float32)
         for k in range(3):
-            cache.join([*range(700), 900 + k])
+            cache.add([*range(700), 900 + k])
         outputs.append(cache.outputs(torch.ones(3, 2, 64)))
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
