@@ -13,15 +13,12 @@ BIN := $(VENV)/bin
 # Two processes with a thread each. The tests of a file run in one of them, in the order of the files.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 READY := $(VENV)/.ready
-READY_VLLM := $(VENV)/.ready-vllm
-READY_TRITON := $(VENV)/.ready-triton
 READY_SERVING := $(VENV)/.ready-serving
-READY_RAY := $(VENV)/.ready-ray
-READY_DOCS := $(VENV)/.ready-docs
+READY_DEV := $(VENV)/.ready-dev
 VENV_VLLM := $(dir $(VENV)).venv-vllm
-READY_VLLM_ENVIRONMENT := $(VENV_VLLM)/.ready
+READY_VLLM := $(VENV_VLLM)/.ready-vllm
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
-MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt scripts/set_up.py $(wildcard kernels/cpu/src/*)
+MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt chunkbench/pins.py scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
 .PHONY: help setup test docs lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
 
@@ -29,58 +26,57 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=python3.12 VENV=folder ARGS=\"arguments for chunkbench run or pytest\""
 
-setup: $(READY) $(READY_VLLM) ## Make or update the environment .venv; does nothing if it is up to date
+setup: $(READY) ## Make or update the environment .venv; does nothing if it is up to date
 
-test: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) $(READY_RAY) ## Run the tests
+test: $(READY_DEV) ## Run the tests
 	$(PYTEST) $(ARGS)
 
-docs: $(READY) $(READY_DOCS) ## Build the pages as a site in build/site: search, API, recorded reports; loads nothing from other hosts
+docs: $(VENV)/.ready-docs ## Build the pages as a site in build/site: search, API, recorded reports; loads nothing from other hosts
 	$(BIN)/python scripts/build_docs.py
 
-lint: $(READY) $(READY_SERVING) ## Check style, types, and the imports between folders
+lint: $(READY_DEV) ## Check style, types, and the imports between folders
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror kernels/cpu/src/*
 
-format: $(READY) ## Format the Python and C++ files
+format: $(READY_DEV) ## Format the Python and C++ files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i kernels/cpu/src/*
 
-sanitize: $(READY) ## Run the native module's tests with address and undefined-behaviour sanitizers (needs GCC)
+sanitize: $(READY_DEV) ## Run the native module's tests with address and undefined-behaviour sanitizers (needs GCC)
 	$(BIN)/python scripts/test_native.py sanitize $(ARGS)
 
-emulate: $(READY) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
+emulate: $(READY_DEV) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY) $(READY_VLLM) $(READY_TRITON) $(READY_SERVING) $(READY_RAY) $(READY_VLLM_ENVIRONMENT) ## Run all tests, also the slow ones: full products, soaks, clusters, thousands of damaged runs, builds of revisions and of the wheel
+nightly: $(READY_DEV) $(READY_VLLM) ## Run all tests, also the slow ones: full products, soaks, clusters, thousands of damaged runs, builds of revisions and of the wheel
 	$(PYTEST) -m "" $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium texlive-latex-recommended; }
 
-smoke: $(READY) $(READY_VLLM) ## Run every implementation on small shapes; takes seconds
+smoke: $(READY) ## Run every implementation on small shapes; takes seconds
 	$(BIN)/chunkbench run experiments/smoke.yaml $(ARGS)
 
-reproduce-table3: $(READY) $(READY_VLLM) ## Set up if needed, then measure the paper's Table 3 on this machine
+reproduce-table3: $(READY) ## Set up if needed, then measure the paper's Table 3 on this machine
 	$(BIN)/chunkbench run experiments/table3.yaml $(ARGS)
 
-reproduce: $(READY) $(READY_VLLM) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Set up if needed, then measure all experiments of the paper that run here; write one report
+reproduce: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then measure all experiments of the paper that run here; write one report
 	$(BIN)/chunkbench reproduce $(ARGS)
 
-vllm-environment: $(READY_VLLM_ENVIRONMENT) ## Make the environment .venv-vllm: vLLM, which Table 4 compares with, and our plug-in for it (3 GB)
+vllm-environment: $(READY_VLLM) ## Make the environment .venv-vllm: vLLM, which Table 4 compares with, and our plug-in for it (3 GB)
 
-reproduce-table4: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Set up if needed, then measure the paper's Table 4 on this machine
+reproduce-table4: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then measure the paper's Table 4 on this machine
 	$(BIN)/chunkbench run table4 $(ARGS)
 
-measure-vllm-plugin: $(READY) $(READY_SERVING) $(READY_VLLM_ENVIRONMENT) ## Set up if needed, then compare vLLM with its own attention and with our kernels
+measure-vllm-plugin: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then compare vLLM with its own attention and with our kernels
 	$(BIN)/chunkbench run vllm-plugin $(ARGS)
 
-gpu-prepare: $(READY) ## On a GPU host with a network: install the GPU baselines and compile all kernels
-	@$(PYTHON) scripts/set_up.py $(VENV) --extras gpu
+gpu-prepare: $(VENV)/.ready-gpu ## On a GPU host with a network: install the GPU baselines and compile all kernels
 	$(BIN)/chunkbench run experiments/gpu-kernels.yaml --budget 1s $(ARGS)
 	@touch $(VENV)/.gpu-prepared
 
@@ -91,7 +87,7 @@ ci-regression: $(RECORDED)/1/cases.jsonl ## Gate our kernels in the smoke experi
 	$(BIN)/chunkbench gate experiments/smoke.yaml --against $(RECORDED) $(OURS) --processes 2 --again 0 \
 		--fail-on incorrect,missing $(ARGS)
 
-$(RECORDED)/1/cases.jsonl: experiments/smoke.yaml | $(READY) $(READY_VLLM)
+$(RECORDED)/1/cases.jsonl: experiments/smoke.yaml | $(READY)
 	rm -rf $(RECORDED)
 	$(BIN)/chunkbench gate experiments/smoke.yaml --record $(RECORDED) $(OURS) --processes 2
 
@@ -102,26 +98,10 @@ clean: ## Remove the environment, build results and caches; keep measurements
 $(READY): $(MADE_FROM)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "chunkbench needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@$(PYTHON) scripts/set_up.py $(VENV) --stamp $@
+	@$(PYTHON) scripts/set_up.py $(VENV)
 
-# After a failed download there is no stamp, so the next set-up tries again. Only vLLM's rows need this package.
-$(READY_VLLM): $(READY)
-	@$(PYTHON) scripts/set_up.py $(VENV) --extras vllm --stamp $@
+$(VENV)/.ready-%: $(READY)
+	@$(PYTHON) scripts/set_up.py $(VENV) $*
 
-# Apart from `setup`: experiments on kernels do not need it.
-$(READY_SERVING): $(READY)
-	@$(PYTHON) scripts/set_up.py $(VENV) --extras serving --stamp $@
-
-# Apart from `setup`: only runs on a cluster need it.
-$(READY_RAY): $(READY)
-	@$(PYTHON) scripts/set_up.py $(VENV) --extras ray --stamp $@
-
-$(READY_DOCS): $(READY)
-	@$(PYTHON) scripts/set_up.py $(VENV) --extras docs --stamp $@
-
-$(READY_VLLM_ENVIRONMENT): $(MADE_FROM) chunkbench/pins.py
-	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) --extras vllm-environment --stamp $@
-
-# Apart from `setup`, because it is 180 MB and measurements on a CPU do not need it.
-$(READY_TRITON): $(READY)
-	@$(PYTHON) scripts/set_up.py $(VENV) --extras triton --stamp $@
+$(READY_VLLM): $(MADE_FROM)
+	@$(PYTHON) scripts/set_up.py $(VENV_VLLM) vllm

@@ -73,16 +73,33 @@ def test_make_refuses_an_old_python_with_a_remedy(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_a_finished_set_up_is_repeated_only_after_a_change_of_its_sources(tmp_path: Path) -> None:
-    for stamp in (".ready", ".ready-vllm"):
+    for stamp in (".ready", ".ready-dev"):
         (tmp_path / stamp).touch()
+    for target in ("setup", "format"):
+        assert "set_up.py" not in make("-n", f"VENV={tmp_path}", target).stdout
+    (tmp_path / ".ready-dev").unlink()
     assert "set_up.py" not in make("-n", f"VENV={tmp_path}", "setup").stdout
+    assert "set_up.py" in make("-n", f"VENV={tmp_path}", "format").stdout
     os.utime(tmp_path / ".ready", (0, 0))
     assert "set_up.py" in make("-n", f"VENV={tmp_path}", "setup").stdout
 
 
-def test_a_gpu_hosts_torch_replaces_the_pinned_one(set_up: ModuleType, tmp_path: Path) -> None:
+def test_every_extra_of_set_up_is_made_of_extras_of_the_project(set_up: ModuleType) -> None:
+    assert {part for parts in set_up.EXTRAS.values() for part in parts} <= PYPROJECT["project"][
+        "optional-dependencies"
+    ].keys()
+
+
+def test_a_torch_that_is_already_there_replaces_the_pinned_one(
+    set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "bin" / "python"
+    assert set_up.limits(python) == ["--constraint", str(set_up.CONSTRAINTS)]
+    monkeypatch.setattr(set_up, "output_of", lambda *command: "2.11.0+cu130")
+    option, path = set_up.limits(python)
+    assert option == "--constraint"
     pinned = set_up.CONSTRAINTS.read_text().splitlines()
-    replaced = set_up.constraints_with("2.11.0+cu130", str(tmp_path)).read_text().splitlines()
+    replaced = Path(path).read_text().splitlines()
     assert [line for line in replaced if line.startswith("torch")] == ["torch==2.11.0+cu130"]
     assert {line for line in pinned if not line.startswith("torch")} < set(replaced)
 
