@@ -15,34 +15,19 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import time
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = [
-    "torch",
-    "triton",
-    "click",
-    "jinja2",
-    "junitparser",
-    "matplotlib",
-    "numpy",
-    "pandas",
-    "psutil",
-    "pydantic",
-    "yaml",
-    "rich",
-    "typing_extensions",
-    "pytest",
-    "pytest_timeout",
-    "hypothesis",
-]
-OPTIONAL = {"pynvml": "nvidia-ml-py", "flashinfer": "flashinfer-python", "xformers": "xformers"}
-OPTIONAL |= {"flash_attn": "flash-attn", "fa3_fwd_interface": "fa3-fwd"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TOOLS = ["triton", "pytest", "pytest-timeout", "hypothesis"]
+"""Needed besides the packages that ChunkBench requires."""
+OPTIONAL = ["nvidia-ml-py", "flashinfer-python", "xformers", "flash-attn", "fa3-fwd"]
 TESTS = [
     "tests/measure/test_on_cuda.py",
     "tests/kernels/triton/test_attention.py",
@@ -54,9 +39,10 @@ SAVED_S = 20.0
 """Part of the time that is reserved for the reports."""
 
 
-def missing() -> list[str]:
-    """Required modules that are not installed."""
-    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+def missing(packages: list[str]) -> list[str]:
+    """Those of the packages that are not installed. PyTorch for CUDA has Triton under another package's name."""
+    installed = {distribution.name.lower().replace("_", "-") for distribution in distributions()}
+    return [name for name in packages if name not in installed and not importlib.util.find_spec(name.replace("-", "_"))]
 
 
 def compiled_ahead() -> bool:
@@ -66,8 +52,7 @@ def compiled_ahead() -> bool:
 
 def register(folder: Path) -> dict[str, str]:
     """Environment variables that make the checkout importable and register its implementations without installation."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        entries = tomllib.load(file)["project"]["entry-points"]
+    entries = PROJECT["entry-points"]
     metadata = folder / "chunkbench-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: chunkbench\nVersion: 0\n")
@@ -98,40 +83,26 @@ class Steps:
         return self._end - time.monotonic() - SAVED_S
 
     def run(self, name: str, command: list[str], limit_s: float) -> int:
-        """Run a command and return its exit code; 124 after its time limit or an interrupt, which also end it."""
+        """Run a command and return its exit code; 124 or 137 if its time limit or an interrupt ended it."""
         print(f"== {name}", flush=True)
         started = time.monotonic()
-        with (self._out / f"{name}.txt").open("w") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=self.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,  # so that the processes it started can be ended with it
-            )
-            code = self._follow(process, file.fileno(), max(1.0, limit_s))
+        # `timeout` ends the command by SIGTERM, so a run keeps its finished points; ten seconds later it kills it.
+        limited = ["timeout", "--kill-after=10", f"{max(1.0, limit_s):.1f}", *command]
+        process = subprocess.Popen(
+            limited, cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        tee = subprocess.Popen(["tee", "-i", self._out / f"{name}.txt"], stdin=process.stdout)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            code = 124 if process.wait() else 0
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that the command left behind may hold the pipe
+            tee.wait(5)
+        tee.kill()
         seconds = round(time.monotonic() - started, 1)
         self.done.append({"step": name, "exit_code": code, "seconds": seconds})
         print(f"== {name}: exit code {code} after {seconds} s", flush=True)
-        return code
-
-    @staticmethod
-    def _follow(process: subprocess.Popen[str], file: int, limit_s: float) -> int:
-        tee = subprocess.Popen(["tee", f"/proc/self/fd/{file}"], stdin=process.stdout, pass_fds=[file])
-        try:
-            code = process.wait(limit_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.terminate()  # not kill: then a run keeps its finished points
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-            code = 124
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            tee.wait(5)
-        tee.kill()
         return code
 
 
@@ -141,7 +112,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit for everything")
     parser.add_argument("--experiment", default="gpu-kernels", help="the experiment to measure")
     arguments = parser.parse_args()
-    lacking = missing()
+    needed = [re.split("[><=]", requirement)[0] for requirement in PROJECT["dependencies"]] + TOOLS
+    lacking = missing([name for name in needed if name not in OPTIONAL])
     if lacking:
         raise SystemExit(f"gpu-check: missing packages: {', '.join(lacking)}; `make gpu-prepare` installs them")
     import torch
@@ -153,7 +125,7 @@ def main() -> None:
     if out.exists() and any(out.iterdir()):
         raise SystemExit(f"gpu-check: {arguments.out} holds an earlier check; name another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
-    absent = [package for module, package in OPTIONAL.items() if importlib.util.find_spec(module) is None]
+    absent = missing(OPTIONAL)
     if absent:
         print(f"gpu-check: not installed: {', '.join(absent)}; their rows will be unavailable", flush=True)
     steps = Steps(out, register(out / "site"), 60 * arguments.minutes)

@@ -8,7 +8,6 @@ The picture loads nothing from other hosts: rich's drawing, without its web font
 from __future__ import annotations
 
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -28,26 +27,14 @@ COMMANDS = (
 
 def printed(command: str) -> str:
     """What the command prints on a terminal, without the lines that it overwrites."""
-    parent, child = pty.openpty()
     environment = os.environ | {"COLUMNS": str(WIDTH), "LINES": "50", "TERM": "xterm-256color"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    # Progress goes to standard error and is gone when the command ends.
-    process = subprocess.Popen(
-        command, shell=True, stdout=child, stderr=subprocess.DEVNULL, stdin=child, env=environment, close_fds=True
-    )
-    os.close(child)
-    chunks = []
-    while True:
-        try:
-            data = os.read(parent, 65536)
-        except OSError:  # the terminal is closed
-            break
-        if not data:
-            break
-        chunks.append(data)
-    if process.wait():
-        raise SystemExit(f"{command}: ended with {process.returncode}")
-    return b"".join(chunks).decode().replace("\r\n", "\n")
+    # `script` gives the command a terminal. Progress goes to standard error and is gone when the command ends.
+    words = ["script", "-qec", f"{command} 2>/dev/null", "/dev/null"]
+    done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command}: ended with {done.returncode}")
+    return done.stdout.decode().replace("\r\n", "\n")
 
 
 def main(out: Path) -> None:
