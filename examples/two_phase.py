@@ -1,11 +1,11 @@
-"""The idea of ChunkAttention in 80 lines of PyTorch, compared with plain attention: `python examples/two_phase.py`
+"""The idea of ChunkAttention in PyTorch alone, compared with plain attention: `python examples/two_phase.py`
 
 Sequences decode one token each. Their prompts begin with the same tokens, so the keys and values (K/V) of these tokens
 are the same. Plain attention reads a copy of them for each sequence. Here K/V lie in chunks, found by a prefix tree
-(section 3.1 of the paper, arxiv.org/abs/2402.15220): what several prompts begin with is there once. Attention then has
-two phases (section 3.2). Chunk-first: a shared chunk is read once for the queries of all its sequences. Sequence-first:
-each sequence reads the chunks that only it has. The result is exact, because a softmax over parts of a context can be
-put together from each part's largest score m, its sum of weights n and its weighted sum of values o.
+(section 3.1 of the paper, arxiv.org/abs/2402.15220): what several prompts begin with is there once. Attention has two
+phases (section 3.2). Chunk-first: a shared chunk is read once, for the queries of all its sequences. Sequence-first:
+each sequence reads the chunks that only it has. The result is exact: a softmax over parts of a context can be put
+together from each part's largest score m, the sum of its weights n, and its weighted sum of values o.
 """
 
 from __future__ import annotations
@@ -55,12 +55,10 @@ def two_phase_attention(q: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
         n[:, rows] = before * n[:, rows] + weights.sum(-1, keepdim=True)
         m[:, rows] = largest
 
-    for chunk in chunks:
-        if len(chunk.sequences) > 1:  # phase 1, chunk-first: a product of many queries with one chunk
-            fold(chunk)
-    for chunk in chunks:
-        if len(chunk.sequences) == 1:  # phase 2, sequence-first: one query with the chunks of its own
-            fold(chunk)
+    for chunk in [one for one in chunks if len(one.sequences) > 1]:  # phase 1, chunk-first: many queries, one chunk
+        fold(chunk)
+    for chunk in [one for one in chunks if len(one.sequences) == 1]:  # phase 2, sequence-first: one query, its chunks
+        fold(chunk)
     return o / n
 
 

@@ -216,10 +216,10 @@ def add(venv: Path, extra: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("venv", type=Path, help="folder of the environment")
-    parser.add_argument("extra", nargs="?", default="", choices=["vllm", *EXTRAS])
+    parser.add_argument("extra", nargs="?", choices=["vllm", *EXTRAS])
     arguments = parser.parse_args()
     start, venv, extra = time.monotonic(), arguments.venv.absolute(), arguments.extra
-    makers = {"": make_environment, "vllm": make_vllm_environment}
+    makers = {None: make_environment, "vllm": make_vllm_environment}
     complete = makers[extra](venv) if extra in makers else add(venv, extra)
     say(f"done in {time.monotonic() - start:.0f} s")
     if complete:
