@@ -37,7 +37,7 @@ def main() -> None:
         if changes:
             live.pop(chance.randrange(len(live)))
             live.append(sequence())
-        table = np.zeros((BATCH, 160), np.int32)
+        table = np.zeros((BATCH, 160), np.int64)
         for row, (blocks, _) in enumerate(live):
             table[row, : len(blocks)] = blocks
         lengths = np.array([length for _, length in live])

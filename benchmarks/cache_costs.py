@@ -45,11 +45,15 @@ def tree_changes(live: int) -> Iterator[tuple[str, Change]]:
     def join_and_leave() -> None:
         tree.leave(tree.join(new_prompt).sequence)
 
+    def join_leave_and_plan() -> None:
+        join_and_leave()
+        tree.plan()
+
     yield f"append 1 token to {TAKEN} sequences", lambda: tree.append([7] * TAKEN, subset)
     yield "append 32 tokens to 1 sequence", lambda: tree.append([7] * 32, subset[:1], [32])
     yield "join and leave", join_and_leave
     yield "append 1 token to every sequence", lambda: tree.append([7] * live)
-    yield "join, leave, and a new plan", lambda: (join_and_leave(), tree.plan())
+    yield "join, leave, and a new plan", join_leave_and_plan
 
 
 def cache_changes(live: int) -> Iterator[tuple[str, Change]]:
@@ -68,6 +72,10 @@ def cache_changes(live: int) -> Iterator[tuple[str, Change]]:
         cached = cache.cached_tokens(new_prompt)
         cache.remove_sequence(cache.add_sequence(new_prompt, k[cached:], k[cached:]))
 
+    def join_leave_and_plan() -> None:
+        join_and_leave()
+        cache.plan()
+
     yield (
         f"append 1 token to {TAKEN} sequences",
         lambda: cache.append([7] * TAKEN, k[:TAKEN], k[:TAKEN], subset),
@@ -75,7 +83,7 @@ def cache_changes(live: int) -> Iterator[tuple[str, Change]]:
     yield "append 32 tokens to 1 sequence", lambda: cache.append([7] * 32, k[:32], k[:32], subset[:1], [32])
     yield "join and leave", join_and_leave
     yield "append 1 token to every sequence", lambda: cache.append([7] * live, k[:live], k[:live])
-    yield "join, leave, and a new plan", lambda: (join_and_leave(), cache.plan())
+    yield "join, leave, and a new plan", join_leave_and_plan
 
 
 def table(title: str, changes: Callable[[int], Iterator[tuple[str, Change]]]) -> None:

@@ -64,8 +64,8 @@ def two_phase_attention(q: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
 
 def plain_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The same from a copy of K/V for each sequence, `[heads, sequences, tokens, dim]`."""
-    scores = q.unsqueeze(-2) @ keys.mT * q.shape[-1] ** -0.5
-    return (scores.softmax(-1) @ values).squeeze(-2)
+    weights = torch.softmax(q.unsqueeze(-2) @ keys.mT * q.shape[-1] ** -0.5, -1)
+    return torch.squeeze(weights @ values, -2)
 
 
 def main() -> None:
