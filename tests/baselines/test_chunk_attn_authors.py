@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from chunkbench.baselines.chunk_attn_authors import ChunkAttnAuthors
-from chunkbench.experiment.point import Point
-from tests.baselines.test_adapters import DEFAULTS
+from tests.baselines.checks import make_point
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_chunk_attn_authors.py"
 
@@ -39,7 +38,7 @@ def test_a_build_that_does_not_load_gives_the_reason(tmp_path: Path, monkeypatch
     [({"dtype": "bfloat16"}, "float32 only"), ({"kv_heads": 2}, "no grouped heads")],
 )
 def test_what_the_authors_kernel_cannot_compute(axes: dict[str, object], reason: str) -> None:
-    answer = ChunkAttnAuthors().supports(Point.model_validate(DEFAULTS | axes))
+    answer = ChunkAttnAuthors().supports(make_point(**axes))
     assert not answer.ok
     assert reason in answer.reason
     assert not ChunkAttnAuthors().availability("cuda").ok

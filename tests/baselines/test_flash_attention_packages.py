@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,52 +9,37 @@ import pytest
 import torch
 
 from chunkbench.baselines import flash_attn_3, flash_attn_package
-from chunkbench.baselines.contract import Implementation, Session
-from chunkbench.experiment.point import Point
-from chunkbench.workers.inputs import PooledInputs
+from chunkbench.baselines.contract import Implementation
+from tests.baselines.checks import attend, bound, check, inputs_of, make_point, points, signature
 
-Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-Bind = Callable[[inspect.Signature | None, Callable[..., Any]], Callable[..., Any]]
 DENSE = (flash_attn_package, flash_attn_package.FlashAttnPackage, "flash_attn", "flash_attn_interface.py")
 PAGED = (flash_attn_package, flash_attn_package.FlashAttnPackagePaged, "flash_attn", "flash_attn_interface.py")
 THIRD = (flash_attn_3, flash_attn_3.FlashAttn3, "fa3_fwd_interface", "")
 ADAPTERS = {adapter.id: (module, adapter, package, file) for module, adapter, package, file in (DENSE, PAGED, THIRD)}
-POINTS: dict[str, dict[str, Any]] = {
-    "part shared": {},
-    "rewound inside a block": {"n_p": 66, "n_c": 5},
-    "everything shared": {"n_s": 70},
-    "one sequence": {"batch_size": 1},
-    "grouped heads": {"kv_heads": 2},
-    "tree": {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))},
-    "ragged": {"n_p": (50, 90)},
-    "bfloat16": {"dtype": "bfloat16"},
-}
 
 
-def with_kvcache(attend: Attend) -> Callable[..., torch.Tensor]:
+def with_kvcache(
+    q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any = None, block_table: Any = None
+) -> torch.Tensor:
     """Attention of q `[b, 1, h, d]` over a dense cache `[b, n, h_kv, d]` or pages `[blocks, size, h_kv, d]`."""
-
-    def call(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any = None, block_table: Any = None) -> torch.Tensor:
-        out = torch.empty_like(q)
-        for row in range(len(q)):
-            n = k_cache.shape[1] if cache_seqlens is None else int(cache_seqlens[row])
-            if cache_seqlens is not None:
-                assert cache_seqlens.dtype == torch.int32
-            if block_table is None:
-                k, v = k_cache[row, :n], v_cache[row, :n]
-            else:
-                assert block_table.dtype == torch.int32
-                assert block_table.stride(-1) == 1
-                pages = block_table[row].long()
-                k, v = k_cache[pages].flatten(0, 1)[:n], v_cache[pages].flatten(0, 1)[:n]
-            assert len(k) == n
-            out[row] = attend(q[row], k, v)[0]
-        return out
-
-    return call
+    out = torch.empty_like(q)
+    for row in range(len(q)):
+        n = k_cache.shape[1] if cache_seqlens is None else int(cache_seqlens[row])
+        if cache_seqlens is not None:
+            assert cache_seqlens.dtype == torch.int32
+        if block_table is None:
+            k, v = k_cache[row, :n], v_cache[row, :n]
+        else:
+            assert block_table.dtype == torch.int32
+            assert block_table.stride(-1) == 1
+            pages = block_table[row].long()
+            k, v = k_cache[pages].flatten(0, 1)[:n], v_cache[pages].flatten(0, 1)[:n]
+        assert len(k) == n
+        out[row] = attend(q[row], k, v)[0]
+    return out
 
 
-@pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
+@points()
 @pytest.mark.parametrize(("module", "adapter", "package", "file"), ADAPTERS.values(), ids=ADAPTERS.keys())
 def test_the_adapters_call_computes_attention(
     module: Any,
@@ -65,14 +48,11 @@ def test_the_adapters_call_computes_attention(
     file: str,
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    make_point: Callable[..., Point],
-    check_session: Callable[[Session, PooledInputs], None],
-    partial_attention: Attend,
 ) -> None:
-    library = SimpleNamespace(flash_attn_with_kvcache=with_kvcache(partial_attention))
+    library = SimpleNamespace(flash_attn_with_kvcache=with_kvcache)
     monkeypatch.setattr(module, "library", lambda: library)
-    inputs = PooledInputs(make_point(**axes), seed=1)
-    check_session(adapter().prepare(inputs), inputs)
+    inputs = inputs_of(**axes)
+    check(adapter().prepare(inputs), inputs)
 
 
 @pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}], ids=["equal", "ragged"])
@@ -84,27 +64,22 @@ def test_the_call_matches_the_real_packages_signature(
     file: str,
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    make_point: Callable[..., Point],
-    check_session: Callable[[Session, PooledInputs], None],
-    partial_attention: Attend,
-    binding: Bind,
-    signature: Callable[[str, str, str], inspect.Signature],
 ) -> None:
     real = signature(package, file, "flash_attn_with_kvcache")
-    library = SimpleNamespace(flash_attn_with_kvcache=binding(real, with_kvcache(partial_attention)))
+    library = SimpleNamespace(flash_attn_with_kvcache=bound(real, with_kvcache))
     monkeypatch.setattr(module, "library", lambda: library)
-    inputs = PooledInputs(make_point(**axes), seed=1)
-    check_session(adapter().prepare(inputs), inputs)
+    inputs = inputs_of(**axes)
+    check(adapter().prepare(inputs), inputs)
 
 
-def test_flash_attn_takes_only_pages_of_a_multiple_of_256_tokens(make_point: Callable[..., Point]) -> None:
+def test_flash_attn_takes_only_pages_of_a_multiple_of_256_tokens() -> None:
     paged = flash_attn_package.FlashAttnPackagePaged()
     assert paged.supports(make_point(dtype="float16", block_size=512)).ok
     refused = paged.supports(make_point(dtype="float16", block_size=16))
     assert (refused.ok, refused.remedy) == (False, "set block_size: 256")
 
 
-def test_dtypes_and_head_sizes_that_the_libraries_refuse_are_unsupported(make_point: Callable[..., Point]) -> None:
+def test_dtypes_and_head_sizes_that_the_libraries_refuse_are_unsupported() -> None:
     second, third = flash_attn_package.FlashAttnPackage(), flash_attn_3.FlashAttn3()
     assert [second.supports(make_point(dtype=d)).ok for d in ("float32", "float16", "bfloat16")] == [False, True, True]
     assert [third.supports(make_point(dtype=d)).ok for d in ("float32", "float16", "bfloat16")] == [False, False, True]

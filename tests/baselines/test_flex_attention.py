@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from chunkbench.baselines import flex_attention
-from chunkbench.baselines.contract import Session
 from chunkbench.experiment.point import Point
 from chunkbench.kvcache import PrefixTree
 from chunkbench.workers.inputs import PooledInputs
-
-POINTS: dict[str, dict[str, Any]] = {
-    "part shared": {},
-    "rewound inside a block": {"n_p": 66, "n_c": 5},
-    "nothing shared": {"n_s": 0},
-    "everything shared": {"n_s": 70},
-    "one sequence": {"batch_size": 1},
-    "grouped heads": {"kv_heads": 2},
-    "two prompts alternating": {"prompts": 2},
-    "tree": {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))},
-    "ragged": {"n_p": (50, 90)},
-    "bfloat16": {"dtype": "bfloat16"},
-}
+from tests.baselines.checks import check, inputs_of, make_point, points
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
-def test_attention_under_the_mask_is_right(
-    axes: dict[str, Any], make_point: Callable[..., Point], check_session: Callable[[Session, PooledInputs], None]
-) -> None:
-    inputs = PooledInputs(make_point(**axes), seed=1)
-    check_session(flex_attention.FlexSession(inputs, compiled=False), inputs)
+@points()
+def test_attention_under_the_mask_is_right(axes: dict[str, Any]) -> None:
+    inputs = inputs_of(**axes)
+    check(flex_attention.FlexSession(inputs, compiled=False), inputs)
 
 
-def test_a_shared_prefix_is_held_once(make_point: Callable[..., Point]) -> None:
+def test_a_shared_prefix_is_held_once() -> None:
     point = make_point(n_p=320, n_s=320, batch_size=8, n_c=2)
     session = flex_attention.FlexSession(PooledInputs(point, seed=1), compiled=False)
     assert session.kv_bytes() == 320 * point.token_bytes
@@ -79,9 +62,9 @@ def test_a_prefix_shared_by_all_rows_gives_full_blocks() -> None:
     assert part.sum() == 2  # the four private chunks of 64 slots
 
 
-def test_pytorch_compiles_once_for_all_copies_steps_and_plans_of_a_point(
-    monkeypatch: pytest.MonkeyPatch, make_point: Callable[..., Point]
-) -> None:
+def test_pytorch_compiles_once_for_all_copies_steps_and_plans_of_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
+
     counter = CompileCounterWithBackend("eager")
 
     def compiled(point: Point) -> Any:

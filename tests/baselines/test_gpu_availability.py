@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import Answer, Implementation
-from chunkbench.experiment.point import Point
+from tests.baselines.checks import make_point
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 ENTRY_POINTS = PYPROJECT["project"]["entry-points"]["chunkbench.baselines"]
@@ -68,7 +67,7 @@ def test_the_remedy_names_the_missing_gpu_or_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GPU_ONLY)
-def test_supports_needs_no_gpu(name: str, make_point: Callable[..., Point]) -> None:
+def test_supports_needs_no_gpu(name: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     for axes in ({}, {"n_p": (50, 90)}, {"kv_heads": 1}, {"dtype": "bfloat16", "head_dim": 80}):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,21 +9,17 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from chunkbench.baselines import sdpa
-from chunkbench.baselines.contract import Session
-from chunkbench.experiment.point import Point
-from chunkbench.workers.inputs import PooledInputs
+from tests.baselines.checks import check, inputs_of, make_point
 
 
 @pytest.mark.parametrize("axes", [{}, {"kv_heads": 2}, {"n_p": (50, 90)}], ids=["equal", "grouped heads", "ragged"])
-def test_the_adapters_call_computes_attention(
-    axes: dict[str, Any], make_point: Callable[..., Point], check_session: Callable[[Session, PooledInputs], None]
-) -> None:
-    inputs = PooledInputs(make_point(**axes), seed=1)
-    check_session(sdpa.SdpaSession(inputs, SDPBackend.MATH), inputs)
+def test_the_adapters_call_computes_attention(axes: dict[str, Any]) -> None:
+    inputs = inputs_of(**axes)
+    check(sdpa.SdpaSession(inputs, SDPBackend.MATH), inputs)
 
 
-def test_an_adapter_uses_its_own_backend_only(make_point: Callable[..., Point]) -> None:
-    inputs = PooledInputs(make_point(n_c=1), seed=1)
+def test_an_adapter_uses_its_own_backend_only() -> None:
+    inputs = inputs_of(n_c=1)
     out = torch.empty(4, 4, 64)
     for adapter in (sdpa.SdpaEfficient, sdpa.Cudnn):
         session = adapter().prepare(inputs)
@@ -33,7 +28,7 @@ def test_an_adapter_uses_its_own_backend_only(make_point: Callable[..., Point]) 
                 session.decode(inputs.queries(1), out)
 
 
-def test_points_that_a_backend_refuses_are_unsupported(make_point: Callable[..., Point]) -> None:
+def test_points_that_a_backend_refuses_are_unsupported() -> None:
     efficient, cudnn = sdpa.SdpaEfficient(), sdpa.Cudnn()
     assert efficient.supports(make_point()).ok
     assert efficient.supports(make_point(n_p=(50, 90))).ok

@@ -16,33 +16,18 @@ import pytest
 import torch
 
 from chunkbench.baselines import gpu, vllm_cpu, vllm_cuda
-from chunkbench.baselines.contract import Answer, Session
-from chunkbench.experiment.point import Point
+from chunkbench.baselines.contract import Answer
 from chunkbench.workers.inputs import PooledInputs
+from tests.baselines.checks import POINTS, attend, check, inputs_of, make_point
 
-Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 NAMES = ("paged_attention_v1", "paged_attention_v2", "reshape_and_cache")
-POINTS: dict[str, dict[str, Any]] = {
-    "part shared": {},
-    "rewound inside a block": {"n_p": 66, "n_c": 5},
-    "everything shared": {"n_s": 70},
-    "one sequence": {"batch_size": 1},
-    "grouped heads": {"kv_heads": 2},
-    "tree": {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))},
-    "ragged": {"n_p": (50, 90)},
-    "bfloat16": {"dtype": "bfloat16"},
-    "blocks of 8": {"block_size": 8, "head_dim": 80},
-    "blocks of 32": {"block_size": 32, "dtype": "float16"},
-    "partitions": {"n_p": 508, "n_s": 300, "batch_size": 2},
-    "more partitions in one row": {"n_p": (500, 1100), "n_s": 400, "batch_size": 2},
-}
+PARTITIONS: dict[str, Any] = {"n_p": 508, "n_s": 300, "batch_size": 2}
 
 
 class Operators:
     """The three operators over vLLM's layout, on the CPU; `used` collects which attention operators ran."""
 
-    def __init__(self, attend: Attend) -> None:
-        self._attend = attend
+    def __init__(self) -> None:
         self.used: set[str] = set()
 
     def all(self) -> tuple[Callable[..., None], ...]:
@@ -88,28 +73,35 @@ class Operators:
             blocks = table[row, : -(-length // size)].long()
             k = keys[blocks].permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1)[:length]
             v = values[blocks].permute(0, 3, 1, 2).flatten(0, 1)[:length]
-            out[row] = self._attend(q[row : row + 1], k, v)[0][0]
+            out[row] = attend(q[row : row + 1], k, v)[0][0]
 
 
 @pytest.fixture
-def operators(partial_attention: Attend) -> Operators:
-    return Operators(partial_attention)
+def operators() -> Operators:
+    return Operators()
 
 
-@pytest.mark.parametrize("axes", POINTS.values(), ids=POINTS.keys())
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *POINTS.values(),
+        {"block_size": 8, "head_dim": 80},
+        PARTITIONS,
+        {"n_p": (500, 1100), "n_s": 400, "batch_size": 2},
+    ],
+    ids=[*POINTS, "blocks of 8", "partitions", "more partitions in one row"],
+)
 @pytest.mark.parametrize("share", [False, True], ids=["private", "shared"])
 def test_the_adapters_calls_compute_attention(
     share: bool,
     axes: dict[str, Any],
     operators: Operators,
     monkeypatch: pytest.MonkeyPatch,
-    make_point: Callable[..., Point],
-    check_session: Callable[[Session, PooledInputs], None],
 ) -> None:
     monkeypatch.setattr(vllm_cuda, "operators", operators.all)
-    inputs = PooledInputs(make_point(**axes), seed=1)
+    inputs = inputs_of(**axes)
     session = vllm_cuda.PagedSession(inputs, share)
-    check_session(session, inputs)
+    check(session, inputs)
     session.rewind()
     if axes == {}:  # of the 40 shared tokens, 32 fill two shared blocks; all other tokens are in private blocks
         blocks = 2 + 4 * 3 if share else 4 * 5
@@ -131,7 +123,6 @@ def test_partitions_follow_vllms_own_rule(
     used: set[str],
     operators: Operators,
     monkeypatch: pytest.MonkeyPatch,
-    make_point: Callable[..., Point],
 ) -> None:
     monkeypatch.setattr(vllm_cuda, "operators", operators.all)
     monkeypatch.setattr(operators, "_run", lambda out, arguments: None)
@@ -168,23 +159,21 @@ def real(operators: Operators) -> Iterator[Operators]:
     for name, call in zip(NAMES, operators.all(), strict=True):
         library.define(schemas[name])
         library.impl(name, call, "CPU")
-    declared = Operators(operators._attend)
+    declared = Operators()
     declared.all = lambda: tuple(getattr(getattr(torch.ops, space), name).default for name in NAMES)  # type: ignore[method-assign]
     yield declared
     library._destroy()
 
 
-@pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}, POINTS["partitions"]], ids=["equal", "ragged", "partitions"])
+@pytest.mark.parametrize("axes", [{}, {"n_p": (50, 90)}, PARTITIONS], ids=["equal", "ragged", "partitions"])
 def test_the_calls_match_the_schemas_in_vllms_source(
     axes: dict[str, Any],
     real: Operators,
     monkeypatch: pytest.MonkeyPatch,
-    make_point: Callable[..., Point],
-    check_session: Callable[[Session, PooledInputs], None],
 ) -> None:
     monkeypatch.setattr(vllm_cuda, "operators", real.all)
-    inputs = PooledInputs(make_point(**axes), seed=1)
-    check_session(vllm_cuda.PagedSession(inputs, share=True), inputs)
+    inputs = inputs_of(**axes)
+    check(vllm_cuda.PagedSession(inputs, share=True), inputs)
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Answer:
@@ -253,9 +242,7 @@ def test_label_and_version_name_the_installed_build(monkeypatch: pytest.MonkeyPa
         ({"dtype": "float16", "heads": 64, "kv_heads": 8, "head_dim": 128}, True),
     ],
 )
-def test_points_that_the_kernels_refuse_are_unsupported(
-    axes: dict[str, Any], ok: bool, make_point: Callable[..., Point]
-) -> None:
+def test_points_that_the_kernels_refuse_are_unsupported(axes: dict[str, Any], ok: bool) -> None:
     point = make_point(**axes).model_copy(update={"device": "cuda"})
     answer = vllm_cpu.VllmPagedAttn().supports(point)
     assert answer.ok == ok

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +10,14 @@ import pytest
 import torch
 
 from chunkbench.baselines import xformers_
-from chunkbench.baselines.contract import Session
-from chunkbench.experiment.point import Point
-from chunkbench.workers.inputs import PooledInputs
-
-Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-Bind = Callable[[inspect.Signature | None, Callable[..., Any]], Callable[..., Any]]
-Find = Callable[[str, str, str], inspect.Signature]
+from tests.baselines.checks import attend, bound, check, inputs_of, make_point, signature
 
 
 def named(name: str, *reasons: str) -> Any:
     return SimpleNamespace(NAME=name, not_supported_reasons=lambda inputs: list(reasons))
 
 
-def forward(attend: Attend, expected: Any) -> Callable[..., torch.Tensor]:
+def forward(expected: Any) -> Callable[..., torch.Tensor]:
     """memory_efficient_attention_forward of q `[b, 1, h, d]` or `[b, 1, h_kv, group, d]`; K and V have q's heads."""
 
     def call(query: Any, key: Any, value: Any, *, op: Any) -> torch.Tensor:
@@ -43,33 +36,25 @@ def forward(attend: Attend, expected: Any) -> Callable[..., torch.Tensor]:
 def test_the_adapters_call_computes_attention(
     axes: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    make_point: Callable[..., Point],
-    check_session: Callable[[Session, PooledInputs], None],
-    partial_attention: Attend,
 ) -> None:
     chosen = named("triton_splitKF")
-    monkeypatch.setattr(xformers_, "library", lambda: SimpleNamespace(forward=forward(partial_attention, chosen)))
-    inputs = PooledInputs(make_point(**axes), seed=1)
-    check_session(xformers_.XformersSession(inputs, chosen), inputs)
+    monkeypatch.setattr(xformers_, "library", lambda: SimpleNamespace(forward=forward(chosen)))
+    inputs = inputs_of(**axes)
+    check(xformers_.XformersSession(inputs, chosen), inputs)
 
 
 def test_the_call_matches_the_real_packages_signature(
     monkeypatch: pytest.MonkeyPatch,
-    make_point: Callable[..., Point],
-    check_session: Callable[[Session, PooledInputs], None],
-    partial_attention: Attend,
-    binding: Bind,
-    signature: Find,
 ) -> None:
     real = signature("xformers", "ops/fmha/__init__.py", "memory_efficient_attention_forward")
-    checked = binding(real, forward(partial_attention, None))
+    checked = bound(real, forward(None))
     monkeypatch.setattr(xformers_, "library", lambda: SimpleNamespace(forward=checked))
-    inputs = PooledInputs(make_point(kv_heads=2), seed=1)
-    check_session(xformers_.XformersSession(inputs, None), inputs)
+    inputs = inputs_of(kv_heads=2)
+    check(xformers_.XformersSession(inputs, None), inputs)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_real_package_has_the_preferred_operators(signature: Find) -> None:
+def test_the_real_package_has_the_preferred_operators() -> None:
     signature("xformers", "ops/fmha/__init__.py", "memory_efficient_attention_forward")  # skips without the package
     library = xformers_.library()
     q, k = torch.empty(1, 1, 2, 64, dtype=torch.float16), torch.empty(1, 8, 2, 64, dtype=torch.float16)
@@ -96,7 +81,7 @@ def test_operators_that_split_the_context_come_first() -> None:
     assert chosen(named("fa3F@3"), named("fa3F_splitKV@3")) == "fa3F_splitKV@3"
 
 
-def test_supports_and_package_version_work_without_a_gpu(make_point: Callable[..., Point]) -> None:
+def test_supports_and_package_version_work_without_a_gpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     xformers = xformers_.Xformers()

@@ -1,0 +1,149 @@
+"""What the tests of adapters share: points, a comparison with float64, stand-ins, and the real libraries' signatures.
+
+Some libraries cannot be imported without a GPU. The tests parse their source instead and bind the arguments that an
+adapter passes to the parameters that the source declares.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chunkbench.baselines.contract import Session
+from chunkbench.experiment.point import Point
+from chunkbench.experiment.timed import TOLERANCE
+from chunkbench.workers.checks import make_check
+from chunkbench.workers.inputs import PooledInputs
+from chunkbench.workers.storages import visible_bytes
+
+TREE: dict[str, Any] = {"n_s": None, "n_p": 64, "tree": ((32, ((16, 2), (20, 1))), (48, 1))}
+POINTS: dict[str, dict[str, Any]] = {
+    "part shared": {},
+    "rewound inside a block": {"n_p": 66, "n_c": 5},
+    "nothing shared": {"n_s": 0},
+    "everything shared": {"n_s": 70},
+    "everything shared, whole blocks": {"n_p": 64, "n_s": 64},
+    "one sequence": {"batch_size": 1},
+    "grouped heads": {"kv_heads": 2},
+    "one KV head": {"kv_heads": 1, "heads": 5, "batch_size": 3},
+    "prompt shorter than a chunk": {"n_p": 5, "n_s": 3},
+    "two prompts alternating": {"prompts": 2},
+    "tree": TREE,
+    "ragged": {"n_p": (50, 90)},
+    "float16": {"dtype": "float16"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "other blocks and chunks": {"block_size": 32, "chunk_size": 64, "n_c": 30},
+    "head of 128": {"head_dim": 128, "heads": 2, "kv_heads": 1},
+}
+
+
+def make_point(**axes: Any) -> Point:
+    """A small point in float32."""
+    base = {
+        "n_p": 70, "n_s": 40, "n_c": 12, "batch_size": 4, "heads": 4, "kv_heads": 4, "head_dim": 64,
+        "chunk_size": 16, "block_size": 16, "dtype": "float32", "device": "cpu",
+    }  # fmt: skip
+    return Point.model_validate(base | axes)
+
+
+def inputs_of(**axes: Any) -> PooledInputs:
+    return PooledInputs(make_point(**axes), seed=1)
+
+
+def points(*left_out: str) -> pytest.MarkDecorator:
+    """A test of every point but those left out, as `axes`."""
+    kept = {name: axes for name, axes in POINTS.items() if name not in left_out}
+    return pytest.mark.parametrize("axes", kept.values(), ids=kept.keys())
+
+
+def check(session: Session, inputs: PooledInputs) -> None:
+    """Decode at steps before and after a block fills, rewind, repeat, and compare with float64."""
+    point = inputs.point
+    out = torch.empty(point.batch_size, point.heads, point.head_dim, dtype=getattr(torch, point.dtype))
+    for attempt in range(2):
+        session.rewind()
+        for step in range(1, point.n_c + 1):
+            session.append(*inputs.completion(step))
+            session.plan()
+            if step not in (1, 2, 10, 11, point.n_c):
+                continue
+            expected = make_check(inputs, step, nonce=100 * attempt + step)
+            out.fill_(float("nan"))
+            session.decode(expected.q, out)
+            assert expected.max_error(out) < TOLERANCE[point.dtype], f"step {step}"
+    distinct = point.unique_prompt_tokens(1) + point.n_c * point.batch_size
+    # Zero: a library holds its tensors where Python cannot see them.
+    assert distinct * point.token_bytes <= session.kv_bytes() <= (visible_bytes(session) or math.inf)
+
+
+def signature(package: str, file: str, name: str) -> inspect.Signature:
+    """A signature in a package's source by package, file and dotted name; skips if the package is missing."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed here")
+    origin = Path(spec.origin)
+    return _parsed(origin.parent / file if file else origin, name)
+
+
+def _parsed(path: Path, name: str) -> inspect.Signature:
+    scope: ast.Module | ast.ClassDef | ast.FunctionDef = ast.parse(path.read_text())
+    for part in name.split("."):
+        # The last definition runs; the ones before it are its overloads.
+        scope = [node for node in scope.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part][
+            -1
+        ]
+    assert isinstance(scope, ast.FunctionDef)
+    arguments = scope.args
+    parameter = inspect.Parameter
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    parameters = [
+        parameter(
+            argument.arg,
+            parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else parameter.POSITIONAL_OR_KEYWORD,
+            default=None if index >= required else parameter.empty,
+        )
+        for index, argument in enumerate(positional)
+    ]
+    if arguments.vararg:
+        parameters.append(parameter(arguments.vararg.arg, parameter.VAR_POSITIONAL))
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        empty = parameter.empty if default is None else None
+        parameters.append(parameter(argument.arg, parameter.KEYWORD_ONLY, default=empty))
+    if arguments.kwarg:
+        parameters.append(parameter(arguments.kwarg.arg, parameter.VAR_KEYWORD))
+    return inspect.Signature(parameters)
+
+
+def bound(signature: inspect.Signature | None, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a call so that its arguments are first bound to `signature`."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if signature is not None:
+            signature.bind(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return checked
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q `[r, h, d]` over k, v `[n, h_kv, d]`, and its log-sum-exp in base 2 `[r, h]`.
+
+    Over no tokens: zeros and -5e4, FlashInfer's value for minus infinity.
+    """
+    if len(k) == 0:
+        return torch.zeros_like(q), torch.full(q.shape[:2], -5e4)
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("rhd,nhd->rhn", q.double(), keys) * q.shape[-1] ** -0.5
+    lse = scores.logsumexp(-1)
+    out = torch.einsum("rhn,nhd->rhd", (scores - lse[..., None]).exp(), values)
+    return out.to(q.dtype), (lse / torch.log(torch.tensor(2.0))).float()
