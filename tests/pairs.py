@@ -1,4 +1,4 @@
-"""Products of parameters of which `make test` takes every pair of values, and `make nightly` everything."""
+"""Products of parameters of which `make test` takes a part, and `make nightly` everything."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ import pytest
 
 def pairs(*axes: Sequence[Any]) -> list[Any]:
     """The product of the axes, for `parametrize`. What adds no new pair of values of two axes is marked slow."""
+    return _covering(2, axes)
+
+
+def values(*axes: Sequence[Any]) -> list[Any]:
+    """The product of the axes, for `parametrize`. What adds no new value of an axis is marked slow."""
+    return _covering(1, axes)
+
+
+def _covering(size: int, axes: Sequence[Sequence[Any]]) -> list[Any]:
     places = list(itertools.product(*(range(len(axis)) for axis in axes)))
-    kept: set[tuple[int, ...]] = set()
-    missing = {pair for place in places for pair in _pairs_of(place)}
+    parts = {place: set(itertools.combinations(enumerate(place), size)) for place in places}
+    missing = set[Any]().union(*parts.values())
+    kept = set()
     while missing:
-        best = max(places, key=lambda place: len(missing & _pairs_of(place)))
+        best = max(places, key=lambda place: len(missing & parts[place]))
         kept.add(best)
-        missing -= _pairs_of(best)
+        missing -= parts[best]
     return [
         pytest.param(
             *(axis[index] for axis, index in zip(axes, place, strict=True)),
@@ -25,7 +35,3 @@ def pairs(*axes: Sequence[Any]) -> list[Any]:
         )
         for place in places
     ]
-
-
-def _pairs_of(place: tuple[int, ...]) -> set[Any]:
-    return set(itertools.combinations(enumerate(place), 2))

@@ -72,6 +72,7 @@ def test_a_machine_that_hangs_is_given_up(many: tuple[Raylets, Fleet], tmp_path:
     assert any("has not answered for 4 s" in problem for problem in heard.problems)
 
 
+@pytest.mark.slow
 def test_a_full_object_store_does_not_matter(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     _, fleet = many
     import numpy as np
@@ -112,6 +113,7 @@ def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], t
     assert again.points == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     (raylets.folder / "seconds").write_text("0.5")
@@ -127,6 +129,7 @@ def test_ctrl_c_keeps_what_is_finished(many: tuple[Raylets, Fleet], tmp_path: Pa
     keys_once(outcome.run, 12)
 
 
+@pytest.mark.slow
 def test_a_machine_that_joins_takes_part(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     seconds = raylets.folder / "seconds"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +82,7 @@ def test_a_recording_has_several_runs_and_can_grow(recording: Path, experiment: 
         next_number(recording, other, target)
 
 
-@pytest.mark.parametrize("as_recorded", [False, True])
+@pytest.mark.parametrize("as_recorded", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool) -> None:
     out = tmp_path / "out"
     comparison = run_gate(experiment, recording, out, "chunk_attn", "wrong", again=0, as_recorded=as_recorded)
@@ -137,28 +134,28 @@ def rewrite(recording: Path, name: str, change: Callable[[str], str]) -> None:
             new.writestr(path, content)
 
 
-def test_cases_are_new_or_missing_against_the_recorded_cases(
+def test_base_is_the_recorded_build_and_its_recorded_cases(
     recording: Path, experiment: Experiment, tmp_path: Path
 ) -> None:
+    rewrite(recording, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
     other = experiment.model_copy(update={"implementations": ("naive", "chunk_attn"), "baseline": "naive"})
     comparison = run_gate(other, recording, tmp_path / "out", again=0)
     verdicts = {case.implementation: case.verdict for case in comparison.cases}
-    assert (verdicts["naive"], verdicts["paged_attn"]) == ("new", "missing")
-    assert verdicts["chunk_attn"] not in ("new", "missing")
-
-
-def test_base_is_the_recorded_build(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
-    rewrite(recording, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
-    comparison = run_gate(experiment, recording, tmp_path / "out", again=0)
-    assert {case.implementation: case.verdict for case in comparison.cases}["chunk_attn"] == "new"
+    assert verdicts == {"naive": "new", "chunk_attn": "new", "paged_attn": "missing"}
 
 
 @pytest.mark.parametrize(
     ("damage", "warning"),
     [
         (lambda archive: archive.unlink(), "it keeps no build"),
-        (lambda archive: archive.write_bytes(b"PK\x03\x04 torn"), "its build cannot be read"),
-        (lambda archive: retagged(archive, python="cpython-27"), "its build is for python cpython-27, not"),
+        pytest.param(
+            lambda archive: archive.write_bytes(b"PK\x03\x04 torn"), "its build cannot be read", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda archive: retagged(archive, python="cpython-27"),
+            "its build is for python cpython-27, not",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_without_a_usable_build_the_recorded_times_are_the_base(
@@ -182,39 +179,27 @@ def test_a_build_of_another_protocol_is_refused(recording: Path, experiment: Exp
         run_gate(experiment, recording, tmp_path / "out")
 
 
-def run_cli(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "chunkbench", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env=environment,
-    )
-
-
 @pytest.mark.usefixtures("spec")
 @pytest.mark.timeout(600)
-def test_the_command_records_and_gates(tmp_path: Path) -> None:
-    short = ("--processes", "2", "--budget", "1s")
-    done = run_cli("gate", "tiny.yaml", "--record", "rec", *short, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_the_command_records_and_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("--processes", "2", "--budget", "100ms")
+    done = chunkbench("gate", "tiny.yaml", "--record", "rec", *short)
+    assert done.code == 0, done.stderr
     assert "recorded 6 processes in rec" in done.stderr
     assert (tmp_path / "rec" / "build.zip").stat().st_size < 2 << 20
-    words = ("gate", "tiny.yaml", "--against", "rec", "--out", "out", *short, "--again", "1", "--format", "json")
-    done = run_cli(*words, cwd=tmp_path)
-    assert done.returncode in (0, 1), done.stderr
-    assert json.loads(done.stdout)["exit_code"] == done.returncode
+    short = (*short, "--again", "0", "--format", "json")
+    done = chunkbench("gate", "tiny.yaml", "--against", "rec", "--out", "out", *short)
+    assert done.code in (0, 1), done.stderr
+    assert json.loads(done.stdout)["exit_code"] == done.code
     assert (tmp_path / "out" / "comparison.xml").exists()
-    repeated = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "out", cwd=tmp_path)
-    assert repeated.returncode == 2
+    repeated = chunkbench("gate", "tiny.yaml", "--against", "rec", "--out", "out")
+    assert repeated.code == 2
     assert "is not empty" in repeated.stderr
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["settings"]["in_turns"]
     comparison = compare(open_runs(tmp_path / "rec"), open_runs(tmp_path / "out" / "head"), Options())
     assert comparison.settings.timed_cases == 2
-    short = (*short, "--as-recorded", "--again", "0")
-    done = run_cli("gate", "tiny.yaml", "--against", "rec", "--out", "old", *short, "--format", "json", cwd=tmp_path)
+    done = chunkbench("gate", "tiny.yaml", "--against", "rec", "--out", "old", "--as-recorded", *short)
     assert not json.loads(done.stdout)["settings"]["in_turns"]
 
 

@@ -173,7 +173,11 @@ def test_compiled_code_needs_its_pytorch(package: Package, tmp_path: Path) -> No
     assert "my-kernel in its build was compiled for PyTorch 1.0, not" in why_unusable(other)
 
 
+IN_PLACE = pytest.mark.parametrize("package", [True], indirect=True, ids=["in place"])
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("package", [False, pytest.param(True, marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("as_recorded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_gate_sees_that_somebody_elses_kernel_became_slow(
@@ -226,6 +230,7 @@ def test_the_gates_of_a_slowed_example(tmp_path: Path, share: float, verdicts: s
     assert case.verdict in verdicts, case
 
 
+@IN_PLACE
 @pytest.mark.usefixtures("package")
 def test_runs_of_a_changed_package_are_not_added_to_a_recording(tmp_path: Path, experiment: TimedExperiment) -> None:
     with RepeatProgress(quiet=True) as progress:
@@ -261,6 +266,7 @@ def test_where_objects_begin_is_drawn_for_each_process(tmp_path: Path) -> None:
     assert len(set(large)) > 1
 
 
+@IN_PLACE
 @pytest.mark.usefixtures("package")
 def test_a_recording_without_a_copy_of_the_package_is_refused(tmp_path: Path, experiment: TimedExperiment) -> None:
     target = resolve(experiment)

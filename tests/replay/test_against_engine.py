@@ -16,6 +16,7 @@ from chunkbench.replay.step_time import Constant
 from chunkbench.scheduling import Rules
 from chunkbench.serving.engine import Engine, EngineOptions, Request, StepReport
 from chunkbench.traces.replayed import ReplayRequest
+from tests.pairs import pairs
 from tests.serving.engine.models import VOCABULARY, small_model
 
 CHUNK = 16
@@ -66,9 +67,7 @@ def predict(sent: list[tuple[int, Request]], answers: dict[str, Any], options: E
     return replay(made, manager, rules, Constant(1.0))
 
 
-@pytest.mark.parametrize("chunks", [14, 200])
-@pytest.mark.parametrize("schedule", ["fcfs", "prefix"])
-@pytest.mark.parametrize("cache", ["live", "radix"])
+@pytest.mark.parametrize(("cache", "schedule", "chunks"), pairs(["live", "radix"], ["fcfs", "prefix"], [14, 200]))
 def test_every_request_and_every_step(cache: Any, schedule: Any, chunks: int) -> None:
     model = small_model()
     options = EngineOptions(

@@ -17,7 +17,7 @@ EXPERIMENT = """\
 name: long
 title: four points that take a while
 dtype: float32
-budget: 12s
+budget: 5s
 precision: 0.0001
 implementations: [naive, chunk_attn]
 defaults: {n_c: 4, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from chunkbench.integrations.vllm.gpu_steps import BlockPlaces, DecodeSteps
 from chunkbench.kernels.triton.tuning import Tuning
 from tests.kernels.triton.interpreter import mend_interpreter
+from tests.pairs import values
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -41,14 +42,13 @@ def expected(q: torch.Tensor, cache: torch.Tensor, table: list[int], length: int
     return torch.einsum("hn,nhd->hd", weights, v)
 
 
-@pytest.mark.parametrize("tokens_first", [False, True], ids=["heads first", "tokens first"])
 @pytest.mark.parametrize(
-    ("kv_heads", "size", "dim", "dtype"),
-    [(4, 16, 64, torch.float16), (2, 32, 64, torch.bfloat16), (1, 64, 128, torch.float16)],
+    ("shape", "tokens_first"),
+    values([(4, 16, 64, torch.float16), (2, 32, 64, torch.bfloat16), (1, 64, 128, torch.float16)], [False, True]),
+    ids=str,
 )
-def test_sequences_that_share_join_grow_and_leave(
-    kv_heads: int, size: int, dim: int, dtype: torch.dtype, tokens_first: bool
-) -> None:
+def test_sequences_that_share_join_grow_and_leave(shape: tuple[int, int, int, torch.dtype], tokens_first: bool) -> None:
+    kv_heads, size, dim, dtype = shape
     layers = caches(kv_heads, size, dim, dtype, tokens_first)
     steps = DecodeSteps(layers[0], HEADS, rows=6, blocks=BLOCKS, tuning=SMALL)
     generation = steps.generation

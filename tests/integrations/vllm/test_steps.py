@@ -11,6 +11,7 @@ import torch
 
 from chunkbench.integrations.vllm.steps import Blocks, Steps
 from chunkbench.kernels import cpu
+from tests.pairs import values
 
 pytestmark = pytest.mark.skipif(cpu.native() is None, reason="needs the native module")
 
@@ -113,10 +114,14 @@ class Engine:
         return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("size", "kv_heads", "dim"), [(16, 4, 64), (64, 2, 128), (32, 1, 80)])
-def test_steps_of_a_busy_engine(dtype: torch.dtype, size: int, kv_heads: int, dim: int) -> None:
-    engine = Engine(size, kv_heads, dim, dtype, seed=size)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    values([(16, 4, 64), (64, 2, 128), (32, 1, 80)], [torch.float32, torch.bfloat16, torch.float16]),
+    ids=str,
+)
+def test_steps_of_a_busy_engine(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    size = shape[0]
+    engine = Engine(*shape, dtype, seed=size)
     chance = engine.chance
     for step in range(40):
         if step % 3 == 0 and len(engine.live) < 8:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 _BUILD = """
-import itertools, json
+import itertools, json, sys
 from chunkbench.kernels.triton.compile import build
 from chunkbench.kernels.triton.tuning import read
 kernels = []
@@ -22,6 +22,8 @@ for generation, rows in read().items():
     for head_dim, tuning in rows.items():
         shapes = [(32, 32, 64), (32, 8, 64), (32, 1, 64)]
         shapes += [(32, 4, 64), (64, 1, 64), (32, 32, 16), (32, 32, 128)] if head_dim == 128 else []
+        if sys.argv[1] == "few":
+            shapes = shapes[:1] if head_dim == 128 else []
         for (heads, kv_heads, chunk), in_place in itertools.product(shapes, (False, True)):
             if in_place and (chunk, head_dim) != (64, 128):
                 continue
@@ -35,11 +37,13 @@ print(json.dumps(kernels))
 """
 
 
-@pytest.fixture(scope="module")
-def built() -> list[dict[str, Any]]:
-    """Compiles in another process, because this process may use Triton's interpreter."""
+@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.slow)])
+def built(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Compiles in another process, because this process may use Triton's interpreter. A shape takes three seconds."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run([sys.executable, "-c", _BUILD], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", _BUILD, request.param], env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     kernels: list[dict[str, Any]] = json.loads(ran.stdout)
     return kernels
@@ -48,7 +52,7 @@ def built() -> list[dict[str, Any]]:
 @pytest.mark.timeout(600)
 def test_kernels_compile_for_both_generations(built: list[dict[str, Any]]) -> None:
     assert {kernel["generation"] for kernel in built} >= {80, 90}
-    assert {kernel["head_dim"] for kernel in built} == {64, 128, 256}
+    assert {kernel["head_dim"] for kernel in built} in ({128}, {64, 128, 256})
 
 
 def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
