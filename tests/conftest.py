@@ -31,6 +31,7 @@ PROGRAMS = ("git", "gcc", "make", "chromium", "pdflatex")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accept", action="store_true", help="keep the numbers of recorded runs as they are now")
     parser.addoption("--complete", action="store_true", help="fail if something is missing without which tests skip")
 
 
