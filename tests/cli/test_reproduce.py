@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,56 +27,72 @@ sweep:
 """
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replaces the paper's experiments by two small ones; returns the folder for their runs."""
-    for name in ("first", "second"):
-        (tmp_path / f"{name}.yaml").write_text(TIMED.format(name=name))
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", (str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")))
-    return tmp_path / "out"
-
-
 def call(*words: str) -> Result:
     return CliRunner().invoke(cli, ["reproduce", *words], catch_exceptions=False)
 
 
-def test_all_experiments_run_once_and_make_one_report(small: Path) -> None:
-    done = call("--out", str(small))
+def small_experiments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replaces the paper's experiments by two small ones; returns the folder for their runs."""
+    for name in ("first", "second"):
+        (folder / f"{name}.yaml").write_text(TIMED.format(name=name))
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (str(folder / "first.yaml"), str(folder / "second.yaml")))
+    return folder / "out"
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return small_experiments(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The folder of the runs, and what the command printed."""
+    with pytest.MonkeyPatch.context() as patched:
+        out = small_experiments(tmp_path_factory.mktemp("once"), patched)
+        return out, call("--out", str(out))
+
+
+@pytest.fixture
+def measured(small: Path, once: tuple[Path, Result]) -> Path:
+    """A copy of the runs, which a test may change."""
+    return shutil.copytree(once[0], small)
+
+
+def test_all_experiments_run_once_and_make_one_report(measured: Path, once: tuple[Path, Result]) -> None:
+    done = once[1]
     assert done.exit_code == 0, done.output
     assert "claims: " in done.output
     assert "[2/2] second" in done.output
-    page = (small / "report.html").read_text()
+    page = (measured / "report.html").read_text()
     assert 'href="first/cases.jsonl"' in page
     assert "chunkbench run" in page
-    assert (small / "report.md").read_text().count("# a small one") == 2
-    started = [open_run(small / name).manifest.started_at for name in ("first", "second")]
-    repeated = call("--out", str(small))
+    assert (measured / "report.md").read_text().count("# a small one") == 2
+    started = [open_run(measured / name).manifest.started_at for name in ("first", "second")]
+    repeated = call("--out", str(measured))
     assert repeated.exit_code == 0
     assert repeated.output.count("already measured") == 2
-    assert [open_run(small / name).manifest.started_at for name in ("first", "second")] == started
+    assert [open_run(measured / name).manifest.started_at for name in ("first", "second")] == started
 
 
-def test_an_interrupted_run_is_resumed(small: Path) -> None:
-    call("--out", str(small), "-q")
-    cases = small / "second" / "cases.jsonl"
+def test_an_interrupted_run_is_resumed(measured: Path) -> None:
+    cases = measured / "second" / "cases.jsonl"
     lines = cases.read_text().splitlines(keepends=True)
     cases.write_text("".join(lines[:2]))
-    manifest = small / "second" / "manifest.json"
+    manifest = measured / "second" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"interrupted": false', '"interrupted": true'))
-    assert call("--out", str(small), "-q").exit_code == 0
-    assert [case.key for case in open_run(small / "second").cases][:2] == [
-        case.key for case in open_run(small / "first").cases
+    assert call("--out", str(measured), "-q").exit_code == 0
+    assert [case.key for case in open_run(measured / "second").cases][:2] == [
+        case.key for case in open_run(measured / "first").cases
     ][:2]
-    assert len(open_run(small / "second").cases) == 4
+    assert len(open_run(measured / "second").cases) == 4
     assert cases.read_text().splitlines(keepends=True)[:2] == lines[:2]
 
 
-def test_an_unfinished_run_of_another_experiment_is_refused(small: Path, tmp_path: Path) -> None:
-    call("--out", str(small), "-q")
-    manifest = small / "second" / "manifest.json"
+def test_an_unfinished_run_of_another_experiment_is_refused(measured: Path, tmp_path: Path) -> None:
+    manifest = measured / "second" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"interrupted": false', '"interrupted": true'))
     (tmp_path / "second.yaml").write_text(TIMED.format(name="second").replace("n_c: 2", "n_c: 3"))
-    refused = call("--out", str(small), "-q")
+    refused = call("--out", str(measured), "-q")
     assert refused.exit_code == 2
     assert "choose another folder with --out" in refused.output
 
