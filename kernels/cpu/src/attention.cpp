@@ -8,8 +8,10 @@
 namespace chunkbench {
 namespace {
 
-Loops loops_of(Isa isa) {
-    switch (isa) {
+Loops loops_of(Isa isa, Dtype dtype) {
+    // What these sets add is for bfloat16, and their loops are for it alone.
+    const bool adds_bfloat16 = isa == Isa::avx512_bf16 || isa == Isa::amx_bf16;
+    switch (adds_bfloat16 && dtype != Dtype::bfloat16 ? Isa::avx512 : isa) {
 #ifdef CHUNKBENCH_HAVE_X86
         case Isa::avx2: return loops_avx2();
         case Isa::avx512: return loops_avx512();
@@ -50,7 +52,7 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_
 
 void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
             bool reads) {
-    const ItemLoop loop = reads ? loops_of(isa).read : loops_of(isa).item;
+    const ItemLoop loop = reads ? loops_of(isa, shape.dtype).read : loops_of(isa, shape.dtype).item;
     for (int head = 0; head < shape.kv_heads; ++head) left_by[head].store(0, std::memory_order_relaxed);
     alignas(64) std::int64_t taken = 0;  // not a std::atomic: the loops read it, and may call no inline functions
     const auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };

@@ -284,11 +284,15 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
 
 template <bool Reads>
 void item(const Shape& shape, const Work& work, const Item& current, Heads heads, Next next, float* scratch) {
+#ifdef CHUNKBENCH_PAIR_PRODUCTS
+    run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch);
+#else
     switch (shape.dtype) {
         case Dtype::float32: return run_item<Float32, Reads>(shape, work, current, heads, next, scratch);
         case Dtype::float16: return run_item<Float16, Reads>(shape, work, current, heads, next, scratch);
         case Dtype::bfloat16: return run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch);
     }
+#endif
 }
 
 }  // namespace
