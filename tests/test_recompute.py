@@ -20,7 +20,7 @@ EXPERIMENT = """\
 name: recompute
 title: a run to recompute
 dtype: float32
-budget: 5s
+budget: 1s
 implementations: [naive, xformers, shared_prefix_matmul, chunk_attn]
 defaults: {n_c: 9, batch_size: 2, heads: 2, head_dim: 32, chunk_size: 16}
 sweep:

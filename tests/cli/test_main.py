@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from chunkbench.cli import main as module
 from chunkbench.cli import quick
 from chunkbench.cli.main import cli
+from chunkbench.experiment import Experiment, load_experiment
 
 
 def exit_code_after(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
@@ -83,7 +85,11 @@ def test_a_mistyped_name_gets_a_suggestion(words: list[str], told: str) -> None:
     assert told in " ".join(done.output.split())
 
 
-def test_quick_says_what_sharing_saves(tmp_path: Path) -> None:
+def test_quick_says_what_sharing_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_a_second(*words: Any) -> Experiment:
+        return load_experiment(*words).model_copy(update={"budget_s": 1.0})
+
+    monkeypatch.setattr("chunkbench.experiment.load_experiment", in_a_second)
     words = ["quick", "--n-p", "128", "--n-s", "64", "--batch", "4", "--out", str(tmp_path / "run"), "-q"]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.exception is None, done.output

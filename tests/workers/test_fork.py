@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,9 +20,13 @@ POINT = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def parent(start_worker: Callable[..., WorkerProcess]) -> WorkerProcess:
-    return start_worker("chunk_attn", "no such implementation")
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker that computes nothing; every test ends its children."""
+    worker = WorkerProcess(tmp_path_factory.mktemp("parent") / "worker.log", "decode")
+    worker.ask("preload", 120, implementations=["chunk_attn", "no such implementation"])
+    yield worker
+    worker.kill()
 
 
 def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:
@@ -45,7 +49,10 @@ def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares memory by a path of a process")
 @pytest.mark.parametrize("shared", [True, False])
-def test_children_sweep_the_shared_memory_if_there_is_some(parent: WorkerProcess, shared: bool) -> None:
+def test_children_sweep_the_shared_memory_if_there_is_some(
+    start_worker: Callable[..., WorkerProcess], shared: bool
+) -> None:
+    parent = start_worker("chunk_attn")  # which maps the memory
     with sweep_file() as path:
         assert Path(path).stat().st_size == sweep_bytes("cpu", last_level_cache_bytes("cpu"))
         parent.ask("warm", 60, seed=0, dtype="float32", device="cpu", sweep_file=path if shared else "")
@@ -70,6 +77,7 @@ def test_a_childs_death_is_reported_and_its_parent_continues(parent: WorkerProce
     second = parent.fork()
     assert second.pid not in (child.pid, parent.pid)
     assert second.ask("hello", 30)["pid"] == second.pid
+    second.kill()
 
 
 def test_a_child_that_hangs_is_killed(parent: WorkerProcess) -> None:

@@ -133,7 +133,7 @@ def test_closed_loop_clients_take_turns() -> None:
         (stream(pieces=2, tell=False), "wrong", "2 tokens generated, 3 asked for"),
         (stream(pieces=0), "wrong", "the stream ended without a token"),
         (stream(prompt=5), "wrong", "the server counts 5 prompt tokens, 4 were sent"),
-        (stream(wait=5), "timeout", "no whole answer within 0.5 s"),
+        (stream(wait=1), "timeout", "no whole answer within 0.5 s"),
     ],
 )
 def test_a_server_that_misbehaves(handler: Handler, status: str, reason: str) -> None:
