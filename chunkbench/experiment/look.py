@@ -21,8 +21,8 @@ class Look(BaseModel):
     meaning: str = ""
     """How it differs from others of its family, for the legend of tables."""
     place: int = 500
-    """Position among the columns of a table: the paper's columns have 100 to 400; ablations and ChunkAttn have 900 to
-    990, behind all others. Columns with the same place keep the order of the experiment."""
+    """Position among the columns of a table, behind the baseline: the paper's columns have 100 to 400, ablations 900 to
+    990. Columns with the same place keep the order of the experiment."""
     colour: str = ""
     """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
     marker: str = ""

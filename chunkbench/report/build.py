@@ -36,7 +36,7 @@ def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
     rows = beside.rows(cases, experiment.baseline, experiment.confidence)
     groups = _groups(cases, rows)
     axes = points.varying([(group.axes, []) for group in groups])
-    columns = columns_of(run, experiment.implementations)
+    columns = columns_of(run)
     long_keys = _long_keys(groups, axes)
 
     def text(axis: str, value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -38,11 +38,13 @@ class Columns:
     """Looks that the run's manifest holds."""
     installed: Callable[[str], Look]
     """Look of an implementation without one in the manifest: in an older run, or only in the paper's tables."""
+    baseline: str = ""
+    """The implementation that all others are compared with."""
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """In the order of columns: the paper's, then others as the experiment names them, ChunkAttn last."""
-        return tuple(sorted(self.labels, key=lambda name: self.look(name).place))
+        """In the order of columns: the baseline, the paper's, then others as the experiment names them."""
+        return tuple(sorted(self.labels, key=lambda name: (name != self.baseline, self.look(name).place)))
 
     def look(self, implementation: str) -> Look:
         """How an implementation is shown."""
@@ -100,9 +102,10 @@ class Columns:
         return lines
 
 
-def columns_of(run: Run, named: Sequence[str]) -> Columns:
-    """The columns of a run, in the order in which its experiment names them."""
+def columns_of(run: Run) -> Columns:
+    """The columns of a run."""
+    experiment = run.manifest.experiment
     labels = {case.implementation: case.label for case in run.cases}
-    ordered = {name: labels[name] for name in dict.fromkeys((*named, *labels)) if name in labels}
-    installed = kinds.get(run.manifest.experiment.kind).implementations().look
-    return Columns(ordered, run.manifest.looks, cache(installed))
+    ordered = {name: labels[name] for name in dict.fromkeys((*experiment.implementations, *labels)) if name in labels}
+    installed = kinds.get(experiment.kind).implementations().look
+    return Columns(ordered, run.manifest.looks, cache(installed), experiment.baseline)

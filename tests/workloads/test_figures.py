@@ -57,7 +57,7 @@ def test_token_rate_has_a_panel_for_each_n_s_and_the_stated_points(rates) -> Non
     assert [plot.get_title() for plot in plots] == ["$n_s = 0$", "$n_s = 2048$"]
     assert {plot.get_xlabel() for plot in plots} == {"completion tokens $n_c$"}
     assert plots[0].get_ylabel() == "1000 tokens/s"
-    assert [line.get_label() for line in plots[0].get_lines()] == ["PagedAttn", "PagedAttn*", "ChunkAttn"]
+    assert [line.get_label() for line in plots[0].get_lines()] == ["ChunkAttn", "PagedAttn", "PagedAttn*"]
     assert list(plots[0].get_lines()[0].get_xdata()) == [64, 512, 2048]
     hollow = stated(rates).get_lines()
     assert {line.get_markerfacecolor() for line in hollow} == {"white"}

@@ -40,7 +40,7 @@ def _analytic(view: View) -> tuple[Table, list[str], int]:
         printed = _printed(shape, batch_size, n_p)
         for number, (figure, value) in enumerate(FIGURES.items()):
             title = _TITLES[figure]
-            computed = {m: f"{value(MODULES[m](shape, batch_size, n_p, _ELEMENT_BYTES)):.2f}" for m in view.columns.ids}
+            computed = {m: f"{value(MODULES[m](shape, batch_size, n_p, _ELEMENT_BYTES)):.2f}" for m in _modules(view)}
             paper = printed.get(figure, {})
             compared += sum(module in paper for module in computed)
             differing = {module for module, text in computed.items() if paper.get(module, text) != text}
@@ -62,11 +62,16 @@ def _analytic(view: View) -> tuple[Table, list[str], int]:
         Column("context", ("context",)),
         Column("batch size", ("b",)),
         Column("figure", ("figure",), "left"),
-        *(view.columns.column(module) for module in view.columns.ids),
-        *(Column(f"{view.columns.name(module)}, paper", ("paper", *_short(module))) for module in view.columns.ids),
+        *(view.columns.column(module) for module in _modules(view)),
+        *(Column(f"{view.columns.name(module)}, paper", ("paper", *_short(module))) for module in _modules(view)),
     )
     breaks = frozenset(range(2, len(rows) - 1, 3))
     return Table("What the shapes say, in 16-bit numbers", columns, tuple(rows), 4, breaks), different, compared
+
+
+def _modules(view: View) -> list[str]:
+    """The measured modules in the order of the layer and of the paper's table: none is compared with the others."""
+    return [module for module in MODULES if module in view.columns.labels]
 
 
 def _short(module: str) -> tuple[str, ...]:
@@ -84,7 +89,7 @@ def _measured(view: View) -> Table:
     rows: list[tuple[Cell, ...]] = []
     sizes = []
     for group in view.groups:
-        modules = [group.rows.get(module) for module in view.columns.ids]
+        modules = [group.rows.get(module) for module in _modules(view)]
         printed = _printed(group.axes["model"], group.axes["batch_size"], group.axes["n_p"]).get("latency", {})
         lines = [
             ("µs", [latency(row, None) for row in modules]),
@@ -92,14 +97,14 @@ def _measured(view: View) -> Table:
             ("roofline", [Cell(percent(row.derived.roofline_fraction) if row else NOTHING) for row in modules]),
         ]
         if printed:
-            lines.append(("µs, paper's A100", [Cell(printed[module], "quiet") for module in view.columns.ids]))
+            lines.append(("µs, paper's A100", [Cell(printed[module], "quiet") for module in _modules(view)]))
         for number, (title, cells) in enumerate(lines):
             rows.append((*(view.blank() if number else view.keys(group)), Cell(title), *cells))
         sizes.append(len(lines))
     columns = (
         *view.key_columns(),
         Column("", ("",), "left"),
-        *(view.columns.column(module) for module in view.columns.ids),
+        *(view.columns.column(module) for module in _modules(view)),
     )
     ends = [sum(sizes[: number + 1]) - 1 for number in range(len(sizes) - 1)]
     return Table("Latency of a call, measured here", columns, tuple(rows), len(view.axes) + 1, frozenset(ends))

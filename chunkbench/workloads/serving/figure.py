@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from chunkbench.analysis.points import describe
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
-from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sharing, sheet
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
@@ -41,7 +40,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     page = sheet(_caption(report, manifest, bool(panels), bool(points)), handles, total, across, False)
     plots = iter(page.panels)
     for n_p, lines in panels.items():
-        _latencies(next(plots), n_p, lines, objective_s(report.rows, n_p), columns)
+        _latencies(next(plots), n_p, lines, objective_s(report.rows, n_p), report)
     for label, value in (("K/V of live requests, MB", _megabytes), ("batch, sequences", _batch)):
         for group, servers in points:
             plot = next(plots)
@@ -59,17 +58,17 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 
 def _latencies(
-    plot: Axes, n_p: int, lines: Mapping[tuple[str, int], Sequence[Spot]], objective: float | None, columns: Columns
+    plot: Axes, n_p: int, lines: Mapping[tuple[str, int], Sequence[Spot]], objective: float | None, report: Report
 ) -> None:
     """Latency against the rate, a line for each system and n_s."""
     most = max(n_s for _, n_s in lines)
     for (name, n_s), spots in lines.items():
-        style = columns.style(name)
+        style = report.columns.style(name)
         rates, middles, lows, highs = zip(*sorted(spots), strict=True)
         plot.plot(rates, middles, **style.line2d(markersize=5, **sharing(n_s == most)))
         plot.fill_between(rates, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
-        # Lines of the first system have their labels above, those of the others below: they often lie together.
-        above = name == next(iter(lines))[0]
+        # Labels of the baseline are below its lines, those of the others above: the lines often lie together.
+        above = name != report.baseline
         plot.annotate(
             f"$n_s = {n_s}$",
             (rates[-1], middles[-1]),
