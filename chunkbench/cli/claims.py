@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import RUNS, fail, runs_in, screen
+from chunkbench.cli.output import RUNS, fail, format_option, runs_in, show
 
 
 @click.command(
@@ -22,14 +21,14 @@ from chunkbench.cli.output import RUNS, fail, runs_in, screen
     """,
 )
 @click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
+@format_option("documents", "records", "data")
 @click.option(
     "--json",
-    "as_json",
-    is_flag=True,
-    help="Print a list of objects, with the keys of the cases that each verdict uses.",
+    "form",
+    flag_value="json",
+    help="Print a list of objects, with the keys of the cases that each verdict uses: --format json.",
 )
-@click.option("--format", "form", type=click.Choice(["table", "markdown"]), default="table", show_default=True)
-def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
+def command(runs: tuple[Path, ...], form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 
     RUN can also be a folder with runs at any depth, such as results/recorded/epyc-zen3-2-cores. Without RUNs, the
@@ -40,7 +39,6 @@ def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
     from chunkbench.analysis.derive import derive
     from chunkbench.paper.claims import claims
     from chunkbench.report.claims import document
-    from chunkbench.report.formats import render_document
     from chunkbench.store import RunError, newest_runs, open_run
 
     try:
@@ -48,7 +46,4 @@ def command(runs: tuple[Path, ...], as_json: bool, form: str) -> None:
     except RunError as error:
         fail(error)
     judged = claims([derive(run.cases) for run in opened])
-    if as_json:
-        click.echo(json.dumps([claim.as_dict() for claim in judged], indent=1))
-        return
-    click.echo(render_document(document(judged, [run.path.name for run in opened]), form, screen()), nl=False)
+    show(document(judged, [run.path.name for run in opened]), form)

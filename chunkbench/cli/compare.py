@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from chunkbench.cli.comparing import show, show_document
+from chunkbench.cli.comparing import show_comparison, write_and_show
 from chunkbench.cli.comparison_options import (
-    DOCUMENT_FORMATS,
     ComparisonOptions,
     judging_options,
     longer_command,
@@ -110,7 +109,7 @@ def command(
         comparison = compare(base_runs, head_runs, replace(compare_options, budget_s=_budget_s(head_runs)))
     except RunError as error:
         fail(error)
-    show(comparison, options, options.out)
+    show_comparison(comparison, options, options.out)
     ctx.exit(comparison.exit_code)
 
 
@@ -153,18 +152,20 @@ def _show_speedups(
     """Print the speed-ups, and write them as text, Markdown and JSON into the folder of --out."""
     from chunkbench.regression.report.speedups import document
     from chunkbench.regression.speedups import speedups
+    from chunkbench.report.formats import names
     from chunkbench.store import RunError
 
     options.check_confidence()
-    if options.form not in DOCUMENT_FORMATS:
-        raise click.BadParameter("speed-ups are printed as table, markdown or json", param_hint="--format")
+    if options.form not in names("documents", "data"):
+        raise click.BadParameter(
+            f"speed-ups are printed as {', '.join(names('documents', 'data'))}", param_hint="--format"
+        )
     threshold = options.threshold_share()
     try:
         compared = speedups(base, head, between, over, threshold, options.confidence)
     except RunError as error:
         fail(error)
-    data = compared.model_dump_json(indent=2) + "\n"
-    show_document(document(compared), data, options, name, ("table", "markdown"), options.quiet)
+    write_and_show(document(compared), options, name, ("json", "table", "markdown"), options.quiet)
 
 
 def _budget_s(runs: Sequence[Run]) -> float:

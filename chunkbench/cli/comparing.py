@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from chunkbench.cli.output import colour_wanted, new_run, screen
+from chunkbench.cli.output import new_run, show
 
 if TYPE_CHECKING:
     from chunkbench.cli.comparison_options import ComparisonOptions, ReportOptions
     from chunkbench.regression.remeasure import GateResult
     from chunkbench.regression.verdicts import Comparison
-    from chunkbench.report.model import Document
+    from chunkbench.report.model import Output
 
 
-def show(comparison: Comparison, options: ComparisonOptions, folder: Path | None) -> None:
+def show_comparison(comparison: Comparison, options: ComparisonOptions, folder: Path | None) -> None:
     """Write all reports into the folder, then print one. It is printed even if writing fails.
 
     With the format for GitHub, the table is also added to the summary of the workflow's step, if there is one.
     """
-    from chunkbench.regression.report import render, write_all
-    from chunkbench.regression.report.formats import step_summary
+    from chunkbench.regression.report import output, step_summary, write_all
 
     try:
         if folder is not None:
@@ -35,24 +34,22 @@ def show(comparison: Comparison, options: ComparisonOptions, folder: Path | None
                 file.write(step_summary(comparison))
     finally:
         if not options.quiet:
-            click.echo(render(comparison, options.form, colour_wanted()), nl=False)
+            show(output(comparison, options.form), options.form)
 
 
-def show_document(
-    document: Document, data: str, options: ReportOptions, name: str, forms: Sequence[str], quiet: bool = False
+def write_and_show(
+    output: Output, options: ReportOptions, name: str, forms: Sequence[str], quiet: bool = False
 ) -> None:
-    """Write a document in the formats `forms` and its data as JSON into the folder of --out, then print it."""
-    from chunkbench.report.formats import render_document
+    """Write an output in the formats `forms` into the folder of --out, then print it."""
+    from chunkbench.report.formats import FORMATS, render
 
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / f"{name}.json").write_text(data, encoding="utf-8")
-        for form in forms:
-            suffix = "md" if form == "markdown" else "txt"
-            (options.out / f"{name}.{suffix}").write_text(render_document(document, form), encoding="utf-8")
+        for form in FORMATS:
+            if form.name in forms:
+                (options.out / f"{name}{form.ending}").write_text(render(output, form.name), encoding="utf-8")
     if not quiet:
-        text = data if options.form == "json" else render_document(document, options.form, screen())
-        click.echo(text, nl=False)
+        show(output, options.form)
 
 
 def empty_folder(out: Path | None, name: str) -> Path:
@@ -68,7 +65,7 @@ def empty_folder(out: Path | None, name: str) -> Path:
 def conclude(ctx: click.Context, result: GateResult, options: ComparisonOptions, folder: Path) -> NoReturn:
     """Write and print the reports, and exit with the code of the result."""
     if result.comparison is not None:
-        show(result.comparison, options, folder)
+        show_comparison(result.comparison, options, folder)
     if result.interrupted or result.comparison is None:
         click.echo(f"interrupted; what was measured is in {folder}", err=True)
         ctx.exit(130)

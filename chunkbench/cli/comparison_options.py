@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from chunkbench.cli.options import Decorated, with_options, without
-from chunkbench.cli.output import command_line
+from chunkbench.cli.output import command_line, format_option
 from chunkbench.regression.verdicts import FailOn, Metric
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from chunkbench.regression.compare import Options
     from chunkbench.regression.job import Repeats
 
-FORMATS = ("table", "markdown", "json", "junit", "github")
-DOCUMENT_FORMATS = ("table", "markdown", "json")
-"""Formats of what is no comparison of times."""
 _FAIL_ON = get_args(FailOn)
 
 threshold_option = click.option(
@@ -34,11 +31,6 @@ def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
     """`--confidence` of all `subject` together."""
     text = f"Of all {subject} together, 0.5 to 1."
     return click.option("--confidence", type=float, default=0.99, show_default=True, help=text)
-
-
-def format_option(formats: Sequence[str]) -> Callable[[Decorated], Decorated]:
-    """`--format`, the name of one of `formats`."""
-    return click.option("--format", "form", type=click.Choice(formats), default="table", show_default=True)
 
 
 def out_option(text: str, file_okay: bool = True) -> Callable[[Decorated], Decorated]:
@@ -63,7 +55,7 @@ def judging_options(command: Decorated) -> Decorated:
             show_default=True,
             help="What to compare.",
         ),
-        format_option(FORMATS),
+        format_option("documents", "data", "suite"),
         click.option(
             "--fail-on",
             default="slower,incorrect,missing",

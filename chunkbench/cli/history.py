@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.comparing import show_document
+from chunkbench.cli.comparing import write_and_show
 from chunkbench.cli.comparison_options import (
-    DOCUMENT_FORMATS,
     ReportOptions,
     confidence_option,
-    format_option,
     out_option,
     threshold_option,
 )
 from chunkbench.cli.options import gathered
-from chunkbench.cli.output import fail
+from chunkbench.cli.output import fail, format_option
 
 if TYPE_CHECKING:
     from chunkbench.store import Run
@@ -35,7 +32,7 @@ Examples:
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @threshold_option
 @confidence_option("changes")
-@format_option(DOCUMENT_FORMATS)
+@format_option("documents", "records", "data")
 @out_option("Write table, JSON and picture into this folder.", file_okay=False)
 @gathered(ReportOptions)
 def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
@@ -60,9 +57,7 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
     all_series = history(recordings, threshold, options.confidence)
     if not all_series:
         fail(f"no case was measured in {', '.join(map(str, folders))}")
-    table = document(all_series, threshold, options.confidence)
-    data = json.dumps([series.model_dump(mode="json") for series in all_series], indent=2) + "\n"
-    show_document(table, data, options, "history", ("markdown",))
+    write_and_show(document(all_series, threshold, options.confidence), options, "history", ("json", "markdown"))
     if options.out is not None:
         draw(all_series, options.out)
 

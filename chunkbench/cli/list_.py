@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
-from rich.console import Console
-from rich.table import Table
 
-from chunkbench.cli.output import on_terminal
+from chunkbench.cli.output import format_option, show
 from chunkbench.experiment import AXES, bundled_experiments, load_experiment, reading_order
 
 Row = dict[str, str | int | bool]
@@ -53,7 +49,7 @@ def _implementations() -> list[Row]:
 _SUBJECTS = {"experiments": _experiments, "implementations": _implementations, "axes": _axes}
 
 
-def _cell(value: str | int | bool) -> str:
+def _words(value: str | int | bool) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
@@ -68,21 +64,19 @@ def _cell(value: str | int | bool) -> str:
     """,
 )
 @click.argument("subject", type=click.Choice(list(_SUBJECTS)), default="experiments")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option("documents", "records", "data")
 def command(subject: str, form: str) -> None:
     """List bundled experiments (the default), implementations with their state on this machine, or the axes of a
     sweep."""
+    from chunkbench.report.model import Column, Output, Table
+
     rows = _SUBJECTS[subject]()
-    if form == "json":
-        click.echo(json.dumps(rows, indent=2))
-        return
     if not rows:
         click.echo(f"no {subject} are registered; install ChunkBench (make setup)", err=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in rows[0] if rows else ():
-        # Users copy the names: do not wrap them.
-        table.add_column(column, no_wrap=column == subject.removesuffix("s"), overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    # A pipe has no width; rich would use 80 columns.
-    Console(highlight=False, markup=False, width=None if on_terminal() else 110).print(table)
+
+    def column(number: int, name: str) -> Column[Row]:
+        # Users copy the names, which are in the first column: do not wrap them.
+        return Column(name, lambda row: _words(row[name]), align="left", wrap=number > 0)
+
+    columns = tuple(column(number, name) for number, name in enumerate(rows[0] if rows else ()))
+    show(Output(tables=(Table("", columns, rows),), data=rows), form)

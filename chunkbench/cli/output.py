@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from chunkbench.cli.options import Decorated
+
 if TYPE_CHECKING:
+    from chunkbench.report.formats import Part
+    from chunkbench.report.model import Document
     from chunkbench.report.text_table import Screen
     from chunkbench.store import Run
     from chunkbench.store.facts import Status
@@ -33,20 +37,20 @@ _REMEDY_OPTIONS = {
 """The remedy that a `RunError` names -> the options that apply it."""
 
 
-class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
-    """One of the report's formats. Their names are looked up when they are needed, because reports load slowly."""
+class OutputFormat(click.ParamType):  # type: ignore[type-arg]  # generic only in newer releases of click
+    """A format of what a command prints. The names are looked up when they are needed, because reports load slowly."""
 
     name = "format"
 
-    def __init__(self, books: bool = False) -> None:
-        self._books = books
-        """Whether formats that only print several runs are allowed, too."""
+    def __init__(self, *parts: Part) -> None:
+        self._parts = parts
+        """The parts that the output has."""
 
     @property
     def _choice(self) -> click.Choice[str]:
-        from chunkbench.report.formats import BOOK_FORMATS, FORMATS
+        from chunkbench.report.formats import names
 
-        return click.Choice(tuple(dict.fromkeys((*FORMATS, *BOOK_FORMATS))) if self._books else FORMATS)
+        return click.Choice(names(*self._parts))
 
     def get_metavar(self, *arguments: Any, **named: Any) -> str | None:
         return self._choice.get_metavar(*arguments, **named)
@@ -56,6 +60,18 @@ class ReportFormat(click.ParamType):  # type: ignore[type-arg]  # generic only i
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return self._choice.shell_complete(ctx, param, incomplete)
+
+
+def format_option(*parts: Part) -> Callable[[Decorated], Decorated]:
+    """`--format` of an output with these parts."""
+    return click.option("--format", "form", type=OutputFormat(*parts), default="table", show_default=True)
+
+
+def show(output: Document, form: str) -> None:
+    """Print what a command found."""
+    from chunkbench.report import render
+
+    click.echo(render(output, form, screen()), nl=False)
 
 
 def runs_in(words: Sequence[str | Path]) -> list[Run]:

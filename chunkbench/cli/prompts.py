@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail, screen, write_text
+from chunkbench.cli.output import fail, format_option, show, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -35,7 +34,7 @@ Examples:
     help="Write the prompts as requests of --n-c tokens, for replays and `chunkbench load --trace`.",
 )
 @click.option("--experiment", type=click.Path(dir_okay=False, path_type=Path), help="Write this traffic as YAML.")
-@click.option("--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", show_default=True)
+@format_option("documents", "records", "data")
 def command(
     paths: tuple[Path, ...],
     tokenizer: str | None,
@@ -55,7 +54,6 @@ def command(
     """
     from chunkbench.analysis.sharing import sharing
     from chunkbench.experiment.llama import ShapeError, shape_of
-    from chunkbench.report.formats import render_document
     from chunkbench.report.sharing import document
     from chunkbench.report.sharing import experiment as as_experiment
     from chunkbench.traces.sets import PromptsError, grouped, read
@@ -76,8 +74,4 @@ def command(
     if experiment is not None:
         write_text(experiment, as_experiment(stats, shape, chunk_size, max(1, n_c)))
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
-    if form == "json":
-        click.echo(json.dumps([dataclasses.asdict(group) | {"saved": group.saved} for group in stats], indent=2))
-        return
-    table = document(stats, shape, chunk_size, n_c)
-    click.echo(render_document(table, form, screen()), nl=False)
+    show(document(stats, shape, chunk_size, n_c), form)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from chunkbench.cli.output import ReportFormat, fail, open_page, runs_in, screen
+from chunkbench.cli.output import OutputFormat, fail, open_page, runs_in, screen
 
 if TYPE_CHECKING:
     from chunkbench.store import Run
@@ -43,7 +43,12 @@ _FIGURES = (".png", ".svg", ".pdf")
 
 @click.command(name="report", help=_HELP, epilog=_EXAMPLES, short_help="Rebuild tables and figure of a run.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
-@click.option("--format", "form", type=ReportFormat(books=True), help="Print this format.  [default: table]")
+@click.option(
+    "--format",
+    "form",
+    type=OutputFormat("documents", "records", "data", "book"),
+    help="Print this format.  [default: table]",
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to FILE instead of printing.")
 @click.option(
     "--style",
@@ -65,16 +70,16 @@ def command(
     quiet: bool,
 ) -> None:
     from chunkbench.experiment import reading_order
-    from chunkbench.report import build, build_book, latex, render, render_book
-    from chunkbench.report.formats import BOOK_FORMATS, ENDINGS
+    from chunkbench.report import build, build_book, latex, render
+    from chunkbench.report.formats import endings, names
     from chunkbench.report.text_table import FILE
     from chunkbench.store import RunError
 
     if form is None and out is not None:
-        form = "figure" if out.suffix in _FIGURES else ENDINGS.get(out.suffix)
+        known = endings("documents", "records", "data", "book") | dict.fromkeys(_FIGURES, "figure")
+        form = known.get(out.suffix)
         if form is None:
-            endings = " ".join((*ENDINGS, *_FIGURES))
-            raise click.BadParameter(f"{out}: no format has this ending ({endings}); choose one with --format")
+            raise click.BadParameter(f"{out}: no format has this ending ({' '.join(known)}); choose one with --format")
     try:
         opened = sorted(runs_in(runs), key=lambda run: reading_order(run.manifest.experiment.name))
     except RunError as error:
@@ -87,8 +92,9 @@ def command(
         raise click.UsageError("--open shows a page: leave --format out, or name the page with --out FILE.html")
     if style == "paper" and (len(opened) > 1 or form not in ("figure", "latex")):
         raise click.UsageError("--style paper is for the figure and the LaTeX of one run: --out FILE.pdf or FILE.tex")
-    if len(opened) > 1 and form not in (None, *BOOK_FORMATS):
-        raise click.BadParameter(f"{form} takes one RUN; for several, choose one of {', '.join(BOOK_FORMATS)}")
+    of_several = names("documents", "book")
+    if len(opened) > 1 and form not in (None, *of_several):
+        raise click.BadParameter(f"{form} takes one RUN; for several, choose one of {', '.join(of_several)}")
     if not opened[0].cases:
         fail(f"{opened[0].path}: no case has been measured yet; `chunkbench run ... --resume` continues the run")
     if form == "figure" and out is not None:
@@ -96,9 +102,9 @@ def command(
         return
     reader = FILE if out is not None else screen(not detail)
     parts = [part for run in opened for part in run.by_machine_kind()]
-    if len(opened) > 1 or form == "html" or (len(parts) > 1 and form in BOOK_FORMATS):
+    if len(opened) > 1 or form == "html" or (len(parts) > 1 and form in of_several):
         book = build_book(parts, out.parent if out is not None else Path())
-        text = render_book(book, form or "table", reader)
+        text = render(book, form or "table", reader)
     elif form is None and out is None:
         _write_all(opened[0], detail, quiet)
         if show:

@@ -65,7 +65,7 @@ def command(
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import load_experiment, reading_order
     from chunkbench.experiment.errors import did_you_mean
-    from chunkbench.report import build_book, render_book
+    from chunkbench.report import build_book, render
     from chunkbench.report.claims import headline
     from chunkbench.runner.reproduce import EXPERIMENTS, reproduce, within
     from chunkbench.store import RunError, writing
@@ -94,7 +94,7 @@ def command(
             book = build_book(sorted(outcome.runs, key=lambda run: reading_order(run.manifest.experiment.name)), out)
             with writing(out):
                 for form, name in (("html", "report.html"), ("markdown", "report.md")):
-                    (out / name).write_text(render_book(book, form), encoding="utf-8")
+                    (out / name).write_text(render(book, form), encoding="utf-8")
             click.echo(headline(book.claims))
             for chapter in book.chapters:
                 minutes = f"{chapter.minutes:5.1f} min" if chapter.minutes is not None else "        -"

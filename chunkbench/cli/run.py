@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from chunkbench.cli.options import gathered
-from chunkbench.cli.output import RUNS, ReportFormat, command_line, new_run, open_page, run_exit_code, screen
+from chunkbench.cli.output import RUNS, OutputFormat, command_line, new_run, open_page, run_exit_code, screen
 from chunkbench.cli.placing import Placing, placing_options
 
 
@@ -44,7 +44,7 @@ from chunkbench.cli.placing import Placing, placing_options
 @click.option(
     "--format",
     "form",
-    type=ReportFormat(),
+    type=OutputFormat("documents", "records", "data"),
     help="What to print at the end.  [default: table, or nothing with -q]",
 )
 @click.option("--detail", is_flag=True, help="Print all tables, and how it was measured.")

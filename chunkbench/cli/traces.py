@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail, screen, write_text
+from chunkbench.cli.output import fail, format_option, show, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -35,7 +33,7 @@ _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write an experiment that replays the trace through cache managers, as YAML.",
 )
-@click.option("--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", show_default=True)
+@format_option("documents", "data")
 def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: str) -> None:
     """Describe the requests in FILE: lengths, rate, and how much of their prompts a cache would hold.
 
@@ -44,7 +42,6 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
     file with a bad line is refused, and the message names the line.
     """
     from chunkbench.analysis.traffic import traffic_numbers
-    from chunkbench.report.formats import render_document
     from chunkbench.report.traffic import document
     from chunkbench.report.traffic import experiment as as_experiment
     from chunkbench.traces import TraceError, read_traffic
@@ -60,9 +57,4 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
             fail(f"{experiment} exists already; give another name, or remove it")
         write_text(experiment, as_experiment(str(path), numbers, trace.block_tokens))
         click.echo(f"wrote {experiment}; replay it: chunkbench run {experiment}", err=True)
-    if form == "json":
-        told = {"format": trace.format, "block_tokens": trace.block_tokens, "notes": trace.notes}
-        click.echo(json.dumps(told | dataclasses.asdict(numbers), indent=2))
-        return
-    shown = document(path.name, trace.format, trace.block_tokens, numbers, trace.notes)
-    click.echo(render_document(shown, form, screen()), nl=False)
+    show(document(path.name, trace.format, trace.block_tokens, numbers, trace.notes), form)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chunkbench.report.book import build_book
 from chunkbench.report.build import build
 from chunkbench.report.files import render_run, write_all
-from chunkbench.report.formats import FORMATS, render, render_book
+from chunkbench.report.formats import render
 from chunkbench.report.report import Report
 
-__all__ = ["FORMATS", "Report", "build", "build_book", "render", "render_book", "render_run", "write_all"]
+__all__ = ["Report", "build", "build_book", "render", "render_run", "write_all"]

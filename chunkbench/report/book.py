@@ -81,12 +81,18 @@ class Book:
             sentences.append(headline(self.claims))
         return " ".join(filter(None, sentences))
 
+    @property
     def documents(self) -> list[Document]:
         """The book as documents, for all formats but HTML: the claims, the runs, the paper's other tables."""
         summary = document(self.claims, [chapter.anchor for chapter in self.chapters])
-        others = Document("What the paper has and no run here measures", (), "", "", tuple(self.unmeasured), (), (), ())
-        runs: list[Document] = [chapter.report for chapter in self.chapters]
+        others = Document(title="What the paper has and no run here measures", tables=tuple(self.unmeasured))
+        runs = [chapter.report for chapter in self.chapters]
         return [summary, *runs, *([others] if self.unmeasured else [])]
+
+    @property
+    def book(self) -> Book:
+        """The content of the HTML format."""
+        return self
 
 
 def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | None = None) -> Book:

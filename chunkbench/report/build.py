@@ -50,7 +50,7 @@ def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
         warnings=tuple(_partial(manifest, groups)) + tuple(probe_lines(groups, axes, columns)),
         losses=body.losses,
         headline=body.headline,
-        tables=tuple(table for table in body.tables if table.rows),
+        tables=tuple(table for table in body.tables if table.items),
         statuses=tuple(status_lines(groups, axes, columns, noise=body.compares)),
         legend=(
             *columns.legend(),

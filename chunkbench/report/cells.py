@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chunkbench.analysis.derive import Row
-from chunkbench.report.model import Cell
+from chunkbench.report.model import Cell, Emphasis, Group
 from chunkbench.report.numbers import NOTHING, micros
 
 NOISY_MARK = "~"
 PROBE_MARK = "!"
 """Marks a roofline fraction above what the machine allows."""
+ABSENT = Cell(NOTHING, "absent")
+"""Where there is no case."""
 STATUS_WORD: Mapping[str, str] = {
     "unavailable": "n/a",
     "unsupported": "unsupp.",
@@ -22,16 +24,22 @@ STATUS_WORD: Mapping[str, str] = {
 }
 
 
-def latency(row: Row | None, fastest: float | None) -> Cell:
+def latency(group: Group, row: Row | None) -> Cell:
     """Microseconds, or the status where nothing was measured."""
-    if row is None:
-        return Cell(NOTHING, "absent")
-    value = row.derived.latency_us
-    if value is None:
+    return measured(row, micros(row.derived.latency_us), fastest(group, row)) if row is not None else ABSENT
+
+
+def measured(row: Row, text: str, emphasis: Emphasis = "plain") -> Cell:
+    """The text of a figure, marked if it is noisy; the status where nothing was measured."""
+    if row.derived.latency_us is None:
         return word(row)
-    if row.facts.status == "noisy":
-        return Cell(NOISY_MARK + micros(value), "noisy")
-    return Cell(micros(value), "best" if value == fastest else "plain")
+    return Cell(NOISY_MARK + text, "noisy") if row.facts.status == "noisy" else Cell(text, emphasis)
+
+
+def fastest(group: Group, row: Row) -> Emphasis:
+    """The emphasis of a latency: whether it is the least of its point."""
+    known = [other.derived.latency_us for other in group.rows.values() if other.derived.latency_us is not None]
+    return "best" if known and row.derived.latency_us == min(known) else "plain"
 
 
 def word(row: Row) -> Cell:

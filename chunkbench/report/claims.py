@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar, get_args
+from typing import get_args
 
 from chunkbench.paper.claims import Claim, ClaimVerdict
-from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
-from chunkbench.report.numbers import NOTHING, count, significant, times
+from chunkbench.report.model import Cell, Column, Emphasis, Output, Table
+from chunkbench.report.numbers import NOTHING, count, ratio, significant
 
 EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "holds": "best",
@@ -20,43 +20,28 @@ EMPHASIS: dict[ClaimVerdict, Emphasis] = {
 }
 
 
-class ClaimsDocument(Document):
-    """Claims with their verdicts."""
+_COLUMNS: tuple[Column[Claim], ...] = (
+    Column("claim", lambda claim: claim.id, align="left"),
+    Column("quantity", lambda claim: claim.quantity, align="left"),
+    Column("here", lambda claim: measured(claim)),
+    Column("paper", lambda claim: Cell(claim.paper, "quiet")),
+    Column("verdict", lambda claim: Cell(claim.verdict, EMPHASIS[claim.verdict]), align="left"),
+)
 
-    HEADINGS: ClassVar[tuple[str, str, str]] = ("Claims and reasons", "Columns", "How they were judged")
 
-
-def document(claims: Sequence[Claim], runs: Sequence[str]) -> ClaimsDocument:
+def document(claims: Sequence[Claim], runs: Sequence[str]) -> Output:
     """The document of these claims; `runs` are the names of the runs that they were judged by."""
-    columns = (
-        Column("claim", ("claim",), "left"),
-        Column("quantity", ("quantity",), "left"),
-        Column("here", ("here",)),
-        Column("paper", ("paper",)),
-        Column("verdict", ("verdict",), "left"),
-    )
-    rows = tuple(
-        (
-            Cell(claim.id),
-            Cell(claim.quantity),
-            Cell(measured(claim)),
-            Cell(claim.paper, "quiet"),
-            Cell(claim.verdict, EMPHASIS[claim.verdict]),
-        )
-        for claim in claims
-    )
-    return ClaimsDocument(
+    return Output(
         title="The paper's claims",
-        warnings=(),
-        losses="",
         headline=headline(claims),
-        tables=(Table("Verdicts", columns, rows, keys=1),),
+        tables=(Table("Verdicts", _COLUMNS, claims),),
         statuses=tuple(map(_status, claims)),
-        legend=(),
         footer=(
             ("judged by", ", ".join(runs) or "no run: only what follows from shapes and from the paper's own numbers"),
             ("against", "claims about PagedAttn and PagedAttn* use the faster of this project's kernel and vLLM's"),
         ),
+        headings=("Claims and reasons", "Columns", "How they were judged"),
+        data=[claim.as_dict() for claim in claims],
     )
 
 
@@ -99,7 +84,7 @@ def measured(claim: Claim) -> str:
 def _figure(value: float, unit: str) -> str:
     """A figure without its unit: as many digits as its kind needs."""
     if unit == "x":
-        return times(value).removesuffix("x")
+        return ratio(value)
     if unit == "%":
         return f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
     return f"{value:,.0f}" if value == round(value) or value >= 1000 else significant(value, 3)

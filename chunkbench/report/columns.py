@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from chunkbench import kinds
 from chunkbench.experiment.look import Look
-from chunkbench.report.model import Column
+from chunkbench.report.model import Cell, Column
 from chunkbench.store import Run
 
+T = TypeVar("T")
 _WIDEST_HEADING = 9
 _SPARE_STYLES = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288", "8"))
 """Colours and markers for implementations that state none."""
@@ -62,9 +63,9 @@ class Columns:
         """The name of an implementation in running text."""
         return self.look(implementation).name or self.labels.get(implementation, implementation)
 
-    def column(self, implementation: str) -> Column:
+    def column(self, implementation: str, show: Callable[[T], Cell | str]) -> Column[T]:
         """The column of an implementation in a table."""
-        return Column(self.name(implementation), self.heading(implementation))
+        return Column(self.name(implementation), show, self.heading(implementation))
 
     def heading(self, implementation: str) -> tuple[str, ...]:
         """Lines of the column's heading, each at most nine characters."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from chunkbench.report import markdown
 from chunkbench.report.book import build_book
 from chunkbench.report.build import build
-from chunkbench.report.formats import BOOK_FORMATS, FILES, render
+from chunkbench.report.formats import names, render
 from chunkbench.report.report import Report
 from chunkbench.report.text_table import FILE, Screen
 from chunkbench.store import Run
+
+_TABLES = {"table.csv": "csv", "table.tex": "latex", "report.json": "json"}
+"""File in a run directory -> its format, of files without a figure."""
 
 
 def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> str:
     """The report of a run as text; where it was measured on several kinds of machines, one report of each."""
     parts = run.by_machine_kind()
-    if len(parts) == 1 or form not in BOOK_FORMATS:
+    if len(parts) == 1 or form not in names("documents"):
         return render(report, form, screen)
     return "\n".join(render(build(part), form, screen) for part in parts)
 
@@ -28,7 +31,7 @@ def write_all(run: Run, report: Report | None = None) -> list[Path]:
     A run on several kinds of machines has a report and a figure (`figure-2.png`) of each, and one table of all rows.
     """
     # Imported here because matplotlib loads slowly, and printing a table does not need it.
-    from chunkbench.report import figures, html
+    from chunkbench.report import figures
 
     report = report or build(run)
     parts = run.by_machine_kind()
@@ -39,10 +42,10 @@ def write_all(run: Run, report: Report | None = None) -> list[Path]:
         drawn = figures.draw(part_report, part.manifest)
         if drawn is not None:
             written += [figures.save(drawn, run.path / f"{name}{ending}") for ending in (".png", ".svg")]
-        pages.append(markdown.render(part_report, f"{name}.png" if drawn is not None else ""))
-    texts = {"report.md": "\n".join(pages)}
-    texts |= {name: render_file(report) for name, render_file in FILES.items()}
-    texts["report.html"] = html.render(build_book(parts, run.path, reports))
+        pages.append(replace(part_report, figures=(f"{name}.png",) if drawn is not None else ()))
+    texts = {"report.md": "\n".join(render(page, "markdown") for page in pages)}
+    texts |= {name: render(report, form) for name, form in _TABLES.items()}
+    texts["report.html"] = render(build_book(parts, run.path, reports), "html")
     for name, text in texts.items():
         (run.path / name).write_text(text, encoding="utf-8")
         written.append(run.path / name)

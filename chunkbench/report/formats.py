@@ -1,78 +1,70 @@
-"""The formats of reports, by the names that the command line uses."""
+"""The formats of everything that commands print. A format is one module, and one line here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from chunkbench.report import csv, json, latex, markdown, text_table
+from chunkbench.report import csv, github, json, junit, latex, markdown, text_table
 from chunkbench.report.book import Book
 from chunkbench.report.model import Document
-from chunkbench.report.report import Report
 from chunkbench.report.text_table import FILE, Screen
 
-
-@dataclass(frozen=True)
-class Format:
-    """One format. It prints one run, several runs, or both."""
-
-    name: str
-    ending: str
-    """Ending of files in this format."""
-    of_run: Callable[[Report], str] | None = None
-    of_book: Callable[[Book], str] | None = None
-    file: str = ""
-    """The file that every run directory gets; empty: none."""
+Part = Literal["documents", "records", "data", "book", "suite"]
+"""The attribute of `Output`, `Report` or `Book` that a format prints."""
 
 
-def _joined(render: Callable[[Document], str]) -> Callable[[Book], str]:
-    """Prints a book's documents one after the other."""
-    return lambda book: "\n".join(render(document) for document in book.documents())
-
-
-def _html(book: Book) -> str:
+def _html(book: Book, _: Screen) -> str:
     # Imported here because templates and figures load slowly, and printing a table does not need them.
     from chunkbench.report import html
 
     return html.render(book)
 
 
-_TABLE = (
-    Format("table", ".txt", text_table.render, _joined(text_table.render)),
-    Format("markdown", ".md", markdown.render, _joined(markdown.render)),
-    Format("latex", ".tex", latex.render, _joined(latex.render), "table.tex"),
-    Format("csv", ".csv", csv.render, None, "table.csv"),
-    Format("json", ".json", json.render, None, "report.json"),
-    Format("html", ".html", None, _html),
+@dataclass(frozen=True)
+class Format:
+    """One format."""
+
+    name: str
+    ending: str
+    """Ending of files in this format."""
+    part: Part
+    render: Callable[[Any, Screen], str]
+    """Prints the part."""
+
+
+def _each(render: Callable[[Document, Screen], str]) -> Callable[[Sequence[Document], Screen], str]:
+    """Prints documents one after the other."""
+    return lambda documents, screen: "\n".join(render(document, screen) for document in documents)
+
+
+FORMATS = (
+    Format("table", ".txt", "documents", _each(text_table.render)),
+    Format("markdown", ".md", "documents", _each(lambda document, _: markdown.render(document))),
+    Format("latex", ".tex", "documents", _each(lambda document, _: latex.render(document))),
+    Format("csv", ".csv", "records", lambda records, _: csv.render(records)),
+    Format("json", ".json", "data", lambda data, _: json.render(data)),
+    Format("html", ".html", "book", _html),
+    Format("junit", ".xml", "suite", lambda suite, _: junit.render(suite)),
+    Format("github", ".log", "suite", lambda suite, _: github.render(suite)),
 )
-_BY_NAME = {form.name: form for form in _TABLE}
-
-FORMATS = tuple(form.name for form in _TABLE if form.of_run is not None)
-BOOK_FORMATS = tuple(form.name for form in _TABLE if form.of_book is not None)
-ENDINGS = {form.ending: form.name for form in _TABLE}
-"""Ending of a file -> its format."""
-FILES = {form.file: form.of_run for form in _TABLE if form.file and form.of_run is not None}
-"""File in a run directory -> its renderer. `report.md` and `report.html` are not here: they hold a figure."""
 
 
-def render(report: Report, form: str, screen: Screen = FILE) -> str:
-    """The report in one of `FORMATS`; `table` suits the screen. Raises `KeyError` for any other name."""
-    render_run = _BY_NAME[form].of_run
-    if render_run is None:
+def names(*parts: Part) -> tuple[str, ...]:
+    """The formats of an output with these parts."""
+    return tuple(form.name for form in FORMATS if form.part in parts)
+
+
+def render(content: Document | Book, form: str, screen: Screen = FILE) -> str:
+    """The content in a format; `table` suits the screen. Raises `KeyError` for a format that it does not have."""
+    known = {one.name: one for one in FORMATS}[form]
+    part = getattr(content, known.part, None)
+    if part is None:
         raise KeyError(form)
-    return text_table.render(report, screen) if form == "table" else render_run(report)
+    return known.render(part, screen)
 
 
-def render_book(book: Book, form: str, screen: Screen = FILE) -> str:
-    """A report on several runs in one of `BOOK_FORMATS`. Raises `KeyError` for any other name."""
-    render_whole = _BY_NAME[form].of_book
-    if render_whole is None:
-        raise KeyError(form)
-    return (
-        _joined(lambda document: text_table.render(document, screen))(book) if form == "table" else render_whole(book)
-    )
-
-
-def render_document(document: Document, form: str, screen: Screen = FILE) -> str:
-    """Any document as `table` or `markdown`; these formats need no rows of a run."""
-    return markdown.render(document) if form == "markdown" else text_table.render(document, screen)
+def endings(*parts: Part) -> dict[str, str]:
+    """Ending of a file -> its format, of an output with these parts."""
+    return {form.ending: form.name for form in FORMATS if form.part in parts}

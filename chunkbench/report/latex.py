@@ -58,7 +58,7 @@ def _table(table: Table, caption: str, small_print: list[str]) -> str:
         rf"  \caption{{{caption}}}",
         rf"  \begin{{tabular}}{{{spec}}}",
         r"    \toprule",
-        "    " + " & ".join(escape(column.head) for column in table.columns) + r" \\",
+        "    " + " & ".join(escape(column.name) for column in table.columns) + r" \\",
         r"    \midrule",
     ]
     for number, row in enumerate(table.rows):

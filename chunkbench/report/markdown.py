@@ -10,16 +10,17 @@ from chunkbench.report.model import Cell, Document, Table
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
-def render(report: Document, figure: str = "") -> str:
-    """The report as GitHub-flavoured Markdown; `figure` is the file name of a picture to show under the headline."""
-    blocks = [f"# {escape(report.title)}"]
+def render(report: Document) -> str:
+    """The report as GitHub-flavoured Markdown."""
+    blocks = [f"# {escape(report.title)}"] if report.title else []
     blocks += [f"> {escape(warning)}" for warning in report.warnings]
     blocks += [f"**{escape(report.losses)}**"] if report.losses else []
     blocks += [escape(report.headline)] if report.headline else []
-    blocks += [f"![Speed-up over each implementation]({figure})"] if figure else []
+    blocks += [f"![Speed-up over each implementation]({figure})" for figure in report.figures]
     for table in report.tables:
-        blocks += [f"## {escape(table.title)}", _table(table)]
-    statuses, legend, footer = report.HEADINGS
+        blocks += [f"## {escape(table.title)}"] if table.title else []
+        blocks.append(_table(table))
+    statuses, legend, footer = report.headings
     for title, lines in ((statuses, report.statuses), (legend, report.legend)):
         if lines:
             blocks += [f"## {title}", "\n".join(f"- {escape(line)}" for line in lines)]
@@ -37,7 +38,7 @@ def escape(text: str) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "| " + " | ".join(escape(column.head) for column in table.columns) + " |"
+    head = "| " + " | ".join(escape(column.name) for column in table.columns) + " |"
     rule = "|" + "|".join(" --- " if column.align == "left" else " ---: " for column in table.columns) + "|"
     return "\n".join([head, rule, *("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows)])
 

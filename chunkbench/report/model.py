@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeVar
 
 from chunkbench.analysis.derive import Row
 
 Emphasis = Literal["plain", "best", "noisy", "failed", "absent", "quiet"]
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -20,26 +23,45 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column's heading, in full and as lines for narrow tables."""
+class Column(Generic[T]):
+    """A column: its name, and how it shows an item."""
 
-    head: str
-    short: tuple[str, ...]
+    name: str
+    show: Callable[[T], Cell | str]
+    heading: tuple[str, ...] = ()
+    """The name as lines, for narrow tables; empty: one line."""
     align: Literal["left", "right"] = "right"
+    wrap: bool = False
+    """Whether long texts continue on the next line. Otherwise a line holds all."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The heading in narrow tables."""
+        return self.heading or (self.name,)
+
+    def of(self, part: Callable[[U], T]) -> Column[U]:
+        """The same column of items that have this one's as a part."""
+        return Column(self.name, lambda item: self.show(part(item)), self.heading, self.align, self.wrap)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells in rows and columns. The first `keys` columns name the row; each part of a split table repeats them."""
+    """Items in rows. The first `keys` columns name the row; each part of a split table repeats them."""
 
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    keys: int
+    columns: tuple[Column[Any], ...]
+    items: Sequence[Any]
+    keys: int = 1
     breaks: frozenset[int] = frozenset()
     """Indices of the rows that a gap or a line follows."""
     essential: bool = True
     """Whether a terminal shows it also without --detail."""
+
+    @cached_property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """The cells of each item."""
+        shown = ([column.show(item) for column in self.columns] for item in self.items)
+        return [tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in shown]
 
 
 @dataclass(frozen=True)
@@ -51,21 +73,67 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Document:
-    """The content of a report; a format only decides how it looks."""
+class Check:
+    """A judged case, for programs that count tests."""
 
-    HEADINGS: ClassVar[tuple[str, str, str]] = ("Not measured, or marked", "Columns", "How it was measured")
+    name: str
+    """The same in every comparison."""
+    implementation: str
+    place: str
+    """A short name for people."""
+    verdict: str
+    text: str
+    level: Literal["passed", "suspicious", "failed", "broken"]
+    """failed: the comparison fails because of it; broken: fails, because the implementation itself failed."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Judged cases, worst first."""
+
+    name: str
+    properties: Mapping[str, str]
+    checks: Sequence[Check]
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """The content of a report for readers; a format only decides how it looks. Parts that are empty are not shown."""
+
+    title: str = ""
+    warnings: tuple[str, ...] = ()
+    """What a reader must know before the numbers: a partial run, a wrong probe."""
+    losses: str = ""
+    """Points where the baseline loses to its strongest rival; shown before the headline."""
+    headline: str = ""
+    figures: tuple[str, ...] = ()
+    """Files of pictures."""
+    tables: tuple[Table, ...] = ()
+    statuses: tuple[str, ...] = ()
+    """Why cells hold a word instead of a number."""
+    legend: tuple[str, ...] = ()
+    footer: tuple[tuple[str, str], ...] = ()
+    """(topic, text): how the run was measured, and what must not be compared."""
+    headings: tuple[str, str, str] = ("Not measured, or marked", "Columns", "How it was measured")
     """Headings of statuses, legend and footer, in formats with headings."""
 
-    title: str
-    warnings: tuple[str, ...]
-    """What a reader must know before the numbers: a partial run, a wrong probe."""
-    losses: str
-    """Points where the baseline loses to its strongest rival; shown before the headline."""
-    headline: str
-    tables: tuple[Table, ...]
-    statuses: tuple[str, ...]
-    """Why cells hold a word instead of a number."""
-    legend: tuple[str, ...]
-    footer: tuple[tuple[str, str], ...]
-    """(topic, text): how the run was measured, and what must not be compared."""
+    @property
+    def documents(self) -> Sequence[Document]:
+        """This document: formats print one or several."""
+        return (self,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Document):
+    """What a command prints: a document for readers, with its content for programs."""
+
+    data: Any
+    """The content of the JSON format."""
+    suite: Suite | None = None
+    """The content of formats for programs that count tests."""
+
+    @property
+    def records(self) -> Sequence[Mapping[str, Any]] | None:
+        """The content of the CSV format: the data, if it is a list."""
+        return self.data if isinstance(self.data, list) else None

@@ -23,12 +23,25 @@ def micros(value: float | None) -> str:
     return NOTHING if value is None else significant(value)
 
 
+def ms_of_us(value: float | None) -> str:
+    """Microseconds as milliseconds without the unit, in three digits."""
+    return NOTHING if value is None else significant(value / 1e3, 3)
+
+
+def ms_of_s(value: float | None) -> str:
+    """Seconds as milliseconds without the unit, in three digits."""
+    return NOTHING if value is None else significant(value * 1e3, 3)
+
+
+def ratio(value: float) -> str:
+    """A ratio without its unit: 0.91, 12.3, 123."""
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f}"
+
+
 def times(value: float | None) -> str:
     """A ratio: 0.91x, 12.3x, 123x."""
-    if value is None:
-        return NOTHING
-    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{decimals}f}x"
+    return NOTHING if value is None else f"{ratio(value)}x"
 
 
 def percent(fraction: float | None) -> str:

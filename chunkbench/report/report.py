@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import Outcome
+from chunkbench.report import records
 from chunkbench.report.columns import Columns
 from chunkbench.report.model import Document, Group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report(Document):
     """The document of one run, with its rows and expectations."""
 
@@ -23,3 +25,13 @@ class Report(Document):
     rows: Sequence[Row]
     """In the order of the run's cases."""
     outcomes: Sequence[Outcome]
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """The content of the JSON format."""
+        return records.data(self.rows, self.outcomes)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The content of the CSV format."""
+        return records.records(self.groups)

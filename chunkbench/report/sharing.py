@@ -2,67 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 from chunkbench.analysis.sharing import Sharing
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.paper.printed import paper_rows
-from chunkbench.report.model import Cell, Column, Document, Table
+from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count
 
 _MOST_SEQUENCES = 32
 """Largest batch size in the experiment: the paper's."""
 
 
-def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Document:
+def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Output:
     """The figures of these groups of prompts, and the paper's Table 2."""
-    columns = (
-        Column("group", ("group",), "left"),
-        Column("prompts", ("prompts",)),
-        Column("tokens of a prompt", ("prompt", "tokens")),
-        Column("shared, mean", ("shared", "mean")),
-        Column("shared, most", ("shared", "most")),
-        Column("shared by all", ("shared", "by all")),
-        Column("r", ("r",)),
-        Column("K/V, nothing shared (GiB)", ("K/V", "GiB")),
-        Column("K/V, shared (GiB)", ("K/V shared", "GiB")),
-        Column("saved", ("saved",)),
-    )
     gib = shape.kv_bytes() / 2**30
-    rows = tuple(
-        tuple(
-            map(
-                Cell,
-                (
-                    group.group,
-                    f"{group.prompts:,}",
-                    f"{group.tokens_mean:,.0f}",
-                    f"{group.shared_mean:,.0f}",
-                    f"{group.shared_max:,}",
-                    f"{group.common:,}",
-                    f"{group.ratio:.2f}",
-                    f"{group.tokens * gib:,.2f}",
-                    f"{group.held * gib:,.2f}",
-                    f"{group.saved:.0%}",
-                ),
-            )
-        )
-        for group in groups
+    columns: tuple[Column[Sharing], ...] = (
+        Column("group", lambda group: group.group, align="left"),
+        Column("prompts", lambda group: f"{group.prompts:,}"),
+        Column("tokens of a prompt", lambda group: f"{group.tokens_mean:,.0f}", ("prompt", "tokens")),
+        Column("shared, mean", lambda group: f"{group.shared_mean:,.0f}", ("shared", "mean")),
+        Column("shared, most", lambda group: f"{group.shared_max:,}", ("shared", "most")),
+        Column("shared by all", lambda group: f"{group.common:,}", ("shared", "by all")),
+        Column("r", lambda group: f"{group.ratio:.2f}"),
+        Column("K/V, nothing shared (GiB)", lambda group: f"{group.tokens * gib:,.2f}", ("K/V", "GiB")),
+        Column("K/V, shared (GiB)", lambda group: f"{group.held * gib:,.2f}", ("K/V shared", "GiB")),
+        Column("saved", lambda group: f"{group.saved:.0%}"),
     )
-    return Document(
+    return Output(
         title=f"Shared prefixes of {count(sum(group.prompts for group in groups), 'prompt')}",
-        warnings=(),
-        losses="",
         headline=_headline(groups),
-        tables=(Table("Groups of prompts", columns, rows, keys=1), paper_table()),
-        statuses=(),
+        tables=(Table("Groups of prompts", columns, groups), paper_table()),
         legend=(
             "shared: leading tokens that a prompt has in common with some other prompt of its group",
             f"r: shared tokens over prompt and completion tokens ({n_c} of a completion), mean over prompts",
             f"K/V: memory of all prompts of the group with their completions, {shape.name} in 16-bit numbers "
             f"({shape.kv_bytes() / 1024:,.0f} KiB a token); shared: in whole chunks of {chunk_size} tokens",
         ),
-        footer=(),
+        data=[asdict(group) | {"saved": group.saved} for group in groups],
     )
 
 
@@ -103,22 +81,15 @@ def _headline(groups: Sequence[Sharing]) -> str:
 
 def paper_table() -> Table:
     """The paper's Table 2 as printed."""
-    columns = (
-        Column("system", ("system",), "left"),
-        Column("what is shared", ("what is shared",), "left"),
-        Column("shared, mean", ("shared", "mean")),
-        Column("shared, most", ("shared", "most")),
+
+    def tokens(name: str) -> Callable[[Mapping[str, str]], str]:
+        return lambda row: f"{int(row[name]):,}" if row[name] else NOTHING
+
+    columns: tuple[Column[Mapping[str, str]], ...] = (
+        Column("system", lambda row: row["system"], align="left"),
+        Column("what is shared", lambda row: row["usage"], align="left"),
+        Column("shared, mean", tokens("shared_tokens_mean"), ("shared", "mean")),
+        Column("shared, most", tokens("shared_tokens_max"), ("shared", "most")),
     )
-    rows = tuple(
-        tuple(
-            Cell(text)
-            for text in (
-                row["system"],
-                row["usage"],
-                f"{int(row['shared_tokens_mean']):,}",
-                f"{int(row['shared_tokens_max']):,}" if row["shared_tokens_max"] else NOTHING,
-            )
-        )
-        for row in paper_rows("table2")
-    )
-    return Table("The paper's Table 2 (other prompts, counted with tiktoken)", columns, rows, keys=1)
+    title = "The paper's Table 2 (other prompts, counted with tiktoken)"
+    return Table(title, columns, paper_rows("table2"))

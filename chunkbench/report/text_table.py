@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -32,6 +33,8 @@ class Screen:
 
 FILE = Screen()
 
+_WRAPPED = 20
+"""Least width of a column whose texts continue on the next line."""
 _STYLES: dict[Emphasis, str] = {
     "plain": "",
     "best": "bold green",
@@ -59,7 +62,8 @@ def render(report: Document, screen: Screen = FILE) -> str:
         for line in _wrap(text, width, indent):
             console.print(Text(line, style), no_wrap=True, crop=False, overflow="ignore")
 
-    print_wrapped(report.title, "bold")
+    if report.title:
+        print_wrapped(report.title, "bold")
     for warning in report.warnings:
         print_wrapped(warning, "bold yellow", "  ")
     if report.losses:
@@ -69,8 +73,10 @@ def render(report: Document, screen: Screen = FILE) -> str:
     shown = [table for table in report.tables if table.essential or not screen.brief]
     for table in shown:
         for number, part in enumerate(_split(table, width)):
-            console.print()
-            print_wrapped(part.title + (", continued" if number else ""), "bold")
+            if out.tell():
+                console.print()
+            if part.title:
+                print_wrapped(part.title + (", continued" if number else ""), "bold")
             console.print(_rich(part, width))
     for lines in (report.statuses, () if screen.brief else report.legend):
         if lines:
@@ -97,10 +103,11 @@ def _rich(table: Table, width: int) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, gap - 1))
     for column in table.columns:
         drawn.add_column(
-            Text("\n".join(column.short)),
+            Text("\n".join(column.lines)),
             justify=column.align,
-            no_wrap=True,
-            vertical="bottom",
+            no_wrap=not column.wrap,
+            overflow="fold" if column.wrap else "ellipsis",
+            vertical="top" if any(column.wrap for column in table.columns) else "bottom",
             header_style="bold",
         )
     for number, row in enumerate(table.rows):
@@ -138,17 +145,15 @@ def _filled(widths: Sequence[int], room: int) -> list[int]:
 
 
 def _only(table: Table, indices: Sequence[int]) -> Table:
-    rows = tuple(tuple(row[i] for i in indices) for row in table.rows)
-    return replace(table, columns=tuple(table.columns[i] for i in indices), rows=rows)
+    return replace(table, columns=tuple(table.columns[i] for i in indices))
 
 
 def _widths(table: Table) -> list[int]:
-    def head(column: Column) -> int:
-        return max(cell_len(line) for line in column.short)
+    def width(number: int, column: Column[Any]) -> int:
+        widest = max(map(cell_len, (*column.lines, *(row[number].text for row in table.rows))))
+        return min(widest, _WRAPPED) if column.wrap else widest
 
-    return [
-        max([head(column), *(cell_len(row[i].text) for row in table.rows)]) for i, column in enumerate(table.columns)
-    ]
+    return [width(number, column) for number, column in enumerate(table.columns)]
 
 
 def _wrap(text: str, width: int, indent: str) -> list[str]:

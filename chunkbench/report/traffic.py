@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 
 from chunkbench.analysis.traffic import Hits, Spread, TrafficNumbers
-from chunkbench.report.model import Cell, Column, Document, Table
+from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
 _LARGEST_CHUNK = 512
+_LEGEND = (
+    "cache: least recently used blocks leave first; requests one at a time; a prompt hits its leading blocks",
+    "a replay of ids on no clock: no server was measured",
+)
 
 
-def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, notes: Sequence[str]) -> Document:
+def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, notes: Sequence[str]) -> Output:
     """The trace `name` of format `form`, whose blocks have `block_tokens` tokens (0: nothing is known of sharing)."""
     tables = [_lengths(numbers)]
     if block_tokens:
         tables.append(_caches(numbers.hits, block_tokens))
     rate = f"{significant(numbers.per_s, 3)} requests/s" if numbers.per_s else "all due at once"
-    return Document(
+    told = {"format": form, "block_tokens": block_tokens, "notes": notes}
+    return Output(
         title=f"{name}: {count(numbers.requests, 'request')}, {rate} over {numbers.seconds:,.0f} s",
         warnings=tuple(notes),
-        losses="",
         headline=_headline(block_tokens, numbers),
         tables=tuple(tables),
-        statuses=(),
-        legend=_legend(block_tokens),
+        legend=_LEGEND if block_tokens else (),
         footer=(("trace", f"format of {form}"),),
+        data=told | asdict(numbers),
     )
 
 
@@ -81,37 +87,33 @@ def _lengths(numbers: TrafficNumbers) -> Table:
         ("answer, tokens", numbers.answer_tokens),
         ("until a block comes again, s", numbers.reuse_s),
     ]
+
+    def spread(name: str, value: Callable[[Spread], float]) -> Column[tuple[str, Spread]]:
+        return Column(name, lambda line: f"{value(line[1]):,.0f}")
+
     columns = (
-        Column("", ("",), "left"),
-        *(Column(name, (name,)) for name in ("mean", "median", "90th percentile", "99th percentile", "most")),
+        Column("", itemgetter(0), align="left"),
+        spread("mean", lambda spread: spread.mean),
+        spread("median", lambda spread: spread.p50),
+        spread("90th percentile", lambda spread: spread.p90),
+        spread("99th percentile", lambda spread: spread.p99),
+        spread("most", lambda spread: spread.most),
     )
-    rows = tuple(
-        (Cell(name), *(Cell(f"{value:,.0f}") for value in (s.mean, s.p50, s.p90, s.p99, s.most)))
-        for name, s in named
-        if s is not None
-    )
-    return Table("Requests", columns, rows, keys=1)
+    return Table("Requests", columns, [line for line in named if line[1] is not None])
 
 
 def _caches(hits: Sequence[Hits], block_tokens: int) -> Table:
-    columns = (
-        Column("cache, blocks", ("cache,", "blocks")),
-        Column("cache, tokens", ("cache,", "tokens")),
-        Column("blocks that it holds", ("blocks", "it holds")),
-        Column("tokens that it holds", ("tokens", "it holds")),
-    )
-    rows = []
-    for one in hits:
-        size = one.cache_blocks
-        sizes = ("endless", NOTHING) if size is None else (f"{size:,}", f"{size * block_tokens:,}")
-        rows.append(tuple(map(Cell, (*sizes, f"{one.blocks:.1%}", f"{one.tokens:.1%}"))))
-    return Table("Prompts that a cache would hold", columns, tuple(rows), keys=1)
+    def tokens(cache: Hits) -> str:
+        return NOTHING if cache.cache_blocks is None else f"{cache.cache_blocks * block_tokens:,}"
 
-
-def _legend(block_tokens: int) -> tuple[str, ...]:
-    if not block_tokens:
-        return ()
-    return (
-        "cache: least recently used blocks leave first; requests one at a time; a prompt hits its leading blocks",
-        "a replay of ids on no clock: no server was measured",
+    columns: tuple[Column[Hits], ...] = (
+        Column(
+            "cache, blocks",
+            lambda cache: "endless" if cache.cache_blocks is None else f"{cache.cache_blocks:,}",
+            ("cache,", "blocks"),
+        ),
+        Column("cache, tokens", tokens, ("cache,", "tokens")),
+        Column("blocks that it holds", lambda cache: f"{cache.blocks:.1%}", ("blocks", "it holds")),
+        Column("tokens that it holds", lambda cache: f"{cache.tokens:.1%}", ("tokens", "it holds")),
     )
+    return Table("Prompts that a cache would hold", columns, hits)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import Outcome
 from chunkbench.report.columns import Columns
 from chunkbench.report.model import Cell, Column, Group, Table
+from chunkbench.report.numbers import NOTHING
 from chunkbench.store.manifest import ExperimentFacts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a point: its name, and a cell for each implementation."""
+
+    name: str | Cell
+    cells: Mapping[str, Cell]
+
+    @property
+    def known(self) -> bool:
+        """Whether any cell says something."""
+        return any(cell.text != NOTHING for cell in self.cells.values())
 
 
 @dataclass(frozen=True)
@@ -31,26 +48,64 @@ class View:
         """The same view of some of the points."""
         return replace(self, groups=groups)
 
-    def keys(self, group: Group) -> list[Cell]:
-        """The cells that name a point."""
-        return [Cell(self.text(axis, group.axes.get(axis))) for axis in self.axes]
+    def table(
+        self,
+        title: str,
+        lines: Callable[[Group], Sequence[T]],
+        columns: Sequence[Column[T]],
+        keys: int = 0,
+        apart: bool = False,
+        essential: bool = True,
+    ) -> Table:
+        """The `lines` of each point, behind the axes that vary. The first `keys` of the columns name a line.
 
-    def blank(self) -> list[Cell]:
-        """Empty cells in place of `keys`, for further lines of the same point."""
-        return [Cell("") for _ in self.axes]
+        A gap follows every point if they are `apart`, else every value of the first axis.
+        """
+        of_points = [(group, lines(group)) for group in self.groups]
+        items = [(group, number, line) for group, shown in of_points for number, line in enumerate(shown)]
 
-    def key_columns(self) -> list[Column]:
-        return [Column(axis, (axis,)) for axis in self.axes]
+        def axis_column(axis: str) -> Column[tuple[Group, int, T]]:
+            return Column(axis, lambda item: "" if item[1] else self.text(axis, item[0].axes.get(axis)))
 
-    def breaks(self, sizes: int | Sequence[int]) -> frozenset[int]:
-        """Rows after which the value of the first axis changes; `sizes` is the number of rows of each point."""
-        if len(self.axes) < 2:
+        return Table(
+            title,
+            (*map(axis_column, self.axes), *(column.of(lambda item: item[2]) for column in columns)),
+            items,
+            len(self.axes) + keys,
+            self._breaks([len(shown) for _, shown in of_points], apart),
+            essential,
+        )
+
+    def by_implementation(self, title: str, show: Callable[[Group, Row | None], Cell], essential: bool = True) -> Table:
+        """A line for each point, a column for each implementation."""
+
+        def column(name: str) -> Column[Group]:
+            return self.columns.column(name, lambda group: show(group, group.rows.get(name)))
+
+        return self.table(title, lambda group: [group], [*map(column, self.columns.ids)], essential=essential)
+
+    def line_columns(self, names: Sequence[str]) -> list[Column[Line]]:
+        """Columns of lines: the name, and these implementations."""
+
+        def column(name: str) -> Column[Line]:
+            return self.columns.column(name, lambda line: line.cells[name])
+
+        return [Column("", lambda line: line.name, align="left"), *map(column, names)]
+
+    def line_table(
+        self, title: str, lines: Callable[[Group], Sequence[Line]], names: Sequence[str] = (), apart: bool = False
+    ) -> Table:
+        """Named lines for each point, a column for each implementation, or each of `names`."""
+        return self.table(title, lines, self.line_columns(names or self.columns.ids), keys=1, apart=apart)
+
+    def _breaks(self, sizes: Sequence[int], apart: bool) -> frozenset[int]:
+        """Rows that a gap follows; `sizes` is the number of rows of each point."""
+        if len(self.axes) < 2 and not apart:
             return frozenset()
-        heights = [sizes] * len(self.groups) if isinstance(sizes, int) else sizes
         last_rows, end = set(), 0
-        for number, group in enumerate(self.groups[:-1]):
-            end += heights[number]
-            if group.axes.get(self.axes[0]) != self.groups[number + 1].axes.get(self.axes[0]) and end:
+        for size, group, following in zip(sizes, self.groups, self.groups[1:], strict=False):
+            end += size
+            if end and (apart or group.axes.get(self.axes[0]) != following.axes.get(self.axes[0])):
                 last_rows.add(end - 1)
         return frozenset(last_rows)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from chunkbench.regression.compare import Options, compare
-from chunkbench.regression.report import render
+from chunkbench.regression.report import output
+from chunkbench.report import render
 from chunkbench.store import Peaks, Run, Yardsticks
 from tests.regression.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
@@ -143,4 +144,9 @@ def test_ordinary_runs_of_one_machine_at_two_speeds_are_judged_without_its_own_r
     }
     (summary,) = comparison.summaries
     assert summary.left_low == pytest.approx(code, rel=0.04)
-    assert render(comparison, "table").splitlines()[1].strip().startswith("the machine itself ran at 0.42x")
+    assert (
+        render(output(comparison, "table"), "table")
+        .splitlines()[1]
+        .strip()
+        .startswith("the machine itself ran at 0.42x")
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from chunkbench.regression.history import history
 from chunkbench.regression.report.history import document
-from chunkbench.report.formats import render_document
+from chunkbench.report import render
 from chunkbench.store import Manifest, Noise, Peaks, Run
 from tests.invented_facts import MakeFacts
 
@@ -60,7 +60,7 @@ def test_a_second_machine_is_compared_with_the_first(facts: MakeFacts) -> None:
     assert second.across.ratio == pytest.approx(4.0)
     assert (second.across.machine_low, second.across.machine_high) == (pytest.approx(3.0), pytest.approx(3.0))
     assert second.across.verdict == "slower"
-    text = render_document(document([first, second], 0.05, 0.99), "table")
+    text = render(document([first, second], 0.05, 0.99), "table")
     assert "4.000x" in text
     assert "3.00..3.00" in text
 

@@ -10,11 +10,18 @@ import jsonschema
 import junitparser
 import pytest
 
-from chunkbench.regression.report import FORMATS, render, write_all
 from chunkbench.regression.report import files as files_module
-from chunkbench.regression.report.formats import PULL_REQUEST_BYTES, STEP_SUMMARY_BYTES, step_summary
-from chunkbench.regression.report.github import MOST_ANNOTATIONS
+from chunkbench.regression.report import output, step_summary, write_all
+from chunkbench.regression.report.files import PULL_REQUEST_BYTES, STEP_SUMMARY_BYTES
 from chunkbench.regression.verdicts import CaseVerdict, Comparison, Settings, Side, Summary, worst_first
+from chunkbench.report import formats
+from chunkbench.report.github import MOST_ANNOTATIONS
+from chunkbench.report.model import Document
+
+
+def render(compared: Comparison, form: str) -> str:
+    return formats.render(output(compared, form), form)
+
 
 AXES = {"n_p": 1024, "n_s": 512, "tree": None, "dtype": "float32"}
 
@@ -150,10 +157,10 @@ def test_the_terminal_shows_one_screen_with_the_worst() -> None:
 
 
 def test_other_files_are_written_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(comparison: Comparison, form: str, colour: bool = False) -> str:
+    def broken(document: Document, form: str) -> str:
         if form == "json":
             raise RuntimeError("boom")
-        return render(comparison, form, colour)
+        return formats.render(document, form)
 
     monkeypatch.setattr(files_module, "render", broken)
     with pytest.raises(RuntimeError, match="boom"):
@@ -164,5 +171,5 @@ def test_other_files_are_written_if_one_fails(tmp_path: Path, monkeypatch: pytes
 
 
 def test_every_format_renders_an_empty_comparison() -> None:
-    for form in FORMATS:
+    for form in formats.names("documents", "data", "suite"):
         render(comparison(exit_code=0), form)

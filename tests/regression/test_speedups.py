@@ -11,7 +11,7 @@ import pytest
 from chunkbench.regression.compare import NothingToCompare
 from chunkbench.regression.report.speedups import document
 from chunkbench.regression.speedups import Speedups, speedups
-from chunkbench.report import markdown
+from chunkbench.report import render
 from chunkbench.store import Manifest, Run
 from tests.invented_facts import MakeFacts
 
@@ -59,7 +59,7 @@ def test_implementations_that_only_one_side_measured_are_paired(facts: MakeFacts
     (entry,) = between(base, head, "implementations").speedups
     assert (entry.base_implementation, entry.head_implementation) == ("mine", "yours")
     assert entry.ratio == pytest.approx(2.0, rel=0.03)
-    assert "| mine | yours |" in markdown.render(document(between(base, head, "implementations")))
+    assert "| mine | yours |" in render(document(between(base, head, "implementations")), "markdown")
     with pytest.raises(NothingToCompare, match="same implementations"):
         between(base, base, "implementations")
 

@@ -21,7 +21,7 @@ def test_a_single_round_has_no_interval(make_case, make_run) -> None:
     report = build(make_run([make_case("chunk_attn", us=[100.0]), make_case("naive", us=[200.0])]))
     assert "interval" not in dict(report.footer)
     detail = report.tables[2]
-    index = [column.head for column in detail.columns].index("interval µs")
+    index = [column.name for column in detail.columns].index("interval µs")
     assert [row[index].text for row in detail.rows] == ["-", "-"]
 
 

@@ -6,6 +6,7 @@ import json as stdlib_json
 import re
 import statistics
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -15,12 +16,12 @@ from pydantic import BaseModel
 
 from chunkbench.analysis.derive import Derived
 from chunkbench.experiment.llama import SHAPES
-from chunkbench.report import build, csv, json, latex, markdown, render
+from chunkbench.report import build, latex, records, render
 from chunkbench.store.facts import CaseFacts, GpuState, Noise, Sampling, Yardsticks
 
 
 def test_json_has_one_object_per_case_with_facts_and_figures(table3) -> None:
-    objects = stdlib_json.loads(json.render(build(table3)))
+    objects = stdlib_json.loads(render(build(table3), "json"))
     assert len(objects) == len(table3.cases) == 120
     assert [case["key"] for case in objects] == [case.key for case in table3.cases]
     chunk = next(c for c in objects if (c["implementation"], c["n_p"], c["n_s"]) == ("chunk_attn", 1024, 1024))
@@ -31,7 +32,7 @@ def test_json_has_one_object_per_case_with_facts_and_figures(table3) -> None:
 
 def test_every_figure_follows_from_the_facts_in_the_json(table3) -> None:
     """Applies the definitions of docs/design.md again, to the printed facts alone."""
-    objects = stdlib_json.loads(json.render(build(table3)))
+    objects = stdlib_json.loads(render(build(table3), "json"))
     base = {(c["n_p"], c["n_s"]): c for c in objects if c["implementation"] == "chunk_attn"}
 
     def latency(case) -> float:
@@ -52,7 +53,7 @@ def test_every_figure_follows_from_the_facts_in_the_json(table3) -> None:
 
 def test_json_has_null_for_nan(make_case, make_run) -> None:
     run = make_run([make_case("chunk_attn", status="incorrect", reason="NaN in out", max_error=float("nan"))])
-    (case,) = stdlib_json.loads(json.render(build(run)))
+    (case,) = stdlib_json.loads(render(build(run), "json"))
     assert case["max_error"] is None
     assert case["status"] == "incorrect"
     assert case["latency_us"] is None
@@ -61,7 +62,7 @@ def test_json_has_null_for_nan(make_case, make_run) -> None:
 def test_json_lists_the_expectations_of_a_case(make_case, make_run) -> None:
     expectation = {"where": {}, "implementation": "chunk_attn", "metric": "speedup", "against": "naive", "bar": 1.5}
     cases = [make_case("chunk_attn", us=[10.0]), make_case("naive", us=[20.0])]
-    chunk_attn, naive = stdlib_json.loads(json.render(build(make_run(cases, expect=[expectation]))))
+    chunk_attn, naive = stdlib_json.loads(render(build(make_run(cases, expect=[expectation])), "json"))
     assert chunk_attn["expectations"] == [
         {
             "implementation": "chunk_attn",
@@ -78,7 +79,7 @@ def test_json_lists_the_expectations_of_a_case(make_case, make_run) -> None:
 
 
 def test_csv_has_a_line_per_case_at_full_precision(table3) -> None:
-    rows = list(stdlib_csv.DictReader(io.StringIO(csv.render(build(table3)))))
+    rows = list(stdlib_csv.DictReader(io.StringIO(render(build(table3), "csv"))))
     assert len(rows) == 120
     row = next(r for r in rows if (r["implementation"], r["n_p"], r["n_s"]) == ("naive", "4096", "0"))
     assert float(row["latency_us"]) == pytest.approx(24.5 * 4128)
@@ -108,14 +109,14 @@ def test_csv_columns_hold_no_mapping() -> None:
         if isinstance(part, type) and issubclass(part, BaseModel | Mapping)
     }
     assert mappings >= {"model", "peaks", "gpu", "sampling", "noise", "yardsticks"}
-    assert mappings & set(csv.COLUMNS) == {"model"}, "`model` is a column because its cell is the model's name"
-    assert not csv._single(dict[str, float] | None)
+    assert mappings & set(records.COLUMNS) == {"model"}, "`model` is a column because its cell is the model's name"
+    assert not records._single(dict[str, float] | None)
 
 
 def test_csv_columns_hold_every_single_fact() -> None:
     lists = {"samples_us", "steps", "append_samples_us", "plan_samples_us", "groups", "unique_bytes", "read_bytes"}
     nested = {"flops", "peaks", "gpu", "sampling", "noise", "yardsticks"}
-    assert set(CaseFacts.model_fields) - set(csv.COLUMNS) == lists | nested
+    assert set(CaseFacts.model_fields) - set(records.COLUMNS) == lists | nested
 
 
 def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
@@ -126,14 +127,14 @@ def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
         "noise": Noise(),
         "yardsticks": (Yardsticks(arithmetic_us=1.0),) * 3,
     }
-    (row,) = stdlib_csv.DictReader(io.StringIO(csv.render(build(make_run([make_case("chunk_attn", **nested)])))))
+    (row,) = stdlib_csv.DictReader(io.StringIO(render(build(make_run([make_case("chunk_attn", **nested)])), "csv")))
     assert row["model"] == "llama2-7b"
     assert not {"gpu", "sampling", "noise", "yardsticks", "peaks"} & row.keys()
     assert not any("{" in cell for cell in row.values())
 
 
 def test_markdown_shows_losses_tables_and_figure(table3) -> None:
-    text = markdown.render(build(table3), "figure.png")
+    text = render(replace(build(table3), figures=("figure.png",)), "markdown")
     assert text.startswith("# Table 3")
     assert text.index("ChunkAttn is slower") < text.index("as fast as the strongest other") < text.index("figure.png")
     head, rule, first = [line for line in text.splitlines() if line.startswith("|")][:3]
@@ -141,12 +142,12 @@ def test_markdown_shows_losses_tables_and_figure(table3) -> None:
     assert r"PagedAttn\*" in head
     # In the invented numbers, Naive is the fastest where nothing is shared.
     assert "**25,870**" in first
-    assert "![" not in markdown.render(build(table3))
+    assert "![" not in render(build(table3), "markdown")
 
 
 def test_markdown_tables_survive_any_reason_and_label(make_case, make_run) -> None:
     cases = [make_case("chunk_attn"), make_case("third", label="a|b_c*d", status="error", reason="x | y\n# z", us=[])]
-    text = markdown.render(build(make_run(cases)))
+    text = render(build(make_run(cases)), "markdown")
     assert r"a\|b_c\*d" in text
     assert r"x \| y \# z" in text
 
@@ -173,7 +174,7 @@ def test_latex_escapes_every_special_character(text: str) -> None:
 
 
 def test_latex_tables_are_well_formed(table3) -> None:
-    text = latex.render(build(table3))
+    text = render(build(table3), "latex")
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 3
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 3
     spec = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)

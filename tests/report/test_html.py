@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
-from chunkbench.report import build_book, render_book
+from chunkbench.report import build_book, render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -52,7 +52,7 @@ def text(table3, make_case, make_run) -> str:
         figure="token_rate",
         paper="figure3",
     )
-    return render_book(build_book([table3, rates], table3.path), "html")
+    return render(build_book([table3, rates], table3.path), "html")
 
 
 @pytest.fixture

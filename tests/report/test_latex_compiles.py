@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.report import build, build_book, render, render_book
+from chunkbench.report import build, build_book, render
 
 PDFLATEX = shutil.which("pdflatex")
 DOCUMENT = r"""\documentclass{article}
@@ -25,7 +25,7 @@ DOCUMENT = r"""\documentclass{article}
 def text(request, table3) -> str:
     if request.param == "one":
         return render(build(table3), "latex")
-    return render_book(build_book([table3, table3], table3.path), "latex")
+    return render(build_book([table3, table3], table3.path), "latex")
 
 
 @pytest.mark.skipif(PDFLATEX is None, reason="no pdflatex here; `make readers` installs it")

@@ -1,8 +1,7 @@
-"""Reports of a comparison of two runs: `render` in a format, `write_all` for the files."""
+"""Reports of a comparison of two runs: `output` for a format, `write_all` for the files."""
 
 from __future__ import annotations
 
-from chunkbench.regression.report.files import write_all
-from chunkbench.regression.report.formats import FORMATS, render
+from chunkbench.regression.report.files import output, step_summary, write_all
 
-__all__ = ["FORMATS", "render", "write_all"]
+__all__ = ["output", "step_summary", "write_all"]

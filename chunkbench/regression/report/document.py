@@ -1,15 +1,15 @@
-"""Comparison -> Document: the verdicts on HEAD against BASE, worst first."""
+"""Comparison -> Output: the verdicts on HEAD against BASE, worst first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
 
 from chunkbench.analysis import points
 from chunkbench.analysis.points import describe
 from chunkbench.experiment.values import show_value
-from chunkbench.regression.verdicts import CaseVerdict, Comparison, Metric, Side, Source, Summary, Verdict
-from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
+from chunkbench.regression.verdicts import CaseVerdict, Comparison, FailOn, Metric, Side, Source, Summary, Verdict
+from chunkbench.report import render
+from chunkbench.report.model import Cell, Check, Column, Emphasis, Output, Suite, Table
 from chunkbench.report.numbers import NOTHING, count, ratio_span, significant, times
 
 _EMPHASIS: Mapping[Verdict, Emphasis] = {
@@ -37,13 +37,7 @@ _HEADLINE_CASES = 3
 """Most cases that the headline names."""
 
 
-class ComparisonDocument(Document):
-    """A comparison as text or Markdown."""
-
-    HEADINGS: ClassVar[tuple[str, str, str]] = ("Notes on single cases", "Columns", "How it was compared")
-
-
-def document(comparison: Comparison, most_rows: int | None = None, most_notes: int | None = None) -> ComparisonDocument:
+def document(comparison: Comparison, most_rows: int | None = None, most_notes: int | None = None) -> Output:
     """A comparison, worst cases first: at most `most_rows` in the table, and notes on at most `most_notes` of them."""
     shown = comparison.cases if most_rows is None else comparison.cases[:most_rows]
     head, left_out = comparison.head, len(comparison.cases) - len(shown)
@@ -53,7 +47,7 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
     hidden = len(notes) - len(notes[:most_notes])
     more = [f"{count(hidden, 'more case')} with notes, in comparison.md and comparison.json"] if hidden else []
     more += [f"{count(left_out, 'more case')}, none worse than these, in comparison.json"] if left_out else []
-    return ComparisonDocument(
+    return Output(
         title=f"{head.experiment or 'HEAD'}: {_revision(head)} against {_revision(comparison.base)}",
         warnings=(*_machine_line(comparison), *comparison.warnings),
         losses=verdict_line(comparison),
@@ -62,6 +56,48 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
         statuses=(*notes[:most_notes], *more),
         legend=_legend(comparison),
         footer=tuple(_footer(comparison)),
+        headings=("Notes on single cases", "Columns", "How it was compared"),
+        data=comparison.model_dump(mode="json"),
+        suite=_suite(comparison),
+    )
+
+
+def within(comparison: Comparison, limit: int) -> Output:
+    """The document with as many cases, worst first, as fit into `limit` bytes of Markdown."""
+    rows = len(comparison.cases)
+    while True:
+        shown = document(comparison, rows)
+        if len(render(shown, "markdown").encode()) <= limit or rows == 0:
+            return shown
+        rows = rows * 2 // 3
+
+
+def _suite(comparison: Comparison) -> Suite:
+    axes = varying(comparison.cases)
+    return Suite(
+        f"chunkbench compare {comparison.head.experiment}".strip(),
+        {
+            name: f"{side.path} {side.commit or side.version}"
+            for name, side in (("base", comparison.base), ("head", comparison.head))
+        },
+        [_check(case, axes, comparison.settings.fail_on) for case in comparison.cases],
+        verdict_line(comparison),
+    )
+
+
+def _check(case: CaseVerdict, axes: Sequence[str], fail_on: Sequence[FailOn]) -> Check:
+    suspicious = case.verdict in ("incorrect", "slower", "missing", "inconclusive")
+    return Check(
+        case.name if case.metric == "latency" else f"{case.name} {case.metric}",
+        case.implementation,
+        place(case, axes),
+        case.verdict,
+        f"{change(case)} {case.reason}".strip(),
+        ("broken" if case.failed else "failed")
+        if case.verdict in fail_on
+        else "suspicious"
+        if suspicious
+        else "passed",
     )
 
 
@@ -109,56 +145,59 @@ def change(case: CaseVerdict) -> str:
 
 
 def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
-    axes = varying(cases)
     many_metrics = len({case.metric for case in cases}) > 1
     across = any(case.machine_low is not None for case in cases)
-    heads = ["verdict", "implementation", *axes, *(["metric"] if many_metrics else [])]
-    unit = "" if many_metrics else f" ({_UNITS[metric]})"
-    columns = [Column(head, (head,), "left") for head in heads]
-    columns += [
-        Column(f"BASE{unit}", ("BASE", _UNITS[metric] if not many_metrics else "")),
-        Column(f"HEAD{unit}", ("HEAD", _UNITS[metric] if not many_metrics else "")),
-        Column("HEAD / BASE", ("HEAD /", "BASE")),
-        Column("interval", ("interval",)),
-        *([Column("machine's own ratio", ("machine's", "own"))] if across else []),
-        Column("compared", ("com-", "pared")),
+    unit = "" if many_metrics else _UNITS[metric]
+
+    def side(name: str, value: Callable[[CaseVerdict], float | None]) -> Column[CaseVerdict]:
+        full = f"{name} ({unit})" if unit else name
+        return Column(
+            full, lambda case: NOTHING if value(case) is None else significant(value(case) or 0.0), (name, unit)
+        )
+
+    def axis_column(axis: str) -> Column[CaseVerdict]:
+        return Column(axis, lambda case: show_value(case.axes.get(axis)), align="left")
+
+    names: list[Column[CaseVerdict]] = [
+        Column("verdict", lambda case: Cell(case.verdict, _EMPHASIS[case.verdict]), align="left"),
+        Column("implementation", lambda case: case.implementation, align="left"),
+        *map(axis_column, varying(cases)),
     ]
-    rows = []
-    for case in cases:
-        texts = [case.verdict, case.implementation, *(show_value(case.axes.get(axis)) for axis in axes)]
-        texts += [case.metric] if many_metrics else []
-        texts += [
-            _value(case.base),
-            _value(case.head),
-            NOTHING if case.ratio is None else f"{case.ratio:.3f}x",
-            ratio_span(case.low, case.high),
-            *([ratio_span(case.machine_low, case.machine_high, 2)] if across else []),
-        ]
-        texts += [f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING]
-        rows.append((Cell(texts[0], _EMPHASIS[case.verdict]), *(Cell(text) for text in texts[1:])))
-    return Table("Cases, worst first", tuple(columns), tuple(rows), keys=len(heads))
+    if many_metrics:
+        names.append(Column("metric", lambda case: case.metric, align="left"))
+    machine: Column[CaseVerdict] = Column(
+        "machine's own ratio", lambda case: ratio_span(case.machine_low, case.machine_high, 2), ("machine's", "own")
+    )
+    columns = (
+        *names,
+        side("BASE", lambda case: case.base),
+        side("HEAD", lambda case: case.head),
+        Column("HEAD / BASE", lambda case: NOTHING if case.ratio is None else f"{case.ratio:.3f}x", ("HEAD /", "BASE")),
+        Column("interval", lambda case: ratio_span(case.low, case.high)),
+        *([machine] if across else []),
+        Column(
+            "compared",
+            lambda case: f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING,
+            ("com-", "pared"),
+        ),
+    )
+    return Table("Cases, worst first", columns, cases, keys=len(names))
 
 
 def _summary_table(summaries: Sequence[Summary]) -> Table:
-    apart = any(summary.left_low is not None for summary in summaries)
-    columns = (
-        Column("implementation", ("implementation",), "left"),
-        Column("cases", ("cases",)),
-        Column("HEAD / BASE, geometric mean", ("HEAD /", "BASE")),
-        Column("interval", ("interval",)),
-        *([Column("left without the machine's own", ("left without the", "machine's own"))] if apart else []),
+    left: Column[Summary] = Column(
+        "left without the machine's own",
+        lambda summary: ratio_span(summary.left_low, summary.left_high),
+        ("left without the", "machine's own"),
     )
-    rows = tuple(
-        (
-            Cell(summary.implementation),
-            Cell(str(summary.cases)),
-            Cell(f"{summary.ratio:.3f}x"),
-            Cell(ratio_span(summary.low, summary.high)),
-            *([Cell(ratio_span(summary.left_low, summary.left_high))] if apart else []),
-        )
-        for summary in summaries
+    columns: tuple[Column[Summary], ...] = (
+        Column("implementation", lambda summary: summary.implementation, align="left"),
+        Column("cases", lambda summary: str(summary.cases)),
+        Column("HEAD / BASE, geometric mean", lambda summary: f"{summary.ratio:.3f}x", ("HEAD /", "BASE")),
+        Column("interval", lambda summary: ratio_span(summary.low, summary.high)),
+        *([left] if any(summary.left_low is not None for summary in summaries) else []),
     )
-    return Table("By implementation, geometric means", columns, rows, keys=1)
+    return Table("By implementation, geometric means", columns, summaries)
 
 
 def _note(case: CaseVerdict, axes: Sequence[str]) -> str:
@@ -235,7 +274,3 @@ def _side(side: Side) -> str:
 
 def _revision(side: Side) -> str:
     return side.commit or f"version {side.version}"
-
-
-def _value(value: float | None) -> str:
-    return NOTHING if value is None else significant(value)

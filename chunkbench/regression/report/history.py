@@ -2,72 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chunkbench.analysis.points import describe, varying
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.history import Across, Series
-from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
+from chunkbench.report.model import Cell, Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, ratio_span, significant
 
 _MOST_LINES = 8
 """Most lines of a panel that a reader can distinguish."""
-_ACROSS_HEADS = (("last level", "/ first machine's"), ("machine's", "own"), ("verdict",))
 _ACROSS = (
     "last level / first machine's: raw; machine's own: time of fixed work on this machine over its time on the first "
     "machine (yardsticks, read bandwidth, matrix rate), least and most; the verdict is on the raw ratio divided by it"
 )
 
 
-def document(all_series: Sequence[Series], threshold: float, confidence: float) -> Document:
+def document(all_series: Sequence[Series], threshold: float, confidence: float) -> Output:
     """The table, with the changed cases first."""
     ordered = sorted(all_series, key=lambda series: (not series.changes, series.implementation, series.name))
     axes = varying([(series.axes, []) for series in ordered])
     many_machines = len({series.machine for series in ordered}) > 1
     across = any(series.across for series in ordered)
-    heads = ["implementation", *axes, *(["machine"] if many_machines else [])]
-    columns = [Column(head, (head,), "left") for head in heads]
-    columns += [
-        Column("runs", ("runs",)),
-        Column("first level (us)", ("first", "level us")),
-        Column("last level (us)", ("last", "level us")),
-        *(Column(" ".join(head), head) for head in (_ACROSS_HEADS if across else ())),
-        Column("changes", ("changes",), "left"),
-    ]
-    rows = []
-    for series in ordered:
-        texts = [series.implementation, *(show_value(series.axes.get(axis)) for axis in axes)]
-        texts += [str(series.machine)] if many_machines else []
-        texts += [str(len(series.measurements)), significant(series.levels[0]), significant(series.levels[-1])]
-        texts += _across(series.across) if across else []
-        changes = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in series.changes) or NOTHING
-        worse = any(change.ratio > 1 for change in series.changes)
-        emphasis: Emphasis = "failed" if worse else "best" if series.changes else "plain"
-        rows.append((*(Cell(text) for text in texts), Cell(changes, emphasis)))
+
+    def axis_column(axis: str) -> Column[Series]:
+        return Column(axis, lambda series: show_value(series.axes.get(axis)), align="left")
+
+    machine: Column[Series] = Column("machine", lambda series: str(series.machine), align="left")
+    columns: tuple[Column[Series], ...] = (
+        Column("implementation", lambda series: series.implementation, align="left"),
+        *map(axis_column, axes),
+        *([machine] if many_machines else []),
+        Column("runs", lambda series: str(len(series.measurements))),
+        Column("first level (us)", lambda series: significant(series.levels[0]), ("first", "level us")),
+        Column("last level (us)", lambda series: significant(series.levels[-1]), ("last", "level us")),
+        *(_ACROSS_COLUMNS if across else ()),
+        Column("changes", _changes, align="left"),
+    )
     changed = sum(bool(series.changes) for series in ordered)
-    return Document(
+    return Output(
         title=f"History of {count(len(ordered), 'case')}",
-        warnings=(),
         losses=f"{count(changed, 'case')} changed." if changed else "No change found.",
-        headline="",
-        tables=(Table("Cases, changed ones first", tuple(columns), tuple(rows), keys=1 + len(axes)),),
-        statuses=(),
+        tables=(Table("Cases, changed ones first", columns, ordered, keys=1 + len(axes)),),
         legend=(
             f"changes: levels that differ by more than {threshold:.1%}: binary segmentation, tested by permutation, at "
             f"{confidence:.1%} confidence for all cases together; a level has at least three runs",
             *((_ACROSS,) if across else ()),
         ),
-        footer=(),
+        data=[series.model_dump(mode="json") for series in all_series],
     )
 
 
-def _across(across: Across | None) -> list[str]:
-    """The cells under `_ACROSS_HEADS`: a series against the series of the first machine."""
-    if across is None:
-        return [NOTHING] * len(_ACROSS_HEADS)
-    own = ratio_span(across.machine_low, across.machine_high, 2)
-    return [f"{across.ratio:.3f}x", own, across.verdict]
+def _changes(series: Series) -> Cell:
+    text = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in series.changes) or NOTHING
+    worse = any(change.ratio > 1 for change in series.changes)
+    return Cell(text, "failed" if worse else "best" if series.changes else "plain")
+
+
+def _across(text: Callable[[Across], str]) -> Callable[[Series], str]:
+    return lambda series: text(series.across) if series.across else NOTHING
+
+
+_ACROSS_COLUMNS: tuple[Column[Series], ...] = (
+    Column(
+        "last level / first machine's", _across(lambda one: f"{one.ratio:.3f}x"), ("last level", "/ first machine's")
+    ),
+    Column(
+        "machine's own", _across(lambda one: ratio_span(one.machine_low, one.machine_high, 2)), ("machine's", "own")
+    ),
+    Column("verdict", _across(lambda one: one.verdict)),
+)
+"""A series against the series of the first machine."""
 
 
 def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:

@@ -6,41 +6,39 @@ from statistics import geometric_mean
 
 from chunkbench.analysis.points import varying
 from chunkbench.experiment.values import show_value
-from chunkbench.regression.speedups import Change, Speedups
-from chunkbench.report.model import Cell, Column, Document, Emphasis, Table
+from chunkbench.regression.speedups import Change, Speedup, Speedups
+from chunkbench.report.model import Cell, Column, Emphasis, Output, Table
 from chunkbench.report.numbers import count, ratio_span
 
 _EMPHASIS: dict[Change, Emphasis] = {"larger": "best", "smaller": "failed", "same": "quiet", "inconclusive": "noisy"}
 
 
-def document(compared: Speedups) -> Document:
+def document(compared: Speedups) -> Output:
     """One row per point and implementation, in the order of the points."""
-    axes = varying([(entry.axes, []) for entry in compared.speedups])
     pairs = any(entry.base_implementation != entry.head_implementation for entry in compared.speedups)
-    heads = [*axes, *(["BASE's", "HEAD's"] if pairs else ["implementation"])]
-    columns = [Column(head, (head,), "left") for head in heads]
-    columns += [
-        Column("speed-up of BASE", ("speed-up", "BASE")),
-        Column("speed-up of HEAD", ("speed-up", "HEAD")),
-        Column("HEAD / BASE", ("HEAD /", "BASE")),
-        Column("interval", ("interval",)),
-        Column("speed-up is", ("speed-up", "is"), "left"),
+
+    def axis_column(axis: str) -> Column[Speedup]:
+        return Column(axis, lambda entry: show_value(entry.axes.get(axis)), align="left")
+
+    base: Column[Speedup] = Column("BASE's", lambda entry: entry.base_implementation, align="left")
+    names: list[Column[Speedup]] = [
+        *map(axis_column, varying([(entry.axes, []) for entry in compared.speedups])),
+        *([base] if pairs else []),
+        Column("HEAD's" if pairs else "implementation", lambda entry: entry.head_implementation, align="left"),
     ]
-    rows = []
-    for entry in compared.speedups:
-        names = [entry.base_implementation, entry.head_implementation] if pairs else [entry.head_implementation]
-        texts = [*(show_value(entry.axes.get(axis)) for axis in axes), *names]
-        texts += [f"{entry.base:.2f}x", f"{entry.head:.2f}x", f"{entry.ratio:.3f}x"]
-        texts += [ratio_span(entry.low, entry.high)]
-        rows.append((*map(Cell, texts), Cell(entry.change, _EMPHASIS[entry.change])))
-    return Document(
+    columns = (
+        *names,
+        Column("speed-up of BASE", lambda entry: f"{entry.base:.2f}x", ("speed-up", "BASE")),
+        Column("speed-up of HEAD", lambda entry: f"{entry.head:.2f}x", ("speed-up", "HEAD")),
+        Column("HEAD / BASE", lambda entry: f"{entry.ratio:.3f}x", ("HEAD /", "BASE")),
+        Column("interval", lambda entry: ratio_span(entry.low, entry.high)),
+        Column("speed-up is", lambda entry: Cell(entry.change, _EMPHASIS[entry.change]), ("speed-up", "is"), "left"),
+    )
+    return Output(
         title=f"Speed-ups over {compared.over}, between {compared.between}: {compared.head.path} against "
         f"{compared.base.path}",
-        warnings=(),
         losses=_counts(compared),
-        headline="",
-        tables=(_means(compared), Table("Speed-ups", tuple(columns), tuple(rows), keys=len(heads))),
-        statuses=(),
+        tables=(_means(compared), Table("Speed-ups", columns, compared.speedups, keys=len(names))),
         legend=(
             f"speed-up: time of {compared.over} over the time of the implementation, from rounds that ran side by side "
             "on one machine; HEAD / BASE: the ratio of the two speed-ups (Mann-Whitney interval)",
@@ -50,6 +48,7 @@ def document(compared: Speedups) -> Document:
             f"{compared.confidence:.1%}",
         ),
         footer=(("BASE", compared.base.path), ("HEAD", compared.head.path)),
+        data=compared.model_dump(mode="json"),
     )
 
 
@@ -59,22 +58,13 @@ def _means(compared: Speedups) -> Table:
     for entry in compared.speedups:
         names = dict.fromkeys((entry.base_implementation, entry.head_implementation))
         ratios.setdefault(" / ".join(names), []).append(entry.ratio)
-    columns = (
-        Column("implementation", ("implementation",), "left"),
-        Column("points", ("points",)),
-        Column("HEAD / BASE, geometric mean", ("HEAD /", "BASE")),
-        Column("least and most", ("least", "and most")),
+    columns: tuple[Column[tuple[str, list[float]]], ...] = (
+        Column("implementation", lambda line: line[0], align="left"),
+        Column("points", lambda line: str(len(line[1]))),
+        Column("HEAD / BASE, geometric mean", lambda line: f"{geometric_mean(line[1]):.3f}x", ("HEAD /", "BASE")),
+        Column("least and most", lambda line: ratio_span(min(line[1]), max(line[1])), ("least", "and most")),
     )
-    rows = tuple(
-        (
-            Cell(name),
-            Cell(str(len(members))),
-            Cell(f"{geometric_mean(members):.3f}x"),
-            Cell(ratio_span(min(members), max(members))),
-        )
-        for name, members in ratios.items()
-    )
-    return Table("By implementation, geometric means", columns, rows, keys=1)
+    return Table("By implementation, geometric means", columns, list(ratios.items()))
 
 
 def _counts(compared: Speedups) -> str:

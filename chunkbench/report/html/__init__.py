@@ -14,7 +14,6 @@ from chunkbench.report import figures
 from chunkbench.report.book import Book, Chapter
 from chunkbench.report.claims import EMPHASIS, headline, measured
 from chunkbench.report.model import Cell, Table
-from chunkbench.report.report import Report
 
 _MARKS = {
     "holds": "✓",
@@ -44,7 +43,6 @@ def render(book: Book) -> str:
         tally=headline(book.claims),
         marks=_MARKS,
         emphasis=EMPHASIS,
-        headings=Report.HEADINGS,
         **trusted,
     )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from chunkbench.analysis.derive import Row
-from chunkbench.report.cells import word
-from chunkbench.report.model import Cell, Column, Emphasis, Table
+from chunkbench.report.cells import ABSENT, word
+from chunkbench.report.model import Cell, Column, Emphasis, Group, Table
 from chunkbench.report.numbers import NOTHING, count
 from chunkbench.report.view import Body, View
 from chunkbench.store import FAILED
@@ -20,8 +19,9 @@ _EMPHASIS: Mapping[str, Emphasis] = {"passed": "best", "failed": "failed", "cann
 
 def body(view: View) -> Body:
     """Every implementation with its error at each point. Latencies of such small shapes are a detail."""
-    details = (replace(table, essential=False) for table in (_errors(view), latency_table(view)))
-    return Body(_headline(view), (_passes(view), *details), compares=False)
+    errors = view.by_implementation("Largest error against float64 at each point", _cell, essential=False)
+    tables = (_passes(view), errors, latency_table(view, essential=False))
+    return Body(_headline(view), tables, compares=False)
 
 
 def _headline(view: View) -> str:
@@ -43,41 +43,35 @@ def _result(view: View, name: str) -> str:
 
 def _passes(view: View) -> Table:
     """One line for each implementation."""
-    lines = []
-    for name in view.columns.ids:
-        rows, result = _rows(view, name), _result(view, name)
-        errors = [row.facts.max_error for row in rows if _right(row) and row.facts.max_error is not None]
-        lines.append(
-            (
-                Cell(view.columns.name(name)),
-                Cell(result, _EMPHASIS[result]),
-                Cell(f"{sum(map(_right, rows))} of {len(rows)}" if result != "cannot run here" else NOTHING),
-                Cell(f"{max(errors):.0e}".replace("e-0", "e-") if errors else NOTHING),
-            )
-        )
-    columns = (
-        Column("implementation", ("implementation",), "left"),
-        Column("result", ("result",), "left"),
-        Column("points", ("points",)),
-        Column("largest error", ("largest", "error")),
+
+    def passed(name: str) -> str:
+        rows = _rows(view, name)
+        return f"{sum(map(_right, rows))} of {len(rows)}" if _result(view, name) != "cannot run here" else NOTHING
+
+    def largest_error(name: str) -> str:
+        errors = [row.facts.max_error for row in _rows(view, name) if _right(row) and row.facts.max_error is not None]
+        return _error(max(errors)) if errors else NOTHING
+
+    columns: tuple[Column[str], ...] = (
+        Column("implementation", view.columns.name, align="left"),
+        Column("result", lambda name: Cell(_result(view, name), _EMPHASIS[_result(view, name)]), align="left"),
+        Column("points", passed),
+        Column("largest error", largest_error, ("largest", "error")),
     )
-    return Table("Each implementation against float64, as parts of the largest value", columns, tuple(lines), 1)
+    return Table("Each implementation against float64, as parts of the largest value", columns, view.columns.ids)
 
 
 def _right(row: Row) -> bool:
     return row.facts.status in ("ok", "noisy")
 
 
-def _errors(view: View) -> Table:
-    rows = [(*view.keys(group), *(_cell(group.rows.get(name)) for name in view.columns.ids)) for group in view.groups]
-    columns = (*view.key_columns(), *map(view.columns.column, view.columns.ids))
-    title = "Largest error against float64 at each point"
-    return Table(title, columns, tuple(rows), len(view.axes), view.breaks(1))
+def _error(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-")
 
 
-def _cell(row: Row | None) -> Cell:
+def _cell(_: Group, row: Row | None) -> Cell:
     if row is None:
-        return Cell(NOTHING, "absent")
+        return ABSENT
     if not _right(row) or row.facts.max_error is None:
         return word(row)
-    return Cell(f"{row.facts.max_error:.0e}".replace("e-0", "e-"), "best")
+    return Cell(_error(row.facts.max_error), "best")

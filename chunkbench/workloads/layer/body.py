@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.layer_costs import MODULES
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.paper.printed import paper_rows
 from chunkbench.paper.table1 import FIGURES
-from chunkbench.report.cells import latency
+from chunkbench.report.cells import ABSENT, measured
 from chunkbench.report.model import Cell, Column, Group, Table
-from chunkbench.report.numbers import NOTHING, count, percent
-from chunkbench.report.view import Body, View
+from chunkbench.report.numbers import NOTHING, count, micros, percent
+from chunkbench.report.view import Body, Line, View
 
 _PAPER_MODEL, _PAPER_CONTEXT = "llama2-7b", 2048
 _ELEMENT_BYTES = 2
@@ -25,48 +28,65 @@ _LEGEND = (
 
 def body(view: View) -> Body:
     """Headline, the computed and the measured table, and legend of a run."""
-    analytic, different, compared = _analytic(view)
-    return Body(_headline(view, different, compared), (analytic, _measured(view)), legend=_LEGEND)
+    figures = _figures(view)
+    return Body(_headline(view, figures), (_analytic(view, figures), _measured(view)), legend=_LEGEND)
 
 
-def _analytic(view: View) -> tuple[Table, list[str], int]:
-    """The computed table, the figures that differ from the printed ones, and the number of compared figures."""
-    rows: list[tuple[Cell, ...]] = []
-    different: list[str] = []
-    compared = 0
+@dataclass(frozen=True)
+class _Computed:
+    """A figure of a layer at one place: module -> its text, computed and printed."""
+
+    place: tuple[str, str, str]
+    """Model, context and batch size."""
+    first: bool
+    """Whether it is the first figure of its place, which shows the place."""
+    title: str
+    computed: Mapping[str, str]
+    printed: Mapping[str, str]
+
+    def differs(self, module: str) -> bool:
+        """Whether another figure is printed."""
+        return self.printed.get(module, self.computed[module]) != self.computed[module]
+
+
+def _figures(view: View) -> list[_Computed]:
+    """The computed figures of each place."""
+    figures = []
     places = {(repr(g.axes["model"]), g.axes["batch_size"], g.axes["n_p"]): g for g in view.groups}
     for group in places.values():
         shape, batch_size, n_p = group.axes["model"], group.axes["batch_size"], group.axes["n_p"]
         printed = _printed(shape, batch_size, n_p)
         for number, (figure, value) in enumerate(FIGURES.items()):
-            title = _TITLES[figure]
-            computed = {m: f"{value(MODULES[m](shape, batch_size, n_p, _ELEMENT_BYTES)):.2f}" for m in _modules(view)}
-            paper = printed.get(figure, {})
-            compared += sum(module in paper for module in computed)
-            differing = {module for module, text in computed.items() if paper.get(module, text) != text}
-            different += [
-                f"{title} of {view.columns.name(m)} at b = {batch_size}: {computed[m]}, printed {paper[m]}"
-                for m in differing
-            ]
-            keys = [Cell(str(shape)), Cell(f"{n_p:,}"), Cell(str(batch_size))] if not number else [Cell("")] * 3
-            rows.append(
-                (
-                    *keys,
-                    Cell(title),
-                    *(Cell(text, "failed" if module in differing else "plain") for module, text in computed.items()),
-                    *(Cell(paper.get(module, NOTHING), "quiet") for module in computed),
-                )
-            )
-    columns = (
-        Column("model", ("model",), "left"),
-        Column("context", ("context",)),
-        Column("batch size", ("b",)),
-        Column("figure", ("figure",), "left"),
-        *(view.columns.column(module) for module in _modules(view)),
-        *(Column(f"{view.columns.name(module)}, paper", ("paper", *_short(module))) for module in _modules(view)),
+            costs = {module: MODULES[module](shape, batch_size, n_p, _ELEMENT_BYTES) for module in _modules(view)}
+            computed = {module: f"{value(cost):.2f}" for module, cost in costs.items()}
+            place = (str(shape), f"{n_p:,}", str(batch_size))
+            figures.append(_Computed(place, number == 0, _TITLES[figure], computed, printed.get(figure, {})))
+    return figures
+
+
+def _analytic(view: View, figures: Sequence[_Computed]) -> Table:
+    def computed(module: str) -> Column[_Computed]:
+        return view.columns.column(
+            module, lambda figure: Cell(figure.computed[module], "failed" if figure.differs(module) else "plain")
+        )
+
+    def paper(module: str) -> Column[_Computed]:
+        return Column(
+            f"{view.columns.name(module)}, paper",
+            lambda figure: Cell(figure.printed.get(module, NOTHING), "quiet"),
+            ("paper", *_short(module)),
+        )
+
+    columns: tuple[Column[_Computed], ...] = (
+        Column("model", lambda figure: figure.place[0] if figure.first else "", align="left"),
+        Column("context", lambda figure: figure.place[1] if figure.first else ""),
+        Column("batch size", lambda figure: figure.place[2] if figure.first else "", ("b",)),
+        Column("figure", lambda figure: figure.title, align="left"),
+        *map(computed, _modules(view)),
+        *map(paper, _modules(view)),
     )
-    breaks = frozenset(range(2, len(rows) - 1, 3))
-    return Table("What the shapes say, in 16-bit numbers", columns, tuple(rows), 4, breaks), different, compared
+    breaks = frozenset(range(2, len(figures) - 1, 3))
+    return Table("What the shapes say, in 16-bit numbers", columns, figures, 4, breaks)
 
 
 def _modules(view: View) -> list[str]:
@@ -86,49 +106,54 @@ def _printed(shape: LlamaShape, batch_size: int, n_p: int) -> dict[str, dict[str
 
 
 def _measured(view: View) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    sizes = []
-    for group in view.groups:
-        modules = [group.rows.get(module) for module in _modules(view)]
+    def lines(group: Group) -> list[Line]:
+        rows = {module: group.rows.get(module) for module in _modules(view)}
+        fractions = {module: row.derived.roofline_fraction if row else None for module, row in rows.items()}
         printed = _printed(group.axes["model"], group.axes["batch_size"], group.axes["n_p"]).get("latency", {})
-        lines = [
-            ("µs", [latency(row, None) for row in modules]),
-            ("share of the three", [Cell(_share(group, row)) for row in modules]),
-            ("roofline", [Cell(percent(row.derived.roofline_fraction) if row else NOTHING) for row in modules]),
+        shown = [
+            Line(
+                "µs",
+                {
+                    module: measured(row, micros(row.derived.latency_us)) if row else ABSENT
+                    for module, row in rows.items()
+                },
+            ),
+            Line("share of the three", {module: Cell(percent(_share(group, row))) for module, row in rows.items()}),
+            Line("roofline", {module: Cell(percent(fraction)) for module, fraction in fractions.items()}),
         ]
-        if printed:
-            lines.append(("µs, paper's A100", [Cell(printed[module], "quiet") for module in _modules(view)]))
-        for number, (title, cells) in enumerate(lines):
-            rows.append((*(view.blank() if number else view.keys(group)), Cell(title), *cells))
-        sizes.append(len(lines))
-    columns = (
-        *view.key_columns(),
-        Column("", ("",), "left"),
-        *(view.columns.column(module) for module in _modules(view)),
-    )
-    ends = [sum(sizes[: number + 1]) - 1 for number in range(len(sizes) - 1)]
-    return Table("Latency of a call, measured here", columns, tuple(rows), len(view.axes) + 1, frozenset(ends))
+        paper = Line("µs, paper's A100", {module: Cell(printed[module], "quiet") for module in rows if printed})
+        return [*shown, paper] if printed else shown
+
+    return view.line_table("Latency of a call, measured here", lines, _modules(view), apart=True)
 
 
-def _share(group: Group, row: Row | None) -> str:
+def _share(group: Group, row: Row | None) -> float | None:
     """Share of the time of all modules of the layer; only if all were measured."""
     times = [other.derived.latency_us for other in group.rows.values()]
     if row is None or row.derived.latency_us is None or None in times or len(times) < len(MODULES):
-        return NOTHING
-    return percent(row.derived.latency_us / sum(time for time in times if time is not None))
+        return None
+    return row.derived.latency_us / sum(time for time in times if time is not None)
 
 
-def _headline(view: View, different: list[str], compared: int) -> str:
+def _headline(view: View, figures: Sequence[_Computed]) -> str:
     parts = []
+    compared = sum(module in figure.printed for figure in figures for module in figure.computed)
+    different = [
+        f"{figure.title} of {view.columns.name(module)} at b = {figure.place[2]}: "
+        f"{figure.computed[module]}, printed {figure.printed[module]}"
+        for figure in figures
+        for module in figure.computed
+        if figure.differs(module)
+    ]
     if compared:
         met = "each" if not different else f"{compared - len(different)}"
         parts = [f"The shapes give {met} of the paper's {count(compared, 'printed figure')}", *different]
     shares = [
         (group.axes["batch_size"], share)
         for group in view.groups
-        if (share := _share(group, group.rows.get("self_attention"))) != NOTHING
+        if (share := _share(group, group.rows.get("self_attention"))) is not None
     ]
     if shares:
-        most = max(shares, key=lambda pair: pair[0])
-        parts.append(f"At b = {most[0]} attention takes {most[1]} of the three modules' time here")
+        batch_size, share = max(shares, key=lambda pair: pair[0])
+        parts.append(f"At b = {batch_size} attention takes {percent(share)} of the three modules' time here")
     return ". ".join(parts) + "." if parts else ""

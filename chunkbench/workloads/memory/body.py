@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.kv_memory import CONTIGUOUS, PAKV, Saving, saving
-from chunkbench.report.cells import word
+from chunkbench.report.cells import ABSENT, word
 from chunkbench.report.model import Cell, Column, Group, Table
-from chunkbench.report.numbers import NOTHING, count, megabytes, percent, times
+from chunkbench.report.numbers import count, megabytes, percent, times
 from chunkbench.report.view import Body, View
+from chunkbench.store.facts import MEASURED
 
 _LEGEND = (
     "saved = bytes with every sequence stored by itself, contiguously (Naive), over bytes of the prefix-aware cache",
@@ -19,10 +22,9 @@ _UNTIMED = "nothing was timed; every implementation was checked against float64 
 
 def body(view: View) -> Body:
     """Headline, tables and legend of a run."""
-    savings = [(group, saved) for group in view.groups if (saved := saving_of(group)) is not None]
-    tables = [_bytes(view), _savings(view, savings)]
-    shown = tuple(table for table in tables if table is not None)
-    return Body(_headline(savings), shown, legend=_LEGEND, timing=_UNTIMED)
+    savings = [saved for group in view.groups if (saved := saving_of(group)) is not None]
+    held = view.by_implementation("K/V held at the end of the completions, MB", _cell)
+    return Body(_headline(savings), (held, _savings(view)), legend=_LEGEND, timing=_UNTIMED)
 
 
 def saving_of(group: Group) -> Saving | None:
@@ -33,57 +35,39 @@ def saving_of(group: Group) -> Saving | None:
     return saving(contiguous.facts if contiguous is not None else None, cache.facts)
 
 
-def _bytes(view: View) -> Table:
-    rows = []
-    for group in view.groups:
-        sizes = [row.facts.kv_bytes for row in group.rows.values() if row.facts.kv_bytes is not None]
-        least = min(sizes, default=None)
-        rows.append((*view.keys(group), *(_cell(group.rows.get(i), least) for i in view.columns.ids)))
-    columns = (*view.key_columns(), *(view.columns.column(i) for i in view.columns.ids))
-    return Table("K/V held at the end of the completions, MB", columns, tuple(rows), len(view.axes), view.breaks(1))
-
-
-def _cell(row: Row | None, least: int | None) -> Cell:
+def _cell(group: Group, row: Row | None) -> Cell:
     if row is None:
-        return Cell(NOTHING, "absent")
-    if row.facts.kv_bytes is None or row.facts.status not in ("ok", "noisy"):
+        return ABSENT
+    if row.facts.kv_bytes is None or row.facts.status not in MEASURED:
         return word(row)
+    least = min(other.facts.kv_bytes for other in group.rows.values() if other.facts.kv_bytes is not None)
     return Cell(megabytes(row.facts.kv_bytes), "best" if row.facts.kv_bytes == least else "plain")
 
 
-def _savings(view: View, savings: list[tuple[Group, Saving]]) -> Table | None:
-    if not savings:
-        return None
-    rows = [
-        (
-            *view.keys(group),
-            Cell(f"{saved.ratio:.3f}"),
-            Cell(times(saved.measured)),
-            Cell(times(saved.at_batch), "quiet"),
-            Cell(times(saved.limit), "quiet"),
-            Cell(percent(saved.empty)),
-            Cell(percent(saved.bound), "quiet"),
-        )
-        for group, saved in savings
-    ]
-    heads = (
-        Column("r", ("r",)),
-        Column("saved", ("saved",)),
-        Column("at this batch", ("at this", "batch")),
-        Column("1 / (1 - r)", ("1/(1-r)",)),
-        Column("empty", ("empty",)),
-        Column("(c - 1) / n", ("(c-1)/n",)),
+def _savings(view: View) -> Table:
+    columns: tuple[Column[Saving], ...] = (
+        Column("r", lambda saved: f"{saved.ratio:.3f}"),
+        Column("saved", lambda saved: times(saved.measured)),
+        Column("at this batch", lambda saved: Cell(times(saved.at_batch), "quiet"), ("at this", "batch")),
+        Column("1 / (1 - r)", lambda saved: Cell(times(saved.limit), "quiet"), ("1/(1-r)",)),
+        Column("empty", lambda saved: percent(saved.empty)),
+        Column("(c - 1) / n", lambda saved: Cell(percent(saved.bound), "quiet"), ("(c-1)/n",)),
     )
+
+    def lines(group: Group) -> list[Saving]:
+        saved = saving_of(group)
+        return [] if saved is None else [saved]
+
     title = "What a shared prefix saves, and what whole chunks cost (section 3.1 of the paper)"
-    return Table(title, (*view.key_columns(), *heads), tuple(rows), len(view.axes), view.breaks(1))
+    return view.table(title, lines, columns)
 
 
-def _headline(savings: list[tuple[Group, Saving]]) -> str:
-    measured = [(saved.measured, saved) for _, saved in savings if saved.measured is not None]
+def _headline(savings: Sequence[Saving]) -> str:
+    measured = [(saved.measured, saved) for saved in savings if saved.measured is not None]
     if not measured:
         return ""
     most, saved = max(measured, key=lambda pair: pair[0])
     text = f"The prefix-aware cache holds up to {times(most)} less than contiguous K/V (r = {saved.ratio:.2f})"
-    wasteful = [saved for _, saved in savings if saved.empty is not None and saved.empty > saved.bound]
+    wasteful = [saved for saved in savings if saved.empty is not None and saved.empty > saved.bound]
     where = f"exceeds (c - 1) / n at {count(len(wasteful), 'point')}" if wasteful else "nowhere exceeds (c - 1) / n"
     return f"{text}; what its chunks leave empty {where}."

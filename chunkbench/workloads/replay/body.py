@@ -9,12 +9,12 @@ from chunkbench.analysis.derive import Row
 from chunkbench.analysis.replay import ReplayNumbers, replay_numbers
 from chunkbench.analysis.serving import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.paper.printed import paper_rows
-from chunkbench.report.line_table import Line, line_table
-from chunkbench.report.model import Cell, Column, Emphasis, Group, Table
-from chunkbench.report.numbers import NOTHING, count, percent, significant, times
-from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_words
-from chunkbench.report.view import Body, View
-from chunkbench.store.replay_facts import ReplayFacts
+from chunkbench.report.model import Cell, Group, Table
+from chunkbench.report.numbers import NOTHING, count, ms_of_s, percent, significant, times
+from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
+from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
+from chunkbench.report.view import Body, Line, View
+from chunkbench.store.replay_facts import ForkFacts, ReplayFacts
 
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system of the paper's Table 4 that has it."""
@@ -46,7 +46,7 @@ def body(view: View) -> Body:
     )
     return Body(
         _headline(view),
-        tuple(table for table in tables if table.rows),
+        tables,
         legend=(*_LEGEND, *([_FORKS] if forked else [])),
         timing=_timing(view),
     )
@@ -55,29 +55,22 @@ def body(view: View) -> Body:
 def _sustained(view: View) -> list[Table]:
     """The paper's Figure 5 in numbers, where prompts of one length share one prefix at several rates."""
     known = [group for group in view.groups if group.axes["n_p"] and group.axes["rate"]]
-    lines = [group for group in known if shares_one_prefix(group.axes)]
-    rows: list[tuple[Cell, ...]] = []
-    for n_p, n_s in sorted({(group.axes["n_p"], group.axes["n_s"]) for group in lines}):
-        groups = [group for group in lines if (group.axes["n_p"], group.axes["n_s"]) == (n_p, n_s)]
+    points = [group for group in known if shares_one_prefix(group.axes)]
+    blocks = []
+    for n_p, n_s in sorted({(group.axes["n_p"], group.axes["n_s"]) for group in points}):
+        groups = [group for group in points if (group.axes["n_p"], group.axes["n_s"]) == (n_p, n_s)]
         if len(groups) < 2:
             continue
-        rates = {name: _sustained_rate(groups, name) for name in view.columns.ids}
+        names = view.columns.ids
         stated = paper_rates(n_p) if n_s == n_p else {}
-        found = (Cell(rate_words(rate)) for rate in rates.values())
-        rows.append((Cell(str(n_p)), Cell(str(n_s)), Cell("requests per second"), *found))
+        printed_rates = {name: stated.get(SYSTEMS.get(name, "")) for name in names}
+        texts = {name: NOTHING if rate is None else significant(rate, 3) for name, rate in printed_rates.items()}
+        lines = [Line("requests per second", {name: rate_cell(_sustained_rate(groups, name)) for name in names})]
         if stated:
-            printed_rates = [stated.get(SYSTEMS.get(name, "")) for name in rates]
-            texts = [NOTHING if rate is None else significant(rate, 3) for rate in printed_rates]
-            quiet = (Cell(text, "quiet") for text in texts)
-            rows.append((Cell(""), Cell(""), Cell("  the same, paper (measured)"), *quiet))
-    columns = (
-        Column("n_p", ("n_p",)),
-        Column("n_s", ("n_s",)),
-        Column("", ("",), "left"),
-        *(view.columns.column(name) for name in view.columns.ids),
-    )
+            lines.append(Line("  the same, paper (measured)", {name: Cell(texts[name], "quiet") for name in names}))
+        blocks.append(((str(n_p), str(n_s)), lines))
     title = f"Rates sustained below {PAPER_OBJECTIVE_S * 1e3:.0f} ms/token in the replay"
-    return [Table(title, columns, tuple(rows), 3)] if rows else []
+    return rates_table(view, title, (("n_p",), ("n_s",)), blocks)
 
 
 def _sustained_rate(groups: Sequence[Group], name: str) -> SustainedRate | None:
@@ -86,78 +79,68 @@ def _sustained_rate(groups: Sequence[Group], name: str) -> SustainedRate | None:
 
 
 def _latency(view: View) -> Table:
-    lines: list[Line] = [
-        ("normalized latency, ms/token", lambda group, row: Cell(_ms(row.derived.latency_us), _best(group, row))),
-        ("  smallest and largest seed", lambda _, row: Cell(_seeds(row), "quiet")),
-        (
-            "  the same, paper (measured)",
-            lambda group, row: Cell(printed(group, row, "normalized_latency_ms_per_token") or NOTHING, "quiet"),
-        ),
-        (f"  over {view.columns.name(view.baseline)}", lambda _, row: Cell(times(row.derived.ratio_to_baseline))),
-        ("first token, ms: median", _number(lambda n: _seconds(n, 0))),
-        ("  99th percentile", _number(lambda n: _seconds(n, 2))),
+    latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
+    lines: list[Quantity] = [
+        latency,
+        seeds,
+        _printed("normalized_latency_ms_per_token"),
+        ratio,
+        ("first token, ms: median", _number(lambda n: ms_of_s(n.first_token_s[0]) if n.first_token_s else NOTHING)),
+        ("  99th percentile", _number(lambda n: ms_of_s(n.first_token_s[2]) if n.first_token_s else NOTHING)),
         ("requests that never fit", _number(lambda n: str(n.refused) if n.refused else NOTHING)),
     ]
-    return line_table(view, "Replayed latency", lines)
+    return quantities(view, "Replayed latency", lines)
 
 
 def _memory(view: View) -> Table:
-    lines: list[Line] = [
+    lines: list[Quantity] = [
         ("peak K/V, GB", lambda _, row: Cell(_gigabytes(row))),
-        (
-            "  the same, paper (measured)",
-            lambda group, row: Cell(printed(group, row, "peak_kv_cache_gb") or NOTHING, "quiet"),
-        ),
+        _printed("peak_kv_cache_gb"),
         ("peak batch", _number(lambda n: str(n.peak_batch))),
-        (
-            "  the same, paper (measured)",
-            lambda group, row: Cell(printed(group, row, "peak_batch_size") or NOTHING, "quiet"),
-        ),
+        _printed("peak_batch_size"),
         ("memory that is used", _number(lambda n: percent(n.memory.used) if n.memory else NOTHING)),
         ("  reserved", _number(lambda n: percent(n.memory.reserved) if n.memory else NOTHING)),
         ("  lost inside", _number(lambda n: percent(n.memory.lost_inside) if n.memory else NOTHING)),
         ("  lost between", _number(lambda n: percent(n.memory.lost_between) if n.memory else NOTHING)),
         ("saved by sharing", _number(lambda n: percent(n.saved))),
     ]
-    return line_table(view, "Memory in the replay", lines)
+    return quantities(view, "Memory in the replay", lines)
 
 
 def _computed(view: View) -> Table:
-    lines: list[Line] = [
+    lines: list[Quantity] = [
         ("cached prompt tokens", _number(lambda n: percent(n.hit_share))),
         ("computed, over the least", _number(lambda n: times(n.over_bound))),
         ("preemptions", _number(lambda n: f"{n.preemptions:,.0f}")),
         ("evicted blocks", _number(lambda n: f"{n.evicted_blocks:,.0f}")),
     ]
-    return line_table(view, "What was cached and computed in the replay", lines)
+    return quantities(view, "What was cached and computed in the replay", lines)
 
 
 def _shared_by_forks(view: View) -> Table:
-    def forked(value: Callable[[ReplayFacts], float]) -> Callable[[Group, Row], Cell]:
-        def cell(group: Group, row: Row) -> Cell:
-            facts = row.facts
-            known = isinstance(facts, ReplayFacts) and facts.forks is not None
-            return Cell(percent(value(facts)) if known and isinstance(facts, ReplayFacts) else NOTHING)
-
-        return cell
-
-    lines: list[Line] = [
-        ("saved by sharing", forked(lambda facts: facts.forks.saved if facts.forks else 0.0)),
-        ("prompts, of what is held", forked(lambda facts: facts.forks.prompt_share if facts.forks else 0.0)),
+    lines: list[Quantity] = [
+        ("saved by sharing", figure(_forks, lambda forks: percent(forks.saved))),
+        ("prompts, of what is held", figure(_forks, lambda forks: percent(forks.prompt_share))),
     ]
-    return line_table(view, "What the answers of one request share", lines, _forks)
+    title = "What the answers of one request share"
+    return quantities(view, title, lines, lambda row: forks_of(row) is not None)
 
 
-def _forks(row: Row) -> bool:
-    return isinstance(row.facts, ReplayFacts) and row.facts.forks is not None
+def _forks(_: Group, row: Row) -> ForkFacts | None:
+    return forks_of(row)
+
+
+def forks_of(row: Row) -> ForkFacts | None:
+    """What the answers of one request shared; None if the case had no such requests."""
+    return row.facts.forks if isinstance(row.facts, ReplayFacts) else None
 
 
 def _number(text: Callable[[ReplayNumbers], str]) -> Callable[[Group, Row], Cell]:
-    def cell(_: Group, row: Row) -> Cell:
-        numbers = replay_numbers(row)
-        return Cell(text(numbers) if numbers else NOTHING)
+    return figure(lambda _, row: replay_numbers(row), text)
 
-    return cell
+
+def _printed(column: str) -> Quantity:
+    return "  the same, paper (measured)", paper(lambda group, row: printed(group, row, column))
 
 
 def printed(group: Group, row: Row, column: str) -> str | None:
@@ -178,23 +161,6 @@ def _gigabytes(row: Row) -> str:
     if numbers is None or not isinstance(facts, ReplayFacts):
         return NOTHING
     return significant(numbers.peak_slots * facts.token_bytes / 1e9, 3)
-
-
-def _seeds(row: Row) -> str:
-    return f"{_ms(row.derived.low_us)}..{_ms(row.derived.high_us)}" if row.derived.rounds > 1 else NOTHING
-
-
-def _ms(microseconds: float | None) -> str:
-    return NOTHING if microseconds is None else significant(microseconds / 1e3, 3)
-
-
-def _seconds(numbers: ReplayNumbers, place: int) -> str:
-    return significant(numbers.first_token_s[place] * 1e3, 3) if numbers.first_token_s else NOTHING
-
-
-def _best(group: Group, row: Row) -> Emphasis:
-    known = [other.derived.latency_us for other in group.rows.values() if other.derived.latency_us is not None]
-    return "best" if row.derived.latency_us == min(known) else "plain"
 
 
 def _headline(view: View) -> str:

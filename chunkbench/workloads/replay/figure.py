@@ -163,7 +163,7 @@ def _memory(report: Report) -> list[Panel]:
             heights = [100 * getattr(shares[name], kind) for name in names]
             plot.bar(range(len(names)), heights, 0.7, bottoms, color=colour, label=_WORDS[kind])
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-        labels = ["\n".join(report.columns.column(name).short) for name in names]
+        labels = ["\n".join(report.columns.heading(name)) for name in names]
         plot.set_xticks(range(len(names)), labels, fontsize="small")
         plot.legend(fontsize="small", loc="upper center", ncols=4, frameon=False, columnspacing=1, handlelength=1)
         panel_title(plot, f"memory taken: {_named(group.axes, report.varying)}")

@@ -8,9 +8,9 @@ from statistics import geometric_mean
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.serving import ServingNumbers, objective_s, serving_numbers
 from chunkbench.paper.printed import paper_rows
-from chunkbench.report.line_table import Line, line_table
-from chunkbench.report.model import Cell, Emphasis, Group, Table
-from chunkbench.report.numbers import NOTHING, count, megabytes, percent, significant, times
+from chunkbench.report.model import Cell, Group, Table
+from chunkbench.report.numbers import NOTHING, count, megabytes, ms_of_s, percent, significant, times
+from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
 from chunkbench.store.serving_facts import ServingFacts
 from chunkbench.workloads.serving import sustained
@@ -33,66 +33,49 @@ def body(view: View) -> Body:
     return Body(_headline(view), tables, legend=legend, timing=_timing(view))
 
 
-Numbered = Callable[[ServingNumbers], str]
-
-
 def _latency(view: View, objectives: Mapping[int, float]) -> Table:
     """Latencies of every system at every point."""
-    lines: list[Line] = [
-        (
-            "normalized latency, ms/token",
-            lambda group, row: Cell(_ms(row.derived.latency_us, 1e3), _emphasis(group, row)),
-        ),
-        (
-            "  smallest and largest seed",
-            lambda _, row: Cell(f"{_ms(row.derived.low_us, 1e3)}..{_ms(row.derived.high_us, 1e3)}", "quiet"),
-        ),
-        (f"  over {view.columns.name(view.baseline)}", lambda _, row: Cell(times(row.derived.ratio_to_baseline))),
+
+    def goodput(group: Group, row: Row) -> ServingNumbers | None:
+        return serving_numbers(row, objectives.get(group.axes["n_p"]))
+
+    latency, seeds, ratio = normalized_latency(view.columns.name(view.baseline))
+    lines: list[Quantity] = [
+        latency,
+        seeds,
+        ratio,
         ("  the same, paper", lambda group, row: Cell(times(_paper_ratio(group, row, view.baseline)), "quiet")),
-        ("first token, ms: median", _number(lambda n: _ms(n.first_token_p50))),
-        ("  99th percentile", _number(lambda n: _ms(n.first_token_p99))),
-        ("each token, ms: median", _number(lambda n: _ms(n.per_token_p50))),
-        ("  99th percentile", _number(lambda n: _ms(n.per_token_p99))),
+        ("first token, ms: median", _number(lambda n: ms_of_s(n.first_token_p50))),
+        ("  99th percentile", _number(lambda n: ms_of_s(n.first_token_p99))),
+        ("each token, ms: median", _number(lambda n: ms_of_s(n.per_token_p50))),
+        ("  99th percentile", _number(lambda n: ms_of_s(n.per_token_p99))),
         (
             "requests answered per second",
             _number(lambda n: significant(n.requests_per_s, 3) if n.requests_per_s else NOTHING),
         ),
         (
             "  of them within the objective",
-            _number(lambda n: NOTHING if n.goodput_per_s is None else significant(n.goodput_per_s, 3), objectives),
+            figure(goodput, lambda n: NOTHING if n.goodput_per_s is None else significant(n.goodput_per_s, 3)),
         ),
     ]
-    return line_table(view, "Latency under load", lines)
+    return quantities(view, "Latency under load", lines)
 
 
 def _servers(view: View) -> Table:
     """What the servers did."""
-    lines: list[Line] = [
+    lines: list[Quantity] = [
         ("peak K/V, MB", _number(lambda n: megabytes(n.peak_kv_bytes))),
         ("peak batch", _number(lambda n: str(n.peak_batch) if n.peak_batch is not None else NOTHING)),
-        ("  the same, paper", lambda group, row: Cell(_paper(group, row, "peak_batch_size") or NOTHING, "quiet")),
+        ("  the same, paper", paper(lambda group, row: _paper(group, row, "peak_batch_size"))),
         ("cached prompt tokens", _number(lambda n: percent(n.cached_share))),
-        ("mean step, ms", _number(lambda n: _ms(n.step_s))),
-        ("  own time, ms", _number(lambda n: _ms(n.own_s))),
+        ("mean step, ms", _number(lambda n: ms_of_s(n.step_s))),
+        ("  own time, ms", _number(lambda n: ms_of_s(n.own_s))),
     ]
-    return line_table(view, "What the servers did", lines)
+    return quantities(view, "What the servers did", lines)
 
 
-def _number(text: Numbered, objectives: Mapping[int, float] | None = None) -> Callable[[Group, Row], Cell]:
-    def cell(group: Group, row: Row) -> Cell:
-        numbers = serving_numbers(row, (objectives or {}).get(group.axes["n_p"]))
-        return Cell(text(numbers) if numbers else NOTHING)
-
-    return cell
-
-
-def _ms(value: float | None, divisor: float = 1e-3) -> str:
-    return NOTHING if value is None else significant(value / divisor, 3)
-
-
-def _emphasis(group: Group, row: Row) -> Emphasis:
-    known = [other.derived.latency_us for other in group.rows.values() if other.derived.latency_us is not None]
-    return "best" if row.derived.latency_us == min(known) else "plain"
+def _number(text: Callable[[ServingNumbers], str]) -> Callable[[Group, Row], Cell]:
+    return figure(lambda _, row: serving_numbers(row, None), text)
 
 
 def _paper(group: Group, row: Row, column: str, system: str | None = None) -> str | None:

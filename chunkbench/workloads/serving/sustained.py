@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, shares_one_prefix, spots, sustained_rate
-from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING, significant, times
-from chunkbench.report.rates import paper_rates, rate_words
-from chunkbench.report.view import View
+from chunkbench.report.model import Cell, Table
+from chunkbench.report.numbers import ms_of_s, times
+from chunkbench.report.rates import paper_rates, rate_cell, rates_table
+from chunkbench.report.view import Line, View
 from chunkbench.store.serving_facts import ServingFacts
 
 LEGEND = (
@@ -21,41 +21,27 @@ LEGEND = (
 def tables(view: View, objectives: Mapping[int, float]) -> list[Table]:
     """Rates that systems sustain. `objectives`: n_p -> seconds per token. No table without an objective."""
     names = view.columns.ids
-    rows: list[tuple[Cell, ...]] = []
-    breaks = []
-    lines_of_rates = [group for group in view.groups if shares_one_prefix(group.axes)]
+    blocks = []
+    points = [group for group in view.groups if shares_one_prefix(group.axes)]
     for n_p, objective in sorted(objectives.items()):
-        for n_s in sorted({g.axes["n_s"] for g in lines_of_rates if g.axes["n_p"] == n_p}):
-            groups = [g for g in lines_of_rates if (g.axes["n_p"], g.axes["n_s"]) == (n_p, n_s)]
-            found = {
+        for n_s in sorted({group.axes["n_s"] for group in points if group.axes["n_p"] == n_p}):
+            groups = [group for group in points if (group.axes["n_p"], group.axes["n_s"]) == (n_p, n_s)]
+            rates = {
                 name: sustained_rate(spots(g.rows[name] for g in groups if name in g.rows), objective) for name in names
             }
             reference = next((f.reference for g in groups for r in g.rows.values() if (f := _facts(r))), "")
-            base = found.get(reference)
+            base = rates.get(reference)
             printed = paper_rates(n_p) if n_s == n_p else {}
-            lines = [
-                ("requests per second", [rate_words(rate) for rate in found.values()]),
-                (
-                    f"  over {view.columns.name(reference)}",
-                    [times(rate.per_s / base.per_s if rate and base else None) for rate in found.values()],
-                ),
-                ("  the same, paper", [times(_over(printed, name, reference)) for name in names]),
-            ]
-            for number, (text, cells) in enumerate(lines):
-                if any(cell != NOTHING for cell in cells):
-                    place = (str(n_p), str(n_s), significant(objective * 1e3, 3)) if number == 0 else ("", "", "")
-                    rows.append((*map(Cell, place), Cell(text), *map(Cell, cells)))
-        breaks.append(len(rows) - 1)
-    columns = (
-        Column("n_p", ("n_p",)),
-        Column("n_s", ("n_s",)),
-        Column("objective, ms/token", ("objective,", "ms/token")),
-        Column("", ("",), "left"),
-        *(view.columns.column(name) for name in names),
-    )
-    if not rows:
-        return []
-    return [Table("Rates sustained under the objective", columns, tuple(rows), 4, frozenset(breaks[:-1]))]
+            ratios = {name: rate.per_s / base.per_s if rate and base else None for name, rate in rates.items()}
+            lines = (
+                Line("requests per second", {name: rate_cell(rate) for name, rate in rates.items()}),
+                Line(f"  over {view.columns.name(reference)}", {name: Cell(times(ratios[name])) for name in names}),
+                Line("  the same, paper", {name: Cell(times(_over(printed, name, reference))) for name in names}),
+            )
+            place = (str(n_p), str(n_s), ms_of_s(objective))
+            blocks.append((place, [line for line in lines if line.known]))
+    keys = (("n_p",), ("n_s",), ("objective,", "ms/token"))
+    return rates_table(view, "Rates sustained under the objective", keys, blocks)
 
 
 def _over(rates: Mapping[str, float], name: str, base: str) -> float | None:

@@ -1,0 +1,76 @@
+"""Tables of several quantities: each is a line of a point, with a column for each implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from chunkbench.analysis.derive import Row
+from chunkbench.report.cells import ABSENT, fastest, word
+from chunkbench.report.model import Cell, Group, Table
+from chunkbench.report.numbers import NOTHING, ms_of_us, times
+from chunkbench.report.view import Line, View
+
+Quantity = tuple[str, Callable[[Group, Row], Cell]]
+"""Name of a line, and the cell of an implementation at a point."""
+
+N = TypeVar("N")
+
+
+def figure(numbers_of: Callable[[Group, Row], N | None], text: Callable[[N], str]) -> Callable[[Group, Row], Cell]:
+    """The cell of a figure that is taken from the numbers of a row, where it has numbers."""
+
+    def cell(group: Group, row: Row) -> Cell:
+        numbers = numbers_of(group, row)
+        return Cell(text(numbers) if numbers is not None else NOTHING)
+
+    return cell
+
+
+def paper(text: Callable[[Group, Row], str | None]) -> Callable[[Group, Row], Cell]:
+    """The cell of what the paper printed."""
+    return lambda group, row: Cell(text(group, row) or NOTHING, "quiet")
+
+
+def normalized_latency(baseline: str) -> tuple[Quantity, Quantity, Quantity]:
+    """The latency of requests, its interval, and its ratio to the baseline's; `baseline` is a name."""
+
+    def seeds(row: Row) -> str:
+        derived = row.derived
+        return f"{ms_of_us(derived.low_us)}..{ms_of_us(derived.high_us)}" if derived.rounds > 1 else NOTHING
+
+    return (
+        (
+            "normalized latency, ms/token",
+            lambda group, row: Cell(ms_of_us(row.derived.latency_us), fastest(group, row)),
+        ),
+        ("  smallest and largest seed", lambda _, row: Cell(seeds(row), "quiet")),
+        (f"  over {baseline}", lambda _, row: Cell(times(row.derived.ratio_to_baseline))),
+    )
+
+
+def quantities(
+    view: View,
+    title: str,
+    lines: Sequence[Quantity],
+    has_numbers: Callable[[Row], bool] = lambda row: row.derived.latency_us is not None,
+) -> Table:
+    """One block of lines for each point; lines with nothing in them are left out. Points without numbers have one line.
+
+    Where `has_numbers` says no, the status stands in the place of the first number.
+    """
+
+    def cell(group: Group, name: str, place: int) -> Cell:
+        row = group.rows.get(name)
+        if row is not None and has_numbers(row):
+            return lines[place][1](group, row)
+        return word(row) if row is not None and place == 0 else ABSENT
+
+    def block(group: Group) -> list[Line]:
+        known = any(map(has_numbers, group.rows.values()))
+        return [
+            Line(name, {one: cell(group, one, place) for one in view.columns.ids})
+            for place, (name, _) in enumerate(lines if known else lines[:1])
+        ]
+
+    return view.line_table(title, lambda group: [line for line in block(group) if line.known], apart=True)

@@ -1,0 +1,50 @@
+"""Every format prints every output that has its part."""
+
+from __future__ import annotations
+
+import pytest
+
+from chunkbench.report import render
+from chunkbench.report.formats import FORMATS
+from chunkbench.report.model import Cell, Check, Column, Output, Suite, Table
+
+COLUMNS = (
+    Column[tuple[str, int]]("name", lambda item: item[0], align="left", wrap=True),
+    Column[tuple[str, int]]("time (us)", lambda item: Cell(str(item[1]), "best"), ("time", "us")),
+)
+OUTPUT = Output(
+    title="Two kernels",
+    tables=(Table("Times", COLUMNS, [("a_b", 1), ("c", 2)]),),
+    data=[{"name": "a_b", "us": 1, "parts": [1, 2]}, {"name": "c", "us": float("nan")}],
+    suite=Suite("s", {}, [Check("n", "a_b", "a_b at 1", "slower", "2x", "failed")], "1 slower"),
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("table", "      time\nname    us\n──────────\na_b      1\nc        2\n"),
+        ("markdown", "| a_b | **1** |"),
+        ("latex", r"a\_b & \textbf{1} \\"),
+        ("csv", 'name,us,parts\na_b,1,"[1, 2]"\nc,nan,\n'),
+        ("json", '"us": null'),
+        ("junit", 'type="slower"'),
+        ("github", "::error title=slower%3A a_b at 1::2x"),
+    ],
+)
+def test_every_format_prints_an_output(form: str, expected: str) -> None:
+    assert expected in render(OUTPUT, form)
+    assert {"html", form} <= {known.name for known in FORMATS}
+
+
+def test_an_output_without_a_part_has_no_format_for_it() -> None:
+    for form in ("csv", "junit", "html"):
+        with pytest.raises(KeyError, match=form):
+            render(Output(title="t", data={}), form)
+
+
+def test_a_long_text_continues_on_the_next_line() -> None:
+    lines = render(Output(tables=(Table("", COLUMNS, [("word " * 40, 1)]),), data=None), "table").splitlines()
+    assert [line[:4] for line in lines[3:]] == ["word"] * (len(lines) - 3)
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 100
