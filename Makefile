@@ -10,8 +10,8 @@ RECORDED ?= results/runs/recording-smoke
 OURS := --only chunk_attn --only paged_attn --only paged_attn_star
 
 BIN := $(VENV)/bin
-# Two processes with a thread each. The tests of a file run in one of them, in the order of the files.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+# Two processes with a thread each; tests/conftest.py says which tests stay together.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder
 READY := $(VENV)/.ready
 READY_SERVING := $(VENV)/.ready-serving
 READY_DEV := $(VENV)/.ready-dev

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -44,14 +45,24 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--complete: missing {', '.join(missing)}")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, the tests of a file run in one of them, and so do all tests with clusters."""
     for item in items:
-        group = "cluster" if item.get_closest_marker("cluster") else item.path.as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes, the tests of a file run in one of them, and so do all tests of clusters: they kill
+    processes by their names. (`--dist loadgroup` of pytest-xdist 3.8 finds no groups with pytest 9.2.)"""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "clusters" if file.startswith("tests/cluster/") else file
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

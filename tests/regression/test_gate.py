@@ -12,60 +12,44 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.cli.progress import RepeatProgress
-from chunkbench.experiment import Experiment, load_experiment
+from chunkbench.experiment import TimedExperiment, load_experiment
 from chunkbench.regression.compare import Options, compare
-from chunkbench.regression.gate import gate
-from chunkbench.regression.job import Job, Repeats
-from chunkbench.regression.recording import BUILD, Recording, next_number, record, repeater
-from chunkbench.regression.verdicts import Comparison
+from chunkbench.regression.job import Repeats
+from chunkbench.regression.recording import BUILD, next_number
 from chunkbench.runner.target import resolve
 from chunkbench.store import RunError, open_runs
 from tests.command import chunkbench
+from tests.regression.gates import gated, recorded
 
 ROOT = Path(__file__).parents[2]
 FAULTY = str(ROOT / "tests" / "slowed_worker.py")
 
 
 @pytest.fixture
-def experiment(spec: Path) -> Experiment:
-    return load_experiment(spec)
+def experiment(spec: Path) -> TimedExperiment:
+    loaded = load_experiment(spec)
+    assert isinstance(loaded, TimedExperiment)
+    return loaded
 
 
 @pytest.fixture(scope="module")
-def recorded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded_once(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording, made once: it takes some seconds."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "tiny.yaml").write_text(tiny)
     experiment = load_experiment(folder / "tiny.yaml")
-    target = resolve(experiment)
-    path = folder / "recording"
-    with RepeatProgress(quiet=True) as progress, repeater(Job(experiment, target, path, progress)) as measuring:
-        runs, interrupted = record(measuring, processes=2, first=1)
-    assert len(runs) == 2
-    assert not interrupted
-    return path
+    assert isinstance(experiment, TimedExperiment)
+    recorded(experiment, folder / "recording", processes=2)
+    return folder / "recording"
 
 
 @pytest.fixture
-def recording(recorded: Path, tmp_path: Path) -> Path:
+def recording(recorded_once: Path, tmp_path: Path) -> Path:
     """A copy of the recording, which a test may damage."""
-    return shutil.copytree(recorded, tmp_path / "recording")
+    return shutil.copytree(recorded_once, tmp_path / "recording")
 
 
-def run_gate(
-    experiment: Experiment, recording: Path, out: Path, *fault: str, again: int = 1, as_recorded: bool = False
-) -> Comparison:
-    program = [FAULTY, *fault] if fault else []
-    with RepeatProgress(quiet=True) as progress:
-        job = Job(experiment, resolve(experiment), out, progress)
-        base = Recording(recording, open_runs(recording))
-        comparison = gate(job, base, Options(), Repeats(2, again), as_recorded, program).comparison
-    assert comparison is not None
-    return comparison
-
-
-def test_a_recording_has_several_runs_and_can_grow(recording: Path, experiment: Experiment) -> None:
+def test_a_recording_has_several_runs_and_can_grow(recording: Path, experiment: TimedExperiment) -> None:
     runs = open_runs(recording)
     assert [run.path.name for run in runs] == ["1", "2"]
     for run in runs:
@@ -83,9 +67,11 @@ def test_a_recording_has_several_runs_and_can_grow(recording: Path, experiment: 
 
 
 @pytest.mark.parametrize("as_recorded", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool) -> None:
-    out = tmp_path / "out"
-    comparison = run_gate(experiment, recording, out, "chunk_attn", "wrong", again=0, as_recorded=as_recorded)
+def test_wrong_results_are_found(
+    recording: Path, experiment: TimedExperiment, tmp_path: Path, as_recorded: bool
+) -> None:
+    fault = (FAULTY, "chunk_attn", "wrong")
+    comparison = gated(experiment, recording, Repeats(2, 0), as_recorded=as_recorded, program=fault)
     assert comparison.settings.in_turns is not as_recorded
     assert comparison.exit_code == 3
     assert {case.implementation: case.verdict for case in comparison.cases if case.failed} == {
@@ -94,9 +80,9 @@ def test_wrong_results_are_found(recording: Path, experiment: Experiment, tmp_pa
 
 
 def test_a_crash_is_found_and_the_other_case_is_measured(
-    recording: Path, experiment: Experiment, tmp_path: Path
+    recording: Path, experiment: TimedExperiment, tmp_path: Path
 ) -> None:
-    comparison = run_gate(experiment, recording, tmp_path / "out", "chunk_attn", "crash", again=0)
+    comparison = gated(experiment, recording, Repeats(2, 0), program=(FAULTY, "chunk_attn", "crash"))
     assert comparison.exit_code == 3
     crashed = next(case for case in comparison.cases if case.implementation == "chunk_attn")
     assert (crashed.verdict, crashed.failed) == ("missing", True)
@@ -107,10 +93,11 @@ def test_a_crash_is_found_and_the_other_case_is_measured(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("as_recorded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_twice_as_slow_is_measured_again(
-    recording: Path, experiment: Experiment, tmp_path: Path, as_recorded: bool
+    recording: Path, experiment: TimedExperiment, tmp_path: Path, as_recorded: bool
 ) -> None:
     out = tmp_path / "out"
-    comparison = run_gate(experiment, recording, out, "chunk_attn", "1.0", as_recorded=as_recorded)
+    fault = (FAULTY, "chunk_attn", "1.0")
+    comparison = gated(experiment, recording, Repeats(2, 1), as_recorded=as_recorded, program=fault)
     slowed = next(case for case in comparison.cases if case.implementation == "chunk_attn" and case.metric == "latency")
     # The certainty of two processes depends on the machine. That the case is measured again does not.
     assert slowed.ratio is None or slowed.ratio > 1.3
@@ -135,11 +122,11 @@ def rewrite(recording: Path, name: str, change: Callable[[str], str]) -> None:
 
 
 def test_base_is_the_recorded_build_and_its_recorded_cases(
-    recording: Path, experiment: Experiment, tmp_path: Path
+    recording: Path, experiment: TimedExperiment, tmp_path: Path
 ) -> None:
     rewrite(recording, "chunkbench/baselines/chunk_attn.py", lambda _: "raise ImportError('another build')\n")
     other = experiment.model_copy(update={"implementations": ("naive", "chunk_attn"), "baseline": "naive"})
-    comparison = run_gate(other, recording, tmp_path / "out", again=0)
+    comparison = gated(other, recording, Repeats(2, 0))
     verdicts = {case.implementation: case.verdict for case in comparison.cases}
     assert verdicts == {"naive": "new", "chunk_attn": "new", "paged_attn": "missing"}
 
@@ -159,10 +146,10 @@ def test_base_is_the_recorded_build_and_its_recorded_cases(
     ],
 )
 def test_without_a_usable_build_the_recorded_times_are_the_base(
-    recording: Path, experiment: Experiment, tmp_path: Path, damage: Callable[[Path], object], warning: str
+    recording: Path, experiment: TimedExperiment, tmp_path: Path, damage: Callable[[Path], object], warning: str
 ) -> None:
     damage(recording / BUILD)
-    comparison = run_gate(experiment, recording, tmp_path / "out", again=0)
+    comparison = gated(experiment, recording, Repeats(2, 0))
     assert not comparison.settings.in_turns
     assert any(warning in text for text in comparison.warnings)
 
@@ -172,11 +159,11 @@ def retagged(archive: Path, **tag: str) -> None:
         file.writestr("build.json", json.dumps(tag))
 
 
-def test_a_build_of_another_protocol_is_refused(recording: Path, experiment: Experiment, tmp_path: Path) -> None:
+def test_a_build_of_another_protocol_is_refused(recording: Path, experiment: TimedExperiment, tmp_path: Path) -> None:
     with_protocol_1 = functools.partial(re.sub, r"(?m)^PROTOCOL = \d+$", "PROTOCOL = 1")
     rewrite(recording, "chunkbench/workers/protocol.py", with_protocol_1)
     with pytest.raises(RunError, match="the worker speaks protocol 1, this runner speaks"):
-        run_gate(experiment, recording, tmp_path / "out")
+        gated(experiment, recording, Repeats(2, 1))
 
 
 @pytest.mark.usefixtures("spec")

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from chunkbench.baselines.registry import REGISTRY
-from chunkbench.cli.progress import RepeatProgress
 from chunkbench.experiment import TimedExperiment, load_experiment
 from chunkbench.regression import build as builds
 from chunkbench.regression import packages
@@ -30,20 +29,20 @@ from chunkbench.regression.build import (
     why_unusable,
 )
 from chunkbench.regression.compare import Options
-from chunkbench.regression.gate import gate
-from chunkbench.regression.job import Job, Repeats
+from chunkbench.regression.job import Repeats
 from chunkbench.regression.packages import Package, packages_of
-from chunkbench.regression.recording import BUILD, Recording, record, repeater
-from chunkbench.runner.target import resolve
+from chunkbench.regression.recording import BUILD
 from chunkbench.store import RunError, open_runs
 from chunkbench.workers.heap import KEEP_FREED_MEMORY
 from tests.example_project import EXAMPLE, install
+from tests.regression.gates import gated, recorded
 from tests.slowed_example import slower_by
 
 
-def installed_module() -> Path:
-    """The file of the installed example."""
-    return Path(importlib.util.find_spec("my_kernel").origin)  # type: ignore[union-attr,arg-type]
+def append_to_module(text: str) -> None:
+    """Change the file of the installed example."""
+    with open(importlib.util.find_spec("my_kernel").origin, "a") as file:  # type: ignore[union-attr,arg-type]
+        file.write(text)
 
 
 @pytest.fixture
@@ -183,17 +182,10 @@ IN_PLACE = pytest.mark.parametrize("package", [True], indirect=True, ids=["in pl
 def test_a_gate_sees_that_somebody_elses_kernel_became_slow(
     tmp_path: Path, experiment: TimedExperiment, as_recorded: bool
 ) -> None:
-    target = resolve(experiment)
-    with RepeatProgress(quiet=True) as progress:
-        with repeater(Job(experiment, target, tmp_path / "recording", progress)) as measuring:
-            runs, _ = record(measuring, processes=3, first=1)
-        assert {case.status for run in runs for case in run.cases} <= {"ok", "noisy"}
-        module = installed_module()
-        module.write_text(module.read_text() + slower_by(19))
-        job = Job(experiment, target, tmp_path / "out", progress)
-        recording = Recording(tmp_path / "recording", open_runs(tmp_path / "recording"))
-        comparison = gate(job, recording, Options(), Repeats(3, 0), as_recorded).comparison
-    assert comparison is not None
+    runs = recorded(experiment, tmp_path / "recording", processes=3)
+    assert {case.status for run in runs for case in run.cases} <= {"ok", "noisy"}
+    append_to_module(slower_by(19))
+    comparison = gated(experiment, tmp_path / "recording", Repeats(3, 0), as_recorded=as_recorded)
     (case,) = [case for case in comparison.cases if case.metric == "latency"]
     assert (case.verdict, comparison.exit_code) == ("slower", 1), case
     assert case.ratio is not None
@@ -216,16 +208,10 @@ def test_a_gate_sees_that_somebody_elses_kernel_became_slow(
 def test_the_gates_of_a_slowed_example(tmp_path: Path, share: float, verdicts: set[str]) -> None:
     """As a user runs them. docs/regression.md counts how often each verdict came."""
     experiment = load_experiment(EXAMPLE / "gate.yaml")
-    target = resolve(experiment)
-    with RepeatProgress(quiet=True) as progress:
-        with repeater(Job(experiment, target, tmp_path / "recording", progress)) as measuring:
-            record(measuring, processes=1, first=1)
-        module = installed_module()
-        module.write_text(module.read_text() + slower_by(share))
-        recording = Recording(tmp_path / "recording", open_runs(tmp_path / "recording"))
-        job = Job(experiment, target, tmp_path / "out", progress)
-        comparison = gate(job, recording, Options(looks=4), Repeats(12, 3)).comparison
-    assert comparison is not None
+    assert isinstance(experiment, TimedExperiment)
+    recorded(experiment, tmp_path / "recording")
+    append_to_module(slower_by(share))
+    comparison = gated(experiment, tmp_path / "recording", Repeats(12, 3), options=Options(looks=4))
     (case,) = [case for case in comparison.cases if case.metric == "latency"]
     assert case.verdict in verdicts, case
 
@@ -233,15 +219,11 @@ def test_the_gates_of_a_slowed_example(tmp_path: Path, share: float, verdicts: s
 @IN_PLACE
 @pytest.mark.usefixtures("package")
 def test_runs_of_a_changed_package_are_not_added_to_a_recording(tmp_path: Path, experiment: TimedExperiment) -> None:
-    with RepeatProgress(quiet=True) as progress:
-        job = Job(experiment, resolve(experiment), tmp_path / "recording", progress)
-        for first in (1, 2):  # unchanged, it is added to
-            with repeater(job) as measuring:
-                record(measuring, processes=1, first=first)
-        module = installed_module()
-        module.write_text(module.read_text() + "# changed\n")
-        with repeater(job) as measuring, pytest.raises(RunError, match="files of my-kernel are no longer those"):
-            record(measuring, processes=1, first=3)
+    for first in (1, 2):  # unchanged, it is added to
+        recorded(experiment, tmp_path / "recording", first=first)
+    append_to_module("# changed\n")
+    with pytest.raises(RunError, match="files of my-kernel are no longer those"):
+        recorded(experiment, tmp_path / "recording", first=3)
     assert [run.path.name for run in open_runs(tmp_path / "recording")] == ["1", "2"]
 
 
@@ -269,14 +251,9 @@ def test_where_objects_begin_is_drawn_for_each_process(tmp_path: Path) -> None:
 @IN_PLACE
 @pytest.mark.usefixtures("package")
 def test_a_recording_without_a_copy_of_the_package_is_refused(tmp_path: Path, experiment: TimedExperiment) -> None:
-    target = resolve(experiment)
     path = tmp_path / "recording"
-    with RepeatProgress(quiet=True) as progress:
-        with repeater(Job(experiment, target, path, progress)) as measuring:
-            record(measuring, processes=1, first=1)
-        pack(copy_build(make(tmp_path / "without"), []), path / BUILD)  # as older versions made it
-        (run,) = open_runs(path)
-        run.manifest = run.manifest.model_copy(update={"build": ""})
-        job = Job(experiment, target, tmp_path / "out", progress)
-        with pytest.raises(RunError, match="keeps no copy of my-kernel, which provides my_kernel"):
-            gate(job, Recording(path, [run]), Options(), Repeats(2, 0))
+    (run,) = recorded(experiment, path)
+    pack(copy_build(make(tmp_path / "without"), []), path / BUILD)  # as older versions made it
+    run.manifest = run.manifest.model_copy(update={"build": ""})
+    with pytest.raises(RunError, match="keeps no copy of my-kernel, which provides my_kernel"):
+        gated(experiment, path, Repeats(2, 0), [run])
