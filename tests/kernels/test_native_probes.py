@@ -49,6 +49,7 @@ def test_every_instruction_set_adds_every_element_once(native: ModuleType, count
         assert seconds > 0
 
 
+@pytest.mark.serial
 def test_read_seconds_is_about_what_torch_needs(native: ModuleType) -> None:
     buffer = torch.ones(1 << 24)
     cpu.read_seconds(buffer, 1)
@@ -60,6 +61,7 @@ def test_read_seconds_is_about_what_torch_needs(native: ModuleType) -> None:
     assert 64 * 2**20 / 2e12 < native_seconds < 20 * torch_seconds
 
 
+@pytest.mark.serial
 def test_matrix_rates_are_plausible_and_the_best_isa_is_not_slower(native: ModuleType) -> None:
     rates = {isa: max(native.matrix_flops_per_s("float32", 1, 5, isa) for _ in range(3)) for isa in native.isas()}
     assert all(1e8 < rate < 1e13 for rate in rates.values()), rates
@@ -69,12 +71,14 @@ def test_matrix_rates_are_plausible_and_the_best_isa_is_not_slower(native: Modul
         assert 1e8 < cpu.matrix_flops_per_s(dtype, 2, 2) < 1e14
 
 
+@pytest.mark.serial
 def test_a_probe_takes_the_requested_time(native: ModuleType) -> None:
     start = time.perf_counter()
     cpu.matrix_flops_per_s("float32", 1, 60)
     assert 0.055 < time.perf_counter() - start < 1.0
 
 
+@pytest.mark.serial
 def test_other_python_threads_run_during_a_probe(native: ModuleType) -> None:
     ticks = []
     stop = threading.Event()

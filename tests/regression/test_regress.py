@@ -67,6 +67,7 @@ def test_rounds_come_in_pairs(measure: Measure) -> None:
     assert all("too few for this confidence" in case.reason for case in comparison.cases)
 
 
+@pytest.mark.serial
 def test_a_head_that_is_three_times_as_slow(measure: Measure) -> None:
     pairs = measure("chunk_attn", "2.0")
     cases = {case.implementation: case for case in compare(pairs.base, pairs.head, Options()).cases}

@@ -85,6 +85,7 @@ def plan(count: int, due: float = 0.0, tokens: int = 3) -> list[PlannedRequest]:
     return [PlannedRequest(number * due, (1, 2, 3, 4), tokens) for number in range(count)]
 
 
+@pytest.mark.serial
 def test_times_and_counts_of_an_answer() -> None:
     before = time.perf_counter()
     measured = measure(stream(wait=0.05), plan(2, due=0.1))
@@ -101,6 +102,7 @@ def test_times_and_counts_of_an_answer() -> None:
         assert request.last - request.first >= 0.1
 
 
+@pytest.mark.serial
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     """Each answer takes 0.3 s, and ten are due within 0.1 s: a client that waited would need 3 s."""
     measured = measure(stream(wait=0.3), plan(10, due=0.01, tokens=1))
@@ -108,6 +110,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert max(request.last or 9 for request in measured.requests) < 1
 
 
+@pytest.mark.serial
 def test_more_requests_at_once_than_aiohttp_allows_by_default() -> None:
     measured = measure(stream(wait=0.5), plan(130, tokens=1))
     assert all((request.first or 9) < 2 for request in measured.requests)
@@ -163,6 +166,7 @@ def test_the_model_of_a_server() -> None:
         asyncio.run(ask([1], None))
 
 
+@pytest.mark.serial
 def test_requests_are_sent_when_they_are_due() -> None:
     """The bar is 2 ms at 50 requests/s; a test on a shared machine allows ten times as much."""
     dues = due_times(Arrivals(), 50.0, 50, 0)
