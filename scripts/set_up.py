@@ -45,12 +45,8 @@ INSTALLED_TORCH = "from importlib.metadata import version; print(version('torch'
 SEES_GPU = "import torch; print('yes' if torch.cuda.is_available() else '')"
 HAS_TRITON = "import triton; print(triton.__version__)"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
-IMPORTED = (
-    "import chunkbench.regression.compare, chunkbench.report, chunkbench.workers.main\n"
-    "from chunkbench.cli.main import cli\n"
-    "cli(['list', 'implementations'])"
-)
-"""Imports everything that commands and workers import, including the libraries of all implementations."""
+IMPORTED = "import chunkbench.cli.run, chunkbench.regression.compare, chunkbench.report, chunkbench.workers.main"
+"""Imports all libraries that commands and workers import."""
 
 
 def say(message: str) -> None:
@@ -134,7 +130,7 @@ def compile_imports(python: Path) -> None:
     Many container images tell Python not to write byte code. There, every process would compile PyTorch again, which
     doubles its start time.
     """
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(ROOT)}
     folder = tempfile.gettempdir()
     subprocess.run([python, "-c", IMPORTED], check=False, capture_output=True, env=environment, cwd=folder)
 
@@ -159,6 +155,7 @@ def make_environment(venv: Path) -> bool:
     with chunkbench_installed(python):
         if not pip(python, *limits(python), *DEPENDENCIES):
             raise SystemExit("set-up: pip could not install torch; see above")
+        compile_imports(python)
         why = why_vllm_does_not_fit(python)
         # Their package wants libraries that have no build for CPUs and that the kernels do not need.
         complete = bool(why) or pip(python, "--no-deps", VLLM)
@@ -168,7 +165,6 @@ def make_environment(venv: Path) -> bool:
     if missing:
         say(f"NOTICE: {missing}. PyTorch does its work instead; to see what failed:")
         say(f"  {venv.name}/bin/python -m pip install -v --no-deps --no-build-isolation --editable .")
-    compile_imports(python)
     return complete
 
 

@@ -147,7 +147,7 @@ def test_byte_code_is_written_even_if_the_environment_forbids_it(
 ) -> None:
     (tmp_path / "imported_by_set_up.py").write_text("")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(set_up, "ROOT", tmp_path)
     monkeypatch.setattr(set_up, "IMPORTED", "import imported_by_set_up")
     set_up.compile_imports(Path(sys.executable))
     assert list((tmp_path / "__pycache__").glob("imported_by_set_up.*.pyc"))
