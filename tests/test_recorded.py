@@ -70,7 +70,7 @@ def test_a_recorded_run_is_complete(path: Path) -> None:
 
 def test_the_results_quote_the_recorded_runs(book: Book) -> None:
     text = " ".join((ROOT / "docs" / "results.md").read_text().split())
-    summary, *runs, _ = book.documents()
+    summary, *runs, _ = book.documents
     assert summary.headline.rstrip(".") in text
     for document in runs:
         assert f"**{document.title}**: {document.losses} {document.headline}".replace(":  ", ": ").rstrip() in text
@@ -86,7 +86,7 @@ def test_the_results_quote_table_4() -> None:
 def test_the_results_quote_table_3_on_avx512_bf16() -> None:
     text = " ".join((ROOT / "docs" / "results.md").read_text().split())
     book = build_book([open_run(RECORDED / "epyc-zen5-2-cores" / "table3")], ROOT)
-    (document,) = [document for document in book.documents() if document.title.startswith("Table 3")]
+    (document,) = [document for document in book.documents if document.title.startswith("Table 3")]
     assert f"{document.losses} {document.headline}" in text
 
 
