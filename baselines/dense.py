@@ -1,9 +1,8 @@
-"""Contiguous K/V `[b, kv_heads, capacity, d]`, one slice per sequence, for libraries without block tables."""
+"""Contiguous K/V, one slice per sequence, for libraries without block tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
 
 import torch
 
@@ -31,125 +30,73 @@ def mask_beyond(scores: torch.Tensor, held: int) -> None:
         scores[..., held:] = -torch.inf
 
 
-class DenseCache:
-    """A private copy of every sequence's K and V, with room for all completion tokens.
+class DenseSession(Session):
+    """A private copy of every sequence's K and V, with room for all completion tokens. Subclasses add `decode`.
 
-    If sequences differ in length, `mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere; if all
+    `_k` and `_v` are `[b, kv_heads, capacity, d]`; with `token_major` `[b, capacity, kv_heads, d]`, the layout of
+    FlashAttention and xformers. If that is so, or if sequences differ in length, `_lengths` `[b]` int32 holds the
+    number of tokens of every sequence. It changes in place and keeps its address.
+    """
+
+    def __init__(self, inputs: Inputs, token_major: bool = False) -> None:
+        point = inputs.point
+        b, h_kv, d = point.batch_size, point.kv_heads, point.head_dim
+        shape = (b, inputs.capacity, h_kv, d) if token_major else (b, h_kv, inputs.capacity, d)
+        self._k, self._v = (first.new_empty(shape) for first in inputs.keys_values(0, 0, 1))
+        self._by_token = [x if token_major else x.transpose(1, 2) for x in (self._k, self._v)]
+        for row, prompt in enumerate(inputs.prompts):
+            for target, values in zip(self._by_token, inputs.keys_values(row, 0, len(prompt)), strict=True):
+                target[row, : len(prompt)] = values
+                # Zeros, because kernels read unfilled tokens under a weight of zero, and uninitialised memory can be
+                # NaN.
+                target[row, len(prompt) :] = 0
+        self._prompts = torch.tensor([len(prompt) for prompt in inputs.prompts], dtype=torch.int32)
+        self._ragged = bool((self._prompts != self._prompts[0]).any())
+        self._token_major = token_major
+        self._rows = torch.arange(b, device=self._k.device)
+        self._lengths = self._prompts.to(self._k.device, copy=True)
+        self._longest = int(self._prompts.max())
+
+    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        by_token_k, by_token_v = self._by_token
+        if self._ragged:
+            positions = self._lengths.long()
+            by_token_k[self._rows, positions], by_token_v[self._rows, positions] = k, v
+        else:
+            by_token_k[:, self._longest], by_token_v[:, self._longest] = k, v
+        if self._ragged or self._token_major:  # 30 us that nobody needs where all lengths are equal and not passed on
+            self._lengths += 1
+        self._longest += 1
+
+    def rewind(self) -> None:
+        self._lengths.copy_(self._prompts)
+        self._longest = int(self._prompts.max())
+
+    def kv_bytes(self) -> int:
+        """Bytes of K and V, including the room that contiguous caches reserve for completion tokens."""
+        return self._k.nbytes + self._v.nbytes
+
+
+class MaskedSession(DenseSession):
+    """Head-major K and V, and a mask for kernels that take no lengths. Subclasses add `decode`.
+
+    If sequences differ in length, `_mask` `[b, 1, 1, longest]` is 0 where a token is held and -inf elsewhere; if all
     lengths are equal, it is None.
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        point = inputs.point
-        b, h_kv, d = point.batch_size, point.kv_heads, point.head_dim
-        first_k, first_v = inputs.keys_values(0, 0, 1)
-        self.k = first_k.new_empty((b, h_kv, inputs.capacity, d))
-        self.v = first_v.new_empty((b, h_kv, inputs.capacity, d))
-        for row, prompt in enumerate(inputs.prompts):
-            k, v = inputs.keys_values(row, 0, len(prompt))
-            self.k[row, :, : len(prompt)] = k.transpose(0, 1)
-            self.v[row, :, : len(prompt)] = v.transpose(0, 1)
-            # Zeros, because decode reads the unfilled tokens under the mask, and uninitialised memory can be NaN.
-            self.k[row, :, len(prompt) :] = 0
-            self.v[row, :, len(prompt) :] = 0
-        self._prompt_lengths = [len(prompt) for prompt in inputs.prompts]
-        self._lengths = torch.tensor(self._prompt_lengths, device=self.k.device)
-        self._rows = torch.arange(b, device=self.k.device)
-        self._ragged = len(set(self._prompt_lengths)) > 1
-        self.longest = max(self._prompt_lengths)
-        self.mask: torch.Tensor | None = None
+        super().__init__(inputs)
+        self._mask: torch.Tensor | None = None
         self.plan()
-
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write one token per sequence; k, v `[b, kv_heads, d]`."""
-        if self._ragged:
-            self.k[self._rows, :, self._lengths] = k
-            self.v[self._rows, :, self._lengths] = v
-            self._lengths += 1
-        else:
-            self.k[:, :, self.longest] = k
-            self.v[:, :, self.longest] = v
-        self.longest += 1
 
     def plan(self) -> None:
         """Update the mask; does nothing if all lengths are equal."""
         if self._ragged:
-            positions = torch.arange(self.longest, device=self.k.device)
+            positions = torch.arange(self._longest, device=self._k.device)
             beyond = positions[None, :] >= self._lengths[:, None]
-            mask = torch.zeros(beyond.shape, dtype=self.k.dtype, device=self.k.device)
-            self.mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
+            mask = torch.zeros(beyond.shape, dtype=self._k.dtype, device=self._k.device)
+            self._mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
 
     def rewind(self) -> None:
-        """Remove all completion tokens and keep the prompts."""
-        self._lengths = torch.tensor(self._prompt_lengths, device=self.k.device)
-        self.longest = max(self._prompt_lengths)
+        super().rewind()
         self.plan()
-
-    def nbytes(self) -> int:
-        """Bytes of K and V, including the room that contiguous caches reserve for completion tokens."""
-        return self.k.nbytes + self.v.nbytes
-
-
-class TokenMajorCache:
-    """Contiguous K/V `[b, capacity, kv_heads, d]`, one slice per sequence: the layout of FlashAttention and xformers.
-
-    `lengths` `[b]` int32 holds the number of tokens of every sequence. It changes in place and keeps its address.
-    """
-
-    def __init__(self, inputs: Inputs) -> None:
-        point = inputs.point
-        first_k, first_v = inputs.keys_values(0, 0, 1)
-        shape = (point.batch_size, inputs.capacity, point.kv_heads, point.head_dim)
-        # Zeros, because a kernel may multiply unfilled tokens by a weight of zero, and 0 * NaN is NaN.
-        self.k, self.v = first_k.new_zeros(shape), first_v.new_zeros(shape)
-        for row, prompt in enumerate(inputs.prompts):
-            k, v = inputs.keys_values(row, 0, len(prompt))
-            self.k[row, : len(prompt)], self.v[row, : len(prompt)] = k, v
-        self._prompts = torch.tensor([len(prompt) for prompt in inputs.prompts], dtype=torch.int32)
-        self.ragged = bool((self._prompts != self._prompts[0]).any())
-        self._rows = torch.arange(point.batch_size, device=self.k.device)
-        self.lengths = self._prompts.to(self.k.device, copy=True)
-        self.longest = int(self._prompts.max())
-
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write one token per sequence; k, v `[b, kv_heads, d]`."""
-        if self.ragged:
-            positions = self.lengths.long()
-            self.k[self._rows, positions], self.v[self._rows, positions] = k, v
-        else:
-            self.k[:, self.longest], self.v[:, self.longest] = k, v
-        self.lengths += 1
-        self.longest += 1
-
-    def plan(self) -> None:
-        """Does nothing: `append` and `rewind` update the lengths."""
-
-    def rewind(self) -> None:
-        """Remove all completion tokens and keep the prompts."""
-        self.lengths.copy_(self._prompts)
-        self.longest = int(self._prompts.max())
-
-    def nbytes(self) -> int:
-        """Bytes of K and V, including the room for completion tokens."""
-        return self.k.nbytes + self.v.nbytes
-
-
-Cache = TypeVar("Cache", DenseCache, TokenMajorCache)
-
-
-class DenseSession(Session, Generic[Cache]):
-    """A session over one of these caches. Subclasses add `decode`."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache: Cache = cache
-
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._cache.append(k, v)
-
-    def plan(self) -> None:
-        self._cache.plan()
-
-    def rewind(self) -> None:
-        self._cache.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._cache.nbytes()

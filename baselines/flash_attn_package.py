@@ -5,15 +5,15 @@ The paged form stores the blocks of a common prefix once for all sequences; each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from chunkbench.baselines import gpu
+from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
-from chunkbench.baselines.dense import DenseSession, TokenMajorCache
-from chunkbench.baselines.pool import SharedBlocks
+from chunkbench.baselines.dense import DenseSession
 from chunkbench.experiment.point import Point
 
 _PAGE = 256  # the library's pages hold a multiple of this many tokens
@@ -26,52 +26,36 @@ def library() -> Any:
     return flash_attn
 
 
-class ContiguousSession(DenseSession[TokenMajorCache]):
+class ContiguousSession(DenseSession):
     """Contiguous caches for `flash_attn_with_kvcache` of FlashAttention-2 or -3.
 
     `equal_lengths`: whether to pass lengths even if all are equal, so that the cache's shape already gives them.
     """
 
     def __init__(self, inputs: Inputs, attention: Callable[..., torch.Tensor], equal_lengths: bool) -> None:
-        super().__init__(TokenMajorCache(inputs))
+        super().__init__(inputs, token_major=True)
         self._attention = attention
-        self._pass_lengths = equal_lengths or self._cache.ragged
+        self._pass_lengths = equal_lengths or self._ragged
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        cache = self._cache
         # Cut to the longest sequence, because the library derives the number of context splits from the cache's size.
-        k, v = cache.k[:, : cache.longest], cache.v[:, : cache.longest]
-        lengths = cache.lengths if self._pass_lengths else None
+        k, v = self._k[:, : self._longest], self._v[:, : self._longest]
+        lengths = self._lengths if self._pass_lengths else None
         out.copy_(self._attention(q[:, None], k, v, cache_seqlens=lengths)[:, 0])
 
 
-class PagedSession(Session):
+class PagedSession(PoolSession):
     def __init__(self, inputs: Inputs) -> None:
-        self._blocks = SharedBlocks(inputs)
+        super().__init__(inputs, inputs.point.block_size)
         self._attention = library().flash_attn_with_kvcache
         self.plan()
 
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._blocks.append(token_ids, k, v)
-
     def plan(self) -> None:
-        """Copy block table and lengths to tensors on the device."""
-        lengths, device = self._blocks.tables.lengths, self._blocks.pool.k.device
-        used = -(-int(lengths.max()) // self._blocks.block_size)
-        # Copy the table: it changes in place at the next step, and on a CPU the tensor would share its memory.
-        self._table = torch.from_numpy(self._blocks.tables.table[:, :used].copy()).to(device)
-        self._lengths = torch.from_numpy(lengths).to(device)
+        self._table, self._lengths = self._device_tables(self._k.device)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        pool = self._blocks.pool
-        result = self._attention(q[:, None], pool.k, pool.v, cache_seqlens=self._lengths, block_table=self._table)
+        result = self._attention(q[:, None], self._k, self._v, cache_seqlens=self._lengths, block_table=self._table)
         out.copy_(result[:, 0])
-
-    def rewind(self) -> None:
-        self._blocks.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._blocks.kv_bytes()
 
 
 class FlashAttnPackage(Implementation):

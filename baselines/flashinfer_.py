@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import shutil
 from abc import abstractmethod
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ import numpy as np
 import torch
 
 from chunkbench.baselines import gpu
+from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
-from chunkbench.baselines.pool import SharedBlocks, SharedTree
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
 from chunkbench.experiment.point import Point
 from chunkbench.kvcache import Plan
@@ -62,10 +61,10 @@ class _Shape:
         self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
 
 
-class PagedSession(Session):
+class PagedSession(PoolSession):
     def __init__(self, inputs: Inputs) -> None:
         point = inputs.point
-        self._blocks = SharedBlocks(inputs)
+        super().__init__(inputs, point.block_size)
         self._shape = _Shape(point)
         group = point.heads // point.kv_heads
         # The kernel without tensor cores supports few group sizes, and for larger groups it is the slower one.
@@ -74,11 +73,8 @@ class PagedSession(Session):
         )
         gpu.compile_now(self, inputs)
 
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._blocks.append(token_ids, k, v)
-
     def plan(self) -> None:
-        size, table, lengths = self._blocks.block_size, self._blocks.tables.table, self._blocks.tables.lengths
+        size, table, lengths = self._block_size, self._tables.table, self._tables.lengths
         pages = -(-lengths // size)
         indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
         held = np.arange(table.shape[1]) < pages[:, None]
@@ -86,22 +82,16 @@ class PagedSession(Session):
         self._wrapper.plan(_host(indptr), _host(table[held]), _host(last), *self._shape.sizes, **self._shape.dtypes)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._wrapper.run(q, (self._blocks.pool.k, self._blocks.pool.v), out=out)
-
-    def rewind(self) -> None:
-        self._blocks.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._blocks.kv_bytes()
+        self._wrapper.run(q, (self._k, self._v), out=out)
 
 
-class _TreeSession(Session):
+class _TreeSession(PoolSession):
     """A session in which every request is a segment of the prefix tree."""
 
     def __init__(self, inputs: Inputs, backend: str) -> None:
         point = inputs.point
-        self._shared = SharedTree(inputs, point.block_size)
-        self._kv = (self._shared.pool.k, self._shared.pool.v)
+        super().__init__(inputs, point.block_size)
+        self._kv = self._k, self._v
         self._shape = _Shape(point)
         self._backend = backend
         self._workspace = _workspace(point.device)
@@ -111,23 +101,14 @@ class _TreeSession(Session):
             (0, point.heads, point.head_dim), dtype=getattr(torch, point.dtype), device=point.device
         )
 
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._shared.append(token_ids, k, v)
-
     def plan(self) -> None:
-        plan = self._shared.tree.plan()
+        plan = self._tables.tree.plan()
         self._set(plan, plan is not self._planned)
         self._planned = plan
 
     @abstractmethod
     def _set(self, plan: Plan, changed: bool) -> None:
         """Plan the library's calls; `changed`: the segments are others than at the last call, not only longer."""
-
-    def rewind(self) -> None:
-        self._shared.rewind()
-
-    def kv_bytes(self) -> int:
-        return self._shared.kv_bytes()
 
     def _new_wrapper(self) -> Any:
         return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._backend)

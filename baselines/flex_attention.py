@@ -18,8 +18,8 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from chunkbench.baselines import gpu
+from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.baselines.pool import SharedTree
 from chunkbench.experiment.point import Point
 from chunkbench.kvcache import Plan
 from chunkbench.kvcache.integers import Ints
@@ -75,19 +75,19 @@ def _compiled(point: Point) -> Any:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-class FlexSession(Session):
+class FlexSession(PoolSession):
     """Measured with `compiled`; without it, PyTorch computes the same with plain operations (for tests)."""
 
     def __init__(self, inputs: Inputs, compiled: bool) -> None:
         point = inputs.point
+        super().__init__(inputs, point.chunk_size, head_major=True)
         self._attention: Any = _compiled(point) if compiled else flex_attention
         self._grouped = point.heads != point.kv_heads
-        self._shared = SharedTree(inputs, point.chunk_size, head_major=True)
-        self._k, self._v = self._shared.pool.k[None], self._shared.pool.v[None]  # [1, kv_heads, slots, d]
+        self._kv = self._k[None], self._v[None]  # [1, kv_heads, slots, d]
         self._planned: Plan | None = None
         # For each slot, the range of positions (rows in depth-first order) that see it; for each row, its position.
         device = self._k.device
-        self._begin = torch.zeros(self._k.shape[2], dtype=torch.int32, device=device)
+        self._begin = torch.zeros(self._k.shape[1], dtype=torch.int32, device=device)
         self._end = torch.zeros_like(self._begin)
         self._position = torch.zeros(point.batch_size, dtype=torch.int32, device=device)
         self._mask: BlockMask | None = None
@@ -103,12 +103,14 @@ class FlexSession(Session):
             gpu.compile_now(self, inputs)
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        slots = torch.from_numpy(self._shared.append(token_ids, k, v)).to(self._k.device)
-        self._begin[slots] = self._position
-        self._end[slots] = self._position + 1
+        slots = self._tables.append(token_ids)
+        self._write(slots, k, v)
+        index = torch.from_numpy(slots).to(self._k.device)
+        self._begin[index] = self._position
+        self._end[index] = self._position + 1
 
     def plan(self) -> None:
-        plan = self._shared.tree.plan()
+        plan = self._tables.tree.plan()
         if plan is self._planned:
             return
         self._planned = plan
@@ -134,17 +136,14 @@ class FlexSession(Session):
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         rows = q.transpose(0, 1)[None]  # [1, heads, b, d]
-        result = self._attention(rows, self._k, self._v, block_mask=self._mask, enable_gqa=self._grouped)
+        result = self._attention(rows, *self._kv, block_mask=self._mask, enable_gqa=self._grouped)
         out.copy_(result[0].transpose(0, 1))
 
     def rewind(self) -> None:
-        self._shared.rewind()
+        super().rewind()
         # The mask's full blocks may hold slots that are free again now, even if the tree's plan is the same object.
         self._planned = None
         self.plan()
-
-    def kv_bytes(self) -> int:
-        return self._shared.kv_bytes()
 
 
 class FlexAttention(Implementation):

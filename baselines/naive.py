@@ -5,26 +5,25 @@ from __future__ import annotations
 import torch
 
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.baselines.dense import DenseCache, DenseSession, mask_beyond, tokens_to_read
+from chunkbench.baselines.dense import MaskedSession, mask_beyond, tokens_to_read
 
 
-class NaiveSession(DenseSession[DenseCache]):
+class NaiveSession(MaskedSession):
     def __init__(self, inputs: Inputs) -> None:
-        super().__init__(DenseCache(inputs))
+        super().__init__(inputs)
         self._scale = inputs.point.head_dim**-0.5
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        cache = self._cache
-        b, h_kv, _, d = cache.k.shape
+        b, h_kv, _, d = self._k.shape
         # Query heads that share a KV head become rows of one matrix, so grouped heads need no copies of K and V.
         rows = q.view(b * h_kv, -1, d)
-        held = cache.longest
-        tokens = tokens_to_read(cache.k, held)
-        k = cache.k.view(b * h_kv, -1, d)[:, :tokens]
-        v = cache.v.view(b * h_kv, -1, d)[:, :tokens]
+        held = self._longest
+        tokens = tokens_to_read(self._k, held)
+        k = self._k.view(b * h_kv, -1, d)[:, :tokens]
+        v = self._v.view(b * h_kv, -1, d)[:, :tokens]
         scores = torch.bmm(rows, k.transpose(1, 2)).mul_(self._scale)
-        if cache.mask is not None:
-            scores.view(b, h_kv, -1, tokens)[..., :held].add_(cache.mask)
+        if self._mask is not None:
+            scores.view(b, h_kv, -1, tokens)[..., :held].add_(self._mask)
         mask_beyond(scores, held)
         torch.bmm(torch.softmax(scores, dim=-1), v, out=out.view(b * h_kv, -1, d))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from chunkbench.baselines.block_session import BlockSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import Point
@@ -19,31 +20,27 @@ from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import PagedNative
 from chunkbench.kernels.cpu.store import PackedStore
-from chunkbench.kvcache import Append, BlockTables
+from chunkbench.kvcache import Append
+from chunkbench.kvcache.integers import Ints
 from chunkbench.version import __version__
 
 if TYPE_CHECKING:
     from chunkbench.kernels.triton.decode import PagedTriton
 
 
-class PagedSession(Session):
+class PagedSession(BlockSession):
     def __init__(self, inputs: Inputs, share: bool) -> None:
-        point = inputs.point
-        self._size = point.block_size
-        self._store, self._kernel = _kernel(point)
-        self._tables = BlockTables(self._size, share, max_tokens=inputs.capacity)
-        joined = [self._tables.join(prompt) for prompt in inputs.prompts]
-        # The tables give out the lowest free id first, so a store of this size holds all completion tokens too.
-        self._store.grow(self._tables.pool.in_use + point.batch_size * -(-point.n_c // self._size))
-        for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
-            k, v = inputs.keys_values(row, join.cached, len(prompt))
-            self._store.fill(join.slots[:: self._size] // self._size, k, v)
-        self._prompts = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
+        super().__init__(inputs, share, inputs.point.block_size)
+        self._store, self._kernel = _kernel(inputs.point)
+        self._store.grow(self._blocks)
+        self._fill(inputs)
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        slots = self._tables.append(token_ids)
-        blocks, offsets = slots // self._size, slots % self._size
-        self._store.append(Append(blocks, offsets, blocks[offsets == 0], every_row=True), k, v)
+        self._write(self._tables.append(token_ids), k, v, every_row=True)
+
+    def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor, every_row: bool = False) -> None:
+        blocks, offsets = slots // self._block_size, slots % self._block_size
+        self._store.append(Append(blocks, offsets, blocks[offsets == 0], every_row), k, v)
 
     def plan(self) -> None:
         self._kernel.plan(self._tables.table, self._tables.lengths)
@@ -53,15 +50,12 @@ class PagedSession(Session):
 
     def rewind(self) -> None:
         lengths = self._tables.lengths.tolist()
-        for row, (sequence, length) in enumerate(self._prompts):
-            last = (length - 1) // self._size  # the prompt's last block
-            kept, held = length - last * self._size, min(self._size, lengths[row] - last * self._size)
+        for row, length in enumerate(self._prompts):
+            last = (length - 1) // self._block_size  # the prompt's last block
+            kept, held = length - last * self._block_size, min(self._block_size, lengths[row] - last * self._block_size)
             if kept < held:
                 self._store.cut(int(self._tables.table[row, last]), kept, held)
-            self._tables.truncate(sequence, length)
-
-    def kv_bytes(self) -> int:
-        return self._tables.pool.in_use * self._store.chunk_bytes
+        super().rewind()
 
     def work_items(self) -> int:
         return self._kernel.work_items

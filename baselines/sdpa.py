@@ -12,27 +12,26 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.baselines.dense import DenseCache, DenseSession
+from chunkbench.baselines.dense import MaskedSession
 from chunkbench.experiment.point import Point
 
 
-class SdpaSession(DenseSession[DenseCache]):
+class SdpaSession(MaskedSession):
     """A session with one fixed backend; PyTorch cannot choose another."""
 
     def __init__(self, inputs: Inputs, backend: SDPBackend) -> None:
-        super().__init__(DenseCache(inputs))
+        super().__init__(inputs)
         self._backend = backend
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        cache = self._cache
-        b, h_kv, _, d = cache.k.shape
+        b, h_kv, _, d = self._k.shape
         with sdpa_kernel(self._backend):
             # Query heads that share a KV head become query positions of one head: same result, K and V are read once.
             attention = scaled_dot_product_attention(
                 q.view(b, h_kv, -1, d),
-                cache.k[:, :, : cache.longest],
-                cache.v[:, :, : cache.longest],
-                attn_mask=cache.mask,
+                self._k[:, :, : self._longest],
+                self._v[:, :, : self._longest],
+                attn_mask=self._mask,
             )
         out.view(attention.shape).copy_(attention)
 

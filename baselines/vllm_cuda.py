@@ -8,7 +8,7 @@ vllm.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Inputs, Session
+from chunkbench.baselines.block_session import BlockSession
+from chunkbench.baselines.contract import YES, Answer, Inputs
 from chunkbench.experiment.point import Point
-from chunkbench.kvcache import BlockTables
+from chunkbench.kvcache.integers import Ints
 
 PACKAGE = "vllm"
 _LAST = "0.24.0"
@@ -31,7 +32,6 @@ _VECTOR = 16  # contiguous bytes of a key in the cache
 _LAUNCH = 512  # `reshape_and_cache` writes at most this many vectors of a token's keys and ignores the rest
 _PARTITION = 512  # tokens of a partition of v2
 _V1_TOKENS, _V1_ENOUGH = 8192, 512  # v1: longest sequence; with more sequences x heads it needs no partitions
-_COPY_TOKENS = 4096  # tokens that one call writes to the cache during `prepare`
 
 
 def version() -> str | None:
@@ -115,50 +115,36 @@ def supports(point: Point) -> Answer:
     return YES
 
 
-class PagedSession(Session):
+class PagedSession(BlockSession):
     """Keys `[blocks, kv_heads, d / x, block_size, x]`, x of 16 bytes; values `[blocks, kv_heads, d, block_size]`.
 
     Only vLLM's own operator writes to them.
     """
 
     def __init__(self, inputs: Inputs, share: bool) -> None:
+        super().__init__(inputs, share, inputs.point.block_size)
         self._v1, self._v2, self._reshape_and_cache = operators()
         point = inputs.point
         self._b, self._h, self._h_kv, self._d = point.batch_size, point.heads, point.kv_heads, point.head_dim
-        self._block_size, self._scale, self._device = point.block_size, point.head_dim**-0.5, point.device
+        self._scale = point.head_dim**-0.5
         dtype: torch.dtype = getattr(torch, point.dtype)
-        self._blocks = BlockTables(point.block_size, share, max_tokens=inputs.capacity)
-        joined = [self._blocks.join(prompt) for prompt in inputs.prompts]
-        blocks = self._blocks.pool.in_use + point.batch_size * (point.n_c // point.block_size + 1)
-        # The tables give out the lowest free id first, so every id fits a pool of this size.
         x = _VECTOR // dtype.itemsize
-        key_shape = (blocks, self._h_kv, self._d // x, point.block_size, x)
-        self._key = torch.zeros(key_shape, dtype=dtype, device=self._device)
-        self._value = torch.zeros(blocks, self._h_kv, self._d, point.block_size, dtype=dtype, device=self._device)
-        self._unit_scale = torch.ones(1, dtype=torch.float32, device=self._device)  # the scale of keys and of values
-        for row, (join, prompt) in enumerate(zip(joined, inputs.prompts, strict=True)):
-            slots = torch.from_numpy(join.slots).to(torch.int64)
-            for start in range(join.cached, len(prompt), _COPY_TOKENS):
-                stop = min(start + _COPY_TOKENS, len(prompt))
-                k, v = inputs.keys_values(row, start, stop)
-                self._write(k, v, slots[start - join.cached : stop - join.cached])
-        self._prompts = [(join.sequence, len(prompt)) for join, prompt in zip(joined, inputs.prompts, strict=True)]
+        key_shape = (self._blocks, self._h_kv, self._d // x, point.block_size, x)
+        value_shape = (self._blocks, self._h_kv, self._d, point.block_size)
+        self._key, self._value = (
+            torch.zeros(shape, dtype=dtype, device=point.device) for shape in (key_shape, value_shape)
+        )
+        self._unit_scale = torch.ones(1, dtype=torch.float32, device=point.device)  # the scale of keys and of values
+        self._fill(inputs)
         parts = self._b * self._h * -(-inputs.capacity // _PARTITION)
-        self._sums, self._maxima = torch.empty(2, parts, dtype=torch.float32, device=self._device)
-        self._partial = torch.empty(parts * self._d, dtype=dtype, device=self._device)
+        self._sums, self._maxima = torch.empty(2, parts, dtype=torch.float32, device=point.device)
+        self._partial = torch.empty(parts * self._d, dtype=dtype, device=point.device)
         self.plan()
-
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._write(k, v, torch.from_numpy(self._blocks.append(token_ids)).to(torch.int64))
 
     def plan(self) -> None:
         """Copy block table and lengths to the device; choose v2 (with partitions) or v1 by vLLM's own rule."""
-        lengths = self._blocks.lengths
-        self._longest = int(lengths.max())
-        # Copy the table: it changes in place at the next step, and on a CPU the tensor would share its memory.
-        used = -(-self._longest // self._block_size)
-        self._table = torch.from_numpy(self._blocks.table[:, :used].copy()).to(self._device)
-        self._lengths = torch.from_numpy(lengths).to(self._device)
+        self._table, self._lengths = self._device_tables(self._key.device)
+        self._longest = int(self._tables.lengths.max())
         parts = -(-self._longest // _PARTITION)
         enough = parts == 1 or self._b * self._h > _V1_ENOUGH
         self._scratch: tuple[torch.Tensor, ...] = ()
@@ -175,13 +161,6 @@ class PagedSession(Session):
             self._block_size, self._longest, None, "auto", self._unit_scale, self._unit_scale, 0, 0, 0, 64, 0,
         )  # fmt: skip
 
-    def rewind(self) -> None:
-        for sequence, length in self._prompts:
-            self._blocks.truncate(sequence, length)
-
-    def kv_bytes(self) -> int:
-        return self._blocks.pool.in_use * (self._key[0].nbytes + self._value[0].nbytes)
-
-    def _write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        slots, scale = slots.to(self._device), self._unit_scale
-        self._reshape_and_cache(k, v, self._key, self._value, slots, "auto", scale, scale)
+    def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor) -> None:
+        index, scale = torch.from_numpy(slots).to(self._key.device), self._unit_scale
+        self._reshape_and_cache(k, v, self._key, self._value, index, "auto", scale, scale)

@@ -15,7 +15,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.baselines.dense import DenseSession, TokenMajorCache
+from chunkbench.baselines.dense import DenseSession
 from chunkbench.experiment.point import Point
 
 PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
@@ -49,19 +49,18 @@ def grouped(x: torch.Tensor, group: int) -> torch.Tensor:
     return x[:, :, :, None].expand(-1, -1, -1, group, -1)
 
 
-class XformersSession(DenseSession[TokenMajorCache]):
+class XformersSession(DenseSession):
     """K and V `[b, capacity, kv_heads, d]`, the library's layout; the heads of a group get their own axis."""
 
     def __init__(self, inputs: Inputs, operator: Any) -> None:
-        super().__init__(TokenMajorCache(inputs))
+        super().__init__(inputs, token_major=True)
         self._group = inputs.point.heads // inputs.point.kv_heads
         self._forward = library().forward
         self._operator = operator
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        cache = self._cache
         q = q[:, None]
-        k, v = cache.k[:, : cache.longest], cache.v[:, : cache.longest]
+        k, v = self._k[:, : self._longest], self._v[:, : self._longest]
         if self._group > 1:
             q = q.unflatten(2, (-1, self._group))
             k, v = grouped(k, self._group), grouped(v, self._group)

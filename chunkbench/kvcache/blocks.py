@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.tokens import Tokens
 from chunkbench.kvcache.tree import PrefixTree
 
@@ -25,25 +24,16 @@ class JoinedBlocks(NamedTuple):
 class BlockTables:
     """The map from logical to physical blocks of every live sequence (PagedAttention's block table).
 
-    With `share`, sequences with a common prefix use the same physical blocks (PagedAttn* of the paper). Without it,
-    every block is private (PagedAttn).
+    Rows are those of `tree`. With `share`, sequences with a common prefix use the same physical blocks (PagedAttn* of
+    the paper). Without it, every block is private (PagedAttn).
     """
 
     def __init__(self, block_size: int, share: bool, max_tokens: int = 1) -> None:
         """`max_tokens`: tokens per sequence for which the table has room initially; it grows on demand."""
         self.block_size = block_size
-        self._tree = PrefixTree(block_size, share=share)
+        self.tree = PrefixTree(block_size, share=share)
+        """Its chunks are the blocks. Sequences leave, or lose tokens, by the tree's own methods."""
         self._by_slot: npt.NDArray[np.int32] = np.zeros((8, max(1, -(-max_tokens // block_size))), np.int32)
-
-    @property
-    def pool(self) -> ChunkPool:
-        """The pool of block ids: `capacity`, `in_use`, `peak`, `reserve`."""
-        return self._tree.pool
-
-    @property
-    def sequences(self) -> list[int]:
-        """Ids of the live sequences in order of addition; rows of `table` and `lengths` follow it."""
-        return self._tree.sequences
 
     @property
     def table(self) -> npt.NDArray[np.int32]:
@@ -51,41 +41,33 @@ class BlockTables:
 
         A view of the internal table while every row equals its slot (see `PrefixTree.slots`), else a copy.
         """
-        return self._by_slot[self._tree.slots]
+        return self._by_slot[self.tree.slots]
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
         """Tokens of every sequence `[b]`."""
-        return self._tree.lengths.astype(np.int32)
+        return self.tree.lengths.astype(np.int32)
 
     def join(self, tokens: Tokens) -> JoinedBlocks:
         """Add a sequence. Raises the same errors as `PrefixTree.join`."""
-        joined = self._tree.join(tokens)
-        path, slot = self._tree.path(joined.sequence), self._tree.slot(joined.sequence)
+        joined = self.tree.join(tokens)
+        path, slot = self.tree.path(joined.sequence), self.tree.slot(joined.sequence)
         self._make_room(slot + 1, len(path))
         self._by_slot[slot, : len(path)] = path
-        length = self._tree.length(joined.sequence)
+        length = self.tree.length(joined.sequence)
         slots = joined.chunks[:, None] * self.block_size + np.arange(self.block_size)
         return JoinedBlocks(joined.sequence, joined.cached, slots.ravel()[: length - joined.cached])
 
     def append(self, tokens: Tokens) -> Ints:
         """Add one token to every sequence. Returns their slots `[b]`. Raises the same errors as `PrefixTree.append`."""
-        appended = self._tree.append(tokens)
+        appended = self.tree.append(tokens)
         if len(appended.new):
             rows = np.flatnonzero(appended.slots == 0)
-            columns = (self._tree.lengths[rows] - 1) // self.block_size
+            columns = (self.tree.lengths[rows] - 1) // self.block_size
             self._make_room(0, int(columns.max()) + 1)
-            slots = self._tree.slots
+            slots = self.tree.slots
             self._by_slot[rows if isinstance(slots, slice) else slots[rows], columns] = appended.chunks[rows]
         return appended.chunks * self.block_size + appended.slots
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """Keep the first `length` tokens of a sequence. Raises the same errors as `PrefixTree.truncate`."""
-        self._tree.truncate(sequence, length)
-
-    def leave(self, sequence: int) -> None:
-        """Remove a sequence. Raises UnknownSequence."""
-        self._tree.leave(sequence)
 
     def _make_room(self, rows: int, columns: int) -> None:
         """Double the number of rows or columns if the table has too few."""

@@ -37,10 +37,10 @@ def test_tables_map_to_the_tokens(share, block_size, prompts, steps):
         for row, token in enumerate(tokens):
             expected[row].append(token)
     assert read(tables, memory) == expected
-    for sequence, prompt in zip(tables.sequences, prompts, strict=True):
-        tables.truncate(sequence, len(prompt))
+    for sequence, prompt in zip(tables.tree.sequences, prompts, strict=True):
+        tables.tree.truncate(sequence, len(prompt))
     assert read(tables, memory) == prompts
-    tables.leave(tables.sequences[0])
+    tables.tree.leave(tables.tree.sequences[0])
     assert read(tables, memory) == prompts[1:]
 
 
@@ -50,9 +50,9 @@ def test_sharing_maps_a_prefix_to_the_same_blocks():
         for own in (5, 6):
             tables.join([1, 2, 3, 4, own])
     assert shared.table[0, :2].tolist() == shared.table[1, :2].tolist()
-    assert shared.pool.in_use == 4
+    assert shared.tree.pool.in_use == 4
     assert len(set(private.table[:, :3].ravel().tolist())) == 6
-    assert private.pool.in_use == 6
+    assert private.tree.pool.in_use == 6
 
 
 def test_the_table_is_contiguous_and_keeps_its_width_up_to_max_tokens():
@@ -70,7 +70,7 @@ def test_the_table_is_contiguous_and_keeps_its_width_up_to_max_tokens():
 def test_a_removed_sequence_is_unknown():
     tables = BlockTables(2, share=True)
     sequence = tables.join([1]).sequence
-    tables.leave(sequence)
+    tables.tree.leave(sequence)
     with pytest.raises(UnknownSequence):
-        tables.truncate(sequence, 1)
+        tables.tree.truncate(sequence, 1)
     assert tables.table.shape[0] == 0

@@ -264,7 +264,7 @@ def test_paged_attention(device: str, share: bool) -> None:
         forest.join(path)
         ids = [1000 * name + token for name, tokens in path for token in range(tokens)]
         joined = tables.join(ids)
-        store.grow(tables.pool.in_use + 8)
+        store.grow(tables.tree.pool.in_use + 8)
         k, v = forest.contexts[-1]
         store.fill(joined.slots[::16] // 16, k[0, joined.cached :], v[0, joined.cached :])
     for _ in range(2):
