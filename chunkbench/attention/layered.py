@@ -37,6 +37,9 @@ class LayeredChunkAttention:
     raises ValueError.
     """
 
+    _deferred = False
+    """Whether K and V come some time after their tokens, so that a chunk may be matched but not written."""
+
     def __init__(
         self,
         layers: int,
@@ -71,7 +74,7 @@ class LayeredChunkAttention:
         self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
         # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
-        self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow), share, retain)
+        self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow), share, retain, self._deferred)
         self._spec = TensorSpec(dtype, device)
         self._planned = False
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -12,10 +10,9 @@ from chunkbench.attention.parts import Kernel, Partition
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.tpp_torch import TppTorch
-from chunkbench.kvcache import Append, Join, WrongTokens
+from chunkbench.kvcache import Append, WrongTokens
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
-from chunkbench.kvcache.tokens import Tokens
 
 _NONE: Ints = np.empty(0, np.int64)
 
@@ -34,6 +31,8 @@ class RaggedChunkAttention(LayeredChunkAttention):
     Sequences that compute only their last token take part in the two-phase partition. The rows of prompts read the
     cached chunks where they lie, a block of rows at a time. Kernels: native and PyTorch ("auto" chooses between these).
     """
+
+    _deferred = True
 
     def __init__(
         self,
@@ -59,7 +58,6 @@ class RaggedChunkAttention(LayeredChunkAttention):
         )
         assert isinstance(self._kernel, TppNative | TppTorch)
         self._ragged = self._kernel
-        self._written = np.zeros(0, np.bool_)  # by chunk id: whether all its tokens have K and V, or are selected
         self._decoding: list[int] = []
         self._prompts: list[PromptRows] = []
         self._writes: list[tuple[Ints, Ints, Ints]] = []  # chunks, slots and rows of new tokens, by prompt
@@ -69,32 +67,12 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._places = Append(_NONE, _NONE, _NONE, every_row=False)
         self._subset: tuple[Plan, bytes, Plan] | None = None
 
-    def join(self, tokens: Tokens, spare: int = 0) -> Join:
-        """Add a sequence with a whole prompt, whose K and V need not be known yet."""
-        joined = super().join(tokens, spare)
-        self._forget(joined.chunks)
-        return joined
-
-    def extend(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
-        """Add tokens to sequences, as `LayeredChunkAttention.extend` does."""
-        appended = super().extend(tokens, sequences, counts)
-        self._forget(appended.new)
-        return appended
-
-    def remove_sequence(self, sequence: int) -> None:
-        """Remove a sequence, as `LayeredChunkAttention.remove_sequence` does. Only written chunks are kept."""
-        self._tree.leave(sequence, keep=self.written(sequence))
-        self._planned = False
-
     def written(self, sequence: int) -> int:
         """Leading tokens of a sequence whose K and V are written, or selected to be, in full chunks.
 
         Raises UnknownSequence.
         """
-        path = np.array(self._tree.path(sequence), np.int64)
-        missing = np.flatnonzero(~self._written[path])
-        chunks = int(missing[0]) if len(missing) else len(path)
-        return min(chunks * self.chunk_size, self.length(sequence))
+        return self._tree.written_tokens(sequence)
 
     def select(self, sequence: int, first: int, count: int) -> None:
         """Add tokens `first` to `first + count - 1` of a sequence to the next step: the next rows of its tensors.
@@ -113,11 +91,11 @@ class RaggedChunkAttention(LayeredChunkAttention):
         chunks = np.array(self._tree.path(sequence), np.int64)
         positions = np.arange(first, first + count)
         own = chunks[positions // self.chunk_size]
-        new = ~self._written[own]
+        new = ~self._tree.written(own)
         rows = len(self._decoding) + sum(prompt.count for prompt in self._prompts) + np.flatnonzero(new)
         self._writes.append((own[new], positions[new] % self.chunk_size, rows))
         self._prompts.append(PromptRows(chunks, first, count))
-        self._written[own[(positions + 1) % self.chunk_size == 0]] = True
+        self._tree.mark_written(own[(positions + 1) % self.chunk_size == 0])
 
     def plan_selected(self) -> int:
         """Plan the step of the selected tokens, and return their number. The next `select` begins another step."""
@@ -129,9 +107,9 @@ class RaggedChunkAttention(LayeredChunkAttention):
         writes = self._writes
         if len(rows):
             last, slots = plan.last_chunks, plan.last_tokens - 1
-            new = ~self._written[last]
+            new = ~self._tree.written(last)
             writes = [(last[new], slots[new], np.flatnonzero(new)), *writes]
-            self._written[last[slots == self.chunk_size - 1]] = True
+            self._tree.mark_written(last[slots == self.chunk_size - 1])
         columns = zip(*writes, strict=True) if writes else [()] * 3
         chunks, slots, self._writing = (np.concatenate([_NONE, *column]) for column in columns)
         self._places = Append(chunks, slots, chunks[slots == 0], every_row=False)
@@ -180,10 +158,3 @@ class RaggedChunkAttention(LayeredChunkAttention):
         if self._subset is None or self._subset[0] is not plan or self._subset[1] != key:
             self._subset = plan, key, plan.only(rows)
         return self._subset[2]
-
-    def _forget(self, chunks: Ints) -> None:
-        """Chunks that were handed out anew hold nothing."""
-        capacity = self._tree.pool.capacity
-        if capacity > len(self._written):
-            self._written = np.append(self._written, np.zeros(capacity - len(self._written), np.bool_))
-        self._written[chunks] = False

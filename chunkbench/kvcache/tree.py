@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
 import numpy as np
+import numpy.typing as npt
 
 from chunkbench.kvcache.changes import Append, Copy, Cut, Fork, Join
 from chunkbench.kvcache.errors import EmptySequence, PoolExhausted, SharedChunk, UnknownSequence, WrongTokens
@@ -28,14 +29,20 @@ class PrefixTree:
     sequences that are already live never merge. In depth-first order the sequences that cover a chunk are a contiguous
     range. With `share=False` a join matches nothing, so every sequence has private chunks. With `retain` the full
     chunks of sequences that left stay, idle, for later joins (RadixAttention), until the pool needs them: it evicts
-    those least recently used first.
+    those least recently used first. It keeps written chunks only: with `deferred`, K and V of a chunk come some time
+    after its tokens, and the owner calls `mark_written`; without it, every chunk counts as written.
 
     Rows, here and in all tensors, are the live sequences in order of addition. The cost of an operation (join, append,
     leave) depends only on the sequence that it changes. The tree updates the plan at the next call of `plan`.
     """
 
     def __init__(
-        self, chunk_size: int, pool: ChunkPool | None = None, share: bool = True, retain: bool = False
+        self,
+        chunk_size: int,
+        pool: ChunkPool | None = None,
+        share: bool = True,
+        retain: bool = False,
+        deferred: bool = False,
     ) -> None:
         if chunk_size < 1:
             raise ValueError(f"chunks hold at least 1 token, not {chunk_size}")
@@ -46,6 +53,8 @@ class PrefixTree:
         """The chunks that no live sequence covers; None without `retain`."""
         self.plan_rebuilds = 0
         """How often `plan` had to return a new plan."""
+        self._deferred = deferred
+        self._written: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by chunk id
         self._root = Node(None, array("q"), [])
         self._live: dict[int, Sequence] = {}  # by id, in order of addition
         self._by_slot: dict[int, Sequence] = {}
@@ -125,7 +134,21 @@ class PrefixTree:
         """Number of leading tokens that a join of tokens with these keys would find in the cache."""
         return deepest_match(self._root, keys).chunks * self.chunk_size if self.share else 0
 
+    def written(self, chunks: Ints) -> npt.NDArray[np.bool_]:
+        """`[n]`: which of these chunks hold K and V in all their token slots."""
+        return self._written[chunks]
+
+    def written_tokens(self, sequence: int) -> int:
+        """Leading tokens of a sequence in written chunks. Raises UnknownSequence."""
+        missing = np.flatnonzero(~self._written[self.path(sequence)])
+        length = self.length(sequence)
+        return min(int(missing[0]) * self.chunk_size, length) if len(missing) else length
+
     # Changes
+
+    def mark_written(self, chunks: Ints) -> None:
+        """K and V of these full chunks are there, or come before anybody reads them."""
+        self._written[chunks] = True
 
     def join(self, tokens: Tokens, spare: int = 0) -> Join:
         """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted.
@@ -235,18 +258,15 @@ class PrefixTree:
         self._free_tokens = None
         return Cut(entry.leaf.chunks[-1], last_tokens) if last_tokens < self.chunk_size else None
 
-    def leave(self, sequence: int, keep: int | None = None) -> None:
-        """Remove a sequence; chunks that no other sequence covers return to the pool, or rest with `retain`.
+    def leave(self, sequence: int) -> None:
+        """Remove a sequence; chunks that no other sequence covers return to the pool, or with `retain` stay if written.
 
-        keep: its leading tokens that may rest, because their K and V were written; None: all. Raises UnknownSequence.
+        Raises UnknownSequence.
         """
         entry = self._find(sequence)
+        kept = self.written_tokens(sequence) // self.chunk_size if self.idle is not None else 0
         del entry.leaf.ends[sequence]
-        if self.idle is None:
-            self._drop(path_to(entry.leaf))
-        else:
-            kept = self._slots.lengths[entry.slot] if keep is None else keep
-            self._drop(path_to(entry.leaf), int(kept) // self.chunk_size)
+        self._drop(path_to(entry.leaf), kept)
         del self._live[sequence], self._by_slot[entry.slot]
         self._slots.give_back(entry.slot)
         self._free_tokens = None
@@ -416,7 +436,7 @@ class PrefixTree:
                     f"{chunks} more chunks are needed{to_spare}; of at most {self.pool.limit} only {room} can be had"
                 )
         if self.idle is None:
-            return self.pool.allocate(chunks), _end(match)
+            return self._allocate(chunks), _end(match)
         node = _end(match)
         for above in path_to(node):
             if above.idle_since is not None:
@@ -436,7 +456,11 @@ class PrefixTree:
             missing = chunks - (self.pool.limit - self.pool.in_use)
             if 0 < missing <= self.idle.chunks:
                 self.pool.release(self.idle.evict(missing))
-        return self.pool.allocate(chunks)
+        ids = self.pool.allocate(chunks)
+        if self.pool.capacity > len(self._written):
+            self._written = np.append(self._written, np.zeros(self.pool.capacity - len(self._written), np.bool_))
+        self._written[ids] = not self._deferred
+        return ids
 
     def _shorten(self, sequence: Sequence, node: Node, chunks: int, last_tokens: int) -> None:
         """Keep the first chunks of a node that only this sequence covers, `last_tokens` tokens in the last of them."""
@@ -446,6 +470,8 @@ class PrefixTree:
         if chunks < len(node.chunks):
             self._plan = None
         self.pool.release(node.keep(chunks, full))
+        if full < chunks:
+            self._written[node.chunks[-1]] = not self._deferred
 
     def _drop(self, path: list[Node], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.

@@ -181,6 +181,20 @@ def test_memory_that_returns_is_not_taken_for_written(kernel: Any) -> None:
     server.step()
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_written_chunk_that_is_cut_or_handed_to_a_twin_takes_new_tokens(kernel: Any) -> None:
+    server = Server(kernel, max_tokens=96)
+    gone, cut, source = (server.join([*range(100 * n, 100 * n + length)]) for n, length in enumerate((32, 32, 20)))
+    server.step()
+    server.attention.truncate(cut, 20)
+    server.live[cut] = Live(server.live[cut].tokens[:20], 20)
+    server.leave(gone)  # the twin gets a chunk that was full
+    twin = server.attention.fork(source)
+    server.live[twin] = Live(list(server.live[source].tokens), server.live[source].computed)
+    for _ in range(3):
+        server.step()
+
+
 def test_wrong_selections_are_refused() -> None:
     attention = RaggedChunkAttention(1, 2, 16, chunk_size=16, kernel="torch")
     attention.join([1, 2, 3])

@@ -37,12 +37,11 @@ class PrefixManager:
     """
 
     def __init__(self, chunks: int, chunk_size: int = 64, retain: bool = False) -> None:
-        self.tree = PrefixTree(chunk_size, ChunkPool(chunks), retain=retain)
+        self.tree = PrefixTree(chunk_size, ChunkPool(chunks), retain=retain, deferred=True)
         self.block_tokens = chunk_size
         self.capacity = chunks * chunk_size
         self._chunks = chunks
         self._members: dict[int, _Member] = {}
-        self._written = np.zeros(0, np.bool_)  # by chunk id
         self._covered = 0  # tokens of all sequences
         # Keys of texts that were looked up, by identity: a scheduler asks for the same ones at every step.
         self._looked_up: dict[int, tuple[Text, list[bytes]]] = {}
@@ -82,7 +81,6 @@ class PrefixManager:
             joined = self.tree.join(ids[:known], spare)
         except PoolExhausted:
             return None
-        self._forget(joined.chunks)
         self._members[sequence] = _Member(joined.sequence, text, ids, known)
         self._covered += known
         return min(self.held(sequence), known - 1)
@@ -90,16 +88,13 @@ class PrefixManager:
     def held(self, sequence: int) -> int:
         """Leading tokens whose K and V are in memory, or come there in this step."""
         member = self._find(sequence)
-        path = np.array(self.tree.path(member.handle), np.int64)
-        missing = np.flatnonzero(~self._written[path])
-        chunks = int(missing[0]) if len(missing) else len(path)
-        return max(member.reached, min(chunks * self.block_tokens, member.length))
+        return max(member.reached, self.tree.written_tokens(member.handle))
 
     def reach(self, sequence: int, tokens: int) -> bool:
         """This step computes a prompt up to its first `tokens` tokens; their chunks are there since the join."""
         member = self._find(sequence)
         full = slice(member.reached // self.block_tokens, tokens // self.block_tokens)
-        self._written[self.tree.path(member.handle)[full]] = True
+        self.tree.mark_written(np.array(self.tree.path(member.handle)[full], np.int64))
         member.reached = max(member.reached, tokens)
         return True
 
@@ -111,11 +106,7 @@ class PrefixManager:
             appended = self.tree.append(tokens, [member.handle for member in members])
         except PoolExhausted:
             return False
-        if len(appended.new):
-            self._forget(appended.new)
-        ended = appended.slots == self.block_tokens - 1
-        if ended.any():
-            self._written[appended.chunks[ended]] = True
+        self.tree.mark_written(appended.chunks[appended.slots == self.block_tokens - 1])
         for member in members:
             member.length = member.reached = member.length + 1
         self._covered += len(members)
@@ -130,18 +121,16 @@ class PrefixManager:
             forked = self.tree.fork(source.handle)
         except PoolExhausted:
             return False
-        if forked.copy is not None:
-            self._forget(np.array([forked.copy.target]))
         self._members[twin] = _Member(forked.sequence, text, text.tokens(0, text.total), source.length, source.reached)
         self._covered += source.length
         return True
 
     def leave(self, sequence: int) -> None:
         """Remove a sequence. With `retain`, the full chunks that were computed stay."""
-        kept = self.held(sequence)
-        member = self._members.pop(sequence)
+        member = self._find(sequence)
+        del self._members[sequence]
         self._covered -= member.length
-        self.tree.leave(member.handle, kept)
+        self.tree.leave(member.handle)
 
     preempt = leave
 
@@ -177,10 +166,3 @@ class PrefixManager:
             return self._members[sequence]
         except KeyError:
             raise UnknownSequence(f"there is no sequence {sequence}") from None
-
-    def _forget(self, chunks: Ints) -> None:
-        """Chunks that were handed out anew hold nothing."""
-        capacity = self.tree.pool.capacity
-        if capacity > len(self._written):
-            self._written = np.append(self._written, np.zeros(capacity - len(self._written), np.bool_))
-        self._written[chunks] = False
