@@ -57,20 +57,6 @@ class Node:
         """Whether no node is below this one."""
         return not self.children and not self.idle_children
 
-    def rest(self, now: int) -> None:
-        """Stay in the forest although no sequence covers the node any more."""
-        assert self.parent is not None
-        self.idle_since = now
-        del self.parent.children[self.chunks[0]]
-        self.parent.idle_children += 1
-
-    def wake(self) -> None:
-        """Be covered again."""
-        assert self.parent is not None
-        self.idle_since = None
-        self.parent.idle_children -= 1
-        self.parent.children[self.chunks[0]] = self
-
     def branch(self, chunk: int, sequence: Sequence) -> None:
         """Let a sequence that ends here, beside others, go on in a new last child with one chunk that is not full."""
         # One call for all of this, for speed: a step of a batch may do it for every sequence.

@@ -8,7 +8,7 @@ from chunkbench.kvcache.nodes import Node
 
 
 class Idle:
-    """The idle nodes of a forest.
+    """The idle nodes of a forest: an LRU.
 
     An idle node has full chunks only. Nodes below it are idle, too. Eviction takes whole nodes, those least recently
     used first, and leaves before the nodes above them.
@@ -23,19 +23,25 @@ class Idle:
         self._leaves: list[tuple[int, int, Node]] = []  # heap by time of last use; may hold outdated entries
         self._entries = 0
 
-    def tick(self) -> None:
-        """Begin a new time: nodes that rest from now on count as used later than all before."""
+    def advance_clock(self) -> None:
+        """Nodes that are added from now on count as used later than all before."""
         self._time += 1
 
-    def rest(self, node: Node) -> None:
-        """A node whose last sequence left stays, idle. The nodes below it rest already."""
-        node.rest(self._time)
+    def add(self, node: Node) -> None:
+        """Keep a node whose last sequence left. The nodes below it are idle already."""
+        assert node.parent is not None
+        node.idle_since = self._time
+        del node.parent.children[node.chunks[0]]
+        node.parent.idle_children += 1
         self.chunks += len(node.chunks)
         self._offer(node)
 
-    def wake(self, node: Node) -> None:
-        """A sequence covers an idle node again. The node above it is awake."""
-        node.wake()
+    def remove(self, node: Node) -> None:
+        """A sequence covers an idle node again. The node above it is not idle."""
+        assert node.parent is not None
+        node.idle_since = None
+        node.parent.idle_children -= 1
+        node.parent.children[node.chunks[0]] = node
         self.chunks -= len(node.chunks)
 
     def evict(self, chunks: int) -> list[int]:

@@ -54,7 +54,6 @@ class TokenText:
         return token_array(self.ids)
 
     def keys(self, block_tokens: int) -> Ints:
-        """See `Text`."""
         data, size = self._array.tobytes(), block_tokens * 8
         digest, keys = b"", []
         for begin in range(0, len(data) - size + 1, size):
@@ -63,7 +62,6 @@ class TokenText:
         return np.frombuffer(b"".join(keys), np.int64)
 
     def tokens(self, first: int, last: int) -> Ints:
-        """See `Text`."""
         return self._array[first:last]
 
 
@@ -89,12 +87,10 @@ class SegmentText:
         return sum(tokens for _, tokens in self.segments)
 
     def keys(self, block_tokens: int) -> Ints:
-        """See `Text`."""
         blocks = np.arange(self.total // block_tokens)
         return self._ids[np.searchsorted(self._ends, (blocks + 1) * block_tokens)] * _MOST_BLOCKS + blocks
 
     def tokens(self, first: int, last: int) -> Ints:
-        """See `Text`."""
         places = np.arange(first, min(last, self.total))
         return self._ids[np.searchsorted(self._ends, places, side="right")] * _MOST_BLOCKS + places
 

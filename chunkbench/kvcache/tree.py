@@ -221,7 +221,7 @@ class PrefixTree:
 
         Chunks that other sequences cover stay. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length
         beyond the sequence), SharedChunk (the new end lies inside a chunk that other sequences cover, too), ValueError
-        with `retain`: later tokens may rest below the ones that would be cut.
+        with `retain`: idle chunks may lie below the ones that would be cut.
         """
         if self.idle is not None:
             raise ValueError("a tree that retains chunks cannot cut sequences")
@@ -424,10 +424,10 @@ class PrefixTree:
 
         Raises PoolExhausted, and the errors of the pool's `make_room`; then nothing has changed.
         """
-        asleep = [node for node in path_to(match.node) if node.idle_since is not None] if self.idle else []
+        idle = [node for node in path_to(match.node) if node.idle_since is not None] if self.idle else []
         if self.pool.limit is not None:
-            matched = sum(len(node.chunks) for node in asleep)
-            if asleep:
+            matched = sum(len(node.chunks) for node in idle)
+            if idle:
                 matched -= len(match.node.chunks) - match.node_chunks
             room = self.pool.limit - self.live_chunks - matched
             if chunks + spare > room:
@@ -440,13 +440,13 @@ class PrefixTree:
         node = _end(match)
         for above in path_to(node):
             if above.idle_since is not None:
-                self.idle.wake(above)
+                self.idle.remove(above)
         try:
             return self._allocate(chunks), node
         except BaseException:
             for above in reversed(path_to(node)):
                 if above.references == 0:
-                    self.idle.rest(above)
+                    self.idle.add(above)
             node.merge_only_child()
             raise
 
@@ -476,23 +476,23 @@ class PrefixTree:
     def _drop(self, path: list[Node], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.
 
-        The first `keep` chunks of the path rest instead, as far as they are full.
+        The first `keep` chunks of the path become idle instead, as far as they are full.
         """
         self._plan = None
         unused: list[int] = []
         end = sum(len(node.chunks) for node in path)
         if self.idle:
-            self.idle.tick()
+            self.idle.advance_clock()
         for node in reversed(path):
             node.references -= 1
             begin = end - len(node.chunks)
             if node.references == 0:
                 full = min(len(node.keys), max(0, keep - begin))
                 if node.idle_children:
-                    full = len(node.keys)  # what rests below it was written after it
+                    full = len(node.keys)  # what is idle below it was written after it
                 if self.idle and full:
                     unused.extend(node.keep(full, full))
-                    self.idle.rest(node)
+                    self.idle.add(node)
                 else:
                     node.remove()
                     unused.extend(node.chunks)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from chunkbench.environment.gpu import Nvml, open_nvml
-from chunkbench.measure.gpu_loop import Call, CaptureError, no_collections
+from chunkbench.measure.gpu_loop import Call, CaptureError
+from chunkbench.measure.loop import no_collections
 
 _CYCLES_PER_US = 2000
 """About the highest clock of a data-centre GPU. At a lower clock a stall takes longer, which does no harm."""

@@ -6,9 +6,7 @@ replace it by a fake.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from time import perf_counter_ns
@@ -19,7 +17,7 @@ import torch
 from chunkbench.baselines.contract import Session
 from chunkbench.experiment.terms import Mode
 from chunkbench.measure.clocks import ClockGuard
-from chunkbench.measure.loop import Feed, Round
+from chunkbench.measure.loop import Feed, Round, no_collections
 from chunkbench.measure.rotation import calls_of
 
 Call = Callable[[], None]
@@ -230,17 +228,3 @@ class _Sampler:
             marks.append((start, device.mark()))
         device.synchronise()
         return sum(device.elapsed_us(start, end) for start, end in marks) / len(self._lanes)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Switch the garbage collector off: a collection inside a timed call would add its time to the sample."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -7,7 +7,8 @@ the overhead that remains.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Protocol
@@ -53,10 +54,7 @@ def run_round(
     result = Round()
     decode = session.decode
     session.rewind()
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()  # a collection inside a timed call would add its time to the sample
-    try:
+    with no_collections():
         for step in range(1, n_c + 1):
             tokens, k, v = feed.completion(step)
             started = perf_counter_ns()
@@ -76,7 +74,18 @@ def run_round(
             decode(q, out)
             ended = perf_counter_ns()
             result.decode_us.append((ended - started) / 1000)
-    finally:
-        if collecting:
-            gc.enable()
     return result
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Switch the garbage collector off: a collection inside a timed call would add its time to the sample."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
