@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,7 @@ class ChunkStore:
         self.capacity = 0
         """Number of chunks for which there is room."""
         self._firsts: Ints = np.empty(0, np.int64)
+        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of each slab's K and V; slabs never move
 
     @property
     def chunk_bytes(self) -> int:
@@ -75,8 +77,10 @@ class ChunkStore:
         missing = capacity - self.capacity
         if missing <= 0:
             return
-        self.slabs.append(Slab(self.capacity, *self._allocate(missing)))
-        self._firsts = np.append(self._firsts, self.capacity)
+        slab = Slab(self.capacity, *self._allocate(missing))
+        self.slabs.append(slab)
+        self._firsts = np.append(self._firsts, slab.first)
+        self._bases = np.column_stack([self._bases, [slab.keys.data_ptr(), slab.values.data_ptr()]])
         self.capacity = capacity
 
     def touch(self) -> None:
@@ -189,26 +193,10 @@ class AddressedStore(ChunkStore):
     So the byte offset from a chunk in one layer to the same chunk in another layer is the same for all chunks.
     """
 
-    def __init__(
-        self,
-        chunk_size: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        layers: int = 1,
-    ) -> None:
-        super().__init__(chunk_size, kv_heads, head_dim, dtype, device, layers)
-        self._bases: Ints = np.empty((2, 0), np.int64)  # addresses of each slab's K and V; slabs never move
-        self.layer_bytes = self._stride // layers
+    @cached_property
+    def layer_bytes(self) -> int:
         """Bytes from a chunk's K in one layer to its K in the next layer; the same for V."""
-
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` chunks, as `ChunkStore.grow` does."""
-        super().grow(capacity)
-        added = [[slab.keys.data_ptr(), slab.values.data_ptr()] for slab in self.slabs[self._bases.shape[1] :]]
-        if added:
-            self._bases = np.append(self._bases, np.transpose(added), axis=1)
+        return self._stride // self.layers
 
     def addresses(self, chunks: Ints) -> tuple[Ints, Ints]:
         """Addresses of the K and V of chunks in layer 0. Raises IndexError for an id beyond the capacity."""

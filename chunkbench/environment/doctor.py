@@ -113,10 +113,10 @@ def check_reading() -> Iterator[Finding]:
     import torch
 
     from chunkbench.kernels.cpu import read_seconds
-    from chunkbench.kernels.cpu.reading import KernelReads
+    from chunkbench.kernels.cpu.read_order import ReadOrderProbe
 
     buffer = torch.ones(_READ_BYTES // 4)
-    reads = KernelReads(buffer, torch.float32)
+    reads = ReadOrderProbe(buffer, torch.float32)
     plain, ordered = [], []
     for _ in range(_READS):
         plain.append(buffer.nbytes / read_seconds(buffer, torch.get_num_threads()))

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from chunkbench.kernels import cpu as native
-from chunkbench.kernels.cpu.reading import KernelReads
+from chunkbench.kernels.cpu.read_order import ReadOrderProbe
 from chunkbench.store.facts import Peaks
 
 _PASSES = 3
@@ -36,7 +36,7 @@ class PeakProbe:
         self._kernel_reads = None
         if device == "cpu" and native.native() is not None:
             with contextlib.suppress(ValueError):  # a buffer on a small machine may hold no sequence
-                self._kernel_reads = KernelReads(self._buffer, getattr(torch, dtype))
+                self._kernel_reads = ReadOrderProbe(self._buffer, getattr(torch, dtype))
 
     def probe(self) -> Peaks:
         """One probe: medians of a few passes, so that a single interruption has no effect."""

@@ -40,7 +40,7 @@ def chosen_isa() -> str:
     return requested or isa()
 
 
-def reading(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
+def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
     """How one row reads K and V: whether it fetches what it reads next by itself, and several parts side by side.
 
     Intel's CPUs before those with bfloat16 products follow several streams of addresses ahead by themselves; the
@@ -82,7 +82,7 @@ class NativeDecode:
         self.store = store
         self.heads = heads
         self._isa = chosen_isa()
-        self._fetch_early, self._side_by_side = reading(store.dtype, self._isa)
+        self._fetch_early, self._side_by_side = read_mode(store.dtype, self._isa)
         self._scale = store.head_dim**-0.5
         reads_tensors()
         self._work: DecodePlan | None = None

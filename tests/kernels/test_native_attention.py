@@ -178,7 +178,7 @@ def test_private_runs_of_many_heads(
     dtype: torch.dtype, kv_heads: int, early: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows read eight heads chunk by chunk, then the last two; with and without a shared run before their own."""
-    monkeypatch.setattr(decode, "reading", lambda dtype, isa: (early, not early))
+    monkeypatch.setattr(decode, "read_mode", lambda dtype, isa: (early, not early))
     cache = Checked(10, kv_heads, 32, 16, dtype)
     for k in range(10):
         cache.add(list(range(100 * k, 100 * k + 40 + 5 * k)))

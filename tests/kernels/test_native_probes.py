@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from chunkbench.kernels import cpu
-from chunkbench.kernels.cpu.reading import KernelReads
+from chunkbench.kernels.cpu.read_order import ReadOrderProbe
 
 needs_native = pytest.mark.skipif(cpu.native() is None, reason=cpu.why_missing() or "built")
 
@@ -183,7 +183,7 @@ def test_reading_as_the_kernels_do_touches_every_page(dtype: torch.dtype, monkey
     for isa in cpu.required().isas():
         monkeypatch.setenv("CHUNKBENCH_ISA", isa)
         buffer = torch.ones(17 << 20)  # 68 MB: one or two sequences of 16 chunks, and a rest
-        reads = KernelReads(buffer, dtype)
+        reads = ReadOrderProbe(buffer, dtype)
         assert reads.bytes in (32 << 20, 64 << 20)
         assert _ending(reads, 0) == 0
         first = -buffer.data_ptr() % 4096 + buffer.data_ptr()
@@ -192,7 +192,7 @@ def test_reading_as_the_kernels_do_touches_every_page(dtype: torch.dtype, monkey
             assert _ending(reads, first + 4096 * page) == signal.SIGSEGV, (isa, page)
 
 
-def _ending(reads: KernelReads, forbidden: int) -> int:
+def _ending(reads: ReadOrderProbe, forbidden: int) -> int:
     """The signal that ends a child that reads, if a page is forbidden to it; 0 if the child ends by itself."""
     child = os.fork()
     if child == 0:
@@ -210,4 +210,4 @@ def _ending(reads: KernelReads, forbidden: int) -> int:
 @needs_native
 def test_a_buffer_without_a_whole_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="16 chunks"):
-        KernelReads(torch.ones(1 << 10), torch.float32)
+        ReadOrderProbe(torch.ones(1 << 10), torch.float32)

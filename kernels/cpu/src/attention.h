@@ -58,7 +58,7 @@ struct Unit {
 };
 
 // How one row reads.
-struct Reading {
+struct ReadMode {
     bool fetch_early;   // whether it fetches what it reads next by itself, besides the CPU
     bool side_by_side;  // whether it reads several parts of a piece side by side
 };
@@ -80,7 +80,7 @@ struct Work {
     const void* q;                    // [b][heads][d]
     void* out;
     float scale;
-    Reading reading;
+    ReadMode mode;
 };
 
 // Number of scratch floats that one thread needs. `states`: most query rows of an item times KV heads that it computes

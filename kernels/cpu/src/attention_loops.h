@@ -247,7 +247,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             }
 #endif
             multiply<T, Side::keys, Reads>(products, {keys, 16 * d, d / T::kStep}, blocks, pieces.values_ahead(n, head),
-                                           work.reading);
+                                           work.mode);
             if (!Reads && remainder > 0) {
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
@@ -262,7 +262,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
                 const int band = d - i < kBand ? d - i : kBand;
                 multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16,
-                                                 after.part(i, band, d), work.reading);
+                                                 after.part(i, band, d), work.mode);
             }
         }
     }

@@ -52,8 +52,8 @@ Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim
     return shape;
 }
 
-DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, Reading reading, Isa isa)
-    : shape_(shape), arrays_(std::move(arrays)), reading_(reading), isa_(isa), left_by_(shape.kv_heads) {
+DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadMode mode, Isa isa)
+    : shape_(shape), arrays_(std::move(arrays)), mode_(mode), isa_(isa), left_by_(shape.kv_heads) {
     require(arrays_.partial_items >= 0 && arrays_.partial_items <= static_cast<std::int64_t>(arrays_.items.size()),
             "partial_items: how many of the items come first");
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
@@ -158,7 +158,7 @@ void DecodePlan::run(Work work, int threads, bool reads) {
     work.partial_outputs = partial_outputs_.data();
     work.partial_stats = partial_stats_.data();
     work.scratch = scratch_.data();
-    work.reading = reading_;
+    work.mode = mode_;
     chunkbench::decode(shape_, work, scratch_of_thread_, threads, isa_, left_by_.data(), reads);
 }
 

@@ -28,7 +28,7 @@ class DecodePlan {
   public:
     // Throws std::invalid_argument if an index is outside of its array: a wrong plan must not read foreign memory.
     // `threads`: for so many the order of the work is made; `decode` may use another number.
-    DecodePlan(const Shape& shape, PlanArrays arrays, int threads, Reading reading, Isa isa);
+    DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadMode mode, Isa isa);
 
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
@@ -55,7 +55,7 @@ class DecodePlan {
 
     Shape shape_;
     PlanArrays arrays_;
-    Reading reading_;
+    ReadMode mode_;
     Isa isa_;
     std::vector<Unit> units_;
     std::int64_t scratch_of_thread_ = 0;

@@ -214,10 +214,10 @@ template <class T, Side Of, int S, int Parts, bool Fetches, bool Reads>
 
 // `stream` as this CPU reads best. next: nullptr if nothing can be fetched line by line.
 template <class T, Side Of, int S, bool Reads>
-inline void stream_as(Reading reading, const Rows& rows, const Right<T, Of>& right, const char* next) {
+inline void stream_as(ReadMode mode, const Rows& rows, const Right<T, Of>& right, const char* next) {
     constexpr int kParts = Of == Side::keys ? kKeyParts : kValueParts;
-    const bool fetches = next != nullptr && reading.fetch_early;
-    if (reading.side_by_side && right.steps % kParts == 0) {
+    const bool fetches = next != nullptr && mode.fetch_early;
+    if (mode.side_by_side && right.steps % kParts == 0) {
         if (fetches) return stream<T, Of, S, kParts, true, Reads>(rows, right, next);
         return stream<T, Of, S, kParts, false, Reads>(rows, right, nullptr);
     }
@@ -264,7 +264,7 @@ inline void open_pages(Ahead ahead) {
 // rows.out[..][16 * blocks] = (add ? out : 0) + left * right. Also fetches `ahead`: line by line during the product if
 // it is as long as `right`, else before it. `Reads`: reads as one row does, without arithmetic.
 template <class T, Side Of, bool Reads>
-inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Reading reading) {
+inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, ReadMode mode) {
     const std::int64_t bytes = static_cast<std::int64_t>(right.steps) * Right<T, Of>::kStepBytes;
     const bool together = ahead.bytes == blocks * bytes;
     if (!together) {
@@ -280,7 +280,7 @@ inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Rea
         rows.out += 16 * count;
     };
     for (; rows.count == 1 && blocks >= kStreams; skip(kStreams)) {
-        stream_as<T, Of, kStreams, Reads>(reading, rows, right, together ? next : nullptr);
+        stream_as<T, Of, kStreams, Reads>(mode, rows, right, together ? next : nullptr);
     }
     if constexpr (Reads) {
         for (; blocks > 0; skip(1)) stream<T, Of, 1, 1, false, true>(rows, right, nullptr);

@@ -28,7 +28,7 @@ class _Borrowed(PackedStore):
         return self._buffer[:count]
 
 
-class KernelReads:
+class ReadOrderProbe:
     """Reads a contiguous buffer `[n]` as the chunks of sequences that share nothing (16 chunks each, 32 heads of 128).
 
     `bytes` is what one `run` reads: whole sequences. Raises ValueError for a buffer that is smaller than
