@@ -16,19 +16,22 @@ from chunkbench.version import __version__
 
 
 class ChunkAttnSession(Session):
-    def __init__(self, inputs: Inputs, partition: Partition, kernel: Kernel) -> None:
+    def __init__(
+        self, inputs: Inputs, chunk_size: int, partition: Partition, kernel: Kernel, share: bool = True
+    ) -> None:
         point = inputs.point
         self._attention = ChunkAttention(
             heads=point.heads,
             head_dim=point.head_dim,
             kv_heads=point.kv_heads,
-            chunk_size=point.chunk_size,
+            chunk_size=chunk_size,
             dtype=getattr(torch, point.dtype),
             device=point.device,
             partition=partition,
             kernel=kernel,
+            share=share,
         )
-        self._attention.reserve(chunks_needed(inputs) * point.chunk_size)
+        self._attention.reserve(chunks_needed(inputs, chunk_size, share) * chunk_size)
         self._sequences = []
         for row, prompt in enumerate(inputs.prompts):
             cached = self._attention.cached_tokens(prompt)
@@ -55,13 +58,12 @@ class ChunkAttnSession(Session):
         return self._attention.work_items
 
 
-def chunks_needed(inputs: Inputs) -> int:
+def chunks_needed(inputs: Inputs, chunk_size: int, share: bool = True) -> int:
     """Number of chunks that the prompts and all completion tokens need, so that memory is allocated only once."""
-    point = inputs.point
-    tree = PrefixTree(point.chunk_size)
+    tree = PrefixTree(chunk_size, share=share)
     for prompt in inputs.prompts:
         tree.join(prompt)
-    return tree.pool.in_use + point.batch_size * -(-point.n_c // point.chunk_size)
+    return tree.pool.in_use + inputs.point.batch_size * -(-inputs.point.n_c // chunk_size)
 
 
 class ChunkAttn(Implementation):
@@ -96,7 +98,7 @@ class ChunkAttn(Implementation):
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        return ChunkAttnSession(inputs, self.partition, self.kernel)
+        return ChunkAttnSession(inputs, inputs.point.chunk_size, self.partition, self.kernel)
 
     def package_version(self) -> str:
         return f"chunkbench {__version__}"

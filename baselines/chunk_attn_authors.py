@@ -32,7 +32,7 @@ class ChunkAttnAuthorsSession(Session):
         point = inputs.point
         self._chunk_bytes = point.chunk_size * point.token_bytes
         # It gives every sequence a last chunk of its own with room for a token, and writes beyond its memory when full.
-        chunks = chunks_needed(inputs) + 2 * point.batch_size + 1
+        chunks = chunks_needed(inputs, point.chunk_size) + 2 * point.batch_size + 1
         megabytes = -(-chunks * self._chunk_bytes // 2**20)
 
         def fresh() -> tuple[Any, list[int]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch.nn.attention import SDPBackend
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.baselines.sdpa import SdpaSession
+from chunkbench.baselines.contract import YES, Answer, Look
+from chunkbench.baselines.sdpa import Sdpa
 from chunkbench.experiment.point import Point
 
 
-class FlashAttn(Implementation):
+class FlashAttn(Sdpa):
     id = "flash_attn"
     label = "FlashAttn"
     look = Look(heading=("Flash", "Attn"), place=120, colour="#E69F00", marker="^")
@@ -18,6 +17,7 @@ class FlashAttn(Implementation):
         "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is designed for prefill and "
         "uses only a fraction of its capacity with one query per sequence"
     )
+    backend = SDPBackend.FLASH_ATTENTION
 
     def availability(self, device: str) -> Answer:
         return YES
@@ -28,9 +28,3 @@ class FlashAttn(Implementation):
         if point.device == "cuda" and not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts need a mask, and PyTorch's FlashAttention takes none on CUDA")
         return YES
-
-    def prepare(self, inputs: Inputs) -> Session:
-        return SdpaSession(inputs, SDPBackend.FLASH_ATTENTION)
-
-    def package_version(self) -> str:
-        return f"torch {torch.__version__}"

@@ -1,76 +1,21 @@
 """PagedAttn and PagedAttn*: paged decode attention (PagedAttention) on this project's own kernels, CPU and GPU.
 
-They run the same inner loops over the same layout as `chunk_attn`, block by block through a block table per sequence.
-So PagedAttn and ChunkAttn differ only in the algorithm. PagedAttn* is the same kernel with block tables that share the
-blocks of a common prefix (section 4.1 of the paper).
+They run the same inner loops over the same layout as `chunk_attn`: a block is a chunk, and every sequence reads all of
+its blocks by itself. So PagedAttn and ChunkAttn differ only in the algorithm. PagedAttn* is the same kernel over blocks
+that sequences with a common prefix share (section 4.1 of the paper).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import torch
 
-from chunkbench.baselines.block_session import BlockSession
+from chunkbench.attention import Kernel
+from chunkbench.baselines.chunk_attn import ChunkAttnSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import Point
 from chunkbench.kernels import cpu, triton
-from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kernels.cpu.decode import PagedNative
-from chunkbench.kernels.cpu.store import PackedStore
-from chunkbench.kvcache import Append
-from chunkbench.kvcache.integers import Ints
 from chunkbench.version import __version__
-
-if TYPE_CHECKING:
-    from chunkbench.kernels.triton.decode import PagedTriton
-
-
-class PagedSession(BlockSession):
-    def __init__(self, inputs: Inputs, share: bool) -> None:
-        super().__init__(inputs, share, inputs.point.block_size)
-        self._store, self._kernel = _kernel(inputs.point)
-        self._store.grow(self._blocks)
-        self._fill(inputs)
-
-    def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._write(self._tables.append(token_ids), k, v, every_row=True)
-
-    def _write(self, slots: Ints, k: torch.Tensor, v: torch.Tensor, every_row: bool = False) -> None:
-        blocks, offsets = slots // self._block_size, slots % self._block_size
-        self._store.append(Append(blocks, offsets, blocks[offsets == 0], every_row), k, v)
-
-    def plan(self) -> None:
-        self._kernel.plan(self._tables.table, self._tables.lengths)
-
-    def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._kernel.decode(q, out)
-
-    def rewind(self) -> None:
-        lengths = self._tables.lengths.tolist()
-        for row, length in enumerate(self._prompts):
-            last = (length - 1) // self._block_size  # the prompt's last block
-            kept, held = length - last * self._block_size, min(self._block_size, lengths[row] - last * self._block_size)
-            if kept < held:
-                self._store.cut(int(self._tables.table[row, last]), kept, held)
-        super().rewind()
-
-    def work_items(self) -> int:
-        return self._kernel.work_items
-
-
-def _kernel(point: Point) -> tuple[ChunkStore, PagedNative | PagedTriton]:
-    shape = point.block_size, point.kv_heads, point.head_dim, getattr(torch, point.dtype)
-    if point.device == "cpu":
-        packed = PackedStore(*shape)
-        return packed, PagedNative(packed, point.heads)
-    from chunkbench.kernels.triton.decode import PagedTriton
-    from chunkbench.kernels.triton.store import TritonStore
-
-    store = TritonStore(*shape, point.device)
-    return store, PagedTriton(store, point.heads)
 
 
 class PagedAttn(Implementation):
@@ -95,7 +40,8 @@ class PagedAttn(Implementation):
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        return PagedSession(inputs, self.share)
+        kernel: Kernel = "native" if inputs.point.device == "cpu" else "triton"
+        return ChunkAttnSession(inputs, inputs.point.block_size, "sequence-first", kernel, self.share)
 
     def package_version(self) -> str:
         return f"chunkbench {__version__}"

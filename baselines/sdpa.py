@@ -36,7 +36,9 @@ class SdpaSession(MaskedSession):
         out.view(attention.shape).copy_(attention)
 
 
-class _Sdpa(Implementation):
+class Sdpa(Implementation):
+    """One backend."""
+
     backend: SDPBackend
 
     def availability(self, device: str) -> Answer:
@@ -61,7 +63,7 @@ def _small_call(point: Point) -> SDPAParams:
     return SDPAParams(q, k, k, None, 0.0, False, False)
 
 
-class SdpaEfficient(_Sdpa):
+class SdpaEfficient(Sdpa):
     id = "sdpa_efficient"
     label = "SDPA memory-efficient"
     look = Look(heading=("SDPA", "effic."), place=130, colour="#999933", marker="v")
@@ -74,7 +76,7 @@ class SdpaEfficient(_Sdpa):
         return YES
 
 
-class Cudnn(_Sdpa):
+class Cudnn(Sdpa):
     id = "cudnn"
     label = "SDPA cuDNN"
     look = Look(heading=("SDPA", "cuDNN"), place=140, colour="#117733", marker="h")

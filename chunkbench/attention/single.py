@@ -30,8 +30,9 @@ class ChunkAttention(LayeredChunkAttention):
         max_tokens: int | None = None,
         partition: Partition = "two-phase",
         kernel: Kernel = "auto",
+        share: bool = True,
     ) -> None:
-        super().__init__(1, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel)
+        super().__init__(1, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share)
 
     def add_sequence(self, tokens: Tokens, k: torch.Tensor, v: torch.Tensor) -> int:
         """Add a sequence with its prompt and return its id.

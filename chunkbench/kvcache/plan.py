@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,18 +20,6 @@ class Segment(NamedTuple):
     begin: int
     end: int
     """The sequences `[begin, end)` in depth-first order cover the segment."""
-
-
-class Growth(NamedTuple):
-    """How a plan differs from the plan before: each of these rows got one new last chunk."""
-
-    previous: int
-    """`version` of the plan before."""
-    rows: Ints
-    chunks: Ints
-
-
-_versions = count()
 
 
 @dataclass(frozen=True)
@@ -59,32 +47,20 @@ class Plan:
     """The tree's own arrays: id of each sequence's last chunk, and the number of tokens in that chunk."""
     slots: Ints | slice
     """`[b]`: the slot of each row."""
-    growth: Growth | None = None
-    """The difference from the plan before; None where the tree was walked anew or a row got several chunks."""
-    version: int = field(default_factory=_versions.__next__)
-    """A number unique to this plan."""
 
-    def grown(self, rows: Ints, chunks: Ints) -> Plan | None:
-        """The plan after these rows got new last chunks; a row that occurs several times got several.
-
-        None if a row had no segment of its own, because the forest then gets a new segment. This takes a fraction of
-        the time of a walk over the forest, and at almost every step of a busy server some sequence begins a chunk.
-        """
-        segments = self._own_segments[rows]
-        if (segments < 0).any():
+    def growth_since(self, before: Plan) -> tuple[Ints, Ints] | None:
+        """Rows that got one new last chunk each, and these chunks; None if anything else changed since that plan."""
+        same = ((self.begins, before.begins), (self.ends, before.ends), (self.order, before.order))
+        if not all(np.array_equal(now, then) for now, then in same):
             return None
-        shifts = np.bincount(segments + 1, minlength=len(self.starts))
-        all_chunks = np.insert(self.chunks, self.starts[segments + 1], chunks)
-        distinct = len(np.unique(rows)) == len(rows)
-        growth = Growth(self.version, rows, chunks) if distinct else None
-        starts = self.starts + np.cumsum(shifts)
-        plan = replace(self, chunks=all_chunks, starts=starts, growth=growth, version=next(_versions))
-        plan.__dict__["_own_segments"] = self._own_segments  # still valid
-        return plan
-
-    def growth_from(self, version: int) -> Growth | None:
-        """The difference from the plan with this version; None if this plan did not grow from it in one step."""
-        return self.growth if self.growth is not None and self.growth.previous == version else None
+        added = np.diff(self.starts) - np.diff(before.starts)
+        grown = np.flatnonzero(added)
+        begins, last = self.begins[grown], self.starts[grown + 1] - 1
+        if (added[grown] != 1).any() or (self.ends[grown] - begins != 1).any():
+            return None
+        if not np.array_equal(np.delete(self.chunks, last), before.chunks):
+            return None
+        return self.order[begins], self.chunks[last]
 
     def only(self, rows: Ints) -> Plan:
         """The plan of these rows alone, numbered in this order. Chunks that none of them covers are left out."""
@@ -117,14 +93,6 @@ class Plan:
     def last_tokens(self) -> Ints:
         """`[b]`, by row: current number of tokens in that chunk, 1..chunk_size."""
         return self.tokens_by_slot[self.slots]
-
-    @cached_property
-    def _own_segments(self) -> Ints:
-        """`[b]`, by row: the segment that only this row's sequence covers, or -1."""
-        single = np.flatnonzero(self.ends - self.begins == 1)
-        own = np.full(len(self.order), -1)
-        own[self.order[self.begins[single]]] = single
-        return own
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

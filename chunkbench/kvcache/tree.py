@@ -61,7 +61,6 @@ class PrefixTree:
         self._next_id = 0
         self._slots = Slots(chunk_size)
         self._plan: Plan | None = None
-        self._new_chunks: list[tuple[Ints, Ints]] = []  # slots and their new chunks since the last plan
         self._free_tokens: int | None = None  # cached result of `_count_free_tokens`; None: outdated
 
     # Queries
@@ -275,15 +274,10 @@ class PrefixTree:
 
     def plan(self) -> Plan:
         """The plan of the current forest. A new object only if the structure changed since the last call."""
-        plan = self._plan
-        for slots, chunks in self._new_chunks if plan is not None else ():
-            plan = plan and plan.grown(self._slots.rows(slots), chunks)
-        if plan is None:
-            plan = self._build_plan()
-        self.plan_rebuilds += plan is not self._plan
-        self._new_chunks.clear()
-        self._plan = plan
-        return plan
+        if self._plan is None:
+            self._plan = self._build_plan()
+            self.plan_rebuilds += 1
+        return self._plan
 
     def shared_chunks(self) -> tuple[int, int]:
         """Chunks that several sequences cover: each counted once, and each counted once for every such sequence."""
@@ -358,7 +352,7 @@ class PrefixTree:
                         leaf.chunks.append(chunk)
                 arrays.last_chunks[full] = new
                 arrays.last_tokens[full] = 0
-                self._new_chunks.append((full, new))
+                self._plan = None
         places = arrays.last_tokens[index].copy()
         arrays.tails[slots, places] = ids
         arrays.last_tokens[index] += 1
@@ -392,7 +386,7 @@ class PrefixTree:
         rows = np.repeat(slots[partial], counts)
         tails[rows, ranges(before[partial], counts)] = ids[ranges(first_token[partial], counts)]
         if len(new):
-            self._new_chunks.append((np.repeat(slots, chunk_counts), new))
+            self._plan = None
 
     def _extend(self, sequence: Sequence, chunks: Iterable[int], keys: list[bytes]) -> None:
         """Add new chunks to a sequence whose last chunk is full."""

@@ -1,6 +1,7 @@
 """Decode attention in native code over a packed store: the two-phase partition and paged attention.
 
-Both run the same loops over items (see `planner`). They differ only in the items, that is, in the algorithm.
+Both run the same loops over items (see `planner`). They differ only in the items, that is, in the algorithm: paged
+attention is the two-phase partition without its chunk-first phase.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ import torch
 
 from chunkbench.kernels.cpu import isa, required
 from chunkbench.kernels.cpu.planner import Grain, arrays, cut
-from chunkbench.kernels.cpu.store import PackedStore, dtype_name
+from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.kernels.cpu.tensors import reads_tensors
 from chunkbench.kernels.items import (
     Items,
     PromptRows,
     items_of_forest,
     items_of_prompts,
-    items_of_tables,
     together,
 )
 from chunkbench.kvcache.integers import Ints
@@ -114,15 +114,6 @@ class NativeDecode:
         )
         self.work_items = len(flat.items)
 
-    def extend(self, rows: Ints, chunks: Ints) -> bool:
-        """Add one chunk to the own run of each of these distinct rows, without any other change of the descriptors.
-
-        Most steps of steady decoding need only this, and it costs a fraction of `make`. Returns False, changing
-        nothing, if a row has no run of its own or its run has grown so far that `make` would cut it otherwise.
-        """
-        assert self._work is not None
-        return self._work.grow(np.ascontiguousarray(rows, np.int64), self.store.chunk_addresses(chunks))
-
     def set_last_tokens(self, tokens: Ints) -> None:
         """Tokens in the last chunk of each row's sequence `[b]`, 1..chunk_size."""
         assert self._work is not None
@@ -175,16 +166,16 @@ class TppNative(NativeDecode):
     def __init__(self, store: PackedChunks, heads: int, chunk_first: bool = True) -> None:
         super().__init__(store, heads)
         self.chunk_first = chunk_first
-        self._version = -1
+        self._plan: Plan | None = None
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
-        """Make the work descriptors of a plan. If the plan is the last one or grew from it, only update them.
+        """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
 
         The rows of `prompts` come after those of the plan. Each of them reads the chunks of its sequence up to its own
         token. `rows`: with prompts, where each of all these rows lies in q and out, if not in this order.
         """
         if prompts:
-            self._version = -1
+            self._plan = None
             batch = len(plan.order)
             items, tokens = items_of_prompts(prompts, self.store.chunk_size, batch)
             if batch:
@@ -197,27 +188,7 @@ class TppNative(NativeDecode):
             self.make(items, len(tokens))
             self.set_last_tokens(tokens)
             return
-        if plan.version != self._version:
-            new = plan.growth_from(self._version)
-            if new is None or not self.extend(new.rows, new.chunks):
-                self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
-            self._version = plan.version
+        if plan is not self._plan:
+            self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
+            self._plan = plan
         self.set_last_tokens(plan.last_tokens)
-
-
-class PagedNative(NativeDecode):
-    """Paged attention over block tables: every sequence reads all of its blocks by itself. A block is a chunk."""
-
-    def __init__(self, store: PackedStore, heads: int) -> None:
-        super().__init__(store, heads)
-        self._blocks: Ints | None = None
-
-    def plan(self, table: np.ndarray, lengths: np.ndarray) -> None:
-        """Plan for block tables `[b, blocks]` and lengths `[b]`. New descriptors only if blocks changed."""
-        size = self.store.chunk_size
-        used = -(-lengths // size)
-        blocks = np.where(np.arange(table.shape[1]) < used[:, None], table, -1)
-        if self._blocks is None or not np.array_equal(blocks, self._blocks):
-            self.make(items_of_tables(table[blocks >= 0].astype(np.int64), used, np.arange(len(used))), len(used))
-            self._blocks = blocks
-        self.set_last_tokens(lengths - (used - 1) * size)

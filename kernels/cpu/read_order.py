@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from chunkbench.kernels.cpu.decode import PagedNative
+from chunkbench.kernels.cpu.decode import NativeDecode
 from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.items import items_of_tables
 
 _HEADS, _HEAD_DIM, _CHUNK_SIZE = 32, 128, 64
 """The shape of the paper's experiments."""
@@ -42,9 +43,9 @@ class ReadOrderProbe:
             raise ValueError(f"{buffer.nbytes} bytes are less than {_CHUNKS_OF_ROW} chunks of {store.chunk_bytes}")
         store.grow(rows * _CHUNKS_OF_ROW)
         self.bytes = store.capacity * store.chunk_bytes
-        self._kernel = PagedNative(store, _HEADS)
-        table = np.arange(store.capacity).reshape(rows, _CHUNKS_OF_ROW)
-        self._kernel.plan(table, np.full(rows, _CHUNKS_OF_ROW * _CHUNK_SIZE))
+        self._kernel = NativeDecode(store, _HEADS)
+        counts = np.full(rows, _CHUNKS_OF_ROW)
+        self._kernel.make(items_of_tables(np.arange(store.capacity), counts, np.arange(rows)), rows)
 
     def run(self) -> None:
         """Read the buffer once, on as many threads as PyTorch uses."""

@@ -219,11 +219,10 @@ def test_the_cpu_build_in_the_same_folder_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_label_and_version_name_the_installed_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_cpu, "_installed", lambda: None)
-    monkeypatch.setattr(vllm_cuda, "version", lambda: "0.24.0")
+    monkeypatch.setattr(gpu, "installed", {"vllm": "0.24.0"}.get)
     star = vllm_cpu.VllmPagedAttnStar()
     assert (star.label, star.package_version(), star.isa()) == ("PagedAttn*, vLLM 0.24.0", "vllm 0.24.0", None)
-    monkeypatch.setattr(vllm_cpu, "_installed", lambda: "0.32.0")
+    monkeypatch.setattr(gpu, "installed", {"vllm-cpu": "0.32.0"}.get)
     star = vllm_cpu.VllmPagedAttnStar()
     assert star.label == "PagedAttn*, vLLM (community CPU build 0.32.0)"
     assert star.package_version() == "vllm-cpu 0.32.0"

@@ -190,13 +190,6 @@ def test_wrong_last_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
     torch.testing.assert_close(out, torch.ones_like(out))
 
 
-def test_rows_that_do_not_exist_cannot_grow() -> None:
-    plan = native.DecodePlan(**arguments())
-    for rows, chunks in ((ints(2), ints(0)), (ints(-1), ints(0)), (ints(0, 1), ints(0))):
-        with pytest.raises(ValueError, match="row"):
-            plan.grow(rows, chunks)
-
-
 @pytest.mark.parametrize("threads", [0, -1, -(2**31)])
 def test_decode_needs_at_least_one_thread(threads: int) -> None:
     plan = native.DecodePlan(**arguments())

@@ -323,15 +323,14 @@ def test_token_ids_may_be_lists_ranges_or_arrays_of_any_integer_type():
     assert tree.match(np.array([1, 9, 2, 9], np.uint16)[::2]) == 2
 
 
-def test_a_grown_plan_equals_a_plan_built_anew() -> None:
-    """The tree adds new last chunks to the plan. Every other change of structure makes it build a new plan."""
+def test_growth_since_a_plan_says_which_rows_began_chunks() -> None:
     rng = np.random.default_rng(1)
     tree = PrefixTree(4)
     for row in range(6):
         tree.join([*range(9), *range(100 * row, 100 * row + row + 1)])
     grown_plans = 0
     for step in range(60):
-        before = tree.plan()
+        before, paths = tree.plan(), [tree.path(sequence) for sequence in tree.sequences]
         tree.append([step] * len(tree))
         if step % 17 == 5:
             tree.fork(int(rng.choice(tree.sequences)))
@@ -341,8 +340,11 @@ def test_a_grown_plan_equals_a_plan_built_anew() -> None:
             tree.truncate(tree.sequences[0], int(tree.lengths[0]) - 1)
         if step % 5 == 0:
             tree.append([step] * len(tree))  # two steps without a plan between them
-        plan, built = tree.plan(), tree._build_plan()
-        grown_plans += plan.growth is not None and plan is not before
-        for name in ("chunks", "starts", "begins", "ends", "order", "last_chunks", "last_tokens"):
-            assert getattr(plan, name).tolist() == getattr(built, name).tolist()
+        growth = tree.plan().growth_since(before)
+        if growth is None:
+            continue
+        for row, chunk in zip(*growth, strict=True):
+            paths[row].append(chunk)
+        assert paths == [tree.path(sequence) for sequence in tree.sequences]
+        grown_plans += tree.plan() is not before
     assert grown_plans > 10

@@ -11,21 +11,15 @@ _NONE: Ints = np.empty(0, np.int64)
 
 
 class BlockForest:
-    """Plans for the block tables of an engine's steps.
-
-    Between most steps of a busy engine, tables only grow: a sequence begins a new block, or none does. Then the plan of
-    the step before grows, or stays, instead of being found anew.
-    """
+    """Plans for the block tables of an engine's steps."""
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
         self._blocks: Ints = np.empty((0, 0), np.int64)  # of the last step; -1 behind the blocks in use
-        self._used = _NONE
-        self._last_chunks = _NONE
         self._last_tokens = _NONE
-        self._plan: Plan | None = None
         zero = np.zeros(1, np.int64)
         self._nothing = Plan(block_size, _NONE, zero, _NONE, _NONE, _NONE, _NONE, _NONE, slice(0, 0))
+        self._plan = self._nothing
 
     def plan(self, table: Ints, lengths: Ints) -> Plan:
         """The plan of sequences with block tables `[b, blocks]` and lengths `[b]` in tokens, at least 1 each.
@@ -38,44 +32,23 @@ class BlockForest:
         # 64 bits, whatever the table has: ids are multiplied by the bytes of a block.
         minus = np.int64(-1)
         blocks = np.where(np.arange(int(used.max())) < used[:, None], table[:, : int(used.max())], minus)
-        plan = self._grown(blocks, used)
-        if plan is None:
-            self._last_chunks = blocks[np.arange(len(used)), used - 1]
+        if not np.array_equal(blocks, self._blocks):
             self._last_tokens = np.empty(len(used), np.int64)
-            plan = self._found(blocks, lengths)
+            self._plan = self._found(blocks, lengths, used)
+            self._blocks = blocks
         self._last_tokens[:] = lengths - (used - 1) * self._size
-        self._plan, self._blocks, self._used = plan, blocks, used
-        return plan
+        return self._plan
 
-    def _grown(self, blocks: Ints, used: Ints) -> Plan | None:
-        """The last plan, or that plan with new last blocks; None if the difference is another one."""
-        plan, before = self._plan, self._blocks
-        width = before.shape[1]
-        if plan is None or len(used) != len(self._used) or blocks.shape[1] < width:
-            return None
-        added = used - self._used
-        if added.min() < 0 or added.max() > 1 or ((blocks[:, :width] != before) & (before >= 0)).any():
-            return None
-        rows = np.flatnonzero(added)
-        if not len(rows):
-            return plan
-        chunks = blocks[rows, used[rows] - 1]
-        grown = plan.grown(rows, chunks)
-        if grown is not None:
-            self._last_chunks[rows] = chunks
-        return grown
-
-    def _found(self, blocks: Ints, lengths: Ints) -> Plan:
+    def _found(self, blocks: Ints, lengths: Ints, used: Ints) -> Plan:
         """A plan from the tables alone."""
         # Sorted as bytes, tables with the same first blocks are neighbours; which of them comes first does not matter.
         keys = np.ascontiguousarray(blocks).view(np.dtype((np.void, blocks.shape[1] * blocks.itemsize)))
         order = np.argsort(keys.ravel(), kind="stable")
         ordered, full = blocks[order], lengths[order] // self._size
-        used = -(-lengths[order] // self._size)
         differ = np.column_stack([ordered[1:] != ordered[:-1], np.ones(len(order) - 1, np.bool_)])
         # Only full blocks are shared: a sequence writes into its last one.
         common = np.minimum(differ.argmax(1), np.minimum(full[1:], full[:-1]))
-        begins, ends, firsts, counts = (np.array(column, np.int64) for column in _segments(used, common))
+        begins, ends, firsts, counts = (np.array(column, np.int64) for column in _segments(used[order], common))
         return Plan(
             self._size,
             ordered[np.repeat(begins, counts), ranges(firsts, counts)],
@@ -83,7 +56,7 @@ class BlockForest:
             begins,
             ends,
             order,
-            self._last_chunks,
+            blocks[np.arange(len(used)), used - 1],
             self._last_tokens,
             slice(0, len(order)),
         )

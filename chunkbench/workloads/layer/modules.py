@@ -63,15 +63,15 @@ class SelfAttentionSession(NaiveSession):
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
         point = inputs.point
-        self._n_p, self._rows = point.n_p, (point.batch_size, point.heads, point.head_dim)
+        self._n_p, self._shape = point.n_p, (point.batch_size, point.heads, point.head_dim)
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        if self._cache.longest == self._n_p:
+        if self._longest == self._n_p:
             super().append(token_ids, k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        _, h, d = self._rows
-        super().decode(q[:, : h * d].contiguous().view(self._rows), out)
+        _, h, d = self._shape
+        super().decode(q[:, : h * d].contiguous().view(self._shape), out)
 
 
 class _Module(Implementation):

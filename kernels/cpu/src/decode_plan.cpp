@@ -12,9 +12,6 @@ namespace {
 // Limits: products of these numbers, and of an item's queries and the head dimension, must not overflow in the loops.
 constexpr int kMaxHeads = 65536, kMaxChunkSize = 65536, kMaxQueries = 65536;
 
-// A run may grow by so many chunks, or by half, before a new plan has to cut it anew.
-constexpr std::int64_t kGrowth = 8;
-
 void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
 }
@@ -92,40 +89,6 @@ void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) 
         require(tokens[i] >= 1 && tokens[i] <= shape_.chunk_size, "last_tokens: 1 .. chunk_size");
     }
     std::copy(tokens, tokens + count, last_tokens_.begin());
-}
-
-bool DecodePlan::grow(const std::int64_t* rows, const std::int64_t* chunks, std::size_t count) {
-    const std::lock_guard<std::mutex> alone(mutex_);
-    if (own_.empty()) {
-        own_.assign(arrays_.batch, -1);
-        room_.assign(arrays_.items.size(), -1);
-        for (std::size_t n = 0; n < arrays_.items.size(); ++n) {
-            const Item& item = arrays_.items[n];
-            if (item.rows == 1 && item.tail_row >= 0) own_[item.tail_row] = static_cast<std::int64_t>(n);
-        }
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-        require(rows[i] >= 0 && rows[i] < arrays_.batch, "rows");
-        const std::int64_t own = own_[rows[i]];
-        if (own < 0 || room_[own] == 0) return false;
-    }
-    Numbers& places = arrays_.chunks;
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::int64_t own = own_[rows[i]];
-        Item& item = arrays_.items[own];
-        if (room_[own] < 0) {  // its run moves to the end, where there is room behind it
-            room_[own] = std::max(kGrowth, item.count / 2);
-            const auto first = static_cast<std::int64_t>(places.size());
-            places.resize(first + item.count + room_[own]);
-            std::copy_n(places.begin() + item.first_chunk, item.count, places.begin() + first);
-            item.first_chunk = first;
-        }
-        require(room_[own] > 0, "rows to grow must be distinct");
-        places[item.first_chunk + item.count] = chunks[i];
-        ++item.count;
-        --room_[own];
-    }
-    return true;
 }
 
 void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift) {

@@ -33,11 +33,6 @@ class DecodePlan {
     // Tokens in the last chunk of each row's sequence. Throws std::invalid_argument unless they are b values of 1..c.
     void set_last_tokens(const std::int64_t* tokens, std::size_t count);
 
-    // Add a chunk (its address) to the last run of each of these rows, which must be distinct. False, and nothing done,
-    // if a row has no run of its own, or if a run has grown so far that the plan would be cut otherwise by now. Throws
-    // std::invalid_argument for a row that does not exist. This takes a fraction of the time of a new plan.
-    bool grow(const std::int64_t* rows, const std::int64_t* chunks, std::size_t count);
-
     // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the requested layer.
     // Allocates only if `threads` is larger than in every call before.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift);
@@ -62,8 +57,6 @@ class DecodePlan {
     std::mutex mutex_;  // several Python threads may call, and they share the scratch memory
     std::vector<Counter> left_by_;
     Numbers last_tokens_;
-    Numbers own_;   // [b] the item of one row that ends with the row's last chunk, or -1; empty before the first `grow`
-    Numbers room_;  // [items] chunks that the item's run can take where it lies; -1: it lies where the planner put it
     std::vector<float> partial_outputs_, partial_stats_, scratch_;
 };
 

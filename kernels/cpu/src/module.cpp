@@ -155,15 +155,6 @@ NB_MODULE(_native, m) {
              "side_by_side"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
-        .def(
-            "grow",
-            [](chunkbench::DecodePlan& self, const Ints& rows, const Ints& chunks) {
-                if (rows.size() != chunks.size()) throw std::invalid_argument("one chunk for each row");
-                return self.grow(rows.data(), chunks.data(), rows.size());
-            },
-            "rows"_a, "chunks"_a,
-            "Add a chunk to the last run of each of these distinct rows. False, and nothing done, where a new plan is "
-            "needed.")
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0,
              "shift: bytes from the chunks' addresses to those of another layer.")
         .def("decode_dense", &decode_dense, "q"_a.none(), "out"_a.none(), "scale"_a, "threads"_a, "shift"_a = 0,

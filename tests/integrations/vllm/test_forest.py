@@ -95,9 +95,17 @@ def test_a_new_block_changes_little() -> None:
     first = planner.plan(padded(tables), np.array([48, 41, 20]))
     tables[0].append(5)
     second = planner.plan(padded(tables), np.array([49, 42, 21]))
-    assert second.growth is not None
-    assert second.growth.previous == first.version
+    growth = second.growth_since(first)
+    assert growth is not None
+    assert [array.tolist() for array in growth] == [[0], [5]]
     check(second, tables, [49, 42, 21])
+
+
+def test_a_longer_shared_prefix_is_no_growth() -> None:
+    planner = BlockForest(SIZE)
+    first = planner.plan(padded([[0, 1, 2], [0, 1, 3]]), np.array([40, 41]))
+    second = planner.plan(padded([[0, 1, 9, 2], [0, 1, 9, 3]]), np.array([56, 57]))
+    assert second.growth_since(first) is None
 
 
 @pytest.mark.parametrize("change", ["leaves", "joins", "other blocks", "shorter"])
@@ -126,8 +134,8 @@ def test_ids_keep_64_bits_while_tables_grow() -> None:
     forest = BlockForest(16)
     first = forest.plan(np.array([[5000, 6000], [5000, 7000]], np.int32), np.array([32, 32]))
     grown = forest.plan(np.array([[5000, 6000, 8000], [5000, 7000, 9000]], np.int32), np.array([33, 33]))
-    assert grown.growth is not None
-    assert grown.growth.previous == first.version
-    for ids in (first.chunks, grown.chunks, grown.growth.chunks, grown.last_chunks):
+    growth = grown.growth_since(first)
+    assert growth is not None
+    for ids in (first.chunks, grown.chunks, growth[1], grown.last_chunks):
         assert ids.dtype == np.int64
-    assert (grown.growth.chunks * 2**19).tolist() == [8000 * 2**19, 9000 * 2**19]
+    assert sorted((growth[1] * 2**19).tolist()) == [8000 * 2**19, 9000 * 2**19]

@@ -12,10 +12,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from chunkbench.kernels.triton import decode as decode_module
-from chunkbench.kernels.triton.decode import PagedTriton, TppTriton
+from chunkbench.kernels.triton.decode import TppTriton
 from chunkbench.kernels.triton.store import TritonStore
 from chunkbench.kernels.triton.tuning import Tuning
-from chunkbench.kvcache import Append, BlockTables
+from chunkbench.kvcache import ChunkPool, PrefixTree
 from tests.kernels.forests import Forest
 
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -256,31 +256,14 @@ def test_larger_buffers_change_the_generation(device: str) -> None:
 
 @pytest.mark.parametrize("share", [False, True], ids=["private blocks", "shared blocks"])
 def test_paged_attention(device: str, share: bool) -> None:
-    store = TritonStore(16, 2, 64, torch.float16, device)
-    tables = BlockTables(16, share)
-    kernel = PagedTriton(store, heads=4, tuning=SMALL)
-    forest = Forest(TritonStore(16, 2, 64, torch.float16, device), seed=5)  # only for its values
+    forest = forest_of(device)
+    forest.tree = PrefixTree(16, ChunkPool(make_room=forest.store.grow), share)
+    kernel = TppTriton(forest.store, heads=4, chunk_first=False, tuning=SMALL)
     for path in SHARED_TREE[:5]:
         forest.join(path)
-        ids = [1000 * name + token for name, tokens in path for token in range(tokens)]
-        joined = tables.join(ids)
-        store.grow(tables.tree.pool.in_use + 8)
-        k, v = forest.contexts[-1]
-        store.fill(joined.slots[::16] // 16, k[0, joined.cached :], v[0, joined.cached :])
     for _ in range(2):
-        rows = len(forest.contexts)
-        k, v = forest.normal(rows, 2, 64), forest.normal(rows, 2, 64)
-        slots = tables.append(list(range(rows)))
-        store.append(Append(slots // 16, slots % 16, slots[slots % 16 == 0] // 16, every_row=True), k, v)
-        forest.contexts = [
-            (torch.cat([a, k[None, row : row + 1]], 1), torch.cat([b, v[None, row : row + 1]], 1))
-            for row, (a, b) in enumerate(forest.contexts)
-        ]
-        kernel.plan(tables.table, tables.lengths)
-        q = forest.normal(rows, 4, 64)
-        out = torch.full_like(q, float("nan"))
-        kernel.decode(q, out)
-        assert forest.error(q, out) < TOLERANCE[torch.float16]
+        forest.append()
+        check(forest, kernel)
 
 
 def test_new_buffers_of_the_store_change_the_generation(device: str) -> None:
@@ -334,7 +317,7 @@ def test_rows_beyond_the_plan_stay_unchanged(device: str) -> None:
         assert (out[:3] != 7.0).any()
 
 
-def places_read_by(kernel: TppTriton | PagedTriton, rows: int) -> list[list[int]]:
+def places_read_by(kernel: TppTriton, rows: int) -> list[list[int]]:
     """Places of the chunks that each row reads according to the descriptors, sorted."""
     host = kernel._buffers.host
     places_of_row: list[list[int]] = [[] for _ in range(rows)]
@@ -346,12 +329,14 @@ def places_read_by(kernel: TppTriton | PagedTriton, rows: int) -> list[list[int]
     return [sorted(places) for places in places_of_row]
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["tails", "no tails"])
-def test_an_extended_plan_reads_the_same_chunks_as_a_new_plan(device: str, in_place: bool) -> None:
+@pytest.mark.parametrize(
+    ("in_place", "chunk_first"), [(False, True), (True, True), (False, False)], ids=["tails", "no tails", "paged"]
+)
+def test_an_extended_plan_reads_the_same_chunks_as_a_new_plan(device: str, in_place: bool, chunk_first: bool) -> None:
     """Sequences need new chunks at different steps, until and after the plan has no room to grow."""
     forest = forest_of(device, kv_heads=1)
     forest.store.grow(500)
-    kernel = TppTriton(forest.store, heads=1, tuning=SMALL._replace(in_place=in_place))
+    kernel = TppTriton(forest.store, heads=1, chunk_first=chunk_first, tuning=SMALL._replace(in_place=in_place))
     for row, path in enumerate([*SHARED_TREE, [(9, 60)], [(9, 60), (10, 3)]]):
         forest.join([*path, (20 + row, 1 + 2 * row)])
     kernel.plan(forest.tree.plan())
@@ -372,20 +357,6 @@ def test_an_extended_plan_reads_the_same_chunks_as_a_new_plan(device: str, in_pl
         paths = [np.array(forest.tree.path(sequence)) for sequence in forest.tree.sequences]
         assert places_read_by(kernel, len(paths)) == [sorted(forest.store.places(path)[0].tolist()) for path in paths]
     assert 0 < rebuilt < grown / 4
-
-
-def test_extended_block_tables_read_the_right_blocks(device: str) -> None:
-    store = TritonStore(16, 1, 64, torch.float16, device)
-    store.grow(300)
-    tables, kernel = BlockTables(16, share=True), PagedTriton(store, heads=1, tuning=SMALL)
-    for row in range(5):
-        tables.join([*range(40), *range(1000 * row, 1000 * row + 1 + 7 * row)])
-    for _ in range(12 * 16):
-        tables.append([1] * 5)
-        kernel.plan(tables.table, tables.lengths)
-        used = -(-tables.lengths.astype(np.int64) // 16)
-        paths = [tables.table[row, : used[row]].astype(np.int64) for row in range(5)]
-        assert places_read_by(kernel, 5) == [sorted(store.places(path)[0].tolist()) for path in paths]
 
 
 @pytest.mark.gpu
