@@ -21,7 +21,7 @@ class Slab(NamedTuple):
     values: torch.Tensor
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     """Chunks with consecutive ids in one slab: the places `start` to `start + chunks - 1` of slab number `slab`.
 
     `begin` is the position of the first of them in the list of ids that `ChunkStore.runs` split.
@@ -96,7 +96,7 @@ class ChunkStore:
         slab = np.searchsorted(self._firsts, chunks, side="right") - 1
         return slab, chunks - self._firsts[slab]
 
-    def runs(self, chunks: Ints) -> Iterator[Run]:
+    def runs(self, chunks: Ints) -> Iterator[ChunkRun]:
         """Split a list of chunk ids into maximal runs of chunks that are consecutive in memory."""
         if len(chunks) == 0:
             return
@@ -105,7 +105,7 @@ class ChunkStore:
         begins = np.concatenate([[0], breaks])
         counts = np.diff(np.append(begins, len(chunks)))
         for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
-            yield Run(int(slab[begin]), int(place[begin]), count, begin)
+            yield ChunkRun(int(slab[begin]), int(place[begin]), count, begin)
 
     def fill(self, chunks: Ints, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> None:
         """Write k and v `[n, h_kv, d]` of a layer to the chunks in order; the last chunk may stay partial."""

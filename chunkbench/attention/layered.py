@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.attention.parts import Kernel, Partition, Shape, assemble, choose
+from chunkbench.attention.parts import CacheShape, Kernel, Partition, assemble, choose
 from chunkbench.attention.tensors import TensorSpec, WrongTensor
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kvcache import Append, ChunkPool, Join, PrefixTree
@@ -59,7 +59,7 @@ class LayeredChunkAttention:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         # With a device index: "cuda" does not equal "cuda:0", the device of tensors made on "cuda".
         device = torch.empty(0, device=device).device
-        shape = Shape(heads, heads if kv_heads is None else kv_heads, head_dim, chunk_size, dtype, device, layers)
+        shape = CacheShape(heads, heads if kv_heads is None else kv_heads, head_dim, chunk_size, dtype, device, layers)
         shape.check()
         self.layers = layers
         self.heads = heads

@@ -19,7 +19,7 @@ Chosen = Literal["native", "triton", "torch"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Shape(NamedTuple):
+class CacheShape(NamedTuple):
     """Sizes, dtype and device of K, V and q of a cache."""
 
     heads: int
@@ -51,7 +51,7 @@ class Decode(Protocol):
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None: ...
 
 
-def choose(shape: Shape, kernel: Kernel) -> Chosen:
+def choose(shape: CacheShape, kernel: Kernel) -> Chosen:
     """The kernel for a shape. Raises ValueError if `kernel` does not support the shape or cannot run here."""
     if kernel not in ("auto", "native", "triton", "torch"):
         raise ValueError(f"kernel must be 'auto', 'native', 'triton' or 'torch', not {kernel!r}")
@@ -63,7 +63,7 @@ def choose(shape: Shape, kernel: Kernel) -> Chosen:
     return "torch" if obstacle else chosen
 
 
-def assemble(shape: Shape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
+def assemble(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
     """An empty store, and the kernel that reads it. Raises ValueError for an unknown partition."""
     if partition not in ("two-phase", "sequence-first"):
         raise ValueError(f"partition must be 'two-phase' or 'sequence-first', not {partition!r}")
@@ -83,7 +83,7 @@ def assemble(shape: Shape, kernel: Chosen, partition: Partition) -> tuple[ChunkS
     return store, TppTorch(store, shape.heads, chunk_first)
 
 
-def _obstacle(shape: Shape, kernel: Literal["native", "triton"]) -> str:
+def _obstacle(shape: CacheShape, kernel: Literal["native", "triton"]) -> str:
     """Why a kernel cannot be used; empty if it can."""
     if kernel == "triton":
         unsupported = triton.why_not(shape.dtype, shape.heads, shape.kv_heads, shape.head_dim, shape.chunk_size)

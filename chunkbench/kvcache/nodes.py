@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 NO_KEYS: list[bytes] = []
-_NO_CHILDREN: dict[int, Node] = {}
-_NO_MATCHES: dict[bytes, list[Node]] = {}
+_NO_CHILDREN: dict[int, TreeNode] = {}
+_NO_MATCHES: dict[bytes, list[TreeNode]] = {}
 # Shared by all nodes without keys or children, as most new nodes are. Never written to.
 
 
-class Sequence:
+class TreeSequence:
     """A live sequence. It ends at the end of a node, its `leaf`."""
 
     __slots__ = ("id", "leaf", "slot")
 
-    def __init__(self, id: int, slot: int, leaf: Node) -> None:
+    def __init__(self, id: int, slot: int, leaf: TreeNode) -> None:
         self.id = id
         self.slot = slot  # its index in the tree's arrays; it never changes
         self.leaf = leaf
 
 
-class Node:
+class TreeNode:
     """A run of consecutive chunks on a path, all covered by the same sequences. The root has no chunks.
 
     Runs are maximal: a node is split where a sequence branches off or ends, and merged with its only child when no
@@ -33,7 +33,7 @@ class Node:
     # Not a dataclass, and with slots, for speed: a step of a batch may make a node for every sequence.
     __slots__ = ("children", "chunks", "ends", "idle_children", "idle_since", "keys", "matches", "parent", "references")
 
-    def __init__(self, parent: Node | None, chunks: array[int], keys: list[bytes], references: int = 0) -> None:
+    def __init__(self, parent: TreeNode | None, chunks: array[int], keys: list[bytes], references: int = 0) -> None:
         self.parent = parent
         self.chunks = chunks
         """Chunk ids in token order."""
@@ -41,12 +41,12 @@ class Node:
         """Token ids of each full chunk. Only the last chunk can be partial; then one sequence alone covers it."""
         self.references = references
         """Number of sequences that cover the node."""
-        self.children: dict[int, Node] = _NO_CHILDREN
+        self.children: dict[int, TreeNode] = _NO_CHILDREN
         """By first chunk id, in depth-first order. A split or a merge does not change this order. Not the idle ones."""
-        self.matches: dict[bytes, list[Node]] = _NO_MATCHES
+        self.matches: dict[bytes, list[TreeNode]] = _NO_MATCHES
         """Children, idle ones too, by the token ids of their first chunk. Live sequences never merge, so children can
         share a key."""
-        self.ends: dict[int, Sequence] = {}
+        self.ends: dict[int, TreeSequence] = {}
         """Sequences that end here, by id."""
         self.idle_since: int | None = None
         """When the last sequence left; None while sequences cover the node."""
@@ -57,10 +57,10 @@ class Node:
         """Whether no node is below this one."""
         return not self.children and not self.idle_children
 
-    def branch(self, chunk: int, sequence: Sequence) -> None:
+    def branch(self, chunk: int, sequence: TreeSequence) -> None:
         """Let a sequence that ends here, beside others, go on in a new last child with one chunk that is not full."""
         # One call for all of this, for speed: a step of a batch may do it for every sequence.
-        node = Node(self, array("q", (chunk,)), NO_KEYS, 1)
+        node = TreeNode(self, array("q", (chunk,)), NO_KEYS, 1)
         if self.children is _NO_CHILDREN:
             self.children, self.matches = {}, {}
         self.children[chunk] = node
@@ -68,9 +68,9 @@ class Node:
         node.ends[sequence.id] = sequence
         sequence.leaf = node
 
-    def insert(self, chunks: Iterable[int], keys: list[bytes], references: int = 0) -> Node:
+    def insert(self, chunks: Iterable[int], keys: list[bytes], references: int = 0) -> TreeNode:
         """A new last child with these chunks."""
-        node = Node(self, array("q", chunks), keys, references)
+        node = TreeNode(self, array("q", chunks), keys, references)
         if self.children is _NO_CHILDREN:
             self.children, self.matches = {}, {}
         self.children[node.chunks[0]] = node
@@ -96,10 +96,10 @@ class Node:
         del self.keys[full:]
         return dropped
 
-    def split(self, count: int) -> Node:
+    def split(self, count: int) -> TreeNode:
         """Move the first `count` chunks, all of them full, to a new node above this one. Returns the new node."""
         assert self.parent is not None
-        upper = Node(self.parent, self.chunks[:count], self.keys[:count], self.references)
+        upper = TreeNode(self.parent, self.chunks[:count], self.keys[:count], self.references)
         self._replace_by(upper)
         self.parent, self.chunks, self.keys = upper, self.chunks[count:], self.keys[count:]
         upper.idle_since = self.idle_since
@@ -126,7 +126,7 @@ class Node:
         self._replace_by(lower)
         lower.parent, lower.chunks, lower.keys = self.parent, self.chunks + lower.chunks, self.keys + lower.keys
 
-    def _replace_by(self, other: Node) -> None:
+    def _replace_by(self, other: TreeNode) -> None:
         """Put `other`, which begins with the same chunk, in the place of this node below the parent."""
         assert self.parent is not None
         if self.idle_since is None:
@@ -143,27 +143,27 @@ class Node:
             del self.parent.matches[self.keys[0]]
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """A path that matches the first keys. It ends in `node`."""
 
-    node: Node
+    node: TreeNode
     node_chunks: int
     """Chunks of `node` that match."""
     chunks: int
     """Chunks of the whole path that match."""
 
 
-def deepest_match(root: Node, keys: list[bytes]) -> Match:
+def deepest_match(root: TreeNode, keys: list[bytes]) -> PrefixMatch:
     """The longest path of full chunks whose token ids equal the first keys."""
-    best = Match(root, 0, 0)
+    best = PrefixMatch(root, 0, 0)
     level = [(root, 0)]
     while level:
-        next_level: list[tuple[Node, int]] = []
+        next_level: list[tuple[TreeNode, int]] = []
         for node, depth in level:
             for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
                 common = _common(child.keys, keys, depth)
                 if depth + common > best.chunks:
-                    best = Match(child, common, depth + common)
+                    best = PrefixMatch(child, common, depth + common)
                 if common == len(child.chunks):
                     next_level.append((child, depth + common))
         level = next_level
@@ -178,10 +178,10 @@ def _common(run: list[bytes], keys: list[bytes], start: int) -> int:
     return next(index for index in range(count) if run[index] != keys[start + index])
 
 
-def path_to(node: Node) -> list[Node]:
+def path_to(node: TreeNode) -> list[TreeNode]:
     """Nodes on the path from the root (not included) to `node`."""
     nodes = []
-    current: Node | None = node
+    current: TreeNode | None = node
     while current is not None and current.parent is not None:
         nodes.append(current)
         current = current.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from chunkbench.kvcache.nodes import Node
+from chunkbench.kvcache.nodes import TreeNode
 
 
 class Idle:
@@ -20,14 +20,14 @@ class Idle:
         self.evictions = 0
         """Chunks that were evicted so far."""
         self._time = 0
-        self._leaves: list[tuple[int, int, Node]] = []  # heap by time of last use; may hold outdated entries
+        self._leaves: list[tuple[int, int, TreeNode]] = []  # heap by time of last use; may hold outdated entries
         self._entries = 0
 
     def advance_clock(self) -> None:
         """Nodes that are added from now on count as used later than all before."""
         self._time += 1
 
-    def add(self, node: Node) -> None:
+    def add(self, node: TreeNode) -> None:
         """Keep a node whose last sequence left. The nodes below it are idle already."""
         assert node.parent is not None
         node.idle_since = self._time
@@ -36,7 +36,7 @@ class Idle:
         self.chunks += len(node.chunks)
         self._offer(node)
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: TreeNode) -> None:
         """A sequence covers an idle node again. The node above it is not idle."""
         assert node.parent is not None
         node.idle_since = None
@@ -61,7 +61,7 @@ class Idle:
         self.evictions += len(freed)
         return freed
 
-    def _offer(self, node: Node) -> None:
+    def _offer(self, node: TreeNode) -> None:
         if node.is_leaf and node.idle_since is not None:
             self._entries += 1
             heapq.heappush(self._leaves, (node.idle_since, self._entries, node))

@@ -9,7 +9,7 @@ import numpy as np
 
 from chunkbench.kvcache.changes import Append
 from chunkbench.kvcache.integers import Ints, ranges
-from chunkbench.kvcache.nodes import Sequence
+from chunkbench.kvcache.nodes import TreeSequence
 
 
 class Slots:
@@ -48,7 +48,7 @@ class Slots:
         self._of_rows = None
         heapq.heappush(self._free, slot)
 
-    def of_rows(self, live: Collection[Sequence]) -> Ints | slice:
+    def of_rows(self, live: Collection[TreeSequence]) -> Ints | slice:
         """`[b]`: the slots of all live sequences in order of addition; a slice if they are 0, 1, ..., b - 1."""
         if self._of_rows is None:
             slots = np.fromiter((sequence.slot for sequence in live), np.int64, len(live))

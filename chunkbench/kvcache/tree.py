@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from collections.abc import Sequence as Ordered
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from chunkbench.kvcache.changes import Append, Copy, Cut, Fork, Join
 from chunkbench.kvcache.errors import EmptySequence, PoolExhausted, SharedChunk, UnknownSequence, WrongTokens
 from chunkbench.kvcache.integers import Ints, ranges
-from chunkbench.kvcache.nodes import NO_KEYS, Match, Node, Sequence, deepest_match, path_to
+from chunkbench.kvcache.nodes import NO_KEYS, PrefixMatch, TreeNode, TreeSequence, deepest_match, path_to
 from chunkbench.kvcache.plan import Plan
 from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.retention import Idle
@@ -55,9 +54,9 @@ class PrefixTree:
         """How often `plan` had to return a new plan."""
         self._deferred = deferred
         self._written: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by chunk id
-        self._root = Node(None, array("q"), [])
-        self._live: dict[int, Sequence] = {}  # by id, in order of addition
-        self._by_slot: dict[int, Sequence] = {}
+        self._root = TreeNode(None, array("q"), [])
+        self._live: dict[int, TreeSequence] = {}  # by id, in order of addition
+        self._by_slot: dict[int, TreeSequence] = {}
         self._next_id = 0
         self._slots = Slots(chunk_size)
         self._plan: Plan | None = None
@@ -187,7 +186,7 @@ class PrefixTree:
         self._slots.tails[twin.slot, :tokens] = self._slots.tails[source.slot, :tokens]
         return Fork(twin.id, Copy(leaf.chunks[-1], target, tokens))
 
-    def append(self, tokens: Tokens, sequences: Ordered[int] | None = None, counts: Tokens | None = None) -> Append:
+    def append(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
         """Add `counts[i]` tokens to `sequences[i]`. By default one token each, to all live sequences by row.
 
         `tokens` lists the tokens of the first sequence, then those of the next, and so on.
@@ -327,7 +326,7 @@ class PrefixTree:
             self._free_tokens = self.chunk_size - int(self._slots.last_tokens[self.slots].max(initial=0))
         return self._free_tokens
 
-    def _slots_of(self, sequences: Ordered[int]) -> Ints:
+    def _slots_of(self, sequences: Sequence[int]) -> Ints:
         slots = np.array([self._find(sequence).slot for sequence in sequences], np.int64)
         if len(set(sequences)) < len(slots):
             raise WrongTokens("append takes each sequence once: give all its tokens together")
@@ -388,7 +387,7 @@ class PrefixTree:
         if len(new):
             self._plan = None
 
-    def _extend(self, sequence: Sequence, chunks: Iterable[int], keys: list[bytes]) -> None:
+    def _extend(self, sequence: TreeSequence, chunks: Iterable[int], keys: list[bytes]) -> None:
         """Add new chunks to a sequence whose last chunk is full."""
         leaf = sequence.leaf
         if leaf.references > 1:
@@ -400,7 +399,7 @@ class PrefixTree:
         for key in keys:
             leaf.seal(key)
 
-    def _find(self, sequence: int) -> Sequence:
+    def _find(self, sequence: int) -> TreeSequence:
         entry = self._live.get(sequence)
         if entry is None:
             left = isinstance(sequence, int) and 0 <= sequence < self._next_id
@@ -413,7 +412,7 @@ class PrefixTree:
         step = self.chunk_size * ids.itemsize
         return [data[start : start + step] for start in range(0, len(data) - step + 1, step)]
 
-    def _allocate_beside(self, match: Match, chunks: int, spare: int) -> tuple[list[int], Node]:
+    def _allocate_beside(self, match: PrefixMatch, chunks: int, spare: int) -> tuple[list[int], TreeNode]:
         """Take chunks without evicting what a join matches; and the node at which the match ends, split off if needed.
 
         Raises PoolExhausted, and the errors of the pool's `make_room`; then nothing has changed.
@@ -456,7 +455,7 @@ class PrefixTree:
         self._written[ids] = not self._deferred
         return ids
 
-    def _shorten(self, sequence: Sequence, node: Node, chunks: int, last_tokens: int) -> None:
+    def _shorten(self, sequence: TreeSequence, node: TreeNode, chunks: int, last_tokens: int) -> None:
         """Keep the first chunks of a node that only this sequence covers, `last_tokens` tokens in the last of them."""
         full = chunks if last_tokens == self.chunk_size else chunks - 1
         if full < chunks <= len(node.keys):
@@ -467,7 +466,7 @@ class PrefixTree:
         if full < chunks:
             self._written[node.chunks[-1]] = not self._deferred
 
-    def _drop(self, path: list[Node], keep: int = 0) -> None:
+    def _drop(self, path: list[TreeNode], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.
 
         The first `keep` chunks of the path become idle instead, as far as they are full.
@@ -496,10 +495,10 @@ class PrefixTree:
             survivor.merge_only_child()
         self.pool.release(unused)
 
-    def _add(self, leaf: Node, length: int) -> Sequence:
+    def _add(self, leaf: TreeNode, length: int) -> TreeSequence:
         """Add a sequence that ends at `leaf` as the last row."""
         self._plan = None
-        sequence = Sequence(self._next_id, self._slots.take(), leaf)
+        sequence = TreeSequence(self._next_id, self._slots.take(), leaf)
         self._next_id += 1
         self._live[sequence.id] = self._by_slot[sequence.slot] = sequence
         leaf.ends[sequence.id] = sequence
@@ -510,6 +509,6 @@ class PrefixTree:
         return sequence
 
 
-def _end(match: Match) -> Node:
+def _end(match: PrefixMatch) -> TreeNode:
     """The node that ends with the last matching chunk, split off if need be."""
     return match.node.split(match.node_chunks) if match.node_chunks < len(match.node.chunks) else match.node

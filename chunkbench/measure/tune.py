@@ -28,7 +28,7 @@ START = Tuning(
 )  # fmt: skip
 
 
-class Workload(NamedTuple):
+class TuningCase(NamedTuple):
     """Sequences with a common prefix; `heads` query heads over `kv_heads`."""
 
     rows: int
@@ -39,11 +39,11 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = (
-    Workload(32, 0, 2048, 32, 32),
-    Workload(32, 1024, 1025, 32, 32),
-    Workload(32, 2048, 1, 32, 32),
-    Workload(32, 1024, 1025, 32, 8),
-    Workload(8, 0, 8192, 32, 8),
+    TuningCase(32, 0, 2048, 32, 32),
+    TuningCase(32, 1024, 1025, 32, 32),
+    TuningCase(32, 2048, 1, 32, 32),
+    TuningCase(32, 1024, 1025, 32, 8),
+    TuningCase(8, 0, 8192, 32, 8),
 )
 
 
@@ -128,7 +128,7 @@ class Stopwatch:
             times.append(time)
         return tuple(times)
 
-    def _time(self, workload: Workload, tuning: Tuning) -> float | str:
+    def _time(self, workload: TuningCase, tuning: Tuning) -> float | str:
         from chunkbench.kernels.triton.decode import TppTriton
         from chunkbench.kernels.triton.store import TritonStore
 
