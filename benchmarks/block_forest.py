@@ -1,8 +1,8 @@
 """What finding shared prefixes costs inside vLLM: planning a step from block tables at 256 sequences.
 
-256 sequences of 1024 to 4096 tokens, of which 768 are one of four system prompts; blocks of 32 tokens, 32 heads. Limit:
-0.5 ms for the median step in which sequences decode (eight of them begin a block), 2.5 ms for steps in which one joins
-or leaves. Run it with `python benchmarks/block_forest.py`.
+256 sequences of 1024 to 4096 tokens, of which 768 are one of four system prompts; blocks of 32 tokens, 32 heads. Eight
+sequences begin a block at each step, so each step has a new plan. Limit: 2 ms for the median step. Run it with
+`python benchmarks/block_forest.py`.
 """
 
 from __future__ import annotations
