@@ -44,10 +44,11 @@ def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
 
     judged = outcomes(rows, experiment.expect, experiment.confidence)
     view = View(groups, rows, columns, axes, text, experiment.baseline, judged, experiment)
+    partial = _partial(manifest, groups)
     body = body_of(view) if groups else Body("", ())
     return Report(
         title=experiment.title or experiment.name or "ChunkBench run",
-        warnings=tuple(_partial(manifest, groups)) + tuple(probe_lines(groups, axes, columns)),
+        warnings=(*partial, *probe_lines(groups, axes, columns)),
         losses=body.losses,
         headline=body.headline,
         tables=tuple(table for table in body.tables if table.items),
@@ -64,6 +65,7 @@ def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
         groups=tuple(groups),
         rows=tuple(rows),
         outcomes=tuple(judged),
+        partial=tuple(partial),
     )
 
 

@@ -25,6 +25,8 @@ class Report(Document):
     rows: Sequence[Row]
     """In the order of the run's cases."""
     outcomes: Sequence[Outcome]
+    partial: tuple[str, ...]
+    """The warning that points are missing."""
 
     @property
     def data(self) -> list[dict[str, Any]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,7 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from chunkbench.experiment.axes import AXES
+from chunkbench.experiment.values import show_value
 from chunkbench.report.columns import Style
+from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -31,7 +32,7 @@ DOTS = (0, (1, 2))
 _ACROSS = 3
 _PANEL_INCHES = (3.3, 2.9)
 _LEGEND_COLUMNS = 5
-_TITLE_LETTERS = 56
+_TITLE_LETTERS = 57
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; in grey print the markers differ.
 PALETTE = (
@@ -198,22 +199,35 @@ def sheet(
     return Sheet(figure, plots[:panels], across)
 
 
-def panel_title(plot: Axes, title: str) -> None:
-    """Set the title of a panel, with the paper's symbols; a long title gets a small font, and is cut where it does not
-    fit."""
-    words = textwrap.shorten(title, _TITLE_LETTERS, placeholder=" ...")
-    plot.set_title(_with_symbols(words), fontsize="medium" if len(words) <= 30 else "x-small")
+Values = tuple[tuple[str, str], ...]
+"""Names of axes and their values as text."""
 
 
-def _with_symbols(text: str) -> str:
-    """`n_p=1024` in mathematical type."""
+def values(axes: Mapping[str, Any], names: Iterable[str]) -> Values:
+    """The values of these axes, for the title of a panel, without axes that the point does not have."""
+    return tuple((name, show_value(axes[name])) for name in names if axes.get(name) is not None)
 
-    def in_type(found: re.Match[str]) -> str:
-        name, value = found.groups()
+
+def by_values(groups: Iterable[Group], names: Sequence[str]) -> dict[Values, list[Group]]:
+    """The groups of each panel: those with the same values of these axes."""
+    found: dict[Values, list[Group]] = {}
+    for group in groups:
+        found.setdefault(values(group.axes, names), []).append(group)
+    return found
+
+
+def panel_title(plot: Axes, title: Values = (), words: str = "") -> None:
+    """Set the title of a panel: words, and values with the paper's symbols. A long title gets a small font; values that
+    do not fit are left out."""
+    shown, letters = [words] if words else [], len(words)
+    for name, value in title:
+        letters += len(f"{name}={value} ")
+        if letters > _TITLE_LETTERS:
+            shown.append("..." if shown else f"{name} = ...")
+            break
         symbol = AXES[name].symbol if name in AXES else ""
-        return f"${symbol} = {value}$" if symbol and value.isdecimal() else f"{name} = {value}"
-
-    return re.sub(r"(\w+)=(\S+?)(?=,? |,?$)", in_type, re.sub(r"(?<=\S) (?=\w+=)", ", ", text))
+        shown.append(f"${symbol} = {value}$" if symbol and value.isdecimal() else f"{name} = {value}")
+    plot.set_title(", ".join(shown), fontsize="medium" if letters <= 31 else "x-small")
 
 
 def axis_label(axis: str) -> str:
@@ -260,5 +274,5 @@ def left_out(total: int) -> list[str]:
 
 def caption(parts: Iterable[str], report: Report) -> str:
     """The caption made of these parts; the figure of a partial run says that the run is partial."""
-    sentences = [*parts, *(warning for warning in report.warnings if warning.startswith("Partial"))]
+    sentences = [*parts, *report.partial]
     return ". ".join(sentence.rstrip(".") for sentence in sentences) + "."

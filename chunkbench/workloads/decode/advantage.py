@@ -11,17 +11,18 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.points import describe
 from chunkbench.experiment.values import show_value
 from chunkbench.report.figures.style import (
     MOST_PANELS,
     Sheet,
+    Values,
     axis_label,
     caption,
     conditions,
     left_out,
     panel_title,
     sheet,
+    values,
 )
 from chunkbench.report.numbers import times
 from chunkbench.report.report import Report
@@ -46,12 +47,12 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if axes is None or not all_matches:
         return None
     panel_axes = [axis for axis in report.varying if axis not in axes]
-    panels: dict[str, list[Match]] = {}
+    panels: dict[Values, list[Match]] = {}
     for match in all_matches:
-        panels.setdefault(describe(match.group.axes, panel_axes), []).append(match)
+        panels.setdefault(values(match.group.axes, panel_axes), []).append(match)
     shown = list(panels.items())[:MOST_PANELS]
-    values = [match.speedup for match in all_matches]
-    farthest = max(1.25, *values, *(1 / value for value in values))
+    speedups = [match.speedup for match in all_matches]
+    farthest = max(1.25, *speedups, *(1 / speedup for speedup in speedups))
     norm = LogNorm(1 / farthest, farthest)
     page = sheet(_caption(report, manifest, len(panels)), [], len(shown), colour_bar=True)
     for plot, (title, members) in zip(page.panels, shown, strict=True):

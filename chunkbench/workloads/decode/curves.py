@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chunkbench.analysis.points import describe
 from chunkbench.paper.printed import STANDS_FOR
-from chunkbench.report.figures.style import axis_label
+from chunkbench.report.figures.style import Values, axis_label, by_values
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 
@@ -19,14 +18,19 @@ class Spot:
     """One point of a curve; `low` and `high` are None for the paper, which prints no intervals."""
 
     x: float
-    speedup: float
+    value: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval; without one, the value."""
+        return self.low or self.value, self.high or self.value
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Speed-ups over one implementation, sorted by x."""
+    """The values of one implementation, sorted by x: measured here, and stated by the paper."""
 
     implementation: str
     label: str
@@ -38,8 +42,18 @@ class Curve:
 class Panel:
     """Curves for one combination of the axes that are not on the x-axis."""
 
-    title: str
+    title: Values
     curves: tuple[Curve, ...]
+
+    @property
+    def here(self) -> list[Spot]:
+        """All measured points."""
+        return [spot for curve in self.curves for spot in curve.here]
+
+    @property
+    def paper(self) -> list[Spot]:
+        """All points of the paper."""
+        return [spot for curve in self.curves for spot in curve.paper]
 
 
 def x_axis(report: Report) -> str:
@@ -72,12 +86,8 @@ def panels(report: Report) -> list[Panel]:
     """One panel for each combination of the other axes that has any curve."""
     axis = x_axis(report)
     panel_axes = [a for a in report.varying if a != axis and not (axis == SHARE and a == "n_s")]
-    by_title: dict[str, list[Group]] = {}
-    for group in report.groups:
-        if _x(group, axis) is not None:
-            title = describe(group.axes, [a for a in panel_axes if group.axes.get(a) is not None])
-            by_title.setdefault(title, []).append(group)
-    candidates = [Panel(title, tuple(_curves(groups, report, axis))) for title, groups in by_title.items()]
+    drawn = by_values((group for group in report.groups if _x(group, axis) is not None), panel_axes)
+    candidates = [Panel(title, tuple(_curves(groups, report, axis))) for title, groups in drawn.items()]
     return [panel for panel in candidates if panel.curves]
 
 
@@ -101,7 +111,7 @@ def _curves(groups: Sequence[Group], report: Report, axis: str) -> list[Curve]:
             ):
                 paper.append(Spot(x, derived.paper_ratio))
         if here or paper:
-            curves.append(Curve(implementation, report.columns.name(implementation), _by_x(here), _by_x(paper)))
+            curves.append(Curve(implementation, report.columns.name(implementation), by_x(here), by_x(paper)))
     return curves
 
 
@@ -122,7 +132,7 @@ def _owners(report: Report, implementations: Sequence[str]) -> Mapping[str, str]
     return owners
 
 
-def _by_x(spots: Sequence[Spot]) -> tuple[Spot, ...]:
+def by_x(spots: Sequence[Spot]) -> tuple[Spot, ...]:
     return tuple(sorted(spots, key=lambda spot: spot.x))
 
 

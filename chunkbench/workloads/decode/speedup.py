@@ -33,7 +33,7 @@ _DOUBLED = 8
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """One panel for each combination of the other axes; None if nothing was measured beside the baseline."""
     all_panels = panels(report)
-    if not any(curve.here for panel in all_panels for curve in panel.curves):
+    if not any(panel.here for panel in all_panels):
         return None
     shown = all_panels[:MOST_PANELS]
     page = sheet(_caption(report, manifest, len(all_panels)), _handles(report, shown), len(shown))
@@ -53,10 +53,10 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
         _paper_line(plot, curve, style)
         if not curve.here:
             continue
-        values = [spot.speedup for spot in curve.here]
+        values = [spot.value for spot in curve.here]
         errors = [
-            [spot.speedup - (spot.low or spot.speedup) for spot in curve.here],
-            [(spot.high or spot.speedup) - spot.speedup for spot in curve.here],
+            [spot.value - spot.bounds[0] for spot in curve.here],
+            [spot.bounds[1] - spot.value for spot in curve.here],
         ]
         plot.errorbar(
             [spot.x for spot in curve.here],
@@ -68,7 +68,7 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
             label=curve.label,
             zorder=3,
         )
-    xs = sorted({spot.x for curve in panel.curves for spot in (*curve.here, *curve.paper)})
+    xs = sorted({spot.x for spot in (*panel.here, *panel.paper)})
     if 0 < _DOUBLED * xs[0] <= xs[-1]:  # batch sizes, chunk sizes and heads double from value to value
         plot.set_xscale("log", base=2)
     ticks_at(plot.xaxis, xs)
@@ -78,14 +78,14 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
 
 def _paper_line(plot: Axes, curve: Curve, style: Style) -> None:
     if curve.paper:
-        xs, speedups = [spot.x for spot in curve.paper], [spot.speedup for spot in curve.paper]
+        xs, speedups = [spot.x for spot in curve.paper], [spot.value for spot in curve.paper]
         plot.plot(xs, speedups, **paper_line(style), label=f"{curve.label}, paper", zorder=2)
 
 
 def _limits(shown: Sequence[Panel]) -> tuple[float, float]:
     """Limits slightly beyond everything drawn; 1 is always inside."""
-    spots = [spot for panel in shown for curve in panel.curves for spot in (*curve.here, *curve.paper)]
-    low, high = min(0.9, *(spot.speedup for spot in spots)), max(1.2, *(spot.speedup for spot in spots))
+    spots = [spot for panel in shown for spot in (*panel.here, *panel.paper)]
+    low, high = min(0.9, *(spot.value for spot in spots)), max(1.2, *(spot.value for spot in spots))
     # Bars of a very noisy run may exceed the limits; otherwise they would squeeze the curves into a line.
     lowest = max(low / _BAR_ROOM, min(low, *(spot.low or low for spot in spots)))
     highest = min(high * _BAR_ROOM, max(high, *(spot.high or high for spot in spots)))
@@ -108,7 +108,7 @@ def _handles(report: Report, shown: Sequence[Panel]) -> list[Line2D]:
         measured = implementation in here
         words = label if measured else f"{label} (paper only)"
         handles.append(handle(report.columns.style(implementation), words, measured))
-    if any(curve.paper for curve in curves):
+    if any(panel.paper for panel in shown):
         black = Style("#000000", "o", "solid")
         handles += [handle(black, "filled: here"), handle(black, "hollow, dotted: paper", here=False)]
     return handles

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.points import describe
-from chunkbench.paper.printed import SETUP, stated_token_rates
+from chunkbench.paper.printed import SETUP, StatedRate, stated_token_rates
 from chunkbench.report.columns import Columns, Style
 from chunkbench.report.figures.style import (
     MOST_PANELS,
     axis_label,
+    by_values,
     caption,
     conditions,
     handle,
@@ -30,33 +28,7 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-
-
-class Spot(NamedTuple):
-    """Thousands of tokens per second, with the interval."""
-
-    x: int
-    rate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Line:
-    """Rates of one implementation, sorted by x."""
-
-    implementation: str
-    label: str
-    spots: tuple[Spot, ...]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Lines for one combination of the other axes; `stated` are the paper's points: (implementation, x, rate)."""
-
-    title: str
-    lines: tuple[Line, ...]
-    stated: tuple[tuple[str, int, float], ...]
+from chunkbench.workloads.decode.curves import Curve, Panel, Spot, by_x
 
 
 def x_axis(report: Report) -> str:
@@ -65,27 +37,24 @@ def x_axis(report: Report) -> str:
 
 
 def panels(report: Report, paper: str | None) -> list[Panel]:
-    """One panel for each combination of the axes that are not on the x-axis."""
+    """One panel for each combination of the axes that are not on the x-axis; thousands of tokens per second."""
     axis = x_axis(report)
-    panel_axes = [a for a in report.varying if a != axis]
-    by_title: dict[str, list[Group]] = {}
-    for group in report.groups:
-        by_title.setdefault(describe(group.axes, panel_axes), []).append(group)
-    candidates = [
-        Panel(title, tuple(_lines(groups, axis, report.columns)), _stated(groups, axis, paper))
-        for title, groups in by_title.items()
-    ]
-    return [panel for panel in candidates if panel.lines]
+    drawn = by_values(report.groups, [other for other in report.varying if other != axis])
+    candidates = [Panel(title, _curves(groups, axis, report.columns, paper)) for title, groups in drawn.items()]
+    return [panel for panel in candidates if panel.here]
 
 
-def _lines(groups: Sequence[Group], axis: str, columns: Columns) -> list[Line]:
-    lines = []
-    for implementation in columns.ids:
+def _curves(groups: Sequence[Group], axis: str, columns: Columns, paper: str | None) -> tuple[Curve, ...]:
+    stated = _stated(groups, axis, paper)
+    curves = []
+    for implementation in dict.fromkeys((*columns.ids, *(rate.implementation for rate in stated))):
         rows = [(group.axes[axis], group.rows[implementation]) for group in groups if implementation in group.rows]
-        spots = sorted(spot for x, row in rows if (spot := _spot(x, row)) is not None)
-        if spots:
-            lines.append(Line(implementation, columns.name(implementation), tuple(spots)))
-    return lines
+        here = by_x([spot for x, row in rows if (spot := _spot(x, row)) is not None])
+        of_paper = [rate for rate in stated if rate.implementation == implementation]
+        printed = tuple(Spot(getattr(rate, axis), rate.tokens_per_s / 1e3) for rate in of_paper)
+        if here or printed:
+            curves.append(Curve(implementation, columns.name(implementation), here, printed))
+    return tuple(curves)
 
 
 def _spot(x: int, row: Row) -> Spot | None:
@@ -95,19 +64,19 @@ def _spot(x: int, row: Row) -> Spot | None:
     return Spot(x, tokens / derived.latency_us, tokens / derived.high_us, tokens / derived.low_us)
 
 
-def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> tuple[tuple[str, int, float], ...]:
+def _stated(groups: Sequence[Group], axis: str, paper: str | None) -> list[StatedRate]:
     """The paper's points that belong to these groups; all experiments of the paper have the same shapes (`SETUP`)."""
     if paper is None:
-        return ()
+        return []
     axes = groups[0].axes
     if any(axes.get(key) != value for key, value in SETUP.items() if key not in ("n_c", "batch_size", "chunk_size")):
-        return ()
+        return []
     other = "batch_size" if axis == "n_c" else "n_c"
-    return tuple(
-        (rate.implementation, getattr(rate, axis), rate.tokens_per_s / 1e3)
+    return [
+        rate
         for rate in stated_token_rates(paper)
         if (rate.n_p, rate.n_s, getattr(rate, other)) == (axes.get("n_p"), axes.get("n_s"), axes.get(other))
-    )
+    ]
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
@@ -116,9 +85,9 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if not all_panels:
         return None
     shown = all_panels[:MOST_PANELS]
-    labels = {line.implementation: line.label for panel in shown for line in panel.lines}
+    labels = {curve.implementation: curve.label for panel in shown for curve in panel.curves if curve.here}
     handles = [handle(report.columns.style(implementation), label) for implementation, label in labels.items()]
-    stated = any(panel.stated for panel in shown)
+    stated = any(panel.paper for panel in shown)
     if stated:
         handles.append(handle(Style("#000000", "o", "none"), "hollow: stated in the paper", here=False))
         handles[-1].set_linestyle("none")
@@ -130,7 +99,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     low, high = _limits(shown, factor)
     for plot, panel in zip(page.panels, shown, strict=True):
         plot.set_ylim(low, high)
-        if panel.stated:
+        if panel.paper:
             _paper_axis(plot, panel, report.columns, (low * factor, high * factor))
     page.log_ticks()
     return page.figure
@@ -138,33 +107,36 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 def _factor(shown: Sequence[Panel]) -> float:
     """The paper's rates over the rates here: geometric mean over the points where both are known."""
-    here = {
-        (number, line.implementation, spot.x): spot.rate
-        for number, panel in enumerate(shown)
-        for line in panel.lines
-        for spot in line.spots
-    }
-    stated = [(number, *point) for number, panel in enumerate(shown) for point in panel.stated]
-    logs = [math.log(rate / here[number, name, x]) for number, name, x, rate in stated if (number, name, x) in here]
-    if not logs and stated:  # no common point: ratio of the geometric means
-        logs = [fmean(math.log(rate) for *_, rate in stated) - fmean(map(math.log, here.values()))]
+    logs = [
+        math.log(spot.value / here[spot.x])
+        for panel in shown
+        for curve in panel.curves
+        if (here := {spot.x: spot.value for spot in curve.here})
+        for spot in curve.paper
+        if spot.x in here
+    ]
+    paper = [spot.value for panel in shown for spot in panel.paper]
+    if not logs and paper:  # no common point: ratio of the geometric means
+        measured = [spot.value for panel in shown for spot in panel.here]
+        logs = [fmean(map(math.log, paper)) - fmean(map(math.log, measured))]
     return math.exp(fmean(logs)) if logs else 1.0
 
 
 def _limits(shown: Sequence[Panel], factor: float) -> tuple[float, float]:
     """Limits slightly beyond everything drawn on either axis."""
-    spots = [spot for panel in shown for line in panel.lines for spot in line.spots]
-    paper = [rate / factor for panel in shown for *_, rate in panel.stated]
-    return min(*(spot.low for spot in spots), *paper, math.inf) / 1.2, max(*(s.high for s in spots), *paper, 0.0) * 1.2
+    bounds = [bound for panel in shown for spot in panel.here for bound in spot.bounds]
+    paper = [spot.value / factor for panel in shown for spot in panel.paper]
+    return min(*bounds, *paper, math.inf) / 1.2, max(*bounds, *paper, 0.0) * 1.2
 
 
 def _paper_axis(plot: Axes, panel: Panel, columns: Columns, limits: tuple[float, float]) -> None:
     """Draw the paper's rates on an axis of their own: an A100 is about ten times faster than any CPU."""
     right = plot.twinx()
     right.set_yscale("log")
-    for implementation, x, rate in panel.stated:
-        style = columns.style(implementation)
-        right.plot([x], [rate], **style.line2d(markersize=6, markerfacecolor="white", linestyle="none"))
+    for curve in panel.curves:
+        style = columns.style(curve.implementation)
+        for spot in curve.paper:
+            right.plot([spot.x], [spot.value], **style.line2d(markersize=6, markerfacecolor="white", linestyle="none"))
     right.set_ylim(*limits)
     ticks_at(right.yaxis, round_values(*limits))
     right.grid(False)
@@ -175,12 +147,14 @@ def _paper_axis(plot: Axes, panel: Panel, columns: Columns, limits: tuple[float,
 def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")
-    for line in panel.lines:
-        style = columns.style(line.implementation)
-        xs, rates, lows, highs = zip(*line.spots, strict=True)
-        plot.fill_between(xs, lows, highs, color=style.colour, alpha=0.15, linewidth=0)
-        plot.plot(xs, rates, **style.line2d(markersize=5, linewidth=1.6), label=line.label)
-    ticks_at(plot.xaxis, [*(spot.x for line in panel.lines for spot in line.spots), *(x for _, x, _ in panel.stated)])
+    for curve in panel.curves:
+        style = columns.style(curve.implementation)
+        xs, rates = [spot.x for spot in curve.here], [spot.value for spot in curve.here]
+        lows, highs = [spot.bounds[0] for spot in curve.here], [spot.bounds[1] for spot in curve.here]
+        if curve.here:
+            plot.fill_between(xs, lows, highs, color=style.colour, alpha=0.15, linewidth=0)
+            plot.plot(xs, rates, **style.line2d(markersize=5, linewidth=1.6), label=curve.label)
+    ticks_at(plot.xaxis, [spot.x for spot in (*panel.here, *panel.paper)])
     panel_title(plot, panel.title)
 
 

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.points import describe
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import (
     MOST_PANELS,
+    by_values,
     caption,
     conditions,
     handle,
@@ -28,11 +28,11 @@ from chunkbench.store import Manifest
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """One panel for each model, context and data type; None if nothing was measured."""
     panel_axes = [axis for axis in report.varying if axis != "batch_size"]
-    by_title: dict[str, list[Row]] = {}
-    for group in report.groups:
-        rows = [row for row in group.rows.values() if row.derived.latency_us is not None and row.facts.peaks]
-        by_title.setdefault(describe(group.axes, panel_axes), []).extend(rows)
-    measured = [(title, rows) for title, rows in by_title.items() if rows]
+    drawn = {
+        title: [row for group in groups for row in group.rows.values() if row.derived.latency_us and row.facts.peaks]
+        for title, groups in by_values(report.groups, panel_axes).items()
+    }
+    measured = [(title, rows) for title, rows in drawn.items() if rows]
     if not measured:
         return None
     shown = measured[:MOST_PANELS]

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.kv_memory import PAKV
-from chunkbench.analysis.points import describe
 from chunkbench.report.columns import Columns, Style
 from chunkbench.report.figures.style import (
     DASHES,
@@ -21,6 +20,7 @@ from chunkbench.report.figures.style import (
     round_values,
     sheet,
     ticks_at,
+    values,
 )
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
@@ -47,7 +47,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     for plot, (axis, groups) in zip(page.panels, swept, strict=False):
         _bytes(plot, axis, groups, columns)
         panel_axes = [a for a in report.varying if a != axis]
-        panel_title(plot, describe(groups[0].axes, panel_axes))
+        panel_title(plot, values(groups[0].axes, panel_axes))
     if savings:
         style = columns.style(PAKV)
         _saved(page.panels[-2], [(saved.ratio, saved.measured, saved.limit) for _, saved in savings], style)
@@ -93,7 +93,7 @@ def _saved(plot: Axes, spots: Sequence[tuple[float, float | None, float]], style
     plot.plot(*zip(*line, strict=True), color=_GREY, linestyle=DASHES, linewidth=1.2)
     plot.set_xlabel(r"$r = n_s / (n_p + n_c)$")
     plot.set_ylabel("contiguous over ChunkAttn, bytes")
-    panel_title(plot, "saved by sharing")
+    panel_title(plot, words="saved by sharing")
 
 
 def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: Style) -> None:
@@ -107,7 +107,7 @@ def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: 
     plot.set_xlabel("tokens of a sequence, $n$")
     plot.set_ylabel("empty slots, % of tokens")
     plot.set_ylim(bottom=0)
-    panel_title(plot, "lost to whole chunks")
+    panel_title(plot, words="lost to whole chunks")
 
 
 def _tokens(group: Group) -> int:

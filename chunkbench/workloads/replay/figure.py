@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.points import describe
 from chunkbench.analysis.replay import MemoryShares, replay_numbers
 from chunkbench.report.columns import Columns
-from chunkbench.report.figures.style import caption, conditions, handle, panel_title, sharing, sheet, ticks_at
+from chunkbench.report.figures.style import (
+    Values,
+    by_values,
+    caption,
+    conditions,
+    handle,
+    panel_title,
+    sharing,
+    sheet,
+    ticks_at,
+    values,
+)
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -43,18 +52,16 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     return page.figure
 
 
-def _along(report: Report, axis: str, others: Sequence[str]) -> dict[str, list[Group]]:
+def _along(report: Report, axis: str, others: Sequence[str]) -> dict[Values, list[Group]]:
     """Groups with a value of `axis`, by the values of `others`, where there are several values of the axis."""
-    found: dict[str, list[Group]] = defaultdict(list)
-    for group in report.groups:
-        if group.axes.get(axis) is not None and any(replay_numbers(row) for row in group.rows.values()):
-            found[_named(group.axes, [one for one in others if one in report.varying])].append(group)
-    return {title: groups for title, groups in found.items() if len({group.axes[axis] for group in groups}) > 1}
-
-
-def _named(axes: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Axes as text, without those that a point does not have."""
-    return describe(axes, [name for name in names if axes.get(name) not in (None, 0)])
+    known = (
+        group
+        for group in report.groups
+        if group.axes.get(axis) is not None and any(map(replay_numbers, group.rows.values()))
+    )
+    found = by_values(known, [one for one in others if one in report.varying])
+    several = {title: groups for title, groups in found.items() if len({group.axes[axis] for group in groups}) > 1}
+    return {tuple(pair for pair in title if pair[1] != "0"): groups for title, groups in several.items()}
 
 
 def _latencies(report: Report) -> list[Panel]:
@@ -63,7 +70,7 @@ def _latencies(report: Report) -> list[Panel]:
     return [_latency(title, groups, report.columns) for title, groups in _along(report, "rate", fixed).items()]
 
 
-def _latency(title: str, groups: Sequence[Group], columns: Columns) -> Panel:
+def _latency(title: Values, groups: Sequence[Group], columns: Columns) -> Panel:
     def panel(plot: Axes) -> None:
         lines: dict[tuple[str, object], list[tuple[float, float]]] = defaultdict(list)
         shares = sorted({group.axes["n_s"] or 0 for group in groups}, reverse=True)
@@ -86,7 +93,7 @@ def _latency(title: str, groups: Sequence[Group], columns: Columns) -> Panel:
             plot.legend(
                 grey, [f"$n_s = {share}$" for share in shares], fontsize="small", loc="upper left", frameon=False
             )
-        panel_title(plot, title or "latency against load")
+        panel_title(plot, title, "" if title else "latency against load")
         lowest = min((value for spots in lines.values() for _, value in spots), default=1.0)
         plot.set_ylim(0, 6 * lowest)
         plot.set_xlabel("requests per second")
@@ -101,14 +108,14 @@ def _hits(report: Report) -> list[Panel]:
     fixed = ("traffic", "n_p", "n_s", "prompts", "rate", "schedule", "batch_size", "tree")
     for title, groups in _along(report, "memory", fixed).items():
 
-        def panel(plot: Axes, title: str = title, groups: Sequence[Group] = groups) -> None:
+        def panel(plot: Axes, title: Values = title, groups: Sequence[Group] = groups) -> None:
             for name in report.columns.ids:
                 spots = [(group.axes["memory"], hits) for group in groups if (hits := _hit(group, name)) is not None]
                 if spots:
                     plot.plot(*zip(*sorted(spots), strict=True), **report.columns.style(name).line2d(markersize=4))
             plot.set_xscale("log")
             ticks_at(plot.xaxis, [group.axes["memory"] for group in groups])
-            panel_title(plot, title or "hits against memory")
+            panel_title(plot, title, "" if title else "hits against memory")
             plot.set_xlabel("K/V memory, tokens")
             plot.set_ylabel("cached prompt tokens, %")
             plot.set_ylim(0, 100)
@@ -123,17 +130,16 @@ def _orders(report: Report) -> list[Panel]:
     if len(orders) < 2:
         return []
     groups = [group for group in report.groups if group.axes["schedule"] is not None]
-    first = describe(groups[0].axes, [axis for axis in report.varying if axis != "schedule"])
-    same = [g for g in groups if describe(g.axes, [axis for axis in report.varying if axis != "schedule"]) == first]
+    title, same = next(iter(by_values(groups, [axis for axis in report.varying if axis != "schedule"]).items()))
 
     def panel(plot: Axes) -> None:
         for name in report.columns.ids:
-            values = [(group.axes["schedule"], _hit(group, name)) for group in same]
-            known = [(order, hits) for order, hits in values if hits is not None]
+            hits_of = [(group.axes["schedule"], _hit(group, name)) for group in same]
+            known = [(order, hits) for order, hits in hits_of if hits is not None]
             if known:
                 drawn = report.columns.style(name).line2d(linestyle="none", markersize=7)
                 plot.plot(*zip(*known, strict=True), **drawn)
-        panel_title(plot, first or "order of the queue")
+        panel_title(plot, title, "" if title else "order of the queue")
         plot.set_xlabel("order of the queue")
         plot.set_ylabel("cached prompt tokens, %")
         plot.set_ylim(0, 100)
@@ -166,7 +172,9 @@ def _memory(report: Report) -> list[Panel]:
         labels = ["\n".join(report.columns.heading(name)) for name in names]
         plot.set_xticks(range(len(names)), labels, fontsize="small")
         plot.legend(fontsize="small", loc="upper center", ncols=4, frameon=False, columnspacing=1, handlelength=1)
-        panel_title(plot, f"memory taken: {_named(group.axes, report.varying)}")
+        panel_title(
+            plot, values(group.axes, [axis for axis in report.varying if group.axes.get(axis) != 0]), "memory taken"
+        )
         plot.set_ylabel("share of the memory taken, %")
         plot.set_ylim(0, 112)
 
@@ -198,7 +206,7 @@ def _forks(report: Report) -> list[Panel]:
                     # Hollow marks of several sizes: managers that share alike lie on one another.
                     drawn = report.columns.style(name).line2d(markerfacecolor="none", markersize=11 - 2 * place)
                     plot.plot(*zip(*sorted(spots), strict=True), **drawn)
-            panel_title(plot, title)
+            panel_title(plot, words=title)
             ticks_at(plot.xaxis, [group.axes[axis] for group in groups])
             plot.set_xlabel("answers of a request")
             plot.set_ylabel("memory saved by sharing, %")

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.points import describe
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
-from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sharing, sheet
+from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sharing, sheet, values
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -47,10 +46,10 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
             for name, server in servers.items():
                 spots = [(moment[0], value(moment)) for moment in server.timeline if value(moment) is not None]
                 if spots:
-                    seconds, values = zip(*spots, strict=True)
+                    seconds, amounts = zip(*spots, strict=True)
                     style = columns.style(name)
-                    plot.plot(seconds, values, **style.line2d(markevery=10, markersize=4, linewidth=1.4))
-            panel_title(plot, describe(group.axes, [axis for axis in report.varying if axis in group.axes]))
+                    plot.plot(seconds, amounts, **style.line2d(markevery=10, markersize=4, linewidth=1.4))
+            panel_title(plot, values(group.axes, report.varying))
             plot.set_ylim(bottom=0)
             plot.set_xlabel("seconds after the first request")
             plot.set_ylabel(label)
@@ -84,7 +83,7 @@ def _latencies(
         place = (0.99, objective * 1e3)
         across = plot.get_yaxis_transform()
         plot.text(*place, "objective", transform=across, fontsize="small", color="#444444", ha="right", va="bottom")
-    panel_title(plot, f"n_p={n_p}")
+    panel_title(plot, values({"n_p": n_p}, ["n_p"]))
     plot.set_ylim(bottom=0)
     plot.margins(x=0.15)
     plot.set_xlabel("requests per second")
