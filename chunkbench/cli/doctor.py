@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+
+from chunkbench.cli.output import format_option, show
 
 if TYPE_CHECKING:
     from chunkbench.environment import Finding
+    from chunkbench.report.model import Emphasis
 
-STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
+_EMPHASIS: Mapping[str, Emphasis] = {"ok": "best", "warn": "noisy", "error": "failed"}
 
 EPILOG = """\b
 Examples:
@@ -23,30 +23,33 @@ Examples:
 
 
 @click.command(name="doctor", epilog=EPILOG)
-@click.option("--format", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the output.")
+@format_option("documents", "records", "data")
 @click.option("-q", "--quiet", is_flag=True, help="Show only what needs attention.")
 @click.pass_context
-def command(context: click.Context, output: str, quiet: bool) -> None:
+def command(context: click.Context, form: str, quiet: bool) -> None:
     """Check whether this machine can measure, and how well.
 
     Takes about three seconds. Exit code 2 if something makes measuring impossible, else 0, also with warnings.
     """
     # This import loads torch. Here it does not slow `--help` down.
     from chunkbench.environment import diagnose
+    from chunkbench.report.model import Cell, Column, Output, Table
 
     findings = diagnose()
     if any(finding.title == "memory" for finding in findings):  # otherwise not even PyTorch is here
         findings.append(_table3())
     shown = [finding for finding in findings if not quiet or finding.level != "ok"]
-    if output == "json":
-        click.echo(json.dumps([finding.model_dump() for finding in shown], indent=2))
-    else:
-        table = Table(box=None, show_header=False, pad_edge=False)
-        for finding in shown:
-            # A remedy can contain brackets, as in `chunkbench[xformers]`, that are not markup.
-            text = finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")
-            table.add_row(f"[{STYLES[finding.level]}]{finding.level}[/]", finding.title, escape(text))
-        Console().print(table)
+    columns: tuple[Column[Finding], ...] = (
+        Column("level", lambda finding: Cell(finding.level, _EMPHASIS[finding.level]), align="left"),
+        Column("check", lambda finding: finding.title, align="left"),
+        Column(
+            "finding",
+            lambda finding: finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else ""),
+            align="left",
+            wrap=True,
+        ),
+    )
+    show(Output(tables=(Table("", columns, shown),), data=[finding.model_dump() for finding in shown]), form)
     if any(finding.level == "error" for finding in findings):
         context.exit(2)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from chunkbench.cli.output import colour_wanted, fail
+from chunkbench.cli.output import colour_wanted, fail, format_option, show
 
 if TYPE_CHECKING:
     from chunkbench.analysis.requests import LoadNumbers, Quantiles
+    from chunkbench.report.model import Output
     from chunkbench.store.request_facts import RequestFacts
     from chunkbench.traces import PlannedRequest
 
@@ -71,7 +71,7 @@ Examples:
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
 @click.option("--keep-eos", is_flag=True, help="Do not send ignore_eos, for servers that refuse it.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a line of JSON for each request.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option("documents", "data")
 def command(url: str, **options: Any) -> None:
     """Measure the server at URL, which speaks OpenAI's protocol and takes token ids as prompts.
 
@@ -124,10 +124,7 @@ def command(url: str, **options: Any) -> None:
     click.echo("\r\033[K" if colour_wanted() else "", nl=False, err=True)
     objective = options["objective"]
     numbers = load_numbers(facts, objective / 1e3 if objective else None)
-    if options["form"] == "json":
-        click.echo(json.dumps({**dataclasses.asdict(numbers), "client_cpu": cpu, "interrupted": interrupted}, indent=2))
-    else:
-        _print(numbers, cpu, facts, len(plan))
+    show(_output(numbers, cpu, facts, len(plan), interrupted), options["form"])
     if interrupted or numbers.failed:
         click.get_current_context().exit(130 if interrupted else 3)
 
@@ -180,36 +177,36 @@ def _ended(request: RequestFacts, facts: list[RequestFacts], planned: int, out: 
         click.echo(f"\r\033[K{len(facts)} of {planned} requests answered", nl=False, err=True)
 
 
-def _print(numbers: LoadNumbers, cpu: float, facts: list[RequestFacts], planned: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _output(numbers: LoadNumbers, cpu: float, facts: list[RequestFacts], planned: int, interrupted: bool) -> Output:
+    from chunkbench.report.model import Column, Output, Table
     from chunkbench.report.numbers import percent, significant
 
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    for column in ("", "mean", "p50", "p90", "p99"):
-        table.add_column(column, justify="left" if not column else "right")
+    lines = (
+        ("normalized latency, ms/token", numbers.normalized_latency, 1e3),
+        ("latency, s", numbers.latency, 1.0),
+        ("time to first token, ms", numbers.time_to_first_token, 1e3),
+        ("time per token, ms", numbers.time_per_token, 1e3),
+        ("sent after due, ms", numbers.sending_delay, 1e3),
+    )
 
-    def row(name: str, quantiles: Quantiles | None, scale: float = 1e3) -> None:
-        if quantiles is not None:
-            table.add_row(name, *(significant(v * scale, 3) for v in dataclasses.astuple(quantiles)))
+    def quantile(of: str) -> Column[tuple[str, Quantiles, float]]:
+        return Column(of, lambda line: significant(getattr(line[1], of) * line[2], 3))
 
-    row("normalized latency, ms/token", numbers.normalized_latency)
-    row("latency, s", numbers.latency, 1)
-    row("time to first token, ms", numbers.time_to_first_token)
-    row("time per token, ms", numbers.time_per_token)
-    row("sent after due, ms", numbers.sending_delay)
-    console = Console(highlight=False)
-    console.print(f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s")
-    rates = (significant(numbers.requests_per_s, 3), significant(numbers.tokens_per_s, 3))
-    console.print("{} requests/s, {} tokens/s".format(*rates))
+    name: Column[tuple[str, Quantiles, float]] = Column("", lambda line: line[0], align="left")
+    columns = (name, *map(quantile, ("mean", "p50", "p90", "p99")))
+    rates = f"{significant(numbers.requests_per_s, 3)} requests/s, {significant(numbers.tokens_per_s, 3)} tokens/s"
+    told = [rates]
     if numbers.goodput_per_s is not None:
-        console.print(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
+        told.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
     if numbers.cached_share is not None:
-        console.print(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
-    console.print(table)
-    if numbers.client_late or cpu > 0.9:
-        console.print(f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)}).")
-    reasons = {f"{request.status}: {request.reason}" for request in facts if request.status != "ok"}
-    for reason in sorted(reasons)[:5]:
-        console.print(f"failed, {reason}", markup=False)
+        told.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
+    bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
+    reasons = {f"failed, {request.status}: {request.reason}" for request in facts if request.status != "ok"}
+    return Output(
+        title=f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s",
+        warnings=(bottleneck,) if numbers.client_late or cpu > 0.9 else (),
+        headline="; ".join(told),
+        tables=(Table("", columns, [line for line in lines if line[1] is not None]),),
+        statuses=tuple(sorted(reasons)[:5]),
+        data={**dataclasses.asdict(numbers), "client_cpu": cpu, "interrupted": interrupted},
+    )

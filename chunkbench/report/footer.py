@@ -186,7 +186,7 @@ def _notes(manifest: Manifest, rows: Sequence[Row], columns: Columns) -> list[st
 
 def _constants(group: Group, varying: Sequence[str]) -> str:
     names = [name for name in AXES if name not in (*varying, *_IN_OTHER_TOPICS) and group.axes.get(name) is not None]
-    return describe(group.axes, names).replace(" ", ", ")
+    return ", ".join(describe(group.axes, [name]) for name in names)
 
 
 def _list(values: Iterable[Any]) -> str:

@@ -32,17 +32,16 @@ def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns,
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
     """Warnings about impossible roofline fractions: the probe erred, so every fraction of the run is doubtful."""
-    by_text: dict[str, list[tuple[list[float], str]]] = {}
+    by_cache: dict[str, list[tuple[float, str]]] = {}  # the cause differs with the cache
     for group in groups:
         for implementation, row in group.rows.items():
-            text = row.derived.probe_error
-            if text:
-                where = f"{columns.name(implementation)} at {_point(group, axes)}"
-                by_text.setdefault(_NUMBER.sub("#", text), []).append((_figures(text), f"{where}: {text}"))
+            if row.derived.probe_error:
+                text = f"{columns.name(implementation)} at {_point(group, axes)}: {row.derived.probe_error}"
+                by_cache.setdefault(row.facts.cache, []).append((row.derived.roofline_fraction or 0.0, text))
     return [
         f"{PROBE_MARK} An error of the probe, not a merit of the kernel, in {count(len(cases), 'case')}; "
         f"the worst is {max(cases)[1]}"
-        for cases in by_text.values()
+        for cases in by_cache.values()
     ]
 
 
