@@ -79,6 +79,7 @@ def test_wrong_results_are_found(
     }
 
 
+@pytest.mark.slow
 def test_a_crash_is_found_and_the_other_case_is_measured(
     recording: Path, experiment: TimedExperiment, tmp_path: Path
 ) -> None:

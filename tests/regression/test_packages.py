@@ -81,6 +81,7 @@ def only(found: list[Package]) -> Package:
     return package
 
 
+@pytest.mark.parametrize("package", [pytest.param(False, marks=pytest.mark.slow), True], indirect=True)
 def test_a_worker_runs_from_the_copy(package: Package, tmp_path: Path) -> None:
     build = copy_build(make(tmp_path / "build"), [package])
     script = tmp_path / "where.py"
