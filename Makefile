@@ -9,6 +9,9 @@ RECORDED ?= results/runs/recording-smoke
 # All implementations of the smoke experiment would take ten minutes on a machine with a large last-level cache.
 OURS := --only chunk_attn --only paged_attn --only paged_attn_star
 
+# Many container images tell Python not to write byte code. Then each of the hundreds of processes of the tests compiles
+# its libraries again.
+export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 # Two processes with a thread each; tests/conftest.py says which tests stay together.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --no-loadscope-reorder
