@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.report import build_book, render
+from tests.pairs import values
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -87,8 +88,7 @@ def test_the_page_renders_without_errors_or_requests(page) -> None:
     assert page.locator("#claims tbody tr").count() == 30
 
 
-@pytest.mark.parametrize("width", [380, 768, 1440, 2560])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), values([380, 768, 1440, 2560], ["light", "dark"]))
 def test_nothing_is_wider_than_the_page(page, width: int, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
