@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chunkbench.baselines.contract import Answer, Implementation, Look
 
@@ -26,41 +26,50 @@ class Surveyed(NamedTuple):
 
 
 class Registry:
-    """The implementations of one kind of work, by id. An adapter is imported only when it is needed."""
+    """The implementations of one kind of work, by id.
 
-    def __init__(self, find: Callable[[], Mapping[str, EntryPoint]]) -> None:
+    Each is an entry point, whose module is imported only when it is needed, or the implementation itself: a row of a
+    table.
+    """
+
+    def __init__(self, find: Callable[[], Mapping[str, Any]]) -> None:
         self._find = find
 
     @cached_property
-    def _entry_points(self) -> Mapping[str, EntryPoint]:
+    def _entries(self) -> Mapping[str, Any]:
         return self._find()
+
+    def _provider(self, implementation: str) -> Any:
+        """A class, or an implementation. Raises what the import raises."""
+        entry = self._entries[implementation]
+        return entry.load() if isinstance(entry, EntryPoint) else entry
 
     def names(self) -> list[str]:
         """All ids."""
-        return list(self._entry_points)
+        return list(self._entries)
 
     def entry_point(self, implementation: str) -> EntryPoint | None:
         """The entry point of this id, which knows its distribution; None if there is none."""
-        return self._entry_points.get(implementation)
+        entry = self._entries.get(implementation)
+        return entry if isinstance(entry, EntryPoint) else None
 
     def load(self, implementation: str) -> Implementation:
         """The implementation with this id.
 
         Raises `UnknownImplementation`, or the error of the import if the adapter does not import.
         """
-        try:
-            entry_point = self._entry_points[implementation]
-        except KeyError:
+        if implementation not in self._entries:
             close = difflib.get_close_matches(implementation, self.names(), n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(self.names())}"
-            raise UnknownImplementation(f"no implementation {implementation!r} is registered{hint}") from None
-        instance: Implementation = entry_point.load()()
+            raise UnknownImplementation(f"no implementation {implementation!r} is registered{hint}")
+        provider = self._provider(implementation)
+        instance: Implementation = provider() if isinstance(provider, type) else provider
         return instance
 
     def look(self, implementation: str) -> Look:
         """How reports show an implementation; the default look if it is not registered here or does not load."""
         try:
-            look: Look = self._entry_points[implementation].load().look
+            look: Look = self._provider(implementation).look
         except Exception:
             return Look()
         return look
@@ -86,7 +95,7 @@ class Registry:
 
     def _compiles(self, implementation: str) -> bool:
         try:
-            compiles: bool = self._entry_points[implementation].load().compiles
+            compiles: bool = self._provider(implementation).compiles
         except Exception:  # `availability` reports why it does not load
             return False
         return compiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from chunkbench.kvcache.managers.manager import Manager, NeverFits
 from chunkbench.scheduling.entry import Entry
@@ -41,8 +41,6 @@ class Rules:
     """Whether a request is admitted only if a block for each running sequence stays free. Otherwise sequences that grow
     would soon take its memory away again."""
     order: str = "fcfs"
-    victim: Literal["last", "fewest outputs"] = "last"
-    """Whom a preemption hits: the sequence admitted last, or the one with the fewest generated tokens."""
     swap: bool = False
     """Whether preempted sequences are swapped, where the manager can; otherwise they are computed again."""
 
@@ -159,10 +157,7 @@ class Scheduler(Generic[E]):
             self._preempt(step)
 
     def _preempt(self, step: Step[E]) -> None:
-        last = len(self.running) - 1
-        if self.rules.victim == "fewest outputs":
-            last = min(range(len(self.running)), key=lambda place: (self.running[place].generated, -place))
-        entry = self.running.pop(last)
+        entry = self.running.pop()
         entry.preempted += 1
         step.preempted += 1
         step.decoding = [one for one in step.decoding if one is not entry]
@@ -172,7 +167,7 @@ class Scheduler(Generic[E]):
             step.swapped_tokens += self._manager.swap_out(entry.arrival)
             self.swapped.insert(0, entry)
             return
-        self._manager.preempt(entry.arrival)
+        self._manager.leave(entry.arrival)
         entry.computed = 0
         # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.
         self.waiting.appendleft(entry)
@@ -202,7 +197,7 @@ class Scheduler(Generic[E]):
             if not self._prefill(step, entry, budget):
                 self.running.pop()
                 self._prefilling.pop()
-                self._manager.preempt(entry.arrival)
+                self._manager.leave(entry.arrival)
                 entry.computed = 0
                 return
             self.waiting.popleft()

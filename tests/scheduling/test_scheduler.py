@@ -132,25 +132,6 @@ def test_a_swapped_sequence_comes_back_before_waiting_ones_and_computes_nothing_
     assert second.length == 7
 
 
-def test_the_victim_with_the_fewest_outputs() -> None:
-    rules = Rules(max_batch=4, prompt_budget=100, spare=False, victim="fewest outputs")
-    scheduler: Scheduler[Asked] = Scheduler(Paged(9, 2, 0.0), rules)
-    old, young, middle = private(0, 4, 8), private(1, 4, 8), private(2, 4, 8)
-    scheduler.add(old)
-    run(scheduler, scheduler.schedule())
-    scheduler.add(middle)
-    run(scheduler, scheduler.schedule())
-    scheduler.add(young)
-    preempted = None
-    while preempted is None:
-        before = list(scheduler.running)
-        step = scheduler.schedule()
-        if step.preempted:
-            preempted = next(entry for entry in before if entry not in scheduler.running)
-        run(scheduler, step)
-    assert preempted is young
-
-
 def test_a_request_that_never_fits_leaves_the_queue_with_a_reason() -> None:
     scheduler: Scheduler[Asked] = Scheduler(Paged(4, 2, 0.0), Rules())
     scheduler.add(private(0, 20, 2))

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
 from chunkbench.kvcache.managers.buddy import Buddy
-from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
+from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
 from chunkbench.kvcache.text import Text
 
 Reserve = Literal["max", "pow2", "exact"]
@@ -22,7 +21,7 @@ class _Live:
     total: int
 
 
-class Contiguous:
+class Contiguous(AccountedManager):
     """A sequence reserves all its slots when it joins; nothing is shared, and a reservation never grows.
 
     `reserve` says how many tokens: "max": as many as the longest sequence of the server has; "pow2": its prompt, and
@@ -30,7 +29,7 @@ class Contiguous:
     know. The pieces come from a buddy allocator (see `Buddy`), which rounds each reservation up to a power of two.
     """
 
-    block_tokens = 1
+    _live: LiveSequences[_Live]
 
     def __init__(self, capacity_tokens: int, reserve: Reserve, max_length: int) -> None:
         """`max_length`: tokens of the server's longest sequence. A longer text raises NeverFits."""
@@ -38,17 +37,15 @@ class Contiguous:
             raise ValueError(f'reserve is "max", "pow2" or "exact", not "{reserve}"')
         if max_length < 1:
             raise ValueError(f"the longest sequence has at least 1 token, not {max_length}")
-        self.capacity = capacity_tokens
+        super().__init__(capacity_tokens, block_tokens=1)
         self.reserve = reserve
         self.max_length = max_length
         self._memory = Buddy(capacity_tokens)
-        self._live: dict[int, _Live] = {}
         self._refused = 1
         """Slots that the last join asked for if it was refused. No piece is smaller than 1."""
 
     @property
     def slots_held(self) -> int:
-        """See `Manager`: the sizes of the pieces."""
         return self.capacity - self._memory.free
 
     def reservation(self, text: Text) -> int:
@@ -66,25 +63,17 @@ class Contiguous:
         return tokens
 
     def table(self, sequence: int) -> range:
-        """The slots of a sequence's piece. Raises UnknownSequence."""
-        begin = self._sequence(sequence).begin
-        return range(begin, begin + Buddy.piece(self._live[sequence].reservation))
-
-    def cached(self, text: Text) -> int:
-        """See `Manager`: always 0."""
-        return 0
+        one = self._live[sequence]
+        return range(one.begin, one.begin + Buddy.piece(one.reservation))
 
     def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """See `Manager`. The piece depends on the text alone; after a preemption it is as large as before."""
-        if known < 1:
-            raise EmptySequence("a sequence has at least one token")
+        # The piece depends on the text alone; after a preemption it is as large as before.
         joined = self._add(sequence, text, known)
         self._refused = 1 if joined else self.reservation(text)
         return 0 if joined else None
 
     def _add(self, sequence: int, text: Text, known: int) -> bool:
-        if sequence in self._live:
-            raise ValueError(f"sequence {sequence} lives already")
+        self._live.check_new(sequence, known)
         reservation = self.reservation(text)
         begin = self._memory.take(reservation)
         if begin is None:
@@ -92,19 +81,8 @@ class Contiguous:
         self._live[sequence] = _Live(begin, reservation, known, text.total)
         return True
 
-    def held(self, sequence: int) -> int:
-        """See `Manager`: 0, because nothing comes from other sequences."""
-        self._sequence(sequence)
-        return 0
-
-    def reach(self, sequence: int, tokens: int) -> bool:
-        """See `Manager`: always True, because the prompt got its slots at the join."""
-        self._sequence(sequence)
-        return True
-
     def append(self, sequences: Sequence[int]) -> bool:
-        """See `Manager`. False if a reservation is full."""
-        live = [self._sequence(sequence) for sequence in sequences]
+        live = [self._live[sequence] for sequence in sequences]
         if any(one.tokens == one.reservation for one in live):
             return False
         for one in live:
@@ -112,24 +90,16 @@ class Contiguous:
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """See `Manager`. The twin gets a piece of its own with a copy of the tokens. Raises NeverFits."""
-        return self._add(twin, text, self._sequence(sequence).tokens)
+        """The twin gets a piece of its own with a copy of the tokens. Raises NeverFits."""
+        return self._add(twin, text, self._live[sequence].tokens)
 
     def leave(self, sequence: int) -> None:
-        """See `Manager`. Nothing is kept."""
-        self._memory.give_back(self._sequence(sequence).begin)
+        self._memory.give_back(self._live[sequence].begin)
         del self._live[sequence]
 
-    def preempt(self, sequence: int) -> None:
-        """See `Manager`."""
-        self.leave(sequence)
-
     def accounts(self) -> Accounts:
-        """See `Manager`.
-
-        Lost between pieces is what the allocator's rounding adds, and free pieces that are too small for the last
-        join, if that was refused.
-        """
+        """Lost between pieces is what the allocator's rounding adds, and free pieces that are too small for the last
+        join, if that was refused."""
         used = reserved = inside = 0
         for one in self._live.values():
             used += one.tokens
@@ -148,11 +118,4 @@ class Contiguous:
         )
 
     def reads(self) -> Reads:
-        """See `Manager`."""
         return Reads(private=sum(one.tokens for one in self._live.values()), shared=0, shared_covered=0)
-
-    def _sequence(self, sequence: int) -> _Live:
-        try:
-            return self._live[sequence]
-        except KeyError:
-            raise UnknownSequence(f"no live sequence has the id {sequence}") from None

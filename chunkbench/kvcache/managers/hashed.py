@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
 from chunkbench.kvcache.managers.keyed_blocks import KeyedBlocks
-from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
+from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
 from chunkbench.kvcache.text import Text
 
 
@@ -19,7 +18,7 @@ class _Live:
     total: int
 
 
-class HashedBlocks:
+class HashedBlocks(AccountedManager):
     """A full block has a key, and a join finds blocks by their keys, also blocks of sequences that ended.
 
     Blocks without a key are taken first, then those with a key, least recently used first (see `KeyedBlocks`). A
@@ -30,48 +29,39 @@ class HashedBlocks:
     its key as soon as its last slot is given to a token, so sequences of one step share.
     """
 
+    _live: LiveSequences[_Live]
+
     def __init__(self, blocks: int, block_tokens: int = 16) -> None:
         if blocks < 1 or block_tokens < 1:
             raise ValueError(f"{blocks} blocks of {block_tokens} tokens are no memory")
+        super().__init__(blocks * block_tokens, block_tokens)
         self.blocks = blocks
-        self.block_tokens = block_tokens
         self._pool = KeyedBlocks(blocks)
-        self._live: dict[int, _Live] = {}
         self._covered = 0
         """Tokens of all live sequences."""
 
     @property
-    def capacity(self) -> int:
-        """See `Manager`."""
-        return self.blocks * self.block_tokens
-
-    @property
     def slots_held(self) -> int:
-        """See `Manager`."""
         return (self.blocks - self._pool.free) * self.block_tokens
 
     @property
     def evictions(self) -> int:
-        """Blocks that lost their key because they were taken for other tokens."""
         return self._pool.evictions
 
     def table(self, sequence: int) -> Sequence[int]:
-        """The blocks of a sequence, in order; ids from 1 on. Raises UnknownSequence."""
-        return self._sequence(sequence).table
+        """The blocks of a sequence, in order; ids from 1 on."""
+        return self._live[sequence].table
 
     def cached(self, text: Text) -> int:
-        """See `Manager`."""
         return len(self._hits(self._keys(text), text.prompt)) * self.block_tokens
 
     def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """See `Manager`. Takes the blocks that are found, and none beyond them.
+        """Takes the blocks that are found, and none beyond them.
 
         None if there are too few free blocks for all known tokens. So a prompt that is computed in parts has room for
         all of them when it is admitted, unless others take it.
         """
-        self._refuse_taken(sequence)
-        if known < 1:
-            raise EmptySequence("a sequence has at least one token")
+        self._live.check_new(sequence, known)
         self._check_size(text)
         keys = self._keys(text)
         hits = self._hits(keys, known)
@@ -86,12 +76,10 @@ class HashedBlocks:
         return tokens
 
     def held(self, sequence: int) -> int:
-        """See `Manager`: what the join found, and what was reached since. Does not grow through other sequences."""
-        return self._sequence(sequence).tokens
+        return self._live[sequence].tokens
 
     def reach(self, sequence: int, tokens: int) -> bool:
-        """See `Manager`."""
-        one = self._sequence(sequence)
+        one = self._live[sequence]
         if tokens <= one.tokens:
             return True
         needed = -(-tokens // self.block_tokens) - len(one.table)
@@ -104,8 +92,7 @@ class HashedBlocks:
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
-        """See `Manager`."""
-        live = [self._sequence(sequence) for sequence in sequences]
+        live = [self._live[sequence] for sequence in sequences]
         size = self.block_tokens
         beginning = [one for one in live if one.tokens % size == 0]
         if beginning:
@@ -121,9 +108,9 @@ class HashedBlocks:
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """See `Manager`. The twin shares full blocks and gets a copy of a partial one. Raises NeverFits."""
-        source = self._sequence(sequence)
-        self._refuse_taken(twin)
+        """The twin shares full blocks and gets a copy of a partial one. Raises NeverFits."""
+        source = self._live[sequence]
+        self._live.check_new(twin)
         self._check_size(text)
         full = source.tokens // self.block_tokens
         partial = len(source.table) - full
@@ -136,18 +123,13 @@ class HashedBlocks:
         return True
 
     def leave(self, sequence: int) -> None:
-        """See `Manager`. Full blocks keep their keys until they are taken."""
-        one = self._sequence(sequence)
+        """Full blocks keep their keys until they are taken."""
+        one = self._live[sequence]
         del self._live[sequence]
         self._pool.give_back(reversed(one.table))
         self._covered -= one.tokens
 
-    def preempt(self, sequence: int) -> None:
-        """See `Manager`. The sequence may find its blocks again."""
-        self.leave(sequence)
-
     def accounts(self) -> Accounts:
-        """See `Manager`."""
         size, pool = self.block_tokens, self._pool
         reserved = inside = 0
         for one in self._live.values():
@@ -166,7 +148,6 @@ class HashedBlocks:
         )
 
     def reads(self) -> Reads:
-        """See `Manager`."""
         # Only full blocks have several references.
         shared_covered = self._pool.shared_references * self.block_tokens
         return Reads(self._covered - shared_covered, self._pool.shared * self.block_tokens, shared_covered)
@@ -187,13 +168,3 @@ class HashedBlocks:
     def _name(self, one: _Live, first: int, last: int) -> None:
         """Give the blocks `first` to `last - 1` of a sequence their keys. What the text does not know has none."""
         self._pool.name(one.table[first:last], one.keys[first:last])
-
-    def _sequence(self, sequence: int) -> _Live:
-        try:
-            return self._live[sequence]
-        except KeyError:
-            raise UnknownSequence(f"no live sequence has the id {sequence}") from None
-
-    def _refuse_taken(self, sequence: int) -> None:
-        if sequence in self._live:
-            raise ValueError(f"sequence {sequence} lives already")

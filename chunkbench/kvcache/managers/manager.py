@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeVar
 
-from chunkbench.kvcache.errors import KVCacheError
+from chunkbench.kvcache.errors import EmptySequence, KVCacheError, UnknownSequence
 from chunkbench.kvcache.text import Text
+
+L = TypeVar("L")
 
 
 class NeverFits(KVCacheError, ValueError):
@@ -56,31 +59,49 @@ class Reads:
     """The same, counted once for each sequence."""
 
 
-class Manager(Protocol):
+class LiveSequences(dict[int, L]):
+    """What a manager knows of each live sequence, by id."""
+
+    def __missing__(self, sequence: int) -> L:
+        raise UnknownSequence(f"no live sequence has the id {sequence}")
+
+    def check_new(self, sequence: int, tokens: int = 1) -> None:
+        """Raise ValueError if the id is taken, EmptySequence if the sequence would have no token."""
+        if sequence in self:
+            raise ValueError(f"sequence {sequence} lives already")
+        if tokens < 1:
+            raise EmptySequence("a sequence has at least one token")
+
+
+class Manager(ABC):
     """A K/V cache manager. Sequences have ids that the caller chooses; an id is free again once the sequence left.
 
     An operation that returns None or False for lack of memory changes nothing. Unknown ids raise `UnknownSequence`.
+    A manager that shares nothing between sequences, and gives a prompt all its slots when it joins, inherits `cached`,
+    `held` and `reach`.
     """
 
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block (chunk, page); 1 where memory is not divided."""
-        ...
+    block_tokens: int
+    """Tokens of a block (chunk, page); 1 where memory is not divided."""
+    capacity: int
+    """Token slots of the memory."""
+    _live: LiveSequences[Any]
+
+    def __init__(self, capacity: int, block_tokens: int) -> None:
+        self.capacity = capacity
+        self.block_tokens = block_tokens
+        self._live = LiveSequences()
 
     @property
-    def capacity(self) -> int:
-        """Token slots of the memory."""
-        ...
-
-    @property
+    @abstractmethod
     def slots_held(self) -> int:
         """Slots that live sequences have, whole blocks, shared ones once: what the memory must hold for them now."""
-        ...
 
     def cached(self, text: Text) -> int:
         """Leading tokens of the prompt that a join would find now. Changes nothing, not even times of last use."""
-        ...
+        return 0
 
+    @abstractmethod
     def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """Admit a sequence with the first `known` tokens of a text: prompt, and answer so far after a preemption.
 
@@ -88,43 +109,49 @@ class Manager(Protocol):
         Returns the leading tokens that need not be computed, at most `known - 1`, because the last token's logits are
         needed; None if there is no room now. Raises NeverFits.
         """
-        ...
 
     def held(self, sequence: int) -> int:
         """Leading tokens whose K and V are in memory, or come there in this step. May grow through other sequences."""
-        ...
+        self._live[sequence]
+        return 0
 
     def reach(self, sequence: int, tokens: int) -> bool:
         """This step computes a prompt up to its first `tokens` tokens: give them slots. False if there is no room."""
-        ...
+        self._live[sequence]
+        return True
 
+    @abstractmethod
     def append(self, sequences: Sequence[int]) -> bool:
         """Give each of these sequences a slot for one more token; all or none. False if there is no room."""
-        ...
 
+    @abstractmethod
     def leave(self, sequence: int) -> None:
-        """A sequence ended. What it leaves may be kept for later ones."""
-        ...
-
-    def preempt(self, sequence: int) -> None:
-        """Take a sequence's memory away; it will join again."""
-        ...
+        """A sequence ended, or is preempted and will join again. What it leaves may be kept for later ones."""
 
 
-class AccountedManager(Manager, Protocol):
+class AccountedManager(Manager):
     """A manager of ids alone: it can fork sequences, and says where the memory is."""
 
+    @property
+    def evictions(self) -> int:
+        """Blocks that were kept for later sequences and taken for other tokens, so far."""
+        return 0
+
+    @abstractmethod
+    def table(self, sequence: int) -> Sequence[int]:
+        """The blocks (chunks, slots) of a sequence, in order."""
+
+    @abstractmethod
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
         """Add a sequence with the same tokens so far (parallel sampling, beam search); `text` tells how it goes on.
 
         False if there is no room.
         """
-        ...
 
+    @abstractmethod
     def accounts(self) -> Accounts:
         """Where the slots are now. Costs time in proportion to the live sequences."""
-        ...
 
+    @abstractmethod
     def reads(self) -> Reads:
         """What attention reads now, of all live sequences."""
-        ...

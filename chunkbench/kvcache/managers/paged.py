@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
-from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
+from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
 from chunkbench.kvcache.text import Text
 
 
@@ -18,7 +17,7 @@ class _Live:
     total: int
 
 
-class Paged:
+class Paged(AccountedManager):
     """Block tables. A sequence gets the blocks of its prompt when it joins, then a block whenever its last one is full.
 
     Only forks share blocks. A fork that appends to a partial block of several sequences copies it first. A join is
@@ -26,18 +25,19 @@ class Paged:
     text that does not fit beside these blocks never fits, because the sequence may have to join again near its end.
     """
 
+    _live: LiveSequences[_Live]
+
     def __init__(self, blocks: int, block_tokens: int = 16, watermark: float = 0.01) -> None:
         if blocks < 1 or block_tokens < 1 or not 0 <= watermark < 1:
             raise ValueError(f"{blocks} blocks of {block_tokens} tokens with a watermark of {watermark} are no memory")
+        super().__init__(blocks * block_tokens, block_tokens)
         self.blocks = blocks
-        self.block_tokens = block_tokens
         self.copies = 0
         """Blocks that were copied on write so far."""
         self._kept = int(watermark * blocks)
         self._free = list(range(blocks - 1, -1, -1))
         self._references = [0] * blocks
-        self._live: dict[int, _Live] = {}
-        self._swapped: dict[int, _Live] = {}
+        self._swapped: LiveSequences[_Live] = LiveSequences()
         """Sequences whose tokens are in host memory; their tables mean nothing."""
         # Of blocks with several references. A block's number of tokens changes only while it has one.
         self._shared = 0
@@ -46,49 +46,23 @@ class Paged:
         """The same, counted once for each reference."""
 
     @property
-    def capacity(self) -> int:
-        """See `Manager`."""
-        return self.blocks * self.block_tokens
-
-    @property
     def slots_held(self) -> int:
-        """See `Manager`."""
         return (self.blocks - len(self._free)) * self.block_tokens
 
     def table(self, sequence: int) -> Sequence[int]:
-        """The blocks of a sequence, in order. Raises UnknownSequence, also for one that is swapped out."""
-        return self._sequence(sequence).table
-
-    def cached(self, text: Text) -> int:
-        """See `Manager`: always 0."""
-        return 0
+        return self._live[sequence].table
 
     def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """See `Manager`."""
-        if sequence in self._live or sequence in self._swapped:
-            raise ValueError(f"sequence {sequence} lives already")
-        if known < 1:
-            raise EmptySequence("a sequence has at least one token")
-        self._check_size(text)
+        self._check_new(sequence, text, known)
         table = self._admit(known, spare)
         if table is None:
             return None
         self._live[sequence] = _Live(table, known, text.total)
         return 0
 
-    def held(self, sequence: int) -> int:
-        """See `Manager`: 0, because nothing comes from other sequences."""
-        self._sequence(sequence)
-        return 0
-
-    def reach(self, sequence: int, tokens: int) -> bool:
-        """See `Manager`: always True, because the prompt got its blocks at the join."""
-        self._sequence(sequence)
-        return True
-
     def append(self, sequences: Sequence[int]) -> bool:
-        """See `Manager`. The watermark does not hold here: it is kept for appends."""
-        live = [self._sequence(sequence) for sequence in sequences]
+        """The watermark does not hold here: it is kept for appends."""
+        live = [self._live[sequence] for sequence in sequences]
         if self._needed(live) > len(self._free):
             return False
         for one in live:
@@ -103,11 +77,9 @@ class Paged:
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """See `Manager`. All blocks are shared, so there is always room. Raises NeverFits."""
-        source = self._sequence(sequence)
-        if twin in self._live or twin in self._swapped:
-            raise ValueError(f"sequence {twin} lives already")
-        self._check_size(text)
+        """All blocks are shared, so there is always room. Raises NeverFits."""
+        source = self._live[sequence]
+        self._check_new(twin, text, source.tokens)
         for block, tokens in self._filled(source):
             self._references[block] += 1
             first = self._references[block] == 2
@@ -117,14 +89,10 @@ class Paged:
         return True
 
     def leave(self, sequence: int) -> None:
-        """See `Manager`. Nothing is kept. The sequence may be swapped out."""
+        """Nothing is kept. The sequence may be swapped out."""
         if self._swapped.pop(sequence, None) is None:
-            self._free_table(self._sequence(sequence))
+            self._free_table(self._live[sequence])
             del self._live[sequence]
-
-    def preempt(self, sequence: int) -> None:
-        """See `Manager`."""
-        self.leave(sequence)
 
     def swap_out(self, sequence: int) -> int:
         """Move all tokens of a sequence to host memory, which has no limit. Returns their number.
@@ -132,15 +100,13 @@ class Paged:
         Its blocks become free, but not those that others use. It shares nothing after it is swapped in. Until then it
         is unknown to all other methods but `leave` and `preempt`, and no account counts it.
         """
-        one = self._sequence(sequence)
+        one = self._live[sequence]
         self._free_table(one)
         self._swapped[sequence] = self._live.pop(sequence)
         return one.tokens
 
     def swap_in(self, sequence: int) -> bool:
         """Move a sequence back into blocks. False if there is no room, as for a join."""
-        if sequence not in self._swapped:
-            raise UnknownSequence(f"no sequence with the id {sequence} is swapped out")
         table = self._admit(self._swapped[sequence].tokens)
         if table is None:
             return False
@@ -149,7 +115,7 @@ class Paged:
         return True
 
     def accounts(self) -> Accounts:
-        """See `Manager`. Where forks share a partial block, the longest text among theirs tells what will fill it."""
+        """Where forks share a partial block, the longest text among theirs tells what will fill it."""
         covered = sum(one.tokens for one in self._live.values())
         used = covered - self._shared_covered + self._shared
         reserved: dict[int, int] = {}  # by last block
@@ -169,11 +135,12 @@ class Paged:
         )
 
     def reads(self) -> Reads:
-        """See `Manager`."""
         covered = sum(one.tokens for one in self._live.values())
         return Reads(covered - self._shared_covered, self._shared, self._shared_covered)
 
-    def _check_size(self, text: Text) -> None:
+    def _check_new(self, sequence: int, text: Text, known: int) -> None:
+        self._live.check_new(sequence, known)
+        self._swapped.check_new(sequence)
         needed = -(-text.total // self.block_tokens)
         if needed + self._kept > self.blocks:
             raise NeverFits(f"{text.total} tokens need {needed} blocks; {self.blocks - self._kept} can be had")
@@ -222,9 +189,3 @@ class Paged:
             self._shared_covered -= 2 * tokens
         else:
             self._shared_covered -= tokens
-
-    def _sequence(self, sequence: int) -> _Live:
-        try:
-            return self._live[sequence]
-        except KeyError:
-            raise UnknownSequence(f"no live sequence has the id {sequence}") from None

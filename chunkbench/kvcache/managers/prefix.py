@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chunkbench.kvcache.errors import PoolExhausted, UnknownSequence
+from chunkbench.kvcache.errors import PoolExhausted
 from chunkbench.kvcache.integers import Ints
-from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
+from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
 from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.text import Text
 from chunkbench.kvcache.tree import PrefixTree
@@ -18,7 +18,7 @@ _MOST_LOOKED_UP = 4096
 
 
 @dataclass
-class _Member:
+class _Live:
     handle: int
     """Its id in the tree."""
     text: Text
@@ -29,39 +29,35 @@ class _Member:
     """Leading tokens that were computed, or are in this step."""
 
 
-class PrefixManager:
+class PrefixManager(AccountedManager):
     """Sequences in a `PrefixTree`, whose memory has a fixed number of chunks.
 
     A join gives a whole prompt its chunks at once. A later sequence may match chunks that are not computed yet; `held`
     says how far they are. With `retain`, the full chunks of sequences that ended stay until their memory is needed.
     """
 
+    _live: LiveSequences[_Live]
+
     def __init__(self, chunks: int, chunk_size: int = 64, retain: bool = False) -> None:
+        super().__init__(chunks * chunk_size, chunk_size)
         self.tree = PrefixTree(chunk_size, ChunkPool(chunks), retain=retain, deferred=True)
-        self.block_tokens = chunk_size
-        self.capacity = chunks * chunk_size
         self._chunks = chunks
-        self._members: dict[int, _Member] = {}
         self._covered = 0  # tokens of all sequences
         # Keys of texts that were looked up, by identity: a scheduler asks for the same ones at every step.
         self._looked_up: dict[int, tuple[Text, list[bytes]]] = {}
 
     @property
     def slots_held(self) -> int:
-        """Token slots of the chunks that live sequences cover."""
         return self.tree.live_chunks * self.block_tokens
 
     @property
     def evictions(self) -> int:
-        """Chunks that were evicted so far."""
         return self.tree.idle.evictions if self.tree.idle else 0
 
     def table(self, sequence: int) -> Sequence[int]:
-        """The chunks of a sequence, in order. Raises UnknownSequence."""
-        return self.tree.path(self._find(sequence).handle)
+        return self.tree.path(self._live[sequence].handle)
 
     def cached(self, text: Text) -> int:
-        """Leading tokens of the prompt that a join would find now."""
         known = self._looked_up.get(id(text))
         if known is None:
             if len(self._looked_up) >= _MOST_LOOKED_UP:
@@ -70,9 +66,7 @@ class PrefixManager:
         return min(self.tree.match_keys(known[1]), text.prompt - 1)
 
     def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """Give all known tokens their chunks. None if there are not enough. Raises NeverFits."""
-        if sequence in self._members:
-            raise ValueError(f"sequence {sequence} lives already")
+        self._live.check_new(sequence, known)
         needed = -(-text.total // self.block_tokens)
         if needed > self._chunks:
             raise NeverFits(f"{text.total} tokens need {needed} chunks; the memory has {self._chunks}")
@@ -81,26 +75,24 @@ class PrefixManager:
             joined = self.tree.join(ids[:known], spare)
         except PoolExhausted:
             return None
-        self._members[sequence] = _Member(joined.sequence, text, ids, known)
+        self._live[sequence] = _Live(joined.sequence, text, ids, known)
         self._covered += known
         return min(self.held(sequence), known - 1)
 
     def held(self, sequence: int) -> int:
-        """Leading tokens whose K and V are in memory, or come there in this step."""
-        member = self._find(sequence)
+        member = self._live[sequence]
         return max(member.reached, self.tree.written_tokens(member.handle))
 
     def reach(self, sequence: int, tokens: int) -> bool:
-        """This step computes a prompt up to its first `tokens` tokens; their chunks are there since the join."""
-        member = self._find(sequence)
+        # The chunks are there since the join.
+        member = self._live[sequence]
         full = slice(member.reached // self.block_tokens, tokens // self.block_tokens)
         self.tree.mark_written(np.array(self.tree.path(member.handle)[full], np.int64))
         member.reached = max(member.reached, tokens)
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
-        """Give each sequence a slot for one more token. False, for none, if a chunk is missing."""
-        members = [self._find(sequence) for sequence in sequences]
+        members = [self._live[sequence] for sequence in sequences]
         tokens = np.array([member.ids[member.length] for member in members], np.int64)
         try:
             appended = self.tree.append(tokens, [member.handle for member in members])
@@ -113,33 +105,29 @@ class PrefixManager:
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
-        """Add a sequence with the same tokens so far; a partial last chunk is copied. False if a chunk is missing."""
-        source = self._find(sequence)
-        if twin in self._members:
-            raise ValueError(f"sequence {twin} lives already")
+        """A partial last chunk is copied."""
+        source = self._live[sequence]
+        self._live.check_new(twin)
         try:
             forked = self.tree.fork(source.handle)
         except PoolExhausted:
             return False
-        self._members[twin] = _Member(forked.sequence, text, text.tokens(0, text.total), source.length, source.reached)
+        self._live[twin] = _Live(forked.sequence, text, text.tokens(0, text.total), source.length, source.reached)
         self._covered += source.length
         return True
 
     def leave(self, sequence: int) -> None:
-        """Remove a sequence. With `retain`, the full chunks that were computed stay."""
-        member = self._find(sequence)
-        del self._members[sequence]
+        """With `retain`, the full chunks that were computed stay."""
+        member = self._live[sequence]
+        del self._live[sequence]
         self._covered -= member.length
         self.tree.leave(member.handle)
 
-    preempt = leave
-
     def accounts(self) -> Accounts:
-        """Where the slots are now."""
         size = self.block_tokens
         held = self.slots_held
         empty = reserved = 0
-        for member in self._members.values():
+        for member in self._live.values():
             slots = -(-member.length // size) * size
             empty += slots - member.length
             reserved += max(0, min(member.text.total, slots) - member.length)
@@ -155,14 +143,7 @@ class PrefixManager:
         )
 
     def reads(self) -> Reads:
-        """What attention reads now, of all live sequences."""
         chunks, covered = self.tree.shared_chunks()
         return Reads(
             self._covered - covered * self.block_tokens, chunks * self.block_tokens, covered * self.block_tokens
         )
-
-    def _find(self, sequence: int) -> _Member:
-        try:
-            return self._members[sequence]
-        except KeyError:
-            raise UnknownSequence(f"there is no sequence {sequence}") from None

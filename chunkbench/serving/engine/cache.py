@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.kvcache import PoolExhausted
+from chunkbench.kvcache.managers.manager import LiveSequences, Manager
 from chunkbench.kvcache.text import Text
 
 
 @dataclass
-class _Member:
+class _Live:
     """A sequence in the cache."""
 
     handle: int
@@ -21,22 +22,21 @@ class _Member:
     """Leading tokens that were selected."""
 
 
-class EngineCache:
-    """A `chunkbench.kvcache.managers.manager.Manager` over the tensors of all layers.
+class EngineCache(Manager):
+    """The cache manager over the tensors of all layers.
 
     What gets a slot is selected for the next step, too: `plan` ends the choice.
     """
 
+    _live: LiveSequences[_Live]
+
     def __init__(self, attention: RaggedChunkAttention, max_tokens: int) -> None:
+        """`max_tokens`: tokens whose K and V fit."""
+        super().__init__(max_tokens, attention.chunk_size)
         self._attention = attention
-        self.block_tokens = attention.chunk_size
-        self.capacity = max_tokens
-        """Tokens whose K and V fit."""
-        self._members: dict[int, _Member] = {}
 
     @property
     def slots_held(self) -> int:
-        """Token slots of the chunks that live sequences cover."""
         return self._attention.live_chunks * self.block_tokens
 
     def plan(self) -> None:
@@ -44,34 +44,30 @@ class EngineCache:
         self._attention.plan_selected()
 
     def cached(self, text: Text) -> int:
-        """Leading tokens of the prompt that a join would find."""
         return min(self._attention.cached_tokens(text.tokens(0, text.prompt)), text.prompt - 1)
 
     def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
-        """Give a whole prompt its chunks. None if there are not enough."""
         try:
             joined = self._attention.join(text.tokens(0, known), spare)
         except PoolExhausted:
             return None
-        self._members[sequence] = _Member(joined.sequence, text)
+        self._live[sequence] = _Live(joined.sequence, text)
         return min(self.held(sequence), known - 1)
 
     def held(self, sequence: int) -> int:
-        """Leading tokens whose K and V are written, or selected to be."""
-        member = self._members[sequence]
+        member = self._live[sequence]
         return max(member.reached, self._attention.written(member.handle))
 
     def reach(self, sequence: int, tokens: int) -> bool:
-        """Select a prompt's tokens up to the first `tokens`. Their chunks are there since the join."""
-        member = self._members[sequence]
+        # The chunks are there since the join.
+        member = self._live[sequence]
         first = min(self.held(sequence), tokens - 1)
         self._attention.select(member.handle, first, tokens - first)
         member.reached = tokens
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
-        """Give each sequence a slot for its last token, and select it."""
-        members = [self._members[sequence] for sequence in sequences]
+        members = [self._live[sequence] for sequence in sequences]
         lengths = [self._attention.length(member.handle) for member in members]
         tokens = [int(m.text.tokens(n, n + 1)[0]) for m, n in zip(members, lengths, strict=True)]
         try:
@@ -84,7 +80,4 @@ class EngineCache:
         return True
 
     def leave(self, sequence: int) -> None:
-        """Remove a sequence. With retention, what was written stays for later ones."""
-        self._attention.remove_sequence(self._members.pop(sequence).handle)
-
-    preempt = leave
+        self._attention.remove_sequence(self._live.pop(sequence).handle)

@@ -23,7 +23,7 @@ from chunkbench.traces.generated import GENERATED, Demand
 from chunkbench.traces.pace import Pace
 from chunkbench.traces.replayed import ReplayRequest
 from chunkbench.traces.replayed_files import read_replayed
-from chunkbench.workloads.replay.managers import MANAGERS, ManagerKind, Memory
+from chunkbench.workloads.replay.managers import KINDS, Memory
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ class Answered:
 def compute(job: Job) -> Answered:
     """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
     requests = requests_of(job.point, job.named, job.requests, job.longest)
-    kind = cast(ManagerKind, MANAGERS.load(job.manager))
-    manager = kind.make(memory_of(job.point, requests, job.longest))
+    manager = KINDS[job.manager].make(memory_of(job.point, requests, job.longest))
     if job.point.samples or job.point.beams:
         return _forks(job, requests, manager)
     rules = Rules(job.point.batch_size, job.prompt_budget, order=job.point.schedule or "fcfs", swap=job.swap)
@@ -147,7 +146,7 @@ def _seed(job: Job, done: Replay, answered: Sequence[Replayed], refused: int, ma
         distinct_tokens=_distinct(answered, manager.block_tokens),
         computed_tokens=done.computed_tokens,
         preemptions=done.preemptions,
-        evicted_blocks=getattr(manager, "evictions", 0),
+        evicted_blocks=manager.evictions,
         steps=done.steps,
         end_s=done.end,
         peak_slots=done.peak_slots,

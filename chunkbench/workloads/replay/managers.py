@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
-from typing import ClassVar
 
-from chunkbench.baselines.contract import Answer, Look
+from chunkbench.baselines.contract import YES, Answer, Look
 from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.look import Line
 from chunkbench.kvcache.managers.contiguous import Contiguous
 from chunkbench.kvcache.managers.hashed import HashedBlocks
 from chunkbench.kvcache.managers.manager import AccountedManager
@@ -31,152 +29,111 @@ class Memory:
     """Tokens of the longest sequence that the server takes."""
 
 
+@dataclass(frozen=True)
 class ManagerKind:
     """A manager as experiments name it."""
 
-    label: ClassVar[str]
-    look: ClassVar[Look]
-    compiles: ClassVar[bool] = False
-    kernel: ClassVar[PaperSystem] = "paged"
+    label: str
+    make: Callable[[Memory], AccountedManager]
+    """A manager of this memory, empty."""
+    look: Look
+    kernel: PaperSystem = "paged"
     """Whose decode attention it has in the paper's model of step times."""
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """A manager of this memory, empty."""
-        raise NotImplementedError
+    compiles = False
 
     def availability(self, device: str) -> Answer:
         """A replay needs nothing but a CPU."""
-        return Answer(True)
+        return YES
 
 
-def _look(heading: str, place: int, colour: str, marker: str, meaning: str, line: Line = "solid") -> Look:
-    words = tuple(heading.split())
-    return Look(heading=words, place=place, colour=colour, marker=marker, line=line, meaning=meaning)
+_GREY, _BLUE = "#6E6E6E", "#0072B2"
 
-
-class ContiguousMax(ManagerKind):
-    """Reservation of the largest length."""
-
-    label = "Contiguous, max"
-    look = _look(
-        "contig. max", 100, "#6E6E6E", "v", "one piece of memory for the longest sequence that the server takes"
-    )
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """See `ManagerKind`."""
-        return Contiguous(memory.slots, "max", memory.longest)
-
-
-class ContiguousPow2(ManagerKind):
-    """Reservation of a power of two."""
-
-    label = "Contiguous, pow2"
-    look = _look(
-        "contig. pow2",
-        110,
-        "#6E6E6E",
-        "<",
-        "one piece for the prompt and the answer's next power of two",
-        "dashed",
-    )
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """See `ManagerKind`."""
-        return Contiguous(memory.slots, "pow2", memory.longest)
-
-
-class ContiguousExact(ManagerKind):
-    """Reservation of the length that an oracle knows."""
-
-    label = "Contiguous, exact"
-    look = _look("contig. exact", 120, "#6E6E6E", ">", "one piece for exactly what will be needed: an oracle", "dotted")
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """See `ManagerKind`."""
-        return Contiguous(memory.slots, "exact", memory.longest)
-
-
-class PagedBlocks(ManagerKind):
-    """PagedAttention's blocks."""
-
-    label = "Paged"
-    look = _look("paged", 200, "#0072B2", "s", "blocks on demand, shared only by forks (vLLM 0.2.7)")
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """See `ManagerKind`."""
-        return Paged(memory.slots // memory.block_size, memory.block_size)
-
-
-class PagedPrefix(ManagerKind):
-    """Blocks with prefix caching."""
-
-    label = "Paged, prefix caching"
-    look = _look(
-        "paged prefix",
-        210,
-        "#0072B2",
-        "D",
-        "blocks found by hashes of tokens, kept until needed (vLLM 1)",
-        "dashed",
-    )
-    kernel = "paged_star"
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """See `ManagerKind`."""
-        return HashedBlocks(memory.slots // memory.block_size, memory.block_size)
-
-
-class LiveTree(ManagerKind):
-    """The paper's prefix tree."""
-
-    label = "Prefix tree"
-    look = _look("prefix tree", 900, "#D55E00", "o", "chunks of live sequences, shared by prefix (ChunkAttention)")
-    kernel = "chunk"
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """See `ManagerKind`."""
-        return PrefixManager(memory.slots // memory.chunk_size, memory.chunk_size)
-
-
-class RadixTree(ManagerKind):
-    """The prefix tree with retention."""
-
-    label = "Radix tree"
-    look = _look(
-        "radix tree", 910, "#009E73", "P", "the same, and finished ones stay until memory is needed (RadixAttention)"
-    )
-    kernel = "chunk"
-
-    @staticmethod
-    def make(memory: Memory) -> AccountedManager:
-        """See `ManagerKind`."""
-        return PrefixManager(memory.slots // memory.chunk_size, memory.chunk_size, retain=True)
-
-
-_CLASSES = {
-    "contiguous_max": "ContiguousMax",
-    "contiguous_pow2": "ContiguousPow2",
-    "contiguous_exact": "ContiguousExact",
-    "paged": "PagedBlocks",
-    "paged_prefix": "PagedPrefix",
-    "prefix_tree": "LiveTree",
-    "radix_tree": "RadixTree",
+KINDS: Mapping[str, ManagerKind] = {
+    "contiguous_max": ManagerKind(
+        "Contiguous, max",
+        lambda memory: Contiguous(memory.slots, "max", memory.longest),
+        Look(
+            heading=("contig.", "max"),
+            meaning="one piece of memory for the longest sequence that the server takes",
+            place=100,
+            colour=_GREY,
+            marker="v",
+        ),
+    ),
+    "contiguous_pow2": ManagerKind(
+        "Contiguous, pow2",
+        lambda memory: Contiguous(memory.slots, "pow2", memory.longest),
+        Look(
+            heading=("contig.", "pow2"),
+            meaning="one piece for the prompt and the answer's next power of two",
+            place=110,
+            colour=_GREY,
+            marker="<",
+            line="dashed",
+        ),
+    ),
+    "contiguous_exact": ManagerKind(
+        "Contiguous, exact",
+        lambda memory: Contiguous(memory.slots, "exact", memory.longest),
+        Look(
+            heading=("contig.", "exact"),
+            meaning="one piece for exactly what will be needed: an oracle",
+            place=120,
+            colour=_GREY,
+            marker=">",
+            line="dotted",
+        ),
+    ),
+    "paged": ManagerKind(
+        "Paged",
+        lambda memory: Paged(memory.slots // memory.block_size, memory.block_size),
+        Look(
+            heading=("paged",),
+            meaning="blocks on demand, shared only by forks (vLLM 0.2.7)",
+            place=200,
+            colour=_BLUE,
+            marker="s",
+        ),
+    ),
+    "paged_prefix": ManagerKind(
+        "Paged, prefix caching",
+        lambda memory: HashedBlocks(memory.slots // memory.block_size, memory.block_size),
+        Look(
+            heading=("paged", "prefix"),
+            meaning="blocks found by hashes of tokens, kept until needed (vLLM 1)",
+            place=210,
+            colour=_BLUE,
+            marker="D",
+            line="dashed",
+        ),
+        kernel="paged_star",
+    ),
+    "prefix_tree": ManagerKind(
+        "Prefix tree",
+        lambda memory: PrefixManager(memory.slots // memory.chunk_size, memory.chunk_size),
+        Look(
+            heading=("prefix", "tree"),
+            meaning="chunks of live sequences, shared by prefix (ChunkAttention)",
+            place=900,
+            colour="#D55E00",
+            marker="o",
+        ),
+        kernel="chunk",
+    ),
+    "radix_tree": ManagerKind(
+        "Radix tree",
+        lambda memory: PrefixManager(memory.slots // memory.chunk_size, memory.chunk_size, retain=True),
+        Look(
+            heading=("radix", "tree"),
+            meaning="the same, and finished ones stay until memory is needed (RadixAttention)",
+            place=910,
+            colour="#009E73",
+            marker="P",
+        ),
+        kernel="chunk",
+    ),
 }
+"""By the names that experiments use, in the order in which they are listed."""
 
-
-def _entry_points() -> dict[str, EntryPoint]:
-    return {
-        name: EntryPoint(name, f"chunkbench.workloads.replay.managers:{kind}", "chunkbench.managers")
-        for name, kind in _CLASSES.items()
-    }
-
-
-MANAGERS = Registry(_entry_points)
+MANAGERS = Registry(lambda: KINDS)
 """Managers of experiments of `kind: replay`."""

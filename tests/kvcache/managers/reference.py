@@ -92,9 +92,6 @@ class Slow:
     def leave(self, sequence: int) -> None:
         del self.live[sequence]
 
-    def preempt(self, sequence: int) -> None:
-        self.leave(sequence)
-
 
 class SlowContiguous(Slow):
     """Pieces of a buddy allocator: a free piece is a half of a half ... of a top piece, in which no slot is taken."""

@@ -163,7 +163,7 @@ class Both:
         self.forget(sequence)
 
     def preempt(self, sequence: int, b: int) -> None:
-        self.same(lambda one: one.preempt(sequence))
+        self.same(lambda one: one.leave(sequence))
         self.preempted.append((self.texts[sequence], self.known[sequence]))
         self.forget(sequence)
 
@@ -197,7 +197,6 @@ class Both:
             (manager.append, [*ready, unknown]),
             (manager.fork, unknown, 99, text),
             (manager.leave, unknown),
-            (manager.preempt, unknown),
         ):
             with pytest.raises(UnknownSequence):
                 method(*arguments)

@@ -76,7 +76,7 @@ def test_accounts_of_a_reservation_for_the_longest_sequence() -> None:
     assert manager.append([1])
     assert manager.accounts() == Accounts(6, 3, 11, 12, 0, 32, 6)
     assert manager.reads() == Reads(6, 0, 0)
-    manager.preempt(1)
+    manager.leave(1)
     assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 64, 0)
     assert manager.join(1, text(5, 4), 6) == 0
     assert manager.accounts() == Accounts(6, 3, 11, 12, 0, 32, 6)

@@ -66,7 +66,7 @@ def test_an_answer_has_keys_too() -> None:
         assert manager.cached(follow_up) == found
     assert manager.append([1])
     assert len(manager.table(1)) == 3
-    manager.preempt(1)
+    manager.leave(1)
     assert manager.join(1, one, 9) == 8  # its own blocks, the answer included
 
 

@@ -81,7 +81,7 @@ def test_only_what_was_computed_stays() -> None:
     one = text((1, 9))
     assert manager.join(1, one, 9) == 0
     assert manager.reach(1, 5)
-    manager.preempt(1)
+    manager.leave(1)
     assert manager.cached(one) == 4
     assert manager.join(2, one, 9) == 4
 
@@ -175,7 +175,7 @@ def test_random_operations_never_read_what_was_given_away(
                     live[name] = one, tokens + 1, tokens + 1
                     counts["appended"] += 1
             elif ready:
-                manager.preempt(ready[-1])
+                manager.leave(ready[-1])
                 del live[ready[-1]]
                 counts["preempted"] += 1
         elif what == "leave" and live:
