@@ -1,1 +1,1 @@
-"""The systems that are measured: one file each. Others register theirs under the entry point `chunkbench.systems`."""
+"""The systems that are measured: one file for each server, a row for each variant."""

@@ -1,13 +1,14 @@
-"""Our engine in three forms, and transformers' engine behind our front."""
+"""Our engine in four forms, and transformers' engine behind our front."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.experiment.look import Look
@@ -47,12 +48,16 @@ class StepLog(Watch):
         return moments
 
 
-class _Served(System):
-    """A server of `chunkbench serve`."""
+@dataclass(frozen=True)
+class ChunkbenchServer(System):
+    """A server of `chunkbench serve`, with its options."""
 
-    engine: ClassVar[str] = "chunk"
-    attention: ClassVar[str] = "two-phase"
-    cache: ClassVar[str] = "live"
+    label: str
+    look: Look
+    engine: str = "chunk"
+    attention: str = "two-phase"
+    cache: str = "live"
+    note: str = ""
 
     def availability(self, device: str) -> Answer:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -61,12 +66,13 @@ class _Served(System):
         return YES
 
     def package_version(self) -> str:
-        return f"chunkbench {__version__}"
+        return f"chunkbench {__version__}" if self.engine == "chunk" else f"{self.engine} {version(self.engine)}"
 
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
         options = {
             "--engine": self.engine,
-            **({"--attention": self.attention, "--cache": self.cache} if self.engine == "chunk" else {}),
+            "--attention": self.attention,
+            "--cache": self.cache,
             "--dtype": setting.dtype,
             "--device": setting.device,
             "--max-batch": setting.max_batch,
@@ -79,72 +85,57 @@ class _Served(System):
         threads = {"OMP_NUM_THREADS": str(setting.threads)}
         return Launch([sys.executable, "-m", "chunkbench", "serve", str(setting.write_config(folder)), *words], threads)
 
-
-class ChunkLlama(_Served):
-    """Two-phase partition over the prefix-aware cache: the paper's system."""
-
-    label = "ChunkLlama"
-    look = Look(heading=("Chunk", "Llama"), colour=_COLOUR, marker="o", place=950)
-
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
         return StepLog(folder / "steps.jsonl")
 
 
-class ChunkLlamaNoTpp(ChunkLlama):
-    """The same cache and engine; each sequence reads the shared chunks by itself."""
-
-    label = "ChunkLlama, no TPP"
-    attention = "sequence-first"
-    look = Look(
-        heading=("Chunk", "Llama", "no TPP"),
-        meaning="the same engine and cache, without two-phase partition",
-        colour=_COLOUR,
-        marker="^",
-        line="dashed",
-        place=930,
-        ablation_of="chunk_llama",
-    )
-
-
-class ChunkLlamaRadix(ChunkLlama):
-    """The same engine; what finished requests leave stays until its memory is needed."""
-
-    label = "ChunkLlama, radix"
-    cache = "radix"
-    look = Look(
-        heading=("Chunk", "Llama", "radix"),
-        meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
-        colour=_COLOUR,
-        marker="h",
-        line="dashdot",
-        place=940,
-        ablation_of="chunk_llama",
-    )
-
-
-class ChunkLlamaNoSharing(ChunkLlama):
-    """The same engine; each sequence has chunks of its own."""
-
-    label = "ChunkLlama, no sharing"
-    attention = "no-sharing"
-    look = Look(
-        heading=("Chunk", "Llama", "no shar."),
-        meaning="the same engine, without shared chunks: each request computes and stores its whole prompt",
-        colour=_COLOUR,
-        marker="v",
-        line="dotted",
-        place=920,
-        ablation_of="chunk_llama",
-    )
-
-
-class Transformers(_Served):
-    """transformers' continuous batching."""
-
-    label = "transformers"
-    engine = "transformers"
-    note = "transformers: its continuous batching with the attention sdpa, behind our web front; it shares pages."
-    look = Look(colour="#6E6E6E", marker="s", place=300)
-
-    def package_version(self) -> str:
-        return f"transformers {version('transformers')}"
+SYSTEMS: Mapping[str, System] = {
+    "chunk_llama": ChunkbenchServer(
+        "ChunkLlama", Look(heading=("Chunk", "Llama"), colour=_COLOUR, marker="o", place=950)
+    ),
+    "chunk_llama_no_tpp": ChunkbenchServer(
+        "ChunkLlama, no TPP",
+        Look(
+            heading=("Chunk", "Llama", "no TPP"),
+            meaning="the same engine and cache, without two-phase partition",
+            colour=_COLOUR,
+            marker="^",
+            line="dashed",
+            place=930,
+            ablation_of="chunk_llama",
+        ),
+        attention="sequence-first",
+    ),
+    "chunk_llama_radix": ChunkbenchServer(
+        "ChunkLlama, radix",
+        Look(
+            heading=("Chunk", "Llama", "radix"),
+            meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
+            colour=_COLOUR,
+            marker="h",
+            line="dashdot",
+            place=940,
+            ablation_of="chunk_llama",
+        ),
+        cache="radix",
+    ),
+    "chunk_llama_no_sharing": ChunkbenchServer(
+        "ChunkLlama, no sharing",
+        Look(
+            heading=("Chunk", "Llama", "no shar."),
+            meaning="the same engine, without shared chunks: each request computes and stores its whole prompt",
+            colour=_COLOUR,
+            marker="v",
+            line="dotted",
+            place=920,
+            ablation_of="chunk_llama",
+        ),
+        attention="no-sharing",
+    ),
+    "transformers": ChunkbenchServer(
+        "transformers",
+        Look(colour="#6E6E6E", marker="s", place=300),
+        engine="transformers",
+        note="transformers: its continuous batching with the attention sdpa, behind our web front; it shares pages.",
+    ),
+}

