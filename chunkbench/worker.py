@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from chunkbench.workers.lifetime import end_with_parent
+import os
+
+from chunkbench.lifetime import PARENT, end_with_parent
 
 if __name__ == "__main__":
-    end_with_parent()  # before the import of torch, which takes seconds: the parent may die meanwhile
+    # Before the import of torch, which takes seconds: the parent may die meanwhile.
+    end_with_parent(int(os.environ.get(PARENT, os.getppid())))
 
     from chunkbench import workloads
     from chunkbench.workers.main import main

@@ -5,7 +5,6 @@ So this module imports nothing of ChunkBench before it is asked to, and answers 
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import pickle
@@ -16,16 +15,12 @@ import sys
 import tarfile
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 OUT = "out"
 """The folder in which a command leaves its files."""
-
-
-def _end_with_parent() -> None:
-    """Let Linux ask this process to end when the actor does."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _as_started() -> None:
@@ -162,6 +157,7 @@ class Errand:
         `checkout` (a bundle of git).
         """
         from chunkbench.environment.revision import PROJECT
+        from chunkbench.lifetime import end_with_parent
 
         work, project = self._folder / "work", PROJECT
         work.mkdir()
@@ -179,7 +175,7 @@ class Errand:
                 stdout=subprocess.PIPE,
                 stderr=said,
                 check=False,
-                preexec_fn=_end_with_parent,
+                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
             )
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:

@@ -168,7 +168,7 @@ class Turns:
     @contextmanager
     def _parents(self, swept: str) -> Iterator[dict[str, WorkerProcess]]:
         """A new parent of each side, by its name, started at the same time. Raises `RunError`."""
-        # The pool stays open: a worker ends when the thread that started it ends (`chunkbench.workers.lifetime`).
+        # The pool stays open: a worker ends when the thread that started it ends (`chunkbench.lifetime`).
         with ThreadPoolExecutor(len(self._sides)) as pool:
             in_order = self._dice.sample(self._sides, len(self._sides))
             starting = {side.name: pool.submit(side.start) for side in in_order}

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 
 from chunkbench.experiment.terms import Pages
+from chunkbench.lifetime import PARENT
 from chunkbench.workers import pages as memory_pages
 from chunkbench.workers.heap import KEEP_FREED_MEMORY
-from chunkbench.workers.lifetime import PARENT
 from chunkbench.workers.protocol import PROTOCOL
 
 _START_LIMIT_S = 120.0

@@ -13,10 +13,10 @@ from typing import Any, TextIO
 import torch
 
 from chunkbench import kinds
+from chunkbench.lifetime import end_with_parent
 from chunkbench.measure.gpu_loop import CaptureError
 from chunkbench.workers.gpu import lost
 from chunkbench.workers.heap import shift
-from chunkbench.workers.lifetime import end_with_parent
 from chunkbench.workers.pages import keep_small
 from chunkbench.workers.worker import Worker
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+from chunkbench.lifetime import end_with_parent
 from chunkbench.serving.load import LoadError, Target, describe_server
 from chunkbench.serving.servers.system import Setting, System, Watch
 
@@ -20,8 +21,6 @@ POLL_S = 0.2
 SERVER_LOG = "server.log"
 STOP_S = 20.0
 """Time between SIGTERM and SIGKILL."""
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux."""
 
 
 class ServerFailed(RuntimeError):
@@ -74,7 +73,7 @@ def start_server(
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
             )
     try:
         target = _wait(url, process, system.ready_s, log)
@@ -129,8 +128,3 @@ def _wait(url: str, process: subprocess.Popen[bytes] | None, limit_s: float, log
         if time.monotonic() > end:
             raise ServerFailed(f"the server did not answer within {limit_s:g} s: {last_words(log)}")
         time.sleep(POLL_S)
-
-
-def _die_with_parent() -> None:
-    """In the child: ask Linux to end it when this process dies, however that happens."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,6 +12,7 @@ from typing import Any, cast
 
 from chunkbench.experiment.point import AxisFields, Case, Point
 from chunkbench.experiment.units import parse_duration
+from chunkbench.lifetime import end_with_parent
 from chunkbench.replay.step_time import Constant, StepTime
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.dry_run import words_of
@@ -28,8 +27,6 @@ from chunkbench.workloads.replay.reading import PAPER, ReplayExperiment
 from chunkbench.workloads.replay.served import fitted
 
 _POLL_S = 0.2
-_DIE_WITH_PARENT = 1
-"""Linux: PR_SET_PDEATHSIG."""
 PAPER_HOST_S = 0.004
 """Time of each step outside of the kernels that the paper prints. Fitted: with it, replays come closest to Table 4."""
 
@@ -155,7 +152,7 @@ class ReplayMeasurer:
         if self._pool is None:
             # Forked processes would inherit locks of this one's threads.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(os.cpu_count(), context, _leave_interrupts_to_the_parent)
+            self._pool = ProcessPoolExecutor(os.cpu_count(), context, _follow, (os.getpid(),))
         futures: dict[Future[Answered], tuple[str, int]] = {
             self._pool.submit(compute, job): name for name, job in jobs.items()
         }
@@ -215,11 +212,10 @@ class ReplayMeasurer:
         )
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _follow(parent: int) -> None:
     """Ctrl-C reaches all processes of the terminal. The parent ends the others, and they end when it dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):  # not on Linux
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    end_with_parent(parent)
 
 
 def _answer(future: Future[Answered]) -> Answered | tuple[Status, str]:

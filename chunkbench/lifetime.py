@@ -1,0 +1,25 @@
+"""A process does not outlive the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PARENT = "CHUNKBENCH_PARENT"
+"""Environment variable with the id of the process that starts a worker."""
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask Linux to send this process a signal when its parent ends. `parent` is the id of the parent.
+
+    Exits at once if the parent has already ended. Does nothing on systems other than Linux, which knows a parent as the
+    thread that started the process: if that thread ends, so does the process.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if parent != os.getppid():  # it ended before the call above
+        os._exit(1)
