@@ -12,7 +12,7 @@ import torch
 
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request, Sampling
-from chunkbench.serving.engine.model import llama_config
+from chunkbench.serving.engine.model import llama_config, random_module
 
 BATCH, N_P, STEPS, SKIPPED = 32, 256, 64, 8
 HOW = {"greedy": Sampling(), "temperature 1": Sampling(1.0), "top-p 0.9": Sampling(1.0, 0.9)}
@@ -23,7 +23,7 @@ def main() -> None:
     print(f"{'vocabulary':>10} {'tokens':>14} {'schedule':>24} {'sample':>24}")
     for vocabulary in (2048, 32000, 128256):
         config = llama_config(SHAPES["small-llama"], 1, vocabulary)
-        model = Model.random(config, "small-llama", torch.bfloat16, "cpu", 0)
+        model = Model(random_module(config, torch.bfloat16))
         engine = Engine(model, EngineOptions(kv_bytes=model.token_bytes * BATCH * (N_P + 2 * STEPS)))
         engine.warm_up()
         for name, sampling in HOW.items():

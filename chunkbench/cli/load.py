@@ -151,11 +151,11 @@ def _plan(options: dict[str, Any]) -> list[PlannedRequest]:
 
 def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool]:
     """The requests of the file, and whether it says when they are due. Raises TraceError and ValueError."""
-    from chunkbench.traces import draw_traffic, has_token_ids, read_trace, read_traffic
+    from chunkbench.traces import PlannedRequest, draw_traffic, read_traffic
 
-    if has_token_ids(options["trace"]):
-        return read_trace(options["trace"])
     trace = read_traffic(options["trace"])
+    if trace.has_token_ids:
+        return [PlannedRequest(r.due, r.prompt, r.answer_tokens) for r in trace.requests], trace.timed
     return draw_traffic(trace, options["count"], options["vocabulary"], options["seed"], options["longest"]), True
 
 

@@ -57,7 +57,6 @@ class Measured:
         return cls(constant, decoding, prompt_token, once, again, len(rows), float(median), float(most))
 
     def seconds(self, shape: StepShape) -> float:
-        """See `StepTime`."""
         return (
             self.constant_s
             + self.decoding_s * shape.decoding
@@ -68,7 +67,6 @@ class Measured:
 
     @property
     def words(self) -> str:
-        """See `StepTime`."""
         return (
             f"fitted to {self.steps} measured steps: {self.constant_s * 1e3:.3g} ms, "
             f"{self.decoding_s * 1e6:.3g} µs per decoding sequence, "

@@ -80,7 +80,6 @@ class PaperA100:
     """Seconds of each step outside of these kernels."""
 
     def seconds(self, shape: StepShape) -> float:
-        """See `StepTime`."""
         layer_us = (
             self.products_us(shape.decoding + shape.prompt_tokens)
             + self.attention_us(shape)
@@ -101,7 +100,6 @@ class PaperA100:
 
     @property
     def words(self) -> str:
-        """See `StepTime`."""
         fit = attention_fit(self.system)
         host = f"; {self.host_s * 1e3:g} ms of the host in each step, fitted to Table 4" if self.host_s else ""
         return (

@@ -26,8 +26,6 @@ class Replayed(Entry):
     request: ReplayRequest
     length: int = 0
     """Tokens so far: prompt and answer."""
-    end: int = 0
-    """Tokens at the end."""
     first: float | None = None
     """When the first token of the answer was there."""
     last: float | None = None
@@ -81,10 +79,7 @@ def replay(
     A request joins the queue at the first step that begins at or after its due time. A step takes the time that
     `step_time` says; its tokens are there at its end. `advance` gets the share of requests that ended. Raises Stuck.
     """
-    entries = [
-        Replayed(number, request, request.text.prompt, request.text.prompt + request.answer)
-        for number, request in enumerate(requests)
-    ]
+    entries = [Replayed(number, request, request.text.prompt) for number, request in enumerate(requests)]
     scheduler: Scheduler[Replayed] = Scheduler(manager, rules)
     done = Replay(entries)
     clock, arrived, ended, every = 0.0, 0, 0, 1
@@ -102,7 +97,8 @@ def replay(
             if step.refused or step.preempted:
                 continue
             raise Stuck(f"{len(scheduler.waiting)} requests wait at {clock:.3f} s, nothing runs, and none is admitted")
-        clock += step_time.seconds(_shape(step, manager))
+        sampled = [*step.decoding, *(piece.entry for piece in step.prompts if piece.sampled)]
+        clock += step_time.seconds(_shape(step, len(sampled), manager))
         _count(done, step, manager)
         if done.steps % every == 0:
             done.moments.append(Moment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
@@ -110,28 +106,23 @@ def replay(
                 del done.moments[::2]
                 every *= 2
         before = ended
-        for entry in step.decoding:
+        for entry in sampled:
+            if entry.first is None:
+                entry.first = clock
             entry.length += 1
-            if entry.length == entry.end:
-                _finish(entry, clock, scheduler)
+            if entry.length == entry.text.total:
+                entry.last = clock
+                scheduler.finish(entry)
                 ended += 1
-        for piece in step.prompts:
-            if piece.sampled:
-                ended += _take_first(piece.entry, clock, scheduler)
         if ended > before:
             advance(ended / len(entries))
     done.end = clock
     return done
 
 
-def _shape(step: Step[Replayed], manager: AccountedManager) -> StepShape:
-    return StepShape(
-        len(step.decoding),
-        manager.reads(),
-        step.prompt_tokens,
-        sum(map(_reads, step.prompts)) if step.prompts else 0,
-        len(step.decoding) + (sum(piece.sampled for piece in step.prompts) if step.prompts else 0),
-    )
+def _shape(step: Step[Replayed], sampled: int, manager: AccountedManager) -> StepShape:
+    prompt_reads = sum(map(_reads, step.prompts))
+    return StepShape(len(step.decoding), manager.reads(), step.prompt_tokens, prompt_reads, sampled)
 
 
 def _reads(piece: Piece[Replayed]) -> int:
@@ -146,19 +137,3 @@ def _count(done: Replay, step: Step[Replayed], manager: AccountedManager) -> Non
     done.swapped_tokens += step.swapped_tokens
     done.peak_batch = max(done.peak_batch, step.batch)
     done.peak_slots = max(done.peak_slots, manager.slots_held)
-
-
-def _take_first(entry: Replayed, clock: float, scheduler: Scheduler[Replayed]) -> bool:
-    """A sequence got a token after its prompt, or after what it had before a preemption. Returns whether it ended."""
-    if entry.first is None:
-        entry.first = clock
-    entry.length += 1
-    if entry.length == entry.end:
-        _finish(entry, clock, scheduler)
-        return True
-    return False
-
-
-def _finish(entry: Replayed, clock: float, scheduler: Scheduler[Replayed]) -> None:
-    entry.last = clock
-    scheduler.finish(entry)

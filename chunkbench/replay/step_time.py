@@ -60,10 +60,8 @@ class Constant:
             raise ValueError(f"a step must take more than 0 s, not {self.step_s}")
 
     def seconds(self, shape: StepShape) -> float:
-        """See `StepTime`."""
         return self.step_s
 
     @property
     def words(self) -> str:
-        """See `StepTime`."""
         return f"every step takes {self.step_s * 1e3:g} ms, whatever it computes"

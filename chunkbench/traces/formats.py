@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from chunkbench.traces.files import TraceError, read_trace
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
+T = TypeVar("T")
 _MOST_BAD_LINES = 5
 """So many are named before reading gives up."""
 _OWN_BLOCK = 16
@@ -20,16 +21,22 @@ MOONCAKE_BLOCK = 512
 """Tokens of a block in Mooncake's traces."""
 
 
+class TraceError(ValueError):
+    """A trace cannot be read; the message names file and line."""
+
+
 class TraceRequest(NamedTuple):
     """One request of a trace."""
 
     due: float
-    """Seconds after the first request."""
+    """Seconds after the first request; in the load's own format, after the start."""
     prompt_tokens: int
     answer_tokens: int
     blocks: tuple[int, ...]
     """Ids of the prompt's blocks, a partial last one included. Equal ids mean equal blocks behind equal blocks. Empty
     where the trace says nothing about sharing."""
+    prompt: tuple[int, ...] = ()
+    """Token ids of the prompt; empty where the trace has none."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,29 @@ class Trace:
     """Tokens of a block; 0: the trace says nothing about sharing."""
     notes: tuple[str, ...]
     """What a reader must know: lines left out, coarse times."""
+    timed: bool = True
+    """Whether the file says when requests are due; else all are due at 0."""
+
+    @property
+    def has_token_ids(self) -> bool:
+        """Whether the trace is in the load's own format, which has the tokens of prompts."""
+        return bool(self.requests[0].prompt)
+
+    def first(self, count: int, longest: int | None = None) -> list[TraceRequest]:
+        """The first `count` requests with at most `longest` tokens in prompt and answer. Raises ValueError if there is
+        none."""
+        fitting = [r for r in self.requests if longest is None or r.prompt_tokens + r.answer_tokens <= longest][:count]
+        if not fitting:
+            raise ValueError(f"no request of the trace has at most {longest} tokens")
+        return fitting
+
+
+class _OwnLine(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    prompt: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1, strict=False)]
+    max_tokens: PositiveInt
+    due: NonNegativeFloat | None = None
 
 
 Parse = Callable[[Any], TraceRequest | None]
@@ -53,15 +83,21 @@ def read_traffic(path: Path) -> Trace:
 
     Mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. Azure: CSV with
     `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`. BurstGPT: CSV with `Timestamp` (s), `Request tokens`, `Response
-    tokens`. The load's own: JSON lines with `prompt` (token ids), `max_tokens`, `due` (s).
+    tokens`. The load's own: JSON lines with `prompt` (token ids), `max_tokens` and, in all lines or in none, `due` (s
+    after the start).
 
     Raises TraceError, which names the bad lines; a file with a bad line is not read at all.
     """
-    text, first = _text(path)
-    if _is_own(first):
-        return _own(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from None
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if not first:
+        raise TraceError(f"{path}: has no request")
     if first.startswith("{"):
-        return _trace(path, "Mooncake", _json_lines(text), _mooncake, MOONCAKE_BLOCK)
+        own = '"hash_ids"' not in first
+        return _own(path, text) if own else _trace(path, "Mooncake", _json_lines(text), _mooncake, MOONCAKE_BLOCK)
     header = [name.strip() for name in first.split(",")]
     for name, columns, parse in _CSV:
         if set(columns) <= set(header):
@@ -70,29 +106,11 @@ def read_traffic(path: Path) -> Trace:
     raise TraceError(f"{path}:1: neither JSON lines nor a CSV with the columns of a known trace ({known})")
 
 
-def has_token_ids(path: Path) -> bool:
-    """Whether a file is in the load's own format, which `read_trace` reads. Raises TraceError."""
-    return _is_own(_text(path)[1])
-
-
-def _text(path: Path) -> tuple[str, str]:
-    """The text of a file, and its first line."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from None
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    if not first:
-        raise TraceError(f"{path}: has no request")
-    return text, first
-
-
-def _is_own(first: str) -> bool:
-    return first.startswith("{") and '"hash_ids"' not in first
-
-
-def _own(path: Path) -> Trace:
-    requests, timed = read_trace(path)
+def _own(path: Path, text: str) -> Trace:
+    lines, _ = _parsed(path, _json_lines(text), _own_line)
+    timed = [line.due is not None for line in lines]
+    if any(timed) and not all(timed):
+        raise TraceError(f"{path}: some requests have `due` and some have not; give it to all or to none")
     ids: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def blocks(prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -102,13 +120,36 @@ def _own(path: Path) -> Trace:
             found.append(parent)
         return tuple(found)
 
-    made = tuple(TraceRequest(r.due, len(r.prompt), r.max_tokens, blocks(r.prompt)) for r in requests)
-    notes = () if timed else ("the file does not say when requests are due",)
-    return Trace("token ids", made, _OWN_BLOCK, notes)
+    lines.sort(key=lambda line: line.due or 0.0)
+    made = (TraceRequest(r.due or 0.0, len(r.prompt), r.max_tokens, blocks(r.prompt), r.prompt) for r in lines)
+    notes = () if all(timed) else ("the file does not say when requests are due",)
+    return Trace("token ids", tuple(made), _OWN_BLOCK, notes, all(timed))
+
+
+def _own_line(line: Any) -> _OwnLine:
+    try:
+        return _OwnLine.model_validate(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}") from None
 
 
 def _trace(path: Path, name: str, lines: Iterator[tuple[int, Any]], parse: Parse, block_tokens: int) -> Trace:
-    requests: list[TraceRequest] = []
+    requests, failed = _parsed(path, lines, parse)
+    requests.sort(key=lambda request: request.due)
+    start = requests[0].due
+    notes = [f"{failed} requests without an answer are left out"] if failed else []
+    times = {request.due for request in requests}
+    if len(times) < len(requests) / 2:
+        notes.append(f"{len(requests)} requests have only {len(times)} different times: bursts, or coarse clocks")
+    moved = tuple(request._replace(due=request.due - start) for request in requests)
+    return Trace(name, moved, block_tokens, tuple(notes))
+
+
+def _parsed(path: Path, lines: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
+    """What `parse` makes of the lines, and how many it left out. Raises TraceError if a line is bad, or all are left
+    out."""
+    good: list[T] = []
     bad: list[str] = []
     failed = 0
     for number, line in lines:
@@ -125,20 +166,13 @@ def _trace(path: Path, name: str, lines: Iterator[tuple[int, Any]], parse: Parse
         if request is None:
             failed += 1
         else:
-            requests.append(request)
+            good.append(request)
     if bad:
         more = " (and perhaps more)" if len(bad) == _MOST_BAD_LINES else ""
         raise TraceError("\n".join(bad) + more)
-    if not requests:
+    if not good:
         raise TraceError(f"{path}: has no request")
-    requests.sort(key=lambda request: request.due)
-    start = requests[0].due
-    notes = [f"{failed} requests without an answer are left out"] if failed else []
-    times = {request.due for request in requests}
-    if len(times) < len(requests) / 2:
-        notes.append(f"{len(requests)} requests have only {len(times)} different times: bursts, or coarse clocks")
-    moved = tuple(request._replace(due=request.due - start) for request in requests)
-    return Trace(name, moved, block_tokens, tuple(notes))
+    return good, failed
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count as count_from
 from typing import NamedTuple
 
@@ -20,8 +20,11 @@ class ReplayRequest(NamedTuple):
     """Seconds after the start."""
     text: Text
     """Prompt and answer. Segments with one id, or equal tokens behind equal tokens, are shared."""
-    answer: int
-    """Tokens to generate."""
+
+    @property
+    def answer(self) -> int:
+        """Tokens to generate."""
+        return self.text.total - self.text.prompt
 
 
 def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[ReplayRequest]:
@@ -31,7 +34,7 @@ def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[Re
     ValueError.
     """
     paths = prompts.paths()
-    fresh = _fresh(paths)
+    fresh = count_from(1 + max(segment.id for path in paths for segment in path))
     requests = []
     for number, time in enumerate(due):
         path = paths[number % len(paths)]
@@ -63,9 +66,4 @@ def replay_request(due: float, prompt: Sequence[Segment], answer: Segment) -> Re
     if tokens < 1 or answer.tokens < 1:
         raise ValueError(f"a request needs tokens in prompt and answer, not {tokens} and {answer.tokens}")
     segments = tuple((segment.id, segment.tokens) for segment in (*prompt, answer) if segment.tokens)
-    return ReplayRequest(due, SegmentText(segments, tokens), answer.tokens)
-
-
-def _fresh(paths: Sequence[Sequence[Segment]]) -> Iterator[int]:
-    """Ids that no segment of these paths has."""
-    return count_from(1 + max(segment.id for path in paths for segment in path))
+    return ReplayRequest(due, SegmentText(segments, tokens))

@@ -16,9 +16,7 @@ def draw_traffic(
     Blocks with one id get the same tokens, other blocks others, as far as the vocabulary goes. A trace that says
     nothing about sharing gets prompts that share nothing. Raises ValueError if no request is short enough.
     """
-    fitting = [r for r in trace.requests if longest is None or r.prompt_tokens + r.answer_tokens <= longest][:count]
-    if not fitting:
-        raise ValueError(f"no request of the trace has at most {longest} tokens")
+    fitting = trace.first(count, longest)
     start = fitting[0].due
     return [
         PlannedRequest(

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.prompts import command
 from chunkbench.experiment import load_experiment
-from chunkbench.traces import read_trace
+from chunkbench.traces import read_traffic
 
 SYSTEM = list(range(100, 1000))
 
@@ -58,10 +58,10 @@ def test_the_written_trace_can_be_read(traffic: Path, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     done = CliRunner().invoke(command, [str(traffic), "--trace", str(path), "--n-c", "7"])
     assert done.exit_code == 0, done.output
-    requests, timed = read_trace(path)
-    assert (len(requests), timed) == (6, False)
-    assert {request.max_tokens for request in requests} == {7}
-    assert sorted(len(request.prompt) for request in requests)[:2] == [3, 3]
+    trace = read_traffic(path)
+    assert (len(trace.requests), trace.timed) == (6, False)
+    assert {request.answer_tokens for request in trace.requests} == {7}
+    assert sorted(len(request.prompt) for request in trace.requests)[:2] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def predict(sent: list[tuple[int, Request]], answers: dict[str, Any], options: E
     for at, request in sent:
         ids = [*request.prompt, *answers[request.id]["tokens"]]
         text = TokenText(ids, len(request.prompt), len(ids))
-        made.append(ReplayRequest(at, text, request.max_tokens))
+        made.append(ReplayRequest(at, text))
     manager = PrefixManager(chunks, options.chunk_size, options.cache == "radix")
     rules = Rules(options.max_batch, options.prompt_budget, order=options.schedule)
     return replay(made, manager, rules, Constant(1.0))

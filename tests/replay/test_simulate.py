@@ -18,7 +18,7 @@ from chunkbench.traces.replayed import ReplayRequest
 
 def request(due: float, *prompt: tuple[int, int], answer: int, number: int) -> ReplayRequest:
     text = SegmentText((*prompt, (1000 + number, answer)), sum(tokens for _, tokens in prompt))
-    return ReplayRequest(due, text, answer)
+    return ReplayRequest(due, text)
 
 
 def test_times_of_two_requests() -> None:

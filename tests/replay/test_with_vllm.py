@@ -40,7 +40,6 @@ def predict(sent: list[dict[str, Any]], answers: dict[str, Any], blocks: int, bu
                 len(request["prompt"]),
                 len(request["prompt"]) + len(answers[request["id"]]["tokens"]),
             ),
-            len(answers[request["id"]]["tokens"]),
         )
         for request in sent
     ]

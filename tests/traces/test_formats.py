@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.traces import TraceError, TraceRequest, draw_traffic, has_token_ids, read_traffic
+from chunkbench.traces import TraceError, TraceRequest, draw_traffic, read_traffic
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -115,15 +115,16 @@ def test_drawn_tokens_share_exactly_what_the_ids_share(tmp_path: Path) -> None:
         for n, (blocks, length) in enumerate(zip(ids, lengths, strict=True))
     ]
     path = write(tmp_path / "t.jsonl", *lines)
-    assert not has_token_ids(path)
-    sent = draw_traffic(read_traffic(path), 4, 300, seed=1)
+    trace = read_traffic(path)
+    assert not trace.has_token_ids
+    sent = draw_traffic(trace, 4, 300, seed=1)
     assert [len(request.prompt) for request in sent] == lengths
     assert [request.due for request in sent] == pytest.approx([0, 0.001, 0.002, 0.003])
     prompts = [request.prompt for request in sent]
     assert all(0 <= token < 300 for prompt in prompts for token in prompt)
     pairs = [list(zip(prompts[0], prompt, strict=False)) for prompt in prompts[1:]]
     assert [next(i for i, (one, other) in enumerate(both) if one != other) for both in pairs] == [1024, 0, 512]
-    assert draw_traffic(read_traffic(path), 4, 300, seed=2)[0].prompt != prompts[0]
+    assert draw_traffic(trace, 4, 300, seed=2)[0].prompt != prompts[0]
 
 
 def test_long_requests_are_left_out_before_they_are_counted(tmp_path: Path) -> None:

@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from chunkbench.traces import Arrivals, PlannedRequest, read_traffic
-from chunkbench.traces.pace import Pace, paced
-from chunkbench.traces.replayed_files import from_token_ids, from_trace, read_replayed
+from chunkbench.traces import Arrivals, due_times
+from chunkbench.traces.replayed_files import read_replayed
 
 
 def write(path: Path, *lines: Any) -> Path:
@@ -57,61 +55,22 @@ def test_token_ids_are_kept_and_answers_are_nobodys(tmp_path: Path) -> None:
     assert len({*answers, 1, 2, 5, 6, 7, 8}) == 12
 
 
-def test_long_requests_are_left_out_before_they_are_counted() -> None:
-    planned = [PlannedRequest(float(n), (1,) * n, 2) for n in (9, 3, 4, 5)]
-    assert [one.text.prompt for one in from_token_ids(planned, 2, longest=6)] == [3, 4]
+def test_long_requests_are_left_out_before_they_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", *({"prompt": [1] * n, "max_tokens": 2} for n in (9, 3, 4, 5)))
+    assert [one.text.prompt for one in read_replayed(path, 2, longest=6)] == [3, 4]
     with pytest.raises(ValueError, match="no request of the trace has at most 4 tokens"):
-        from_token_ids(planned, 2, longest=4)
+        read_replayed(path, 2, longest=4)
 
 
 def test_a_trace_is_cut_in_the_same_way(tmp_path: Path) -> None:
-    lines = [mooncake(n, 512 * n, 8, *range(n)) for n in (3, 1, 2, 1)]
-    trace = read_traffic(write(tmp_path / "t.jsonl", *lines))
-    assert [one.text.prompt for one in from_trace(trace, 2, longest=1100)] == [512, 512]
+    path = write(tmp_path / "t.jsonl", *(mooncake(n, 512 * n, 8, *range(n)) for n in (3, 1, 2, 1)))
+    assert [one.text.prompt for one in read_replayed(path, 2, longest=1100)] == [512, 512]
     with pytest.raises(ValueError, match="no request of the trace has at most 9 tokens"):
-        from_trace(trace, 2, longest=9)
+        read_replayed(path, 2, longest=9)
 
 
-TICKS = [float(3 * (n // 20)) for n in range(200)]
-"""20 requests every 3 seconds."""
-
-
-def test_a_rate_stretches_all_times_alike() -> None:
-    times = paced(TICKS, TICKS, Pace(rate=2.0))
-    assert times[-1] == pytest.approx(199 / 2.0)
-    assert np.array(times) * TICKS[-1] == pytest.approx(np.array(TICKS) * times[-1])
-    assert paced(TICKS, TICKS, Pace()) == TICKS
-    assert paced([7.0], [7.0], Pace(rate=2.0)) == [0.0]
-
-
-def test_spread_times_stay_in_their_bucket() -> None:
-    times = paced(TICKS, TICKS, Pace(coarse="spread", seed=4))
-    assert times[0] == 0
-    assert times == sorted(times)
-    assert len(set(times)) == 200
-    # The first request is moved to 0, and all others with it, so shifts are known up to a constant.
-    shifts = [time - tick for tick, time in zip(TICKS, times, strict=True)]
-    assert 2.5 < max(shifts) - min(shifts) < 3
-    assert np.mean(shifts) - min(shifts) == pytest.approx(1.5, abs=0.3)
-    assert paced(TICKS, TICKS, Pace(coarse="spread", seed=4)) == times
-    assert paced(TICKS, TICKS, Pace(coarse="spread", seed=5)) != times
-    assert paced(TICKS, TICKS, Pace(coarse="spread", rate=9.0))[-1] == pytest.approx(199 / 9)
-
-
-def test_the_next_time_of_the_trace_bounds_a_bucket_also_if_its_requests_are_left_out() -> None:
-    times = paced([0.0, 0.0, 100.0], [0.0, 0.0, 1.0, 100.0], Pace(coarse="spread"))
-    assert times[1] < 1
-
-
-def test_drawn_times_replace_those_of_a_trace() -> None:
-    times = paced([0.0] * 400, [0.0], Pace(rate=5.0, arrivals=Arrivals("constant")))
-    assert times == pytest.approx([n / 5 for n in range(400)])
-
-
-def test_what_cannot_be_paced_is_refused() -> None:
-    with pytest.raises(ValueError, match="all requests have the same time"):
-        paced([4.0, 4.0], [4.0], Pace(rate=1.0))
-    with pytest.raises(ValueError, match="above 0"):
-        Pace(rate=0.0)
-    with pytest.raises(ValueError, match="need a rate"):
-        Pace(arrivals=Arrivals())
+def test_drawn_times_replace_those_of_a_trace(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", *(mooncake(5, 512, 8, 0) for _ in range(400)))
+    assert {one.due for one in read_replayed(path, 400)} == {0.0}
+    drawn = [one.due for one in read_replayed(path, 400, rate=5.0, seed=1)]
+    assert drawn == due_times(Arrivals(), 5.0, 400, 1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkbench.traces import Arrivals, Prompts, TraceError, draw_prompts, due_times, read_trace
+from chunkbench.traces import Arrivals, Prompts, TraceError, draw_prompts, due_times, read_traffic
 
 
 def gaps(arrivals: Arrivals, rate: float = 2.0, seed: int = 1) -> list[float]:
@@ -95,10 +95,10 @@ def write(path: Path, *lines: object) -> Path:
 
 def test_a_file_is_read_and_sorted(tmp_path: Path) -> None:
     lines = [{"prompt": [1, 2], "max_tokens": 3, "due": due} for due in (2.5, 0.5)]
-    requests, timed = read_trace(write(tmp_path / "t.jsonl", *lines, ""))
-    assert timed
-    assert [(r.due, r.prompt, r.max_tokens) for r in requests] == [(0.5, (1, 2), 3), (2.5, (1, 2), 3)]
-    assert read_trace(write(tmp_path / "u.jsonl", {"prompt": [1], "max_tokens": 1}))[1] is False
+    trace = read_traffic(write(tmp_path / "t.jsonl", *lines, ""))
+    assert trace.timed
+    assert [(r.due, r.prompt, r.answer_tokens) for r in trace.requests] == [(0.5, (1, 2), 3), (2.5, (1, 2), 3)]
+    assert read_traffic(write(tmp_path / "u.jsonl", {"prompt": [1], "max_tokens": 1})).timed is False
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_a_file_is_read_and_sorted(tmp_path: Path) -> None:
         ([{"prompt": [1], "max_tokens": 0}], "t.jsonl:1: max_tokens"),
         ([{"prompt": [1], "max_tokens": 1, "due": -1}], "t.jsonl:1: due"),
         ([{"prompt": [1], "max_tokens": 1, "extra": 1}], "t.jsonl:1: extra"),
-        ([[1]], "t.jsonl:1: the line"),
+        ([{"prompt": [1], "max_tokens": 1}, [1]], "t.jsonl:2: the line"),
         ([{"prompt": [1], "max_tokens": 1, "due": 1}, {"prompt": [1], "max_tokens": 1}], "some requests have `due`"),
         ([], "has no request"),
     ],
 )
 def test_a_broken_file_says_where(tmp_path: Path, lines: list[object], message: str) -> None:
     with pytest.raises(TraceError, match=message.replace("[", r"\[")):
-        read_trace(write(tmp_path / "t.jsonl", *lines))
+        read_traffic(write(tmp_path / "t.jsonl", *lines))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
-        read_trace(tmp_path / "none.jsonl")
+        read_traffic(tmp_path / "none.jsonl")

@@ -10,7 +10,6 @@ from typing import Literal
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.scheduling import Piece, Rules, Scheduler
 from chunkbench.serving.engine.cache import EngineCache
-from chunkbench.serving.engine.errors import RequestRefused
 from chunkbench.serving.engine.model import Model
 from chunkbench.serving.engine.request import Finish, Generated, Request, Sequence
 from chunkbench.serving.engine.sampling import next_tokens
@@ -67,6 +66,11 @@ class StepReport:
     """Requests that were queued before the step, since the engine's start."""
 
     @property
+    def seconds(self) -> float:
+        """Time of the whole step."""
+        return self.schedule_s + self.forward_s + self.sample_s
+
+    @property
     def own_s(self) -> float:
         """The engine's own cost: everything but the model."""
         return self.schedule_s + self.sample_s
@@ -88,6 +92,8 @@ class Engine:
         if self.max_tokens == 0:
             least = model.token_bytes * options.chunk_size
             raise ValueError(f"kv_bytes={options.kv_bytes} does not hold one chunk, which takes {least} bytes")
+        self.max_length = min(self.max_tokens, model.max_length)
+        """Most tokens of prompt and answer together."""
         self._attention = RaggedChunkAttention(
             model.layers,
             model.heads,
@@ -141,19 +147,7 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the engine could never answer the request."""
-        prompt, total = len(request.prompt), len(request.prompt) + request.max_tokens
-        if prompt == 0:
-            raise RequestRefused("the prompt is empty: it needs at least one token")
-        if request.max_tokens < 1:
-            raise RequestRefused(f"max_tokens must be at least 1, not {request.max_tokens}")
-        room = min(self.max_tokens, self.model.max_length)
-        if total > room:
-            raise RequestRefused(
-                f"the prompt has {prompt} tokens and max_tokens is {request.max_tokens}, together {total}: "
-                f"this server takes at most {room}"
-            )
-        if min(request.prompt) < 0 or max(request.prompt) >= self.model.vocabulary:
-            raise RequestRefused(f"token ids of the prompt must lie between 0 and {self.model.vocabulary - 1}")
+        request.check(self.max_length, self.model.vocabulary)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused."""

@@ -22,13 +22,11 @@ INTERFACE = "chunkbench"
 _REFUSED = {"sliding_window": "a sliding window", "softcap": "soft-capping of scores", "s_aux": "attention sinks"}
 
 
-class Model:
-    """Weights and forward pass. `from_folder` loads a checkpoint, `random` makes weights from a configuration."""
+class ModelNumbers:
+    """What a causal language model of transformers says of itself."""
 
-    def __init__(self, module: Any, name: str) -> None:
-        """`module`: a causal language model of transformers that was made with `attn_implementation=INTERFACE`."""
+    def __init__(self, module: Any) -> None:
         config = module.config
-        self.name = name
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
@@ -40,25 +38,31 @@ class Model:
         self.eos_ids = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
-        self._module = module.eval()
-        _refuse(config)
-        self.packed = pack_linear_layers(module) if self.device.type == "cpu" and can_pack(self.dtype) else 0
-        """Number of linear layers whose weights are packed."""
-
-    @classmethod
-    def from_folder(cls, folder: Path, dtype: torch.dtype, device: str = "cpu") -> Model:
-        """Load a checkpoint from a local folder. Raises ModelError."""
-        return cls(load_module(folder, dtype, INTERFACE).to(device), folder.name)
-
-    @classmethod
-    def random(cls, config: Any, name: str, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Model:
-        """Random weights for a configuration of transformers: as fast as trained ones, and without meaning."""
-        return cls(random_module(config, dtype, INTERFACE, seed).to(device), name)
 
     @property
     def token_bytes(self) -> int:
         """Bytes of K and V of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def facts(self) -> dict[str, Any]:
+        """What identifies the model in a measurement."""
+        return {
+            "kv_bytes_per_token": self.token_bytes,
+            "layers": self.layers,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+class Model(ModelNumbers):
+    """Weights and forward pass."""
+
+    def __init__(self, module: Any) -> None:
+        """`module`: from `load_module` or `random_module`, on its device. Raises ModelError."""
+        super().__init__(module)
+        self._module = module.eval()
+        _refuse(module.config)
+        self.packed = pack_linear_layers(module) if self.device.type == "cpu" and can_pack(self.dtype) else 0
+        """Number of linear layers whose weights are packed."""
 
     @torch.inference_mode()
     def logits(
@@ -86,7 +90,7 @@ class Model:
             compile_products(self._module, most_rows)
 
 
-def load_module(folder: Path, dtype: torch.dtype, attention: str) -> Any:
+def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:
     """A causal language model of transformers from a local checkpoint. Raises ModelError."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no checkpoint: it has no config.json")
@@ -98,8 +102,9 @@ def load_module(folder: Path, dtype: torch.dtype, attention: str) -> Any:
         raise ModelError(f"{folder}: transformers cannot load it: {error}") from error
 
 
-def random_module(config: Any, dtype: torch.dtype, attention: str, seed: int) -> Any:
-    """A causal language model of transformers; the same seed gives the same weights for every attention."""
+def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, seed: int = 0) -> Any:
+    """A causal language model of transformers with random weights: as fast as trained ones, and without meaning. The
+    same seed gives the same weights for every attention."""
     torch.manual_seed(seed)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
 

@@ -13,6 +13,7 @@ import torch
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.text import TokenText
 from chunkbench.scheduling import Entry
+from chunkbench.serving.engine.errors import RequestRefused
 
 Finish = Literal["length", "stop"]
 
@@ -47,6 +48,21 @@ class Request:
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence ids."""
 
+    def check(self, most_tokens: int, vocabulary: int) -> None:
+        """Raise RequestRefused if no server answers it that takes so many tokens and has so many token ids."""
+        prompt, total = len(self.prompt), len(self.prompt) + self.max_tokens
+        if prompt == 0:
+            raise RequestRefused("the prompt is empty: it needs at least one token")
+        if self.max_tokens < 1:
+            raise RequestRefused(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if total > most_tokens:
+            raise RequestRefused(
+                f"the prompt has {prompt} tokens and max_tokens is {self.max_tokens}, together {total}: "
+                f"this server takes at most {most_tokens}"
+            )
+        if min(self.prompt) < 0 or max(self.prompt) >= vocabulary:
+            raise RequestRefused(f"token ids of the prompt must lie between 0 and {vocabulary - 1}")
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -71,11 +87,9 @@ class GrowingText:
     """Tokens of the prompt and of the longest answer."""
 
     def keys(self, block_tokens: int) -> Ints:
-        """See `chunkbench.kvcache.text.Text`."""
         return TokenText(self.ids, self.prompt, self.total).keys(block_tokens)
 
     def tokens(self, first: int, last: int) -> Ints:
-        """See `chunkbench.kvcache.text.Text`."""
         if (first, last) == (0, self.prompt):
             return self._prompt_ids
         return np.array(self.ids[first:last], np.int64)

@@ -119,9 +119,7 @@ class ChunkBackend:
             "prompt_budget": options.prompt_budget,
             "chunk_size": options.chunk_size,
             "kv_bytes": self._engine.max_tokens * model.token_bytes,
-            "kv_bytes_per_token": model.token_bytes,
-            "layers": model.layers,
-            "dtype": str(model.dtype).removeprefix("torch."),
+            **model.facts(),
             "packed_linear_layers": model.packed,
         }
 

@@ -11,7 +11,7 @@ import transformers
 
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.serving.engine import Engine, EngineOptions, Model, ModelError
-from chunkbench.serving.engine.model import llama_config, load_module, random_module
+from chunkbench.serving.engine.model import INTERFACE, llama_config, load_module, random_module
 from chunkbench.serving.server.backend import Backend, ChunkBackend
 from chunkbench.serving.server.transformers_backend import TransformersBackend
 
@@ -43,7 +43,10 @@ class ModelChoice:
     @property
     def name(self) -> str:
         """The model's name for clients."""
-        return self.model if self.model in SHAPES else Path(self.model).resolve().stem
+        if self.model in SHAPES:
+            return self.model
+        path = Path(self.model).resolve()
+        return path.stem if self.folder is None else path.name
 
     def config(self) -> Any:
         """transformers' configuration of a model with random weights. Raises ModelError."""
@@ -73,18 +76,15 @@ def build_backend(choice: ModelChoice, engine: EngineName, options: EngineOption
     Raises EngineError and ValueError.
     """
     choice.check()
-    folder = choice.folder
-    if engine == "transformers":
-        if folder is not None:
-            module = load_module(folder, choice.dtype, "sdpa")
-        else:
-            module = random_module(choice.config(), choice.dtype, "sdpa", choice.seed)
-        backend = TransformersBackend(module.to(choice.device).eval(), options)
-        return backend, backend.max_length
-    if folder is not None:
-        model = Model.from_folder(folder, choice.dtype, choice.device)
+    attention = INTERFACE if engine == "chunk" else "sdpa"
+    if choice.folder is not None:
+        module = load_module(choice.folder, choice.dtype, attention)
     else:
-        model = Model.random(choice.config(), choice.name, choice.dtype, choice.device, choice.seed)
-    served = Engine(model, options)
+        module = random_module(choice.config(), choice.dtype, attention, choice.seed)
+    module = module.to(choice.device)
+    if engine == "transformers":
+        backend = TransformersBackend(module.eval(), options)
+        return backend, backend.max_length
+    served = Engine(Model(module), options)
     served.warm_up()
-    return ChunkBackend(served), min(served.max_tokens, model.max_length)
+    return ChunkBackend(served), served.max_length

@@ -61,12 +61,11 @@ class Log:
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
         """A line about a step."""
-        seconds = report.schedule_s + report.forward_s + report.sample_s
         self._write(
             "steps",
             {
                 "ended": ended,
-                "s": seconds,
+                "s": report.seconds,
                 "own_s": report.own_s,
                 "batch": report.batch,
                 "prompt_tokens": report.prompt_tokens,

@@ -6,14 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
+
 from chunkbench.serving.engine import EngineOptions, Generated, ModelError, Request, RequestRefused
+from chunkbench.serving.engine.model import ModelNumbers
 from chunkbench.serving.engine.request import Finish
 from chunkbench.serving.server.backend import BackendFailed, Deliver, Load, Observer
-
-try:
-    import transformers
-except ModuleNotFoundError as error:
-    raise ModelError("the engine needs transformers: pip install 'chunkbench[serving]'") from error
 
 PAGE_SIZE = 64
 """Tokens of a page, as many as our chunks have by default."""
@@ -36,17 +34,14 @@ class TransformersBackend:
         """`module`: a causal language model of transformers with its attention `sdpa`. The options `chunk_size` and
         `attention` are ours alone. Raises ModelError if the memory does not hold a page.
         """
-        config = module.config
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        token_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * module.dtype.itemsize
-        self._module = module
+        self._model = model = ModelNumbers(module)
+        self._attention: str = module.config._attn_implementation
         self._options = options
-        self._page_bytes = token_bytes * PAGE_SIZE
+        self._page_bytes = model.token_bytes * PAGE_SIZE
         self._pages = options.kv_bytes // self._page_bytes
         if self._pages == 0:
             raise ModelError(f"kv_bytes={options.kv_bytes} does not hold a page, which takes {self._page_bytes} bytes")
-        self.max_length: int = min(self._pages * PAGE_SIZE, getattr(config, "max_position_embeddings", 2**31))
+        self.max_length: int = min(self._pages * PAGE_SIZE, model.max_length)
         """Most tokens of prompt and answer together."""
         self._manager = module.init_continuous_batching(
             transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
@@ -58,8 +53,6 @@ class TransformersBackend:
                 use_cuda_graph=False,
             ),
         )
-        eos = module.config.eos_token_id
-        self._eos_ids = set([] if eos is None else [eos] if isinstance(eos, int) else eos)
         self._answers: dict[str, _Answer] = {}
         self._failed: BackendFailed | None = None
 
@@ -69,17 +62,9 @@ class TransformersBackend:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def check(self, request: Request) -> None:
-        config = self._module.config
-        total = len(request.prompt) + request.max_tokens
         if request.sampling.temperature != 0:
             raise RequestRefused("the engine transformers is greedy here: send temperature = 0")
-        if not request.prompt:
-            raise RequestRefused("the prompt is empty: it needs at least one token")
-        if total > self.max_length:
-            room = self.max_length
-            raise RequestRefused(f"prompt and max_tokens are {total} tokens: this server takes at most {room}")
-        if min(request.prompt) < 0 or max(request.prompt) >= config.vocab_size:
-            raise RequestRefused(f"token ids of the prompt must lie between 0 and {config.vocab_size - 1}")
+        request.check(self.max_length, self._model.vocabulary)
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         if self._failed:
@@ -109,15 +94,13 @@ class TransformersBackend:
     def facts(self) -> dict[str, Any]:
         return {
             "engine": "transformers",
-            "attention": self._module.config._attn_implementation,
+            "attention": self._attention,
             "transformers": transformers.__version__,
             "max_batch": self._options.max_batch,
             "prompt_budget": self._options.prompt_budget,
             "page_size": PAGE_SIZE,
             "kv_bytes": self._pages * self._page_bytes,
-            "kv_bytes_per_token": self._page_bytes // PAGE_SIZE,
-            "layers": self._module.config.num_hidden_layers,
-            "dtype": str(self._module.dtype).removeprefix("torch."),
+            **self._model.facts(),
         }
 
     def close(self) -> None:
@@ -126,7 +109,7 @@ class TransformersBackend:
 
     def _ends(self, request: Request) -> set[int]:
         """Token ids that end an answer."""
-        return set(request.stop_ids) | (set() if request.ignore_eos else self._eos_ids)
+        return set(request.stop_ids) | (set() if request.ignore_eos else self._model.eos_ids)
 
     def _take(self, output: Any) -> None:
         """Deliver the tokens that are new; runs on the event loop."""

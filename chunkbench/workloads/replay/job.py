@@ -18,9 +18,7 @@ from chunkbench.replay.simulate import Replay, Replayed, replay
 from chunkbench.replay.step_time import StepTime
 from chunkbench.scheduling import Rules
 from chunkbench.store.replay_facts import ForkFacts, MemoryMoment, ReplaySeed
-from chunkbench.traces.arrivals import Arrivals
 from chunkbench.traces.generated import GENERATED, Demand
-from chunkbench.traces.pace import Pace
 from chunkbench.traces.replayed import ReplayRequest
 from chunkbench.traces.replayed_files import read_replayed
 from chunkbench.workloads.replay.managers import KINDS, Memory
@@ -80,6 +78,10 @@ def compute(job: Job) -> Answered:
     )
 
 
+_read_once = lru_cache(maxsize=2)(read_replayed)
+"""All managers of a point replay the same requests."""
+
+
 def requests_of(point: Point, named: str, count: int, longest: int | None = None) -> Sequence[ReplayRequest]:
     """The requests of a point, the same for all managers. Raises ValueError, `TraceError` and FileNotFoundError."""
     traffic = point.traffic or "fixed"
@@ -101,13 +103,7 @@ def requests_of(point: Point, named: str, count: int, longest: int | None = None
     path = Path(traffic)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trace")
-    pace = Pace(rate=rate, arrivals=Arrivals() if rate is not None else None, seed=named)
-    return _read(path, count, pace, longest)
-
-
-@lru_cache(maxsize=2)
-def _read(path: Path, count: int, pace: Pace, longest: int | None) -> tuple[ReplayRequest, ...]:
-    return tuple(read_replayed(path, count, pace, longest))
+    return _read_once(path, count, longest, rate, named)
 
 
 def memory_of(point: Point, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:

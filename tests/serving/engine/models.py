@@ -74,7 +74,7 @@ def write_checkpoint(kind: str, folder: Path) -> Path:
 @functools.cache
 def small_model(kind: str = "llama-grouped") -> Model:
     """A model for tests that compare the engine with itself."""
-    return Model(sharp_module(kind, INTERFACE), kind)
+    return Model(sharp_module(kind, INTERFACE))
 
 
 def answers_of(engine: Engine, *requests: Request) -> dict[str, list[int]]:

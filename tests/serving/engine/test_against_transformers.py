@@ -15,6 +15,7 @@ import transformers
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu import decode
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
+from chunkbench.serving.engine.model import load_module
 from tests.serving.engine.models import VOCABULARY, write_checkpoint
 
 TIE = 1e-4
@@ -35,7 +36,7 @@ class Pair:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self._known: dict[tuple[tuple[int, ...], int], Any] = {}
-        self.model = Model.from_folder(write_checkpoint(kind, folder), torch.float32)
+        self.model = Model(load_module(write_checkpoint(kind, folder), torch.float32))
         self.reference: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )

@@ -168,11 +168,12 @@ def test_a_model_without_our_kind_of_attention_is_refused() -> None:
     import transformers
 
     from chunkbench.serving.engine import Model, ModelError
+    from chunkbench.serving.engine.model import random_module
     from tests.serving.engine.models import SIZES
 
     window = transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=64)
     with pytest.raises(ModelError, match="sliding window of 64 tokens"):
-        Model.random(window, "window", torch.float32)
+        Model(random_module(window, torch.float32))
     capped = transformers.Gemma2Config(**SIZES, num_key_value_heads=2)
     with pytest.raises(ModelError, match=r"sliding_attention|soft-capping"):
-        Model.random(capped, "capped", torch.float32)
+        Model(random_module(capped, torch.float32))

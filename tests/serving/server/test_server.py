@@ -310,3 +310,12 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
+
+
+def test_a_checkpoint_is_served_under_the_name_of_its_folder() -> None:
+    import torch
+
+    from chunkbench.serving.server.build import ModelChoice
+
+    names = {"models/Llama-3.2-1B/": "Llama-3.2-1B", "small-llama": "small-llama", "shapes/tiny.json": "tiny"}
+    assert {model: ModelChoice(model, torch.float32).name for model in names} == names
