@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from chunkbench.kvcache.managers.manager import Manager, NeverFits
 from chunkbench.scheduling.entry import Entry
 from chunkbench.scheduling.orders import ORDERS, Order
 
 E = TypeVar("E", bound=Entry)
-
-
-@runtime_checkable
-class Swapping(Protocol):
-    """A manager that can move a sequence to another memory instead of forgetting it."""
-
-    def swap_out(self, sequence: int) -> int:
-        """Free a sequence's blocks. Returns the tokens that move."""
-        ...
-
-    def swap_in(self, sequence: int) -> bool:
-        """Bring a sequence back. False if there is no room."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -163,10 +150,12 @@ class Scheduler(Generic[E]):
         step.decoding = [one for one in step.decoding if one is not entry]
         step.prompts = [piece for piece in step.prompts if piece.entry is not entry]
         self._prefilling = [one for one in self._prefilling if one is not entry]
-        if self.rules.swap and isinstance(self._manager, Swapping) and entry.decoding:
-            step.swapped_tokens += self._manager.swap_out(entry.arrival)
-            self.swapped.insert(0, entry)
-            return
+        if self.rules.swap and entry.decoding:
+            moved = self._manager.swap_out(entry.arrival)
+            if moved is not None:
+                step.swapped_tokens += moved
+                self.swapped.insert(0, entry)
+                return
         self._manager.leave(entry.arrival)
         entry.computed = 0
         # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.
@@ -176,7 +165,7 @@ class Scheduler(Generic[E]):
         """Admit swapped, then waiting requests, as far as they fit."""
         while self.swapped and len(self.running) < self.rules.max_batch:
             entry = self.swapped[0]
-            if not cast("Swapping", self._manager).swap_in(entry.arrival):
+            if not self._manager.swap_in(entry.arrival):
                 return
             step.swapped_tokens += entry.computed
             self.running.append(self.swapped.pop(0))  # it decodes from the next step on
@@ -186,12 +175,14 @@ class Scheduler(Generic[E]):
             self.waiting = deque(self._order(self.waiting, self._manager))
         while self.waiting and self._room(step, budget):
             entry = self.waiting[0]
+            spare = len(self.running) if self.rules.spare else 0
             try:
-                if not self._join(entry):
+                if self._manager.join(entry.arrival, entry.text, entry.length, spare) is None:
                     return
             except NeverFits as error:
                 step.refused.append((self.waiting.popleft(), str(error)))
                 continue
+            entry.joined = entry.length
             self.running.append(entry)
             self._prefilling.append(entry)
             if not self._prefill(step, entry, budget):
@@ -204,13 +195,6 @@ class Scheduler(Generic[E]):
 
     def _room(self, step: Step[E], budget: int) -> bool:
         return len(self.running) < self.rules.max_batch and step.prompt_tokens < budget
-
-    def _join(self, entry: E) -> bool:
-        spare = len(self.running) if self.rules.spare else 0
-        if self._manager.join(entry.arrival, entry.text, entry.length, spare) is None:
-            return False
-        entry.joined = entry.length
-        return True
 
     def _prefill(self, step: Step[E], entry: E, budget: int) -> bool:
         """Compute the next part of a prompt, as far as the budget goes. False if the manager has no room for it."""

@@ -128,6 +128,15 @@ class Manager(ABC):
     def leave(self, sequence: int) -> None:
         """A sequence ended, or is preempted and will join again. What it leaves may be kept for later ones."""
 
+    def swap_out(self, sequence: int) -> int | None:
+        """Move a sequence to another memory instead of forgetting it. Returns the tokens that move; None, and nothing
+        happens, where the manager cannot."""
+        return None
+
+    def swap_in(self, sequence: int) -> bool:
+        """Bring a sequence back. False if there is no room."""
+        raise UnknownSequence(f"no sequence with the id {sequence} is swapped out")
+
 
 class AccountedManager(Manager):
     """A manager of ids alone: it can fork sequences, and says where the memory is."""

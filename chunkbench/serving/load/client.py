@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,18 +107,24 @@ async def send(
         with punctual():
             cpu = time.process_time()
             started = time.perf_counter() + (LEAD_S if options.clients is None else 0)
-            clock = _Clock(started)
+
+            def now() -> float:
+                return max(0.0, time.perf_counter() - started)
 
             async def one(number: int, due: float, sending: asyncio.Future[None] | None = None) -> None:
-                ended = await _ask(session, target, plan[number], bodies[number], due, clock, sending)
+                ended = await _ask(session, target, plan[number], bodies[number], due, now, sending)
                 facts[number] = ended
                 progress(ended)
+
+            async def client(numbers: Iterator[int]) -> None:
+                for number in numbers:
+                    await one(number, now())
 
             if options.clients is None:
                 await _open_loop([request.due for request in plan], started, one)
             else:
-                numbers = iter(range(len(plan)))
-                await asyncio.gather(*(_client(numbers, one, clock) for _ in range(options.clients)))
+                left = iter(range(len(plan)))
+                await asyncio.gather(*(client(left) for _ in range(options.clients)))
     took = time.perf_counter() - started
     done = tuple(fact for fact in facts if fact is not None)
     return Measured(started, done, (time.process_time() - cpu) / max(took, 1e-9))
@@ -144,22 +150,6 @@ async def _open_loop(dues: Sequence[float], started: float, one: Callable[..., C
     await asyncio.gather(*tasks)
 
 
-class _Clock:
-    """Seconds since the start."""
-
-    def __init__(self, started: float) -> None:
-        self._started = started
-
-    def now(self) -> float:
-        return max(0.0, time.perf_counter() - self._started)
-
-
-async def _client(numbers: Any, one: Callable[[int, float], Any], clock: _Clock) -> None:
-    """A client of the closed loop: requests one after the other."""
-    for number in numbers:
-        await one(number, clock.now())
-
-
 def _body(model: str, request: PlannedRequest, ignore_eos: bool) -> bytes:
     body: dict[str, Any] = {
         "model": model,
@@ -180,10 +170,13 @@ async def _ask(
     request: PlannedRequest,
     body: bytes,
     due: float,
-    clock: _Clock,
+    now: Callable[[], float],
     sending: asyncio.Future[None] | None,
 ) -> RequestFacts:
-    """Send one request and read its stream. Without `sending` it is sent at once, else when that is done."""
+    """Send one request and read its stream. Without `sending` it is sent at once, else when that is done.
+
+    `now`: seconds since the start.
+    """
     sent = first = last = None
     tokens = 0
     usage: dict[str, Any] = {}
@@ -194,7 +187,7 @@ async def _ask(
         nonlocal sent
         if sending is not None:
             await sending
-        sent = clock.now()
+        sent = now()
         yield body
 
     length = {"Content-Length": str(len(body))}
@@ -206,7 +199,7 @@ async def _ask(
             else:
                 async for event in _events(answer):
                     if event.get("choices"):
-                        last = clock.now()
+                        last = now()
                         first = last if first is None else first
                         tokens += 1
                     if event.get("error"):

@@ -78,7 +78,7 @@ class Server:
         body = parse(CompletionBody, await _json(http))
         prompt = body.one_prompt()
         ids = self._text.encode(prompt) if isinstance(prompt, str) else prompt
-        return await self._answer(http, body, ids, body.max_tokens or DEFAULT_MAX_TOKENS, _Completion, received)
+        return await self._answer(http, body, ids, body.max_tokens or DEFAULT_MAX_TOKENS, _COMPLETION, received)
 
     async def chat(self, http: HttpRequest) -> Response:
         """/v1/chat/completions"""
@@ -86,7 +86,7 @@ class Server:
         body = parse(ChatBody, await _json(http))
         ids = self._text.encode_chat([message.plain() for message in body.messages])
         limit = body.max_completion_tokens or body.max_tokens or max(1, self.options.max_length - len(ids))
-        return await self._answer(http, body, ids, limit, _Chat, received)
+        return await self._answer(http, body, ids, limit, _CHAT, received)
 
     async def models(self, http: HttpRequest) -> Response:
         """/v1/models, and what identifies this server in a measurement."""
@@ -111,7 +111,7 @@ class Server:
         return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _answer(
-        self, http: HttpRequest, body: Body, ids: list[int], max_tokens: int, form: type[_Form], received: float
+        self, http: HttpRequest, body: Body, ids: list[int], max_tokens: int, form: _Form, received: float
     ) -> Response:
         if body.model != self.options.model:
             message = f"the model {body.model} does not exist; this server has {self.options.model}"
@@ -127,17 +127,17 @@ class Server:
         if waiting >= self.options.max_waiting:
             self._metrics.requests.labels("refused").inc()
             raise ApiError(f"{waiting} requests wait already; try again later", 429, code="queue_full")
-        shape = form(request.id, self.options.model, body.return_token_ids)
+        writer = _Writer(form, request.id, self.options.model, body.return_token_ids)
         tokens = self._tokens(http, request, received)
         if body.stream:
-            events = self._events(tokens, shape, len(ids), body.stream_options.include_usage)
+            events = self._events(tokens, writer, len(ids), body.stream_options.include_usage)
             return StreamingResponse(events, media_type="text/event-stream")
         answered = [token async for token in tokens]
         if not answered or answered[-1].finish is None:
             return Response(status_code=499)  # the client has gone; nobody reads this
         decode = self._text.decoder()
         text = "".join(decode(token.token) for token in answered)
-        return JSONResponse(shape.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
+        return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
     async def _tokens(self, http: HttpRequest, request: Request, received: float) -> AsyncGenerator[Generated, None]:
         """The tokens of an answer; ends early if the client goes away. Raises ApiError if the engine breaks."""
@@ -183,7 +183,7 @@ class Server:
             )
 
     async def _events(
-        self, tokens: AsyncGenerator[Generated, None], shape: _Form, prompt: int, with_usage: bool
+        self, tokens: AsyncGenerator[Generated, None], writer: _Writer, prompt: int, with_usage: bool
     ) -> AsyncIterator[str]:
         """Server-sent events of a stream."""
         decode = self._text.decoder()
@@ -193,77 +193,68 @@ class Server:
                 async for token in tokens:
                     count += 1
                     cached = token.cached_tokens
-                    yield _event(shape.piece(token, decode(token.token), count == 1))
+                    yield _event(writer.event(token, decode(token.token), count == 1))
         except ApiError as error:  # the status has been sent: the error is an event
             yield _event(error.body())
             return
         if with_usage:
-            yield _event({**shape.head(), "choices": [], "usage": usage(prompt, count, cached)})
+            yield _event({**writer.head(writer.form.event), "choices": [], "usage": usage(prompt, count, cached)})
         yield "data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How an answer is written down."""
+    """How the answers of a route are written down."""
 
+    prefix: str
+    """Of their ids."""
+    object: str
+    event: str
+    """`object` of an event of a stream."""
+    text: Callable[[str], dict[str, Any]]
+    """Holds the text of a whole answer."""
+    piece: Callable[[str, bool], dict[str, Any]]
+    """Holds the text of an event; True: of the first one."""
+
+
+_COMPLETION = _Form(
+    "cmpl", "text_completion", "text_completion", lambda text: {"text": text}, lambda text, first: {"text": text}
+)
+_CHAT = _Form(
+    "chatcmpl",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text}},
+    lambda text, first: {"delta": {"role": "assistant", "content": text} if first else {"content": text}},
+)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes one answer down."""
+
+    form: _Form
     id: str
     model: str
     return_token_ids: bool
 
-    prefix = ""
-    object = ""
-    piece_object = ""
+    def head(self, object: str) -> dict[str, Any]:
+        return {"id": self.id, "object": object, "created": int(time.time()), "model": self.model}
 
-    def head(self, object: str | None = None) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": object or self.piece_object,
-            "created": int(time.time()),
-            "model": self.model,
-        }
-
-    def piece(self, token: Generated, text: str, first: bool) -> dict[str, Any]:
+    def event(self, token: Generated, text: str, first: bool) -> dict[str, Any]:
         """An event of a stream."""
-        choice = {"index": 0, **self._piece(text, first), "logprobs": None, "finish_reason": token.finish}
-        if self.return_token_ids:
-            choice["token_ids"] = [token.token]
-        return {**self.head(), "choices": [choice]}
+        return {**self.head(self.form.event), "choices": [self._choice(self.form.piece(text, first), [token])]}
 
     def whole(self, tokens: list[Generated], text: str, counts: dict[str, Any]) -> dict[str, Any]:
         """A whole answer."""
-        choice = {"index": 0, **self._whole(text), "logprobs": None, "finish_reason": tokens[-1].finish}
+        choices = [self._choice(self.form.text(text), tokens)]
+        return {**self.head(self.form.object), "choices": choices, "usage": counts}
+
+    def _choice(self, text: dict[str, Any], tokens: list[Generated]) -> dict[str, Any]:
+        choice = {"index": 0, **text, "logprobs": None, "finish_reason": tokens[-1].finish}
         if self.return_token_ids:
             choice["token_ids"] = [token.token for token in tokens]
-        return {**self.head(self.object), "choices": [choice], "usage": counts}
-
-    def _piece(self, text: str, first: bool) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _whole(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class _Completion(_Form):
-    prefix = "cmpl"
-    object = piece_object = "text_completion"
-
-    def _piece(self, text: str, first: bool) -> dict[str, Any]:
-        return {"text": text}
-
-    def _whole(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-
-class _Chat(_Form):
-    prefix = "chatcmpl"
-    object = "chat.completion"
-    piece_object = "chat.completion.chunk"
-
-    def _piece(self, text: str, first: bool) -> dict[str, Any]:
-        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
-
-    def _whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
+        return choice
 
 
 def application(server: Server) -> Starlette:

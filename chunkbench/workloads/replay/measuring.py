@@ -232,7 +232,7 @@ def step_times(experiment: ReplayExperiment) -> dict[str, StepTime]:
     kinds = {name: cast(ManagerKind, MANAGERS.load(name)) for name in experiment.implementations}
     if experiment.step_time == PAPER:
         # Imported late: the fits to the paper's tables take time, and other replays do not need them.
-        from chunkbench.replay.paper_a100 import PaperA100
+        from chunkbench.workloads.replay.paper_a100 import PaperA100
 
         return {name: PaperA100(kind.kernel, PAPER_HOST_S) for name, kind in kinds.items()}
     try:

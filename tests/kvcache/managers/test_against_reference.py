@@ -94,7 +94,7 @@ class Both:
             ready = [s for s in live if self.done[s] == self.known[s] < self.texts[s].total]
             self.append([sequence for sequence in ready if a >> sequence & 1] or ready)
         elif name == "swap":
-            if hasattr(self.manager, "swap_out"):
+            if isinstance(self.manager, Paged):
                 self.swap(a, b)
         elif live:
             getattr(self, name)(live[a % len(live)], b)

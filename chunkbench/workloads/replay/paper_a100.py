@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal, NamedTuple
@@ -10,36 +9,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from chunkbench.experiment.llama import SHAPES
+from chunkbench.paper.printed import paper_rows, table3
 from chunkbench.replay.fitting import non_negative
 from chunkbench.replay.step_time import StepShape
 
-PaperSystem = Literal["paged", "paged_star", "chunk"]
-"""PagedAttn, PagedAttn* and ChunkAttn of Table 3. PagedAttn reads shared tokens like private ones; PagedAttn* has them
+PaperSystem = Literal["paged_attn", "paged_attn_star", "chunk_attn"]
+"""Columns of Table 3. PagedAttn reads shared tokens like private ones; PagedAttn* has them
 in memory once, but every sequence reads them; ChunkAttn reads them once for all."""
-
-TABLE_1: Mapping[str, tuple[float, ...]] = {
-    "rows": (1, 32, 64),
-    "qkv": (88.44, 90.02, 98.04),
-    "mlp": (160.77, 209.82, 217.79),
-}
-"""Table 1: sequences (rows of the products), and the latency of one layer's QKV projection and MLP in µs."""
-
-TABLE_3: Mapping[tuple[int, int], tuple[float, float, float]] = {
-    (1024, 0): (356.17, 355.82, 332.50),
-    (1024, 512): (355.88, 257.74, 198.87),
-    (1024, 768): (356.02, 215.18, 131.21),
-    (1024, 1024): (355.44, 154.46, 56.00),
-    (2048, 0): (702.98, 703.50, 655.44),
-    (2048, 1024): (703.35, 505.32, 384.37),
-    (2048, 1536): (702.90, 421.25, 247.14),
-    (2048, 2048): (703.72, 338.41, 110.48),
-    (4096, 0): (1400.61, 1400.17, 1301.78),
-    (4096, 2048): (1400.99, 998.78, 747.56),
-    (4096, 3072): (1400.30, 828.98, 477.66),
-    (4096, 4096): (1399.51, 663.84, 206.22),
-}
-"""Table 3: (n_p, n_s) -> µs for one decode step of one layer with PagedAttn, PagedAttn* and ChunkAttn. The table's
-heading says ms, which agrees with nothing else in the paper."""
 
 TABLE_3_BATCH = 32
 TABLE_3_ANSWER = 32.5
@@ -90,7 +66,7 @@ class PaperA100:
 
     def products_us(self, rows: int) -> float:
         """Microseconds of one layer's matrix products for this many tokens."""
-        qkv, mlp = _product_us("qkv", _QKV_WEIGHTS, rows), _product_us("mlp", _MLP_WEIGHTS, rows)
+        qkv, mlp = _product_us("qkv_projection", _QKV_WEIGHTS, rows), _product_us("mlp", _MLP_WEIGHTS, rows)
         return qkv * (1 + _OUTPUT_OF_QKV) + mlp
 
     def attention_us(self, shape: StepShape) -> float:
@@ -131,10 +107,10 @@ def attention_fit(system: PaperSystem) -> AttentionFit:
     assumed. ChunkAttn's token rate then grows by 1.31 from 16 to 96 sequences. The paper's Figure 4 says 1.45, but its
     times disagree with Table 3.
     """
-    column = ("paged", "paged_star", "chunk").index(system)
-    printed = np.array([row[column] for row in TABLE_3.values()])
-    private = np.array([TABLE_3_BATCH * (n_p - n_s + TABLE_3_ANSWER) for n_p, n_s in TABLE_3])
-    shared = np.array([n_s for _, n_s in TABLE_3], np.float64)
+    rows = [(n_p, n_s, us) for (n_p, n_s, column), us in table3().items() if column == system]
+    printed = np.array([us for _, _, us in rows])
+    private = np.array([TABLE_3_BATCH * (n_p - n_s + TABLE_3_ANSWER) for n_p, n_s, _ in rows])
+    shared = np.array([n_s for _, n_s, _ in rows], np.float64)
     shares = np.stack([private + shared, (TABLE_3_BATCH - 1) * shared], axis=1) / printed[:, None]
     found = non_negative(shares, np.ones(len(printed)))
     return AttentionFit(float(found[0]), float(found[1]), float(np.abs(shares @ found - 1).max()))
@@ -145,8 +121,16 @@ def _product_us(name: str, weights: int, rows: int) -> float:
     """Microseconds of a product of `rows` rows with a layer's matrices of this many weights."""
     if rows == 0:
         return 0.0
-    printed = float(np.interp(rows, TABLE_1["rows"], TABLE_1[name]))
-    return printed if rows <= TABLE_1["rows"][-1] else max(printed, _compute_us(2 * rows * weights))
+    sizes, latencies = _table1(name)
+    printed = float(np.interp(rows, sizes, latencies))
+    return printed if rows <= sizes[-1] else max(printed, _compute_us(2 * rows * weights))
+
+
+@cache
+def _table1(name: str) -> tuple[list[int], list[float]]:
+    """Rows of the products in Table 1, and the microseconds of one layer's `name` for so many."""
+    printed = [row for row in paper_rows("table1") if row["metric"] == "latency"]
+    return [int(row["batch_size"]) for row in printed], [float(row[name]) for row in printed]
 
 
 def _compute_us(flops: float) -> float:
