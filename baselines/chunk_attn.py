@@ -9,7 +9,7 @@ import torch
 from chunkbench.attention import ChunkAttention, Kernel, Partition
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.hardware import instruction_set
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
 from chunkbench.kvcache import PrefixTree
 from chunkbench.version import __version__
@@ -89,7 +89,7 @@ class ChunkAttn(Implementation):
                 return Answer(False, f"its GPU kernel cannot run: {missing}", "chunk_attn_torch runs without it")
         return YES
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if self.kernel == "auto" and point.device == "cuda":
             dtype = getattr(torch, point.dtype)
             unfit = triton.why_not(dtype, point.heads, point.kv_heads, point.head_dim, point.chunk_size)

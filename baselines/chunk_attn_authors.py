@@ -19,7 +19,7 @@ import torch
 
 from chunkbench.baselines.chunk_attn import chunks_needed
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 MODULE = "chunk_attn_c"
 BUILD = "python scripts/build_chunk_attn_authors.py CHECKOUT, see its --help"
@@ -123,7 +123,7 @@ class ChunkAttnAuthors(Implementation):
             return Answer(False, f"the authors' kernel does not load: {error}", BUILD)
         return YES
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.dtype != "float32":
             return Answer(False, "the authors' CPU kernel computes in float32 only")
         if point.kv_heads != point.heads:

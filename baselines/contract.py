@@ -17,7 +17,7 @@ from chunkbench.experiment.look import Look
 if TYPE_CHECKING:
     import torch
 
-    from chunkbench.experiment.point import Point
+    from chunkbench.experiment.point import AttentionPoint
 
 __all__ = ["YES", "Answer", "Implementation", "Inputs", "Look", "Session"]
 
@@ -38,7 +38,7 @@ class Inputs(Protocol):
     """The inputs that every implementation of a point gets."""
 
     @property
-    def point(self) -> Point: ...
+    def point(self) -> AttentionPoint: ...
 
     @property
     def prompts(self) -> Sequence[Sequence[int]]:
@@ -112,11 +112,11 @@ class Implementation(ABC):
     def availability(self, device: str) -> Answer:
         """Whether it can run here on `device` (`cpu` or `cuda`); if not, the reason and the remedy."""
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         """Whether it can compute this point; if not, the reason (head size, dtype, grouped heads, ragged prompts)."""
         return YES
 
-    def out_shape(self, point: Point) -> tuple[int, ...]:
+    def out_shape(self, point: AttentionPoint) -> tuple[int, ...]:
         """Shape of the output of one decode call."""
         return point.batch_size, point.heads, point.head_dim
 

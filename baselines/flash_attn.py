@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend
 
 from chunkbench.baselines.contract import YES, Answer, Look
 from chunkbench.baselines.sdpa import Sdpa
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 
 class FlashAttn(Sdpa):
@@ -22,7 +22,7 @@ class FlashAttn(Sdpa):
     def availability(self, device: str) -> Answer:
         return YES
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.device == "cuda" and point.dtype == "float32":
             return Answer(False, "PyTorch's FlashAttention takes float16 or bfloat16 on CUDA", "set dtype: float16")
         if point.device == "cuda" and not isinstance(point.n_p, int):

@@ -9,7 +9,7 @@ import torch
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.flash_attn_package import ContiguousSession
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 
 def library() -> Any:
@@ -30,7 +30,7 @@ class FlashAttn3(Implementation):
             return Answer(False, "fa3-fwd is built for Ampere, Ada and Hopper GPUs")
         return answer
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.dtype != "bfloat16":
             return Answer(False, f"fa3-fwd is built for bfloat16, not for {point.dtype}", "set dtype: bfloat16")
         if point.head_dim > 256 or point.head_dim % 8:

@@ -14,7 +14,7 @@ from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.dense import DenseSession
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 _PAGE = 256  # the library's pages hold a multiple of this many tokens
 
@@ -66,7 +66,7 @@ class FlashAttnPackage(Implementation):
     def availability(self, device: str) -> Answer:
         return gpu.gpu_library(device, "flash-attn", "flash-attn", library)
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim > 256 or point.head_dim % 8:
             return Answer(False, f"flash-attn takes head sizes up to 256 in steps of 8, not {point.head_dim}")
         return gpu.half_precision(point, "flash-attn")
@@ -84,7 +84,7 @@ class FlashAttnPackagePaged(FlashAttnPackage):
     look = Look(heading=("Flash", "Attn-2", "paged"), place=160, colour="#E69F00", marker="d", line="dashdot")
     shares_storage = True
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.block_size % _PAGE:
             reason = f"flash-attn takes pages of a multiple of {_PAGE} tokens, not {point.block_size}"
             return Answer(False, reason, f"set block_size: {_PAGE}")

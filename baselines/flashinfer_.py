@@ -26,7 +26,7 @@ from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache import Plan
 
 _WORKSPACE = 128 << 20  # bytes, as the library recommends
@@ -55,7 +55,7 @@ def _host(values: Indices) -> torch.Tensor:
 class _Shape:
     """Sizes and dtypes that every plan call gets."""
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: AttentionPoint) -> None:
         self.sizes = (point.heads, point.kv_heads, point.head_dim, point.block_size)
         dtype: torch.dtype = getattr(torch, point.dtype)
         self.dtypes = {"q_data_type": dtype, "kv_data_type": dtype}
@@ -229,7 +229,7 @@ class _FlashInfer(Implementation):
             return Answer(False, "FlashInfer's fa3 backend runs only on Hopper GPUs", "use flashinfer_cascade")
         return answer
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim not in _HEAD_DIMS:
             return Answer(False, f"FlashInfer takes head sizes 64, 128 and 256, not {point.head_dim}")
         return gpu.half_precision(point, "FlashInfer")

@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache import Plan
 from chunkbench.kvcache.integers import Ints
 
@@ -65,7 +65,7 @@ def _listed(blocks: Matrix, device: torch.device) -> tuple[torch.Tensor, torch.T
 
 
 @lru_cache(maxsize=1)
-def _compiled(point: Point) -> Any:
+def _compiled(point: AttentionPoint) -> Any:
     """The compiled function; all sessions of a point share it.
 
     PyTorch limits how often it compiles one function for new shapes, and a worker measures many points. So each point
@@ -163,7 +163,7 @@ class FlexAttention(Implementation):
     def availability(self, device: str) -> Answer:
         return gpu.gpu_alone(device, "FlexAttention is measured only as PyTorch compiles it for GPUs")
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.head_dim < 16:
             return Answer(False, f"FlexAttention takes head sizes of 16 or more, not {point.head_dim}")
         return YES

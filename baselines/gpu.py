@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from chunkbench.baselines.contract import YES, Answer, Inputs, Session
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 GPU_REMEDY = "run on an NVIDIA GPU (device: cuda)"
 NO_GPU = Answer(False, "PyTorch sees no NVIDIA GPU here", GPU_REMEDY)
@@ -55,7 +55,7 @@ def loads(distribution: str, load: Callable[[], object]) -> Answer:
     return YES
 
 
-def half_precision(point: Point, library: str) -> Answer:
+def half_precision(point: AttentionPoint, library: str) -> Answer:
     """No if the dtype is float32, which the library does not accept."""
     if point.dtype == "float32":
         return Answer(False, f"{library} takes float16 or bfloat16", "set dtype: float16")

@@ -13,7 +13,7 @@ from chunkbench.attention import Kernel
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.hardware import instruction_set
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
 from chunkbench.version import __version__
 
@@ -30,7 +30,7 @@ class PagedAttn(Implementation):
         missing = cpu.why_missing() if device == "cpu" else triton.why_unavailable(torch.device(device))
         return Answer(False, missing) if missing else YES
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.device == "cuda":
             dtype = getattr(torch, point.dtype)
             unfit = triton.why_not(dtype, point.heads, point.kv_heads, point.head_dim, point.block_size)

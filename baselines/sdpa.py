@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.dense import MaskedSession
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 
 class SdpaSession(MaskedSession):
@@ -51,11 +51,11 @@ class Sdpa(Implementation):
         return f"torch {torch.__version__}"
 
 
-def _runs_on_gpu(point: Point) -> bool:
+def _runs_on_gpu(point: AttentionPoint) -> bool:
     return point.device == "cuda" and torch.cuda.is_available()
 
 
-def _small_call(point: Point) -> SDPAParams:
+def _small_call(point: AttentionPoint) -> SDPAParams:
     """A small call with the point's dtype and head shape, to ask PyTorch whether a backend accepts it."""
     dtype = getattr(torch, point.dtype)
     q = torch.empty((1, point.kv_heads, point.heads // point.kv_heads, point.head_dim), dtype=dtype, device="cuda")
@@ -69,7 +69,7 @@ class SdpaEfficient(Sdpa):
     look = Look(heading=("SDPA", "effic."), place=130, colour="#999933", marker="v")
     backend = SDPBackend.EFFICIENT_ATTENTION
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if _runs_on_gpu(point) and not can_use_efficient_attention(_small_call(point)):
             reason = f"PyTorch's memory-efficient attention refuses {point.dtype} heads of {point.head_dim} here"
             return Answer(False, reason)
@@ -82,7 +82,7 @@ class Cudnn(Sdpa):
     look = Look(heading=("SDPA", "cuDNN"), place=140, colour="#117733", marker="h")
     backend = SDPBackend.CUDNN_ATTENTION
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts need a mask, and this adapter passes none to cuDNN")
         if _runs_on_gpu(point) and not can_use_cudnn_attention(_small_call(point)):

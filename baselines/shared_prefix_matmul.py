@@ -14,7 +14,7 @@ import torch
 
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.dense import mask_beyond, tokens_to_read
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 
 class SharedPrefixMatmulSession(Session):
@@ -94,7 +94,7 @@ class SharedPrefixMatmul(Implementation):
     def availability(self, device: str) -> Answer:
         return YES
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):
             return Answer(False, "its ten lines of PyTorch take no ragged prompts")
         return YES

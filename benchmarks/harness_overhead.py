@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from chunkbench.baselines.contract import Session
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.measure.caches import CacheSweeper
 from chunkbench.measure.loop import run_round
 from chunkbench.workers.inputs import PooledInputs
@@ -37,7 +37,7 @@ class EmptySession(Session):
 
 
 def main() -> None:
-    point = Point(
+    point = AttentionPoint(
         n_p=64, n_s=0, n_c=STEPS, batch_size=32, heads=32, kv_heads=32, head_dim=128, chunk_size=64, block_size=32,
         dtype="float32", device="cpu",
     )  # fmt: skip

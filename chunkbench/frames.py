@@ -6,11 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chunkbench import workloads
+from chunkbench import workload, workloads
 from chunkbench.analysis.derive import Derived
 from chunkbench.paper.beside import rows
 from chunkbench.store import open_run
-from chunkbench.store.facts import CaseFacts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +25,6 @@ def load(run: Path | str) -> pd.DataFrame:
     workloads.register()
     opened = open_run(run)
     experiment = opened.manifest.experiment
-    columns = [*CaseFacts.model_fields, *(field.name for field in fields(Derived))]
+    columns = [*workload.get(experiment.kind).result.model_fields, *(field.name for field in fields(Derived))]
     table = [row.as_dict() for row in rows(opened.cases, experiment.baseline, experiment.confidence)]
     return pd.DataFrame(table, columns=columns)

@@ -6,16 +6,16 @@ from typing import Any, Protocol
 
 import pytest
 
-from chunkbench.store.facts import CaseFacts, Peaks
+from chunkbench.store.results import DecodeResult, Peaks
 
 
 class MakeFacts(Protocol):
-    def __call__(self, implementation: str = ..., **changes: Any) -> CaseFacts: ...
+    def __call__(self, implementation: str = ..., **changes: Any) -> DecodeResult: ...
 
 
 @pytest.fixture
 def facts() -> MakeFacts:
-    def make(implementation: str = "chunk_attn", **changes: Any) -> CaseFacts:
+    def make(implementation: str = "chunk_attn", **changes: Any) -> DecodeResult:
         """Facts with two timed steps per round; every entry of `samples_us` is a round with a group and peaks."""
         samples = changes.get("samples_us", ((10.0, 20.0),) * 3)
         rounds, steps = len(samples), len(changes.get("steps", (1, 64)))
@@ -51,6 +51,6 @@ def facts() -> MakeFacts:
             "read_bytes": (9000, 12000)[:steps],
             "flops": (1000, 1000)[:steps],
         }
-        return CaseFacts(**(values | changes))
+        return DecodeResult(**(values | changes))
 
     return make

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from chunkbench.store import CaseFacts, Manifest, Peaks, Run
+from chunkbench.store import DecodeResult, Manifest, Peaks, Result, Run
+
+AnyResult = TypeVar("AnyResult", bound=Result)
 
 LABELS = {
     "naive": "Naive",
@@ -32,20 +34,24 @@ POINTS = [(n_p, quarters * n_p // 4) for n_p in (1024, 2048, 4096) for quarters 
 
 def invented_us(implementation: str, n_p: int, n_s: int) -> float:
     """A plausible latency: microseconds per private and per shared token."""
-    private, shared = {
-        "naive": (24.5, 24.5),
-        "flash_attn": (101.0, 101.0),
-        "vllm_paged_attn": (24.9, 24.9),
-        "vllm_paged_attn_star": (24.9, 5.1),
-        "shared_prefix_matmul": (27.0, 3.4),
-        "chunk_attn_no_tpp": (26.2, 6.0),
-        "chunk_attn": (26.0, 2.1),
-    }[implementation]
+    private, shared = PER_TOKEN[implementation]
     return private * (n_p - n_s + 32) + shared * n_s
 
 
-def case(implementation: str, **changes: Any) -> CaseFacts:
-    """Facts of one case; `us` gives the round means directly."""
+PER_TOKEN = {
+    "naive": (24.5, 24.5),
+    "flash_attn": (101.0, 101.0),
+    "vllm_paged_attn": (24.9, 24.9),
+    "vllm_paged_attn_star": (24.9, 5.1),
+    "shared_prefix_matmul": (27.0, 3.4),
+    "chunk_attn_no_tpp": (26.2, 6.0),
+    "chunk_attn": (26.0, 2.1),
+}
+"""Microseconds for a private and for a shared token."""
+
+
+def case(implementation: str, kind: type[AnyResult] = DecodeResult, **changes: Any) -> AnyResult:  # type: ignore[assignment]
+    """Facts of one case; `us` gives the round means directly. `kind` keeps of the values those that it has."""
     n_p, n_s = changes.get("n_p", 1024), changes.get("n_s", 512)
     status, reason = ABSENT.get(implementation, ("ok", ""))
     status, reason = changes.pop("status", status), changes.pop("reason", reason)
@@ -75,7 +81,11 @@ def case(implementation: str, **changes: Any) -> CaseFacts:
     }
     us: Sequence[float] | None = changes.pop("us", None)
     if us is None and status in ("ok", "noisy", "incorrect"):
-        base = invented_us(implementation, n_p if isinstance(n_p, int) else n_p[1], n_s or 0)
+        base = invented_us(
+            implementation if implementation in PER_TOKEN else "naive",
+            n_p if isinstance(n_p, int) else n_p[1],
+            n_s or 0,
+        )
         us = [base, base * 1.03, base * 0.99]
     if us:
         tokens = 32 * (n_p - n_s) + n_s if isinstance(n_p, int) and n_s is not None else 1000
@@ -99,11 +109,11 @@ def case(implementation: str, **changes: Any) -> CaseFacts:
         }
     values |= changes
     values["key"] = f"{implementation} {sorted(changes.items(), key=repr)}"
-    return CaseFacts(**values)
+    return kind(**kind.from_older(values))
 
 
 class MakeRun(Protocol):
-    def __call__(self, cases: Iterable[CaseFacts], **experiment: Any) -> Run: ...
+    def __call__(self, cases: Iterable[Result], **experiment: Any) -> Run: ...
 
 
 @pytest.fixture
@@ -113,7 +123,7 @@ def make_case():
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    def make(cases: Iterable[CaseFacts], **experiment: Any) -> Run:
+    def make(cases: Iterable[Result], **experiment: Any) -> Run:
         facts = list(cases)
         manifest = {
             "schema_version": 1,
@@ -140,7 +150,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             "started_at": "2025-01-01T00:00:00Z",
             "finished_at": "2025-01-01T00:05:00Z",
             "interrupted": False,
-            "points": len({(repr(c.n_p), c.n_s, c.batch_size, repr(c.tree)) for c in facts}),
+            "points": len({repr([c.axis(name) for name in ("n_p", "n_s", "batch_size", "tree")]) for c in facts}),
         }
         return Run(tmp_path, Manifest.model_validate(manifest), facts)
 

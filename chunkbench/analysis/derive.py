@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chunkbench.analysis.points import group, measured
 from chunkbench.analysis.ratio import ratio
 from chunkbench.analysis.roofline import bandwidth_fraction, mean_roofline_us, probe_error, roofline_fraction
 from chunkbench.analysis.statistics import IntervalKind, interval, latency_us, round_means
-
-if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts
+from chunkbench.store.results import Result, SessionResult, TimedResult
 
 
 @dataclass(frozen=True)
@@ -47,33 +45,54 @@ class Derived:
 class Row:
     """One case: its facts and the figures derived from them."""
 
-    facts: CaseFacts
+    facts: Result
     derived: Derived
+
+    @property
+    def timed(self) -> TimedResult | None:
+        """The facts, if rounds of sessions were timed."""
+        return self.facts if isinstance(self.facts, TimedResult) else None
+
+    @property
+    def session(self) -> SessionResult | None:
+        """The facts, if they are of a session in a worker."""
+        return self.facts if isinstance(self.facts, SessionResult) else None
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """Bytes of K and V that a session stated; None if it did not."""
+        return self.session.kv_bytes if self.session else None
+
+    @property
+    def max_error(self) -> float | None:
+        """Largest error against float64; None if nothing was checked."""
+        return self.session.max_error if self.session else None
 
     def as_dict(self) -> dict[str, Any]:
         """Every fact and every derived figure by name, as JSON types and nested lists."""
         return self.facts.model_dump(mode="json") | asdict(self.derived)
 
 
-def derive(cases: Sequence[CaseFacts], baseline: str = "chunk_attn", confidence: float = 0.95) -> list[Row]:
+def derive(cases: Sequence[Result], baseline: str = "chunk_attn", confidence: float = 0.95) -> list[Row]:
     """One row per case, in the order given. Ratios refer to the implementation `baseline` of the same point."""
-    base_of: dict[int, CaseFacts] = {}
+    base_of: dict[int, Result] = {}
     for _, members in group(cases):
         for base in (case for case in members if case.implementation == baseline):
             base_of.update((id(case), base) for case in members)
     return [Row(case, _derive(case, base_of.get(id(case)), confidence)) for case in cases]
 
 
-def _derive(case: CaseFacts, base: CaseFacts | None, confidence: float) -> Derived:
+def _derive(case: Result, base: Result | None, confidence: float) -> Derived:
     if not measured(case):
-        return Derived(rounds=len(case.samples_us))
-    latency = latency_us(case.samples_us)
-    low, high, kind = interval(round_means(case.samples_us), confidence)
-    append = latency_us(case.append_samples_us) if case.append_samples_us else None
-    plan = latency_us(case.plan_samples_us) if case.plan_samples_us else None
+        return Derived(rounds=len(case.rounds))
+    latency = latency_us(case.rounds)
+    low, high, kind = interval(round_means(case.rounds), confidence)
+    timed = case if isinstance(case, TimedResult) else None
+    append = latency_us(timed.append_samples_us) if timed and timed.append_samples_us else None
+    plan = latency_us(timed.plan_samples_us) if timed and timed.plan_samples_us else None
     to_base = ratio(case, base, confidence) if base is not None else None
     return Derived(
-        rounds=len(case.samples_us),
+        rounds=len(case.rounds),
         latency_us=latency,
         low_us=low,
         high_us=high,
@@ -82,10 +101,10 @@ def _derive(case: CaseFacts, base: CaseFacts | None, confidence: float) -> Deriv
         plan_us=plan,
         step_us=None if append is None or plan is None else append + plan + latency,
         token_rate=case.batch_size * 1e6 / latency,
-        roofline_us=mean_roofline_us(case),
-        roofline_fraction=roofline_fraction(case),
-        bandwidth_fraction=bandwidth_fraction(case),
-        probe_error=probe_error(case),
+        roofline_us=mean_roofline_us(timed) if timed else None,
+        roofline_fraction=roofline_fraction(timed) if timed else None,
+        bandwidth_fraction=bandwidth_fraction(timed) if timed else None,
+        probe_error=probe_error(timed) if timed else None,
         ratio_to_baseline=to_base.value if to_base else None,
         ratio_low=to_base.low if to_base else None,
         ratio_high=to_base.high if to_base else None,

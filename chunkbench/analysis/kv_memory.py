@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chunkbench.experiment.point import element_bytes
-
 if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts
+    from chunkbench.store.results import DecodeResult, MemoryResult
 
 CONTIGUOUS, PAKV = "naive", "chunk_attn"
 """The implementation that holds each sequence in one contiguous piece, and the one that holds shared chunks once."""
@@ -32,7 +30,7 @@ class Saving:
     """(c - 1) / n, the upper bound of `empty`: a sequence fills all its chunks except the last."""
 
 
-def saving(contiguous: CaseFacts | None, cache: CaseFacts) -> Saving | None:
+def saving(contiguous: DecodeResult | MemoryResult | None, cache: DecodeResult | MemoryResult) -> Saving | None:
     """The saving of `cache` over `contiguous`; None for ragged prompts and trees, which have no single r."""
     n_p, n_s, b = cache.n_p, cache.n_s, cache.batch_size
     if not isinstance(n_p, int) or n_s is None:
@@ -40,7 +38,7 @@ def saving(contiguous: CaseFacts | None, cache: CaseFacts) -> Saving | None:
     n = n_p + cache.n_c
     shared = n_s - n_s % cache.chunk_size  # only whole chunks are shared
     distinct = cache.prompts * shared + b * (n - shared)
-    held = cache.kv_bytes / token_bytes(cache) if cache.kv_bytes else None
+    held = cache.kv_bytes / cache.token_bytes if cache.kv_bytes else None
     contiguous_bytes = contiguous.kv_bytes if contiguous is not None else None
     return Saving(
         ratio=n_s / n,
@@ -50,8 +48,3 @@ def saving(contiguous: CaseFacts | None, cache: CaseFacts) -> Saving | None:
         empty=(held - distinct) / (b * n) if held is not None else None,
         bound=(cache.chunk_size - 1) / n,
     )
-
-
-def token_bytes(case: CaseFacts) -> int:
-    """Bytes of K and V of one token, all KV heads."""
-    return 2 * case.kv_heads * case.head_dim * element_bytes(case.dtype)

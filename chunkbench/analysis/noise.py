@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chunkbench.store.facts import GpuState, Noise
+from chunkbench.store.results import GpuState, Noise
 
 STEAL_ABOVE, FOREIGN_CPUS_ABOVE = 0.05, 0.25
 """Limits for the share of CPU time that the hypervisor takes, and for the CPUs that other processes keep busy."""

@@ -8,26 +8,26 @@ from typing import Any
 
 from chunkbench.experiment.axes import AXES as SWEPT
 from chunkbench.experiment.values import show_value
-from chunkbench.store.facts import MEASURED, CaseFacts
+from chunkbench.store.results import MEASURED, Result
 
 AXES = (*(name for name in SWEPT if name != "threads"), "device", "threads", "protocol", "cache", "mode")
 """The axes that separate groups of cases, in the order of a table's leading columns."""
 
 _MACHINE = "machine"
-Group = tuple[Mapping[str, Any], "list[CaseFacts]"]
+Group = tuple[Mapping[str, Any], "list[Result]"]
 
 
-def measured(case: CaseFacts) -> bool:
+def measured(case: Result) -> bool:
     """Whether a case has a latency that may be compared: `ok` or `noisy`, with samples."""
-    return case.status in MEASURED and bool(case.samples_us)
+    return case.status in MEASURED and bool(case.rounds)
 
 
-def counted(case: CaseFacts) -> bool:
+def counted(case: Result) -> bool:
     """Whether a case has counts that may be compared (bytes, work items), timed or not."""
     return case.status in MEASURED
 
 
-def group(cases: Sequence[CaseFacts]) -> list[Group]:
+def group(cases: Sequence[Result]) -> list[Group]:
     """Groups of comparable cases, each with the values of its axes, sorted by these values.
 
     `threads` separates groups only where it was swept: a case that never ran does not know its number of threads, and
@@ -37,7 +37,7 @@ def group(cases: Sequence[CaseFacts]) -> list[Group]:
     fixed = [name for name in grouping if name != "threads"]
     times_seen = Counter((_values(case, fixed), case.implementation) for case in cases)
     names = grouping if any(count > 1 for count in times_seen.values()) else fixed
-    groups: dict[tuple[Any, ...], list[CaseFacts]] = {}
+    groups: dict[tuple[Any, ...], list[Result]] = {}
     for case in cases:
         groups.setdefault(_values(case, names), []).append(case)
     ordered = sorted(groups.items(), key=lambda item: [_rank(value) for value in item[0]])
@@ -54,8 +54,8 @@ def describe(axes: Mapping[str, Any], names: Sequence[str]) -> str:
     return " ".join(f"{name}={show_value(axes.get(name))}" for name in names)
 
 
-def _values(case: CaseFacts, names: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(getattr(case, name) for name in names)
+def _values(case: Result, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(case.axis(name) for name in names)
 
 
 def _rank(value: Any) -> tuple[int, Any]:

@@ -9,7 +9,7 @@ from chunkbench.analysis.points import measured
 from chunkbench.analysis.statistics import IntervalKind, interval, round_means
 
 if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts
+    from chunkbench.store.results import Result
 
 
 class Ratio(NamedTuple):
@@ -21,7 +21,7 @@ class Ratio(NamedTuple):
     kind: IntervalKind
 
 
-def ratio(case: CaseFacts, base: CaseFacts, confidence: float) -> Ratio | None:
+def ratio(case: Result, base: Result, confidence: float) -> Ratio | None:
     """Latency of `case` over latency of `base`, from the rounds of the memory groups that both ran in.
 
     The r-th round of `case` in a group is paired with the r-th round of `base` in that group. A disturbance of the
@@ -40,7 +40,7 @@ def ratio(case: CaseFacts, base: CaseFacts, confidence: float) -> Ratio | None:
     return Ratio(value, min(low, value), max(high, value), kind)
 
 
-def paired_ratios(case: CaseFacts, base: CaseFacts) -> list[float]:
+def paired_ratios(case: Result, base: Result) -> list[float]:
     """[pair of rounds] latency of `case` over latency of `base`, both measured, for rounds that ran side by side."""
     return _paired(_by_group(case), _by_group(base))
 
@@ -51,9 +51,9 @@ def _paired(rounds: dict[int, list[float]], base_rounds: dict[int, list[float]])
     return [x / y for group in shared for x, y in zip(rounds[group], base_rounds[group], strict=False)]
 
 
-def _by_group(case: CaseFacts) -> dict[int, list[float]]:
-    means = round_means(case.samples_us)
-    groups = case.groups or (0,) * len(means)
+def _by_group(case: Result) -> dict[int, list[float]]:
+    means = round_means(case.rounds)
+    groups = case.round_groups or (0,) * len(means)
     rounds: dict[int, list[float]] = {}
     for group, mean in zip(groups, means, strict=True):
         rounds.setdefault(group, []).append(mean)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from chunkbench.analysis.derive import Row
-from chunkbench.store.replay_facts import MemoryMoment, ReplayFacts, ReplaySeed
+from chunkbench.store.replay_result import MemoryMoment, ReplayResult, ReplaySeed
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ReplayNumbers:
 def replay_numbers(row: Row) -> ReplayNumbers | None:
     """Numbers of a row; None if it has no replay."""
     facts = row.facts
-    if not isinstance(facts, ReplayFacts) or not facts.replays:
+    if not isinstance(facts, ReplayResult) or not facts.replays:
         return None
     seeds = facts.replays
 

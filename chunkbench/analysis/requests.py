@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from chunkbench.store.request_facts import RequestFacts
+from chunkbench.store.request_result import RequestResult
 
 LATE_SHARE = 0.01
 """A client whose mean sending delay is above this share of the mean latency held requests up."""
@@ -58,7 +58,7 @@ class LoadNumbers:
         return self.sending_delay.mean > LATE_SHARE * self.latency.mean
 
 
-def load_numbers(requests: Sequence[RequestFacts], objective_s: float | None = None) -> LoadNumbers:
+def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = None) -> LoadNumbers:
     """Numbers of the requests of one measurement. `objective_s`: most seconds per generated token."""
     done = [request for request in requests if request.status == "ok" and request.last is not None]
     seconds = max((r.last or 0.0 for r in done), default=0.0) - min((r.due for r in requests), default=0.0)
@@ -87,7 +87,7 @@ def load_numbers(requests: Sequence[RequestFacts], objective_s: float | None = N
     )
 
 
-def normalized_latency(request: RequestFacts) -> float:
+def normalized_latency(request: RequestResult) -> float:
     """(last token - due) / tokens of an answered request, in seconds per token."""
     assert request.last is not None
     return (request.last - request.due) / request.tokens
@@ -101,7 +101,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _quantiles(requests: Sequence[RequestFacts], value: Callable[[RequestFacts], float]) -> Quantiles | None:
+def _quantiles(requests: Sequence[RequestResult], value: Callable[[RequestResult], float]) -> Quantiles | None:
     values = [value(request) for request in requests]
     if not values:
         return None

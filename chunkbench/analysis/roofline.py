@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts, Peaks
+    from chunkbench.store.results import Peaks, TimedResult
 
 PROBE_ERROR_ABOVE = 1.02
 """No kernel exceeds the machine's peak: a higher fraction means that the probe missed the peak."""
@@ -60,13 +60,13 @@ def roofline_us(unique_bytes: int, flops: int, peaks: Peaks) -> float:
     return 1e6 * max(unique_bytes / peaks.read_bytes_per_s, flops / peaks.matrix_flops_per_s)
 
 
-def mean_roofline_us(case: CaseFacts) -> float | None:
+def mean_roofline_us(case: TimedResult) -> float | None:
     """`roofline_us` averaged over the timed steps of a round, then the median over rounds, as latencies are."""
     bounds = _round_bounds(case, case.unique_bytes, case.flops)
     return median(sum(bound) / len(bound) for bound in bounds) if bounds else None
 
 
-def roofline_fraction(case: CaseFacts) -> float | None:
+def roofline_fraction(case: TimedResult) -> float | None:
     """Sum of `roofline_us` over sum of latency, over the timed steps of a round; then the median over rounds.
 
     Each round uses the peaks that were probed inside it. None without samples or peaks.
@@ -74,12 +74,12 @@ def roofline_fraction(case: CaseFacts) -> float | None:
     return _fraction(case, case.unique_bytes, case.flops)
 
 
-def bandwidth_fraction(case: CaseFacts) -> float | None:
+def bandwidth_fraction(case: TimedResult) -> float | None:
     """Share of the read bandwidth that the case used: the bytes that it must move itself, over latency and peak."""
     return _fraction(case, case.read_bytes, (0,) * len(case.steps))
 
 
-def probe_error(case: CaseFacts) -> str | None:
+def probe_error(case: TimedResult) -> str | None:
     """Why the roofline fraction cannot be right, if it is above 1.02; else None."""
     fraction = roofline_fraction(case)
     if fraction is None or fraction <= PROBE_ERROR_ABOVE:
@@ -92,14 +92,14 @@ def probe_error(case: CaseFacts) -> str | None:
     return f"{fraction:.0%} of the roofline is more than the machine allows: {cause}"
 
 
-def _fraction(case: CaseFacts, moved: Sequence[int], work: Sequence[int]) -> float | None:
+def _fraction(case: TimedResult, moved: Sequence[int], work: Sequence[int]) -> float | None:
     bounds = _round_bounds(case, moved, work)
     if not bounds:
         return None
     return median(sum(bound) / sum(samples) for bound, samples in zip(bounds, case.samples_us, strict=True))
 
 
-def _round_bounds(case: CaseFacts, moved: Sequence[int], work: Sequence[int]) -> list[list[float]]:
+def _round_bounds(case: TimedResult, moved: Sequence[int], work: Sequence[int]) -> list[list[float]]:
     """[round][timed step] lower bounds in microseconds; empty when samples, peaks or counts are missing."""
     steps = len(case.steps)
     complete = len(moved) == len(work) == steps > 0 and all(len(samples) == steps for samples in case.samples_us)

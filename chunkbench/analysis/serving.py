@@ -9,7 +9,7 @@ from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.requests import load_numbers
-from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.store.serving_result import ServingResult
 
 OBJECTIVE_LOAD = 90
 """The paper's objective of 40 ms per token is its machine's. Here it is the reference's normalized latency with nothing
@@ -37,7 +37,7 @@ class ServingNumbers:
 def serving_numbers(row: Row, objective_s: float | None = None) -> ServingNumbers | None:
     """The numbers of a row of this kind; None if nothing was measured. `objective_s`: most seconds per token."""
     facts = row.facts
-    if not isinstance(facts, ServingFacts) or row.derived.latency_us is None:
+    if not isinstance(facts, ServingResult) or row.derived.latency_us is None:
         return None
     numbers = [load_numbers(measurement.requests, objective_s) for measurement in facts.measurements]
     servers = [measurement.server for measurement in facts.measurements if measurement.server]
@@ -66,7 +66,7 @@ def objective_s(rows: Iterable[Row], n_p: int) -> float | None:
     """The objective for prompts of n_p tokens, in seconds per token; None if it was not measured."""
     for row in rows:
         facts = row.facts
-        if not isinstance(facts, ServingFacts) or facts.implementation != facts.reference:
+        if not isinstance(facts, ServingResult) or facts.implementation != facts.reference:
             continue
         if (facts.n_p, facts.n_s, facts.load) == (n_p, 0, OBJECTIVE_LOAD) and row.derived.latency_us is not None:
             return row.derived.latency_us / 1e6
@@ -111,5 +111,5 @@ def spots(rows: Iterable[Row]) -> list[tuple[float, float]]:
     return [
         (row.facts.requests_per_s, row.derived.latency_us / 1e6)
         for row in rows
-        if isinstance(row.facts, ServingFacts) and row.facts.requests_per_s and row.derived.latency_us is not None
+        if isinstance(row.facts, ServingResult) and row.facts.requests_per_s and row.derived.latency_us is not None
     ]

@@ -24,7 +24,7 @@ def choose_experiment(
     caches: str | None = None,
 ) -> Experiment:
     """Load an experiment and apply the options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
-    from chunkbench.experiment import load_experiment
+    from chunkbench.experiment import TimedExperiment, load_experiment
     from chunkbench.experiment.errors import did_you_mean
     from chunkbench.experiment.terms import Cache, Mode
 
@@ -39,7 +39,7 @@ def choose_experiment(
     for key, text, choices in (("modes", modes, get_args(Mode)), ("caches", caches, get_args(Cache))):
         if text is None:
             continue
-        if not loaded.timed:
+        if not isinstance(loaded, TimedExperiment):
             raise click.BadParameter("this experiment times nothing", param_hint=f"--{key}")
         changes[key] = parse_list(key, text, choices)
     if only:

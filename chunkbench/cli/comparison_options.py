@@ -195,7 +195,7 @@ def longer_command(words: Sequence[str], implementation: str, budget_s: float) -
 def _timed(experiment: Experiment) -> TimedExperiment:
     from chunkbench.experiment import TimedExperiment
 
-    if not isinstance(experiment, TimedExperiment) or not experiment.timed:
+    if not isinstance(experiment, TimedExperiment):
         message = (
             f"`kind: {experiment.kind}` times nothing; compare two runs of it "
             "(chunkbench compare BASE HEAD --metric kv_bytes)"

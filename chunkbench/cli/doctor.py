@@ -56,15 +56,15 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
 
 def _table3() -> Finding:
     """What a run of Table 3 would take here, as its dry run says."""
+    from chunkbench import workload
     from chunkbench.environment import Finding
     from chunkbench.experiment import load_experiment
     from chunkbench.runner.dry_run import in_words
-    from chunkbench.runner.measuring import measuring
     from chunkbench.runner.target import resolve
 
     experiment = load_experiment("table3")
     target = resolve(experiment)
-    expected = measuring(experiment).estimate(experiment, target)
+    expected = workload.of(experiment).estimate(experiment, target)
     detail = in_words(expected, experiment)
     grouping = None if isinstance(expected, str) else expected.grouping
     if grouping is None or not grouping.too_large:

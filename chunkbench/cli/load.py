@@ -13,7 +13,7 @@ from chunkbench.cli.output import colour_wanted, fail, format_option, show
 if TYPE_CHECKING:
     from chunkbench.analysis.requests import LoadNumbers, Quantiles
     from chunkbench.report.model import Output
-    from chunkbench.store.request_facts import RequestFacts
+    from chunkbench.store.request_result import RequestResult
     from chunkbench.traces import PlannedRequest
 
 EPILOG = """\b
@@ -98,7 +98,7 @@ def command(url: str, **options: Any) -> None:
         out = options["out"].open("w", encoding="utf-8") if options["out"] else None
     except (TraceError, ValueError, OSError) as error:
         fail(error)
-    facts: list[RequestFacts] = []
+    facts: list[RequestResult] = []
     how = LoadOptions(options["clients"], options["timeout"], not options["keep_eos"])
 
     async def measure() -> float:
@@ -168,7 +168,7 @@ def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[Planne
     return [PlannedRequest(0.0, prompt, plan[0].max_tokens) for prompt in drawn]
 
 
-def _ended(request: RequestFacts, facts: list[RequestFacts], planned: int, out: TextIO | None) -> None:
+def _ended(request: RequestResult, facts: list[RequestResult], planned: int, out: TextIO | None) -> None:
     facts.append(request)
     if out is not None:
         out.write(request.model_dump_json() + "\n")
@@ -177,7 +177,7 @@ def _ended(request: RequestFacts, facts: list[RequestFacts], planned: int, out: 
         click.echo(f"\r\033[K{len(facts)} of {planned} requests answered", nl=False, err=True)
 
 
-def _output(numbers: LoadNumbers, cpu: float, facts: list[RequestFacts], planned: int, interrupted: bool) -> Output:
+def _output(numbers: LoadNumbers, cpu: float, facts: list[RequestResult], planned: int, interrupted: bool) -> Output:
     from chunkbench.report.model import Column, Output, Table
     from chunkbench.report.numbers import percent, significant
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chunkbench.report.model import Document
     from chunkbench.report.text_table import Screen
     from chunkbench.store import Run
-    from chunkbench.store.facts import Status
+    from chunkbench.store.results import Status
 
 RUNS = Path("results/runs")
 """The folder of runs, below the current directory. `--out` replaces it."""
@@ -116,7 +116,7 @@ def command_line() -> list[str]:
 
 def run_exit_code(statuses: Iterable[Status]) -> int:
     """Exit code of a command that measured cases with these statuses: 3 if a case failed, else 0."""
-    from chunkbench.store.facts import FAILED
+    from chunkbench.store.results import FAILED
 
     return 3 if any(status in FAILED for status in statuses) else 0
 

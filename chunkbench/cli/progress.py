@@ -15,7 +15,7 @@ from rich.status import Status
 
 from chunkbench.experiment.point import Point
 from chunkbench.report.numbers import count
-from chunkbench.store import MEASURED, CaseFacts
+from chunkbench.store import MEASURED, Result
 
 
 class RunProgress:
@@ -69,20 +69,18 @@ class RunProgress:
             name = f"{self._number + 1}/{self._points} {point.brief}"
             self._bar.update(self._task, completed=done, point=name, text=text, left=_left(left_s))
 
-    def point_finished(
-        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
-    ) -> None:
+    def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
         """Print one line per point."""
         self._number += 1
         statuses = Counter(case.status for case in cases)
         measured = sum(statuses[status] for status in MEASURED)
         others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
-        rounds = max((len(case.samples_us) for case in cases), default=0)
+        rounds = max((len(case.rounds) for case in cases), default=0)
         machine = f" on {cases[0].machine}" if self._several else ""
         self._by_machine[cases[0].machine] += 1
         self._print(
-            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].verb}{machine}"
-            f"{f', {others}' if others else ''}; {count(rounds, cases[0].repeated)}, {took_s:.0f} s; {_left(left_s)}"
+            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].VERB}{machine}"
+            f"{f', {others}' if others else ''}; {count(rounds, cases[0].REPEATED)}, {took_s:.0f} s; {_left(left_s)}"
         )
 
     def problem(self, text: str) -> None:
@@ -130,9 +128,7 @@ class RepeatProgress:
             seconds = monotonic() - self._started
             self._status.update(f"{self._process}: {point.brief} {text}  [dim]{seconds:.0f} s so far")
 
-    def point_finished(
-        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
-    ) -> None:
+    def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
         """Print nothing: a process measures a point in a second."""
 
     def problem(self, text: str) -> None:

@@ -95,15 +95,15 @@ def command(
       chunkbench run table3 --on ray://head:10001 --machines each --budget 1h
       chunkbench run table3 --on ray --machine a100 --alone
     """
+    from chunkbench import workload
     from chunkbench.cli.choosing import choose_experiment, parse_list
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import TimedExperiment
     from chunkbench.report import build, render_run, write_all
-    from chunkbench.runner.measuring import measuring
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.run import run_experiment
     from chunkbench.store import latest_run
-    from chunkbench.store.facts import Status
+    from chunkbench.store.results import Status
 
     sets = (*sets, f"model={model}") if model else sets
     if full and budget is not None:
@@ -127,7 +127,7 @@ def command(
             raise click.BadParameter("a CPU has only the mode eager", param_hint="--modes")
         if dry_run:
             for target in executor.targets:
-                click.echo(measuring(loaded).describe(loaded, target))
+                click.echo(workload.of(loaded).describe(loaded, target))
             return
         outcome = run_experiment(loaded, executor, out, resume, command_line(), progress, options)
     try:

@@ -12,20 +12,20 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.cluster.connection import software
 from chunkbench.cluster.fleet import Fleet, Lane
 from chunkbench.cluster.job import NodeJob
 from chunkbench.cluster.nodes import Machines, Node, Resources, choose_kinds, node_of, problem_of
 from chunkbench.experiment import Experiment
-from chunkbench.experiment.point import AxisFields, Point
+from chunkbench.experiment.point import Point
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.executor import Job, Listener, Measured
 from chunkbench.runner.identity import BETWEEN_KINDS
-from chunkbench.runner.measuring import Pass
 from chunkbench.runner.pace import Pace
+from chunkbench.runner.passes import Pass
 from chunkbench.runner.target import Target, resolve_on
-from chunkbench.store import CannotRunError, CaseFacts, RunError, open_run
+from chunkbench.store import CannotRunError, Result, RunError, open_run
 
 MOST_LOSSES = 2
 """A pass that was lost with so many machines is a row `crashed`."""
@@ -259,7 +259,7 @@ class _Measuring:
         lane.ready = True
 
     def _measured(self, lane: Lane, one: Pass, answer: Mapping[str, Any]) -> None:
-        model: type[CaseFacts] = kinds.get(self._job.experiment.kind).facts()
+        model = workload.of(self._job.experiment).result
         points: list[Point] = pickle.loads(answer["points"])
         rows = {
             point: [_checked(model.model_validate_json(line), lane) for line in lines]
@@ -269,7 +269,7 @@ class _Measuring:
         self._restarts.pop(lane.node.resources.id, None)
         self._hand_over(lane, one, rows)
 
-    def _hand_over(self, lane: Lane, one: Pass, rows: Mapping[Point, Sequence[CaseFacts]]) -> None:
+    def _hand_over(self, lane: Lane, one: Pass, rows: Mapping[Point, Sequence[Result]]) -> None:
         environment = lane.node.environment.model_dump(mode="json")
         if abs(lane.clock_offset_s) > _OFFSET_S:
             environment["clock_offset_s"] = round(lane.clock_offset_s)
@@ -363,7 +363,7 @@ class _Measuring:
                 file.write(f"\n===== {lane.node.machine}\n".encode() + news)
 
 
-def _checked(case: CaseFacts, lane: Lane) -> CaseFacts:
+def _checked(case: Result, lane: Lane) -> Result:
     """A row as the node sent it, with the time by the clock here and a word about neighbours."""
     changes: dict[str, object] = {}
     if abs(lane.clock_offset_s) > _OFFSET_S and case.started_at:
@@ -375,20 +375,15 @@ def _checked(case: CaseFacts, lane: Lane) -> CaseFacts:
     return case.model_copy(update=changes) if changes else case
 
 
-def _crashed(experiment: Experiment, one: Pass, node: Node, reason: str) -> dict[Point, list[CaseFacts]]:
+def _crashed(experiment: Experiment, one: Pass, node: Node, reason: str) -> dict[Point, list[Result]]:
     """The rows of a pass that was lost with its machines."""
-    model: type[CaseFacts] = kinds.get(experiment.kind).facts()
+    model = workload.of(experiment).result
     return {
         point: [
-            model(
-                key=case.key,
+            model.of_case(
+                case,
                 experiment=experiment.name,
-                implementation=case.implementation,
                 label=_label(experiment, case.implementation),
-                **{name: getattr(point, name) for name in AxisFields.model_fields},
-                protocol=case.protocol,
-                cache=case.cache,
-                mode=case.mode,
                 status="crashed",
                 reason=reason,
                 seed=experiment.seed,
@@ -403,7 +398,7 @@ def _crashed(experiment: Experiment, one: Pass, node: Node, reason: str) -> dict
 
 def _label(experiment: Experiment, implementation: str) -> str:
     try:
-        return str(kinds.get(experiment.kind).implementations().load(implementation).label)
+        return str(workload.of(experiment).implementations().load(implementation).label)
     except Exception:  # an adapter that does not load here has no label
         return implementation
 

@@ -12,7 +12,7 @@ from chunkbench.cluster import remote
 from chunkbench.cluster.connection import Cluster
 from chunkbench.cluster.nodes import Node, Resources
 from chunkbench.experiment.terms import Device
-from chunkbench.runner.measuring import Pass
+from chunkbench.runner.passes import Pass
 
 _BEAT_S = 2.0
 """Time between two questions to a node: often enough for a progress bar, too rarely to disturb a measurement."""

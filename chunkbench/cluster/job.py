@@ -9,7 +9,7 @@ from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.target import Target
-from chunkbench.store import CaseFacts
+from chunkbench.store import Result
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class NodeJob:
     target: Target
     points: Sequence[Point]
     """All points that the machine may have to measure."""
-    earlier: Sequence[CaseFacts]
+    earlier: Sequence[Result]
     brief: bool
 
     def run_options(self) -> RunOptions:

@@ -83,8 +83,8 @@ class Measurer:
 
         Returns the looks of the implementations, or why nothing can be measured.
         """
-        from chunkbench import workloads
-        from chunkbench.runner.measuring import Workplace, measuring
+        from chunkbench import workload, workloads
+        from chunkbench.runner.passes import Workplace
         from chunkbench.store import CannotRunError, RunError
 
         self.end()
@@ -93,7 +93,7 @@ class Measurer:
         place = Workplace(self._log, one.earlier)
         self._text = "starting"
         try:
-            self._measurer = measuring(one.experiment).start(
+            self._measurer = workload.of(one.experiment).start(
                 one.experiment, one.target, one.points, place, one.run_options()
             )
         except RunError as error:

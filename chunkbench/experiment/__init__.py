@@ -4,14 +4,15 @@ from chunkbench.experiment.axes import AXES, Axis
 from chunkbench.experiment.errors import ExperimentError, Problem
 from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.load import bundled_experiments, load_experiment, reading_order
-from chunkbench.experiment.model import Experiment
-from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.point import AttentionPoint, Case, Point
 from chunkbench.experiment.schema import json_schema
-from chunkbench.experiment.timed import Expectation, TimedExperiment
+from chunkbench.experiment.spec import Experiment
+from chunkbench.experiment.timed import Expectation, SessionExperiment, TimedExperiment
 from chunkbench.experiment.units import parse_duration
 
 __all__ = [
     "AXES",
+    "AttentionPoint",
     "Axis",
     "Case",
     "Expectation",
@@ -19,6 +20,7 @@ __all__ = [
     "ExperimentError",
     "Point",
     "Problem",
+    "SessionExperiment",
     "TimedExperiment",
     "bundled_experiments",
     "json_schema",

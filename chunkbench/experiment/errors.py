@@ -1,10 +1,13 @@
-"""Problems of an experiment, each with its place in the file."""
+"""Problems of an experiment: findings at a path inside a file's values, and problems at a place in the file."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, order=True)
@@ -45,8 +48,61 @@ class ExperimentError(ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+class Finding(NamedTuple):
+    """A problem at a path below the value that is being read; `key`: the path's key has the problem, not its value."""
+
+    path: Path
+    message: str
+    key: bool = False
+
+    def below(self, *above: str | int) -> Finding:
+        """The same finding, seen from a value further up."""
+        return self._replace(path=(*above, *self.path))
+
+
+class Findings(ValueError):
+    """One or more findings in one value."""
+
+    def __init__(self, *findings: Finding) -> None:
+        self.findings = findings
+        super().__init__("; ".join(finding.message for finding in findings))
+
+
+class Misread:
+    """Replaces a value that has been refused, so that the rest of the file can still be checked."""
+
+    def __repr__(self) -> str:
+        return "a value that cannot be read"
+
+
+MISREAD = Misread()
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """`; did you mean X?` if a known name is similar, else `; one of ...`."""
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
     return f"; did you mean {folded[close[0]]}?" if close else f"; one of {', '.join(known)}"
+
+
+def unknown(noun: str, name: object, known: Sequence[str]) -> str:
+    """The message about an unknown name. It omits the name, which is the key of the problem."""
+    if isinstance(name, str) and ":" in name:
+        return f"unknown {noun}; put a space after the colon"
+    return f"unknown {noun}{did_you_mean(str(name)[:60], known)}"
+
+
+def show(value: object) -> str:
+    """A value as messages quote it: short, with quotes around text but not around numbers."""
+    if isinstance(value, Misread):
+        return repr(value)
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
-from chunkbench.experiment.axes import AXES, parse_axes
-from chunkbench.experiment.errors import did_you_mean
+from chunkbench.experiment.errors import Finding, Findings, did_you_mean, show
 from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.terms import Cache, Mode, Protocol
 from chunkbench.experiment.units import parse_duration, parse_percent
-from chunkbench.experiment.values import AxisValue, Finding, Findings, LengthRange, show
 
 T = TypeVar("T")
 DEFINED = "x-defined"
 """Stands for a `$ref` to our own definitions: pydantic would look up a `$ref` among its own definitions and fail."""
-
-
-def written_axes(axes: Mapping[str, tuple[AxisValue, ...]]) -> dict[str, Any]:
-    """Axes as a file writes them: lists, ranges as low and high, a tree without a list around it."""
-    plain: dict[str, Any] = {}
-    for name, values in axes.items():
-        written = [value._asdict() if isinstance(value, LengthRange) else value for value in values]
-        plain[name] = written[0] if AXES[name].whole and written else written
-    return plain
 
 
 def _listed(raw: object) -> object:
@@ -71,10 +59,6 @@ def _fraction(raw: object) -> object:
     return raw
 
 
-def _axes(raw: object) -> dict[str, tuple[AxisValue, ...]]:
-    return parse_axes(raw)
-
-
 def _list_schema(item: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [item, {"type": "array", "items": item, "minItems": 1, "uniqueItems": True}]}
 
@@ -87,13 +71,8 @@ _SHARE_SCHEMA = {
     ]
 }
 
-Axes = Annotated[
-    dict[str, Any],
-    BeforeValidator(_axes),
-    PlainSerializer(written_axes),
-    WithJsonSchema({DEFINED: "axes"}),
-]
-"""Axis -> values, of a block, of `defaults` or of a filter; a filter matches any of the values."""
+Axes = Annotated[dict[str, Any], WithJsonSchema({DEFINED: "axes"})]
+"""Axis -> values as the file writes them, of a block, of `defaults` or of a filter. `Sweep` reads them."""
 
 Seconds = Annotated[
     float, BeforeValidator(_duration), Field(strict=True, gt=0, allow_inf_nan=False), WithJsonSchema(_SECONDS_SCHEMA)

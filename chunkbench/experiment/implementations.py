@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chunkbench import kinds
+from chunkbench import workload
 
 
 def known_implementations(kind: str | None = None) -> tuple[str, ...]:
     """Ids that a kind of work can measure; None: the ids of all kinds."""
-    searched = kinds.names() if kind is None else (kind,)
-    return tuple(dict.fromkeys(id_ for name in searched for id_ in kinds.get(name).implementations().names()))
+    searched = workload.all_kinds() if kind is None else (workload.get(kind),)
+    return tuple(dict.fromkeys(id_ for one in searched for id_ in one.implementations().names()))

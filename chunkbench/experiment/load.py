@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
+from pydantic import ValidationError
+
+from chunkbench import workload
 from chunkbench.experiment.axes import AXES
-from chunkbench.experiment.check import Checker
-from chunkbench.experiment.errors import ExperimentError, Problem, did_you_mean
-from chunkbench.experiment.model import Experiment
-from chunkbench.experiment.values import show, unknown
-from chunkbench.experiment.yaml_tree import MAX_BYTES, Node, read
+from chunkbench.experiment.errors import ExperimentError, Findings, Path, Problem, did_you_mean, show, unknown
+from chunkbench.experiment.spec import Experiment
+from chunkbench.experiment.yaml_file import MAX_BYTES, Document, read
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -40,7 +41,9 @@ def reading_order(name: str) -> tuple[int, str]:
     return (READING_ORDER.index(name) if name in READING_ORDER else len(READING_ORDER), name)
 
 
-def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None, option: str = "") -> Experiment:
+def load_experiment(
+    path: FilePath | str, overrides: Mapping[str, str] | None = None, option: str = ""
+) -> Experiment[Any]:
     """The experiment in a YAML file, or the bundled one of that bare name (`table3`).
 
     `overrides` is axis -> text such as `v1,v2`: the axis takes these values in every block. Messages use `option` as
@@ -49,24 +52,47 @@ def load_experiment(path: Path | str, overrides: Mapping[str, str] | None = None
     """
     name, shown, content = _find(path)
     text = _decode(content, shown)
-    root, problems = read(text, shown)
-    if root is None or root.value is None:
-        raise ExperimentError(problems or [Problem(shown, 1, 1, "the file is empty; it holds no experiment")])
-    if not isinstance(root.value, dict):
-        message = f"an experiment is a mapping of keys to values, not {show(root.plain())}"
-        raise ExperimentError([*problems, Problem(shown, root.at.line, root.at.column, message)])
-    problems += _override(root, overrides or {}, option)
-    checker = Checker(root, problems, report_unused=not overrides)
-    experiment = checker.experiment(re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:64] or "experiment")
-    if experiment is None:
-        raise ExperimentError(checker.problems)
+    document = read(text, shown)
+    if document.value is None:
+        raise ExperimentError(document.problems or [Problem(shown, 1, 1, "the file is empty; it holds no experiment")])
+    if not isinstance(document.value, dict):
+        document.problem(document.mark(()), f"an experiment is a mapping of keys to values, not {show(document.value)}")
+        raise ExperimentError(document.problems)
+    _override(document, overrides or {}, option)
+    kind = document.value.get("kind")
+    model = workload.get(kind if kind in workload.names() else workload.default()).experiment
+    named = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:64] or "experiment"
+    try:
+        experiment: Experiment[Any] = model.model_validate(
+            {"name": named, **document.value}, context={"overridden": bool(overrides)}
+        )
+    except ValidationError as error:
+        raise ExperimentError([*document.problems, *_located(error, document)]) from None
+    if document.problems:
+        raise ExperimentError(document.problems)
     return experiment.model_copy(update={"source": text, "path": shown})
 
 
-def _find(path: Path | str) -> tuple[str, str, bytes]:
+def _located(error: ValidationError, document: Document) -> Iterator[Problem]:
+    """The findings of an experiment's class at their places in the file."""
+    # A value that could not be read already has its problem; what the class says about it adds nothing.
+    refused = {(problem.line, problem.column) for problem in document.problems if problem.line}
+    for detail in error.errors():
+        findings = detail["ctx"]["error"]
+        assert isinstance(findings, Findings)
+        for finding in findings.findings:
+            mark = document.mark(finding.path, key=finding.key)
+            if (mark.line, mark.column) not in refused:
+                key = next((step for step in reversed(finding.path) if isinstance(step, str)), "")
+                yield Problem(mark.path, mark.line, mark.column, finding.message, key)
+
+
+def _find(path: FilePath | str) -> tuple[str, str, bytes]:
     """Default name of the experiment, path to show in messages, and content of the file."""
     given = str(path)
-    is_name = isinstance(path, str) and re.fullmatch(r"[A-Za-z0-9_-]+", path) is not None and not Path(path).is_file()
+    is_name = (
+        isinstance(path, str) and re.fullmatch(r"[A-Za-z0-9_-]+", path) is not None and not FilePath(path).is_file()
+    )
     try:
         if is_name:
             bundled = bundled_experiments()
@@ -74,7 +100,7 @@ def _find(path: Path | str) -> tuple[str, str, bytes]:
                 problem = f"no experiment of this name comes with ChunkBench{did_you_mean(given, list(bundled))}"
                 raise ExperimentError([Problem(given, 0, 0, problem)])
             return given, f"{given}.yaml", bundled[given].read_bytes()
-        file = Path(path)
+        file = FilePath(path)
         if file.is_dir():
             raise ExperimentError([Problem(given, 0, 0, "is a directory, not an experiment")])
         if not file.exists():
@@ -90,7 +116,7 @@ def _find(path: Path | str) -> tuple[str, str, bytes]:
         raise ExperimentError([Problem(given, 0, 0, f"cannot be read: {reason}")]) from error
 
 
-def _neighbour(file: Path) -> str:
+def _neighbour(file: FilePath) -> str:
     """A hint: a file with a similar name, or the list of bundled experiments."""
     folder = file.parent
     neighbours = [other.name for other in folder.iterdir() if other.suffix in _SUFFIXES] if folder.is_dir() else []
@@ -121,34 +147,30 @@ def _decode(content: bytes, path: str) -> str:
     return text
 
 
-def _override(root: Node, overrides: Mapping[str, str], option: str) -> list[Problem]:
-    """Replace the file's values by the overriding values, in the tree; returns the problems."""
-    problems: list[Problem] = []
+def _override(document: Document, overrides: Mapping[str, str], option: str) -> None:
+    """Let the overriding values take the place of the file's values, in every block."""
     for axis, text in overrides.items():
         place = f"{option} {axis}={text}".strip()
         if axis not in AXES:
-            problems.append(Problem(place, 0, 0, unknown("axis", axis, list(AXES)), axis))
+            document.problems.append(Problem(place, 0, 0, unknown("axis", axis, list(AXES)), axis))
             continue
-        node, node_problems = read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
-        problems += node_problems
-        if node is None:
+        given = read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
+        document.problems += given.problems
+        if given.value is None:
             continue
-        conflicting = {"tree": ("n_s", "prompts"), "n_s": ("tree",), "prompts": ("tree",)}.get(axis, ())
-        blocks = [root.child("defaults"), *_items(root.child("sweep"))]
-        for block in blocks:
-            if block is None or not isinstance(block.value, dict):
+        blocks: list[tuple[Path, Any]] = [(("defaults",), document.value.get("defaults"))]
+        if isinstance(document.value.get("sweep"), list):
+            blocks += [(("sweep", index), block) for index, block in enumerate(document.value["sweep"])]
+        for path, block in blocks:
+            if not isinstance(block, dict):
                 continue
-            block.value.pop(axis, None)
-            for other in conflicting:
-                if other in block.value:
-                    mark = block.value[other][0]
-                    problems.append(Problem(place, 0, 0, f"cannot be used together with {other} in {mark}", axis))
-        if blocks[0] is None:
-            root.value["defaults"] = (node.at, Node(node.at, {axis: (node.at, node)}))
-        elif isinstance(blocks[0].value, dict):
-            blocks[0].value[axis] = (node.at, node)
-    return problems
-
-
-def _items(node: Node | None) -> list[Node]:
-    return node.value if node is not None and isinstance(node.value, list) else []
+            block.pop(axis, None)
+            for other in {"tree": ("n_s", "prompts"), "n_s": ("tree",), "prompts": ("tree",)}.get(axis, ()):
+                if other in block:
+                    at = document.mark((*path, other), key=True)
+                    message = f"cannot be used together with {other} in {at}"
+                    document.problems.append(Problem(place, 0, 0, message, axis))
+        if "defaults" not in document.value:
+            document.value["defaults"] = {}
+        if isinstance(document.value["defaults"], dict):
+            document.put(("defaults", axis), given)

@@ -1,91 +1,114 @@
-"""A point: one combination of axes, resolved to plain values, and the forest of prompts that it describes."""
+"""A point: one combination of axes, resolved to plain values; and a case: an implementation at a point."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, Self
 
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypeVar
 
 from chunkbench.experiment.axes import AXES
-from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.forest import Segment, prompt_lengths, prompt_paths, shared_tokens
 from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol, TreeNode
+from chunkbench.experiment.values import LengthRange, sequences_in, show_value
+
+_SELDOM_SWEPT = ("n_c", "tree", "heads", "head_dim", "chunk_size", "block_size", "dtype")
 
 
-class Segment(NamedTuple):
-    """Consecutive prompt tokens. Sequences that share these tokens share the id."""
+class Point(BaseModel):
+    """One combination of the axes that its kind of work has: a field for each, and its default.
 
-    id: int
-    tokens: int
-
-
-class AxisFields(BaseModel):
-    """The fields that a point and its facts have in common; `chunkbench.experiment.axes` explains each axis.
-
-    `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
-    `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
-    `k mod prompts`). `tree` describes any forest; `n_s` is then None. `model` is the shape of the model whose layer the
-    point measures, or that servers run; None if there is none. `load` (percent of a system's capacity) and `rate`
-    (requests per minute) are how fast requests arrive at servers. The last five belong to replays; where their
-    `traffic` decides lengths, `n_p` and `n_c` are 0.
+    `chunkbench.experiment.axes` explains the axes. `threads` None means the machine's default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    n_p: int | tuple[int, int]
-    n_s: int | None
-    n_c: int
-    batch_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    chunk_size: int
-    block_size: int
-    prompts: int = 1
-    tree: tuple[TreeNode, ...] | None = None
-    model: LlamaShape | None = None
     dtype: Dtype
     device: Device
-    load: int | None = None
-    rate: int | None = None
-    traffic: str | None = None
-    memory: int | None = None
-    schedule: str | None = None
-    samples: int | None = None
-    beams: int | None = None
-
-
-class Point(AxisFields):
-    """One combination of axes. `threads` None means the machine's default."""
-
+    batch_size: int = 32
     threads: int | None = None
 
+    @classmethod
+    def axes(cls) -> tuple[str, ...]:
+        """The names of this kind's axes, in the order of `AXES`."""
+        return tuple(name for name in AXES if name in cls.model_fields)
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A combination with the values of all axes of this kind; a dtype that nothing decides is None."""
+        fields = {name: cls.model_fields[name] for name in cls.axes()}
+        defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
+        values = {"dtype": None, **defaults, **given}
+        if isinstance(values.get("n_p"), LengthRange):
+            values["n_p"] = (values["n_p"].low, values["n_p"].high)
+        shared = shared_tokens(values.get("n_s"), values.get("n_p"))
+        return values if shared is None else values | {"n_s": int(shared)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """A point from the values of `as_json`."""
+        return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
+
     def as_json(self) -> dict[str, Any]:
-        """The values for case keys and workers; axes that were added later are left out while they are None."""
-        unset = {axis.name for axis in AXES.values() if axis.later and getattr(self, axis.name) is None}
-        return self.model_dump(mode="json", exclude=unset)
+        """The values for case keys and workers. Keys of recorded runs depend on them, so they never change."""
+        return self.model_dump(mode="json")
 
     @property
     def brief(self) -> str:
         """Short text of the axes that differ between the points of most experiments."""
-        n_p = str(self.n_p) if isinstance(self.n_p, int) else f"{self.n_p[0]}..{self.n_p[1]}"
-        requests = self.load is not None or self.rate is not None or self.traffic is not None
-        model = str(self.model) if self.model is not None and not requests else ""
-        sharing = "tree" if self.tree is not None else model or f"n_s={self.n_s}"
-        words = [self.traffic if self.traffic and not self.n_p else f"n_p={n_p}", sharing, f"b={self.batch_size}"]
-        usual = {"kv_heads": self.heads, "prompts": 1, "threads": None}
-        usual |= dict.fromkeys(("load", "rate", "memory", "schedule", "samples", "beams"))
-        words += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
+        words = []
+        for name in self.axes():
+            value, field = getattr(self, name), type(self).model_fields[name]
+            usual = value == (getattr(self, "heads", None) if name == "kv_heads" else field.default)
+            if name == "batch_size":
+                words.append(f"b={value}")
+            elif name == "n_s" and getattr(self, "tree", None) is not None:
+                words.append("tree")
+            elif name not in _SELDOM_SWEPT and value is not None and not usual:
+                words.append(f"{name}={show_value(value)}")
         return " ".join(words)
 
     @property
     def element_bytes(self) -> int:
         """Bytes of one element of K, V, q or out."""
         return element_bytes(self.dtype)
+
+
+class SessionPoint(Point):
+    """A point whose implementations are sessions in a worker, called for n_c steps."""
+
+    n_c: int = 64
+
+
+class AttentionPoint(SessionPoint):
+    """Sequences that decode together over a forest of prompts.
+
+    `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
+    `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
+    `k mod prompts`). `tree` describes any forest; `n_s` is then None.
+    """
+
+    n_p: int | tuple[int, int]
+    n_s: int | None
+    prompts: int = 1
+    tree: tuple[TreeNode, ...] | None = None
+    heads: int = 32
+    kv_heads: int
+    head_dim: int = 128
+    chunk_size: int = 64
+    block_size: int = 32
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        values = super().completed(given)
+        values["kv_heads"] = given.get("kv_heads", values["heads"])
+        if "tree" in given:
+            values |= {"n_s": None, "batch_size": given.get("batch_size", sequences_in(given["tree"]))}
+        return values
 
     @property
     def token_bytes(self) -> int:
@@ -94,34 +117,18 @@ class Point(AxisFields):
 
     def prompt_lengths(self, seed: int) -> list[int]:
         """Prompt length of every sequence."""
-        if isinstance(self.n_p, int):
-            return [self.n_p] * self.batch_size
-        low, high = self.n_p
-        rng = random.Random(f"lengths {seed}")
-        return [rng.randint(low, high) for _ in range(self.batch_size)]
+        return prompt_lengths(self.n_p, self.batch_size, seed)
 
     def paths(self, seed: int) -> list[list[Segment]]:
-        """Every sequence's prompt as a path of segments; empty segments are left out.
-
-        Paths are in the order in which sequences are added. The last segment of a path is private unless the whole
-        prompt is shared.
-        """
-        ids = iter(range(1 << 30))
-        if self.tree is None:
-            roots = [Segment(next(ids), self.n_s or 0) for _ in range(self.prompts)]
-            shared = [[roots[k % self.prompts]] for k in range(self.batch_size)]
-        else:
-            shared = [list(path) for node in self.tree for path in walk_tree(node, (), ids)]
-        paths = []
-        for path, length in zip(shared, self.prompt_lengths(seed), strict=True):
-            private = length - sum(segment.tokens for segment in path)
-            whole = [*path, Segment(next(ids), private)]
-            paths.append([segment for segment in whole if segment.tokens > 0])
-        return paths
+        """Every sequence's prompt as a path of segments (`prompt_paths`)."""
+        return prompt_paths(self.prompt_lengths(seed), self.n_s, self.prompts, self.tree)
 
     def unique_prompt_tokens(self, seed: int) -> int:
         """Number of distinct token prefixes among the prompts."""
         return sum({s.id: s.tokens for path in self.paths(seed) for s in path}.values())
+
+
+PointT = TypeVar("PointT", bound=Point, default=Any)
 
 
 def element_bytes(dtype: Dtype) -> int:
@@ -129,23 +136,23 @@ def element_bytes(dtype: Dtype) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def passes(points: Iterable[Point]) -> list[tuple[Point, ...]]:
+def passes(points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]:
     """Groups of points that differ only in n_c, shortest first: a pass over the longest point has all their steps."""
-    groups: dict[str, list[Point]] = {}
+    groups: dict[str, list[AttentionPoint]] = {}
     for point in points:
         groups.setdefault(repr(point.model_copy(update={"n_c": 0})), []).append(point)
     return [tuple(sorted(group, key=lambda point: point.n_c)) for group in groups.values()]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A point, an implementation and the way it is timed."""
+class Case(Generic[PointT]):
+    """A point, an implementation, and the way it is timed; kinds that time nothing leave that as it is."""
 
-    point: Point
+    point: PointT
     implementation: str
-    protocol: Protocol
-    cache: Cache
-    mode: Mode
+    protocol: Protocol = "strict"
+    cache: Cache = "cold"
+    mode: Mode = "eager"
 
     @property
     def key(self) -> str:
@@ -157,15 +164,3 @@ class Case:
             "mode": self.mode,
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def walk_tree(node: TreeNode, above: tuple[Segment, ...], ids: Iterator[int]) -> Iterator[Sequence[Segment]]:
-    """Paths of all sequences below a node, depth first."""
-    tokens, children = node
-    path = (*above, Segment(next(ids), tokens))
-    if isinstance(children, int):
-        for _ in range(children):
-            yield path
-    else:
-        for child in children:
-            yield from walk_tree(child, path, ids)

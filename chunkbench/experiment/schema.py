@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.experiment.axes import axes_schema
 from chunkbench.experiment.fields import DEFINED
 from chunkbench.experiment.implementations import known_implementations
-from chunkbench.experiment.reading import reading
 from chunkbench.experiment.terms import Dtype
 from chunkbench.experiment.values import TREE_SCHEMA
 
 
 def json_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of keys, types and names. Only loading a file checks the rules between keys."""
-    readings = {kind: reading(kind) for kind in kinds.names()}
     schema: dict[str, Any] = {}
-    for kind_reading in readings.values():
-        part = _linked(kind_reading.experiment.model_json_schema(by_alias=True))
-        schema = {**part, **schema, **{key: part[key] | schema.get(key, {}) for key in ("properties", "$defs")}}
+    for kind in workload.all_kinds():
+        part = _linked(kind.experiment.model_json_schema(by_alias=True))
+        both = {key: part.get(key, {}) | schema.get(key, {}) for key in ("properties", "$defs")}
+        schema = {**part, **schema, **both}
     for hidden in ("source", "path"):
         del schema["properties"][hidden]
     schema["description"] = "One experiment. Keys that only some kinds of work have are listed here for all of them."
     schema["properties"]["kind"] |= {
-        "default": kinds.names()[0],
-        "description": "; ".join(kind_reading.summary for kind_reading in readings.values()),
-        "enum": list(readings),
+        "default": workload.default(),
+        "description": "; ".join(kind.summary for kind in workload.all_kinds()),
+        "enum": list(workload.names()),
     }
     # An experiment without a name takes the name of its file.
-    schema["required"].remove("name")
-    schema["required"].remove("implementations")
-    defaulted = [name for name, kind_reading in readings.items() if "implementations" in kind_reading.defaults]
+    schema["required"] = ["sweep"]
+    optional = [
+        kind.name for kind in workload.all_kinds() if not kind.experiment.model_fields["implementations"].is_required()
+    ]
     schema |= {
-        "if": {"properties": {"kind": {"enum": defaulted}}, "required": ["kind"]},
+        "if": {"properties": {"kind": {"enum": optional}}, "required": ["kind"]},
         "else": {"required": ["implementations"]},
     }
     schema["properties"]["sweep"]["minItems"] = 1

@@ -1,28 +1,18 @@
-"""Experiments that run implementations in sessions: protocols, caches, modes, rounds, tolerances, expectations."""
+"""Experiments whose implementations are sessions in a worker; most time their calls, round by round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from chunkbench.experiment.errors import did_you_mean
-from chunkbench.experiment.fields import (
-    Axes,
-    Caches,
-    Count,
-    Fraction01,
-    ImplementationId,
-    Modes,
-    Positive,
-    Protocols,
-)
-from chunkbench.experiment.model import Experiment
-from chunkbench.experiment.point import Case, Point
-from chunkbench.experiment.sweep import matches
+from chunkbench.experiment.errors import Finding, Findings, did_you_mean, show
+from chunkbench.experiment.fields import Axes, Caches, Count, Fraction01, ImplementationId, Modes, Positive, Protocols
+from chunkbench.experiment.point import Case, PointT
+from chunkbench.experiment.spec import Experiment
+from chunkbench.experiment.sweep import Sweep, read_filter, selects
 from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Pages, Protocol
-from chunkbench.experiment.values import Finding, Findings, show
 
 TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 """Largest relative error that counts as correct, unless the experiment says otherwise."""
@@ -80,17 +70,19 @@ class Expectation(BaseModel):
             raise Findings(Finding((), f"against is missing: {self.metric} compares with an implementation"))
         return self
 
-    def applies_to(self, point: Point) -> bool:
-        """Whether `where` selects the point."""
-        return matches(self.where, dict(point))
+
+class SessionExperiment(Experiment[PointT]):
+    """An experiment whose implementations are sessions in a worker, checked against float64."""
+
+    tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
+        default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"
+    )
+    pages: Pages = Field("huge", description="memory pages on a CPU: huge where the system allows them, or small")
 
 
-class TimedExperiment(Experiment):
+class TimedExperiment(SessionExperiment[PointT]):
     """An experiment that times the calls of implementations, round by round."""
 
-    timed: ClassVar[bool] = True
-
-    baseline: ImplementationId = Field("chunk_attn", validate_default=True, description="reference of the ratios")
     protocols: Protocols = ("strict",)
     caches: Caches | None = Field(None, description="default: cold for protocol strict, warm for paper")
     modes: Modes | None = Field(None, description="default: eager on a CPU, all three on CUDA")
@@ -100,19 +92,25 @@ class TimedExperiment(Experiment):
         3, ge=3, description="for protocol strict; fewer rounds cannot separate a result from noise"
     )
     max_rounds: Count = Field(50, ge=3, validate_default=True)
-    tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
-        default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"
-    )
-    pages: Pages = Field("huge", description="memory pages on a CPU: huge where the system allows them, or small")
     expect: tuple[Expectation, ...] = ()
 
-    @field_validator("baseline")
     @classmethod
-    def _baseline_is_measured(cls, baseline: str, info: ValidationInfo) -> str:
-        measured = info.data.get("implementations", (baseline,))
-        if baseline not in measured:
-            raise ValueError(f"{baseline} is not among implementations; add it there, or set baseline to one of them")
-        return baseline
+    def nested_keys(cls) -> tuple[str, ...]:
+        return tuple(Expectation.model_fields)
+
+    @classmethod
+    def _more_findings(cls, raw: Mapping[str, Any], sweep: Sweep, report_unused: bool) -> Iterator[Finding]:
+        """Filters of expectations that cannot be read, or that match no point, which must be a mistake."""
+        expect = raw.get("expect")
+        for index, expectation in enumerate(expect if isinstance(expect, list | tuple) else ()):
+            place = ("expect", index, "where")
+            where = expectation.get("where") if isinstance(expectation, Mapping) else None
+            accepted, findings = read_filter(where, place)
+            yield from findings
+            # A filter on dtype may match only once auto is resolved.
+            judged = report_unused and not findings and "dtype" not in accepted
+            if judged and not any(selects(accepted, values) for values in sweep.combinations):
+                yield Finding(place, "matches no point of the sweep")
 
     @field_validator("modes")
     @classmethod
@@ -148,16 +146,14 @@ class TimedExperiment(Experiment):
             raise Findings(*findings)
         return expect
 
-    def in_full(self) -> TimedExperiment:
+    def in_full(self) -> Self:
         """The same experiment with `min_rounds` rounds and every step timed, however long that takes."""
         day = 86400.0
         return self.model_copy(update={"budget_s": day, "case_limit_s": day, "max_rounds": self.min_rounds})
 
-    def cases(self, point: Point) -> tuple[Case, ...]:
+    def cases(self, point: PointT) -> tuple[Case[PointT], ...]:
         """All cases of a point: protocols x caches x modes x implementations, the last varying fastest."""
-        modes = self.modes or DEVICE_MODES[point.device]
-        if point.device == "cpu" or not self.timed:
-            modes = ("eager",)
+        modes = ("eager",) if point.device == "cpu" else self.modes or DEVICE_MODES[point.device]
         return tuple(
             Case(point, implementation, protocol, cache, mode)
             for protocol in self.protocols

@@ -1,23 +1,21 @@
-"""Readers of axis values from a file, and the messages about values that cannot be read."""
+"""Readers of axis values from a file, what they return, and the messages about values that cannot be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
-from chunkbench.experiment.errors import did_you_mean
-from chunkbench.experiment.llama import ShapeError, shape_of
+from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, show, unknown
+from chunkbench.experiment.llama import LlamaShape, ShapeError, shape_of
 from chunkbench.experiment.terms import Dtype, TreeNode
 from chunkbench.experiment.units import parse_share
-from chunkbench.experiment.yaml_tree import Misread
 
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of one prompt or completion."""
 MAX_NAME = 200
 MAX_SEQUENCES = 1 << 16
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
-
-Path = tuple[str | int, ...]
 
 
 class LengthRange(NamedTuple):
@@ -27,48 +25,17 @@ class LengthRange(NamedTuple):
     high: int
 
 
+class Share(NamedTuple):
+    """A share of n_p, as in `0.5 n_p`."""
+
+    of_n_p: Fraction
+    text: str
+    """As the file writes it."""
+
+
 Forest = tuple[TreeNode, ...]
-AxisValue = int | str | LengthRange | Forest
-"""A count; a share of n_p, a dtype or a model as text; a range of n_p; or a forest of prompts."""
-
-
-class Finding(NamedTuple):
-    """A problem at a path below the value that is being read; `key`: the path's key has the problem, not its value."""
-
-    path: Path
-    message: str
-    key: bool = False
-
-
-class Findings(ValueError):
-    """One or more findings in one value."""
-
-    def __init__(self, *findings: Finding) -> None:
-        self.findings = findings
-        super().__init__("; ".join(finding.message for finding in findings))
-
-
-def unknown(noun: str, name: object, known: Sequence[str]) -> str:
-    """The message about an unknown name. It omits the name, which is the key of the problem."""
-    if isinstance(name, str) and ":" in name:
-        return f"unknown {noun}; put a space after the colon"
-    return f"unknown {noun}{did_you_mean(str(name)[:60], known)}"
-
-
-def show(value: object) -> str:
-    """A value as messages quote it: short, with quotes around text but not around numbers."""
-    if isinstance(value, Misread):
-        return repr(value)
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+AxisValue = int | str | LengthRange | Share | Forest | LlamaShape
+"""A count; a dtype or a name; a range of n_p; a share of n_p; a forest of prompts; or the shape of a model."""
 
 
 def count_reader(low: int, high: int, multiple: int = 1) -> Callable[[object], int]:
@@ -97,8 +64,6 @@ _read_sequences = count_reader(1, MAX_SEQUENCES)
 
 def read_prompt_length(raw: object) -> int | LengthRange:
     """Tokens of a prompt, or a range `{low: A, high: B}` of them."""
-    if isinstance(raw, LengthRange):
-        raw = raw._asdict()
     if not isinstance(raw, Mapping):
         return _read_some_tokens(raw)
     findings = [
@@ -119,15 +84,14 @@ def read_prompt_length(raw: object) -> int | LengthRange:
     return raw["low"] if raw["low"] == raw["high"] else LengthRange(raw["low"], raw["high"])
 
 
-def read_shared_length(raw: object) -> int | str:
-    """Number of shared tokens, or a share of n_p such as `0.5 n_p`, which stays text until n_p is known."""
+def read_shared_length(raw: object) -> int | Share:
+    """Number of shared tokens, or a share of n_p such as `0.5 n_p`."""
     if not isinstance(raw, str) or raw.isdecimal():
         return _read_tokens(raw)
     try:
-        parse_share(raw)
+        return Share(parse_share(raw), raw)
     except ValueError as error:
         raise Findings(Finding((), str(error))) from None
-    return raw
 
 
 def read_dtype(raw: object) -> str:
@@ -140,15 +104,14 @@ def read_dtype(raw: object) -> str:
     raise Findings(Finding((), f"{show(raw)} is not a dtype{hint}"))
 
 
-def read_model(raw: object) -> str:
-    """The name of a known model, or the path of a `config.json`."""
+def read_model(raw: object) -> LlamaShape:
+    """The shape of a known model, or of the `config.json` at a path."""
     if not isinstance(raw, str):
         raise Findings(Finding((), f"must be the name of a model or the path of a config.json, not {show(raw)}"))
     try:
-        shape_of(raw)
+        return shape_of(raw)
     except ShapeError as error:
         raise Findings(Finding((), str(error))) from None
-    return raw
 
 
 def read_name(raw: object) -> str:

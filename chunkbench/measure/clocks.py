@@ -9,7 +9,7 @@ from time import sleep
 from typing import Protocol
 
 from chunkbench.environment.gpu import Clock, Condition, throttle_words
-from chunkbench.store.facts import GpuState
+from chunkbench.store.results import GpuState
 
 SLOW_BELOW = 0.75
 _PAUSES_S = (0.0, 0.01, 0.1)

@@ -11,7 +11,7 @@ import torch
 
 from chunkbench.kernels import cpu as native
 from chunkbench.kernels.cpu.read_order import ReadOrderProbe
-from chunkbench.store.facts import Peaks
+from chunkbench.store.results import Peaks
 
 _PASSES = 3
 _MATRIX_SECONDS = 0.02

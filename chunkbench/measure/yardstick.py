@@ -13,7 +13,7 @@ from time import perf_counter_ns
 
 import torch
 
-from chunkbench.store.facts import Yardsticks
+from chunkbench.store.results import Yardsticks
 
 _SIZE = 128
 _CALLS = 4

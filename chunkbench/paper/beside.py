@@ -10,10 +10,10 @@ from chunkbench.analysis.derive import Row, derive
 from chunkbench.paper.printed import paper_ratio, paper_us
 
 if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts
+    from chunkbench.store.results import Result
 
 
-def rows(cases: Sequence[CaseFacts], baseline: str, confidence: float) -> list[Row]:
+def rows(cases: Sequence[Result], baseline: str, confidence: float) -> list[Row]:
     """One row per case, in the order given: its derived figures, and the paper's latency and ratio."""
     return [_with_paper(row, baseline) for row in derive(cases, baseline, confidence)]
 

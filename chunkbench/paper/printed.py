@@ -8,8 +8,10 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
+from chunkbench.experiment.point import AttentionPoint
+
 if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts
+    from chunkbench.store.results import Result
 
 SETUP: Mapping[str, object] = {
     "n_c": 64,
@@ -76,21 +78,21 @@ def stated_token_rates(figure: str) -> tuple[StatedRate, ...]:
     )
 
 
-def paper_us(case: CaseFacts, implementation: str | None = None) -> float | None:
+def paper_us(case: Result, implementation: str | None = None) -> float | None:
     """The paper's latency at the point of this case, in microseconds per decode step; None for any other setup.
 
     `implementation` selects another column at the same point. The data type is not compared: the paper uses float16,
     which a CPU may not have. The footer of every report says so.
     """
-    if any(getattr(case, name) != value for name, value in SETUP.items()):
+    if not isinstance(case, AttentionPoint) or not isinstance(case.n_p, int) or case.n_s is None:
         return None
-    if not isinstance(case.n_p, int) or case.n_s is None:
+    if any(getattr(case, name) != value for name, value in SETUP.items()):
         return None
     name = implementation or case.implementation
     return table3().get((case.n_p, case.n_s, STANDS_FOR.get(name, name)))
 
 
-def paper_ratio(case: CaseFacts, baseline: str) -> float | None:
+def paper_ratio(case: Result, baseline: str) -> float | None:
     """The paper's latency in the case's column over its latency in the baseline's column, at the same point."""
     own, base = paper_us(case), paper_us(case, baseline)
     return None if own is None or base is None else own / base

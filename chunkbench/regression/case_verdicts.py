@@ -16,10 +16,10 @@ from chunkbench.regression.own_ratio import NO_CHANGE, OwnRatio, own_ratio
 from chunkbench.regression.rank_intervals import Shift, fewest_apart, fewest_in_pairs
 from chunkbench.regression.time_ratios import TimeRatio, time_ratio, time_ratio_apart, value_of
 from chunkbench.regression.verdicts import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
-from chunkbench.store.facts import FAILED
+from chunkbench.store.results import FAILED
 
 if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts
+    from chunkbench.store.results import Result
 
 _LONGEST_ADVICE_S = 3600.0
 """No advice to measure for longer than this."""
@@ -58,7 +58,7 @@ class CaseJudge:
     leaves of them, unless the options say to judge raw ratios."""
 
     def judge(
-        self, base: Sequence[CaseFacts], head: Sequence[CaseFacts], again: Sequence[Sequence[CaseFacts]]
+        self, base: Sequence[Result], head: Sequence[Result], again: Sequence[Sequence[Result]]
     ) -> list[CaseVerdict]:
         """Verdicts on one case: one by the chosen metric, and one for each count that changed.
 
@@ -95,20 +95,20 @@ class CaseJudge:
             verdicts.append(self._judge_count(identity | {"metric": name}, base_cases, head_cases, name))
         return [verdict for verdict in verdicts if verdict.metric == metric or verdict.verdict != "same"]
 
-    def _identity(self, case: CaseFacts, remeasured: int) -> dict[str, Any]:
+    def _identity(self, case: Result, remeasured: int) -> dict[str, Any]:
         return {
             "key": case.key,
             "name": name_of(case),
             "implementation": case.implementation,
             "label": case.label,
-            "axes": {axis: getattr(case, axis) for axis in AXES},
+            "axes": {axis: case.axis(axis) for axis in AXES},
             "metric": self.options.metric,
             "remeasured": remeasured,
             "command": self._command(case.implementation, 1),
         }
 
     def _judge_count(
-        self, identity: dict[str, Any], base: Sequence[CaseFacts], head: Sequence[CaseFacts], metric: Metric
+        self, identity: dict[str, Any], base: Sequence[Result], head: Sequence[Result], metric: Metric
     ) -> CaseVerdict:
         base_count, head_count = value_of(base, metric), value_of(head, metric)
         fields = identity | {"base": base_count, "head": head_count}
@@ -137,9 +137,9 @@ class CaseJudge:
     def _judge_time(
         self,
         identity: dict[str, Any],
-        base: Sequence[CaseFacts],
-        head: Sequence[CaseFacts],
-        again: Sequence[Sequence[CaseFacts]],
+        base: Sequence[Result],
+        head: Sequence[Result],
+        again: Sequence[Sequence[Result]],
     ) -> CaseVerdict:
         metric = self.options.metric
         times, apart = self._comparable_times(base, [head, *again])
@@ -175,9 +175,7 @@ class CaseJudge:
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)
         return self._judge_shift(fields, times, shift, own or NO_CHANGE, bool(again))
 
-    def _comparable_times(
-        self, base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]
-    ) -> tuple[TimeRatio, bool]:
+    def _comparable_times(self, base: Sequence[Result], heads: Sequence[Sequence[Result]]) -> tuple[TimeRatio, bool]:
         """The ratio over the rounds that can be compared, and whether the machine's own ratio is still in it."""
         metric = self.options.metric
         if self.across_machines:
@@ -192,9 +190,9 @@ class CaseJudge:
         apart = whole.shift is not None and (whole.shift.enough or times.shift is None)
         return (whole, True) if apart else (times, False)
 
-    def _by_far(self, verdict: CaseVerdict, base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> CaseVerdict:
+    def _by_far(self, verdict: CaseVerdict, base: Sequence[Result], head: Sequence[Result]) -> CaseVerdict:
         """The verdict; slower or faster instead of inconclusive if the sides differ by far."""
-        same_steps = len({case.steps for case in (*base, *head)}) == 1
+        same_steps = len({case.round_steps for case in (*base, *head)}) == 1
         if verdict.verdict != "inconclusive" or not same_steps or self._why_not_comparable(base[0], head[0]):
             return verdict
         undisturbed = [[case for case in cases if calm(case)] for cases in (base, head)]
@@ -273,7 +271,7 @@ class CaseJudge:
         scatter = math.expm1(half * math.sqrt(units) / NormalDist().inv_cdf((1 + self.confidence) / 2))
         return f"noise of {scatter:.0%} between {'processes' if times.unit == 'process' else 'rounds'}"
 
-    def _why_not_comparable(self, base: CaseFacts, head: CaseFacts) -> str:
+    def _why_not_comparable(self, base: Result, head: Result) -> str:
         """Why the two cannot be compared at all. Empty if they can."""
         if self.options.cross_machine:
             return ""
@@ -286,13 +284,13 @@ class CaseJudge:
         return settling_command(implementation, factor) if settling_command else ""
 
 
-def _whole_pairs(base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]) -> list[list[CaseFacts]]:
+def _whole_pairs(base: Sequence[Result], heads: Sequence[Sequence[Result]]) -> list[list[Result]]:
     """BASE's processes, then HEAD's processes of each measurement, without those whose partner measured nothing.
 
     HEAD's failures stay, since they decide the verdict.
     """
     partners = iter(base)
-    kept: list[list[CaseFacts]] = [[] for _ in range(1 + len(heads))]
+    kept: list[list[Result]] = [[] for _ in range(1 + len(heads))]
     for number, head in enumerate(heads, start=1):
         for case, partner in zip(head, partners, strict=False):
             if measured(case) == measured(partner):
@@ -303,13 +301,13 @@ def _whole_pairs(base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]
     return kept if any(map(measured, kept[0])) else [list(base), *map(list, heads)]
 
 
-def name_of(case: CaseFacts) -> str:
+def name_of(case: Result) -> str:
     """Implementation and every axis, for people and for JUnit. It depends on nothing else in the run."""
-    axes = ",".join(f"{axis}={show_value(getattr(case, axis))}" for axis in AXES if axis != "threads")
+    axes = ",".join(f"{axis}={show_value(case.axis(axis))}" for axis in AXES if axis != "threads")
     return f"{case.implementation}[{axes}]"
 
 
-def _status(case: CaseFacts) -> str:
+def _status(case: Result) -> str:
     return f"{case.status}: {case.reason}" if case.reason else case.status
 
 

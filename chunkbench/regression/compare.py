@@ -26,10 +26,10 @@ from chunkbench.regression.verdicts import (
     worst_first,
 )
 from chunkbench.store import RunError
-from chunkbench.store.facts import FAILED
+from chunkbench.store.results import FAILED, TimedResult
 
 if TYPE_CHECKING:
-    from chunkbench.store import CaseFacts, Run
+    from chunkbench.store import Result, Run
 
 __all__ = ["NothingToCompare", "Options", "compare"]
 
@@ -112,7 +112,7 @@ def compare(
 
 
 def _fixed_work(
-    common: Sequence[str], base: Mapping[str, Sequence[CaseFacts]], head: Mapping[str, Sequence[CaseFacts]]
+    common: Sequence[str], base: Mapping[str, Sequence[Result]], head: Mapping[str, Sequence[Result]]
 ) -> tuple[FixedWork, ...]:
     """The machine's speed for HEAD over its speed for BASE, over the cases that both measured."""
     sides = [[case for key in common for case in cases[key]] for cases in (base, head)]
@@ -123,7 +123,7 @@ _MOST_REASONS = 3
 """Most reasons that a message names."""
 
 
-def _check_measured(runs: Sequence[Run], has_values: Callable[[CaseFacts], bool]) -> None:
+def _check_measured(runs: Sequence[Run], has_values: Callable[[Result], bool]) -> None:
     cases = [case for run in runs for case in run.cases]
     if not any(map(has_values, cases)):
         hint = "; its bytes of K/V are known (metric kv_bytes)" if any(map(counted, cases)) else ""
@@ -198,7 +198,7 @@ def _with_distinct_names(cases: Sequence[CaseVerdict]) -> list[CaseVerdict]:
     ]
 
 
-def _warnings(base: Sequence[Run], head: Sequence[Run], cases: Sequence[CaseFacts], judge: CaseJudge) -> list[str]:
+def _warnings(base: Sequence[Run], head: Sequence[Run], cases: Sequence[Result], judge: CaseJudge) -> list[str]:
     warnings = []
     if any(run.torn for run in head):
         warnings.append("HEAD: the last line of cases.jsonl is cut short; its cases count as missing")
@@ -213,7 +213,7 @@ def _warnings(base: Sequence[Run], head: Sequence[Run], cases: Sequence[CaseFact
         warnings.append(f"other conditions ({judge.blocking_differences}): times are not judged unless requested")
     if judge.in_turns:
         return warnings
-    if any(case.device == "cpu" and not case.yardsticks for case in cases):
+    if any(isinstance(case, TimedResult) and case.device == "cpu" and not case.yardsticks for case in cases):
         warnings.append("one side has no yardsticks (an older version measured it): all its rounds are compared")
     if len(base) == len(head) == 1:
         warnings.append(
@@ -250,12 +250,12 @@ def side_of(runs: Sequence[Run]) -> Side:
         started_at=manifest.started_at,
         cases=len({case.key for run in runs for case in run.cases}),
         processes=len(runs),
-        rounds=sum(max((len(case.samples_us) for case in run.cases), default=0) for run in runs),
+        rounds=sum(max((len(case.rounds) for case in run.cases), default=0) for run in runs),
     )
 
 
-def _by_key(runs: Sequence[Run]) -> dict[str, list[CaseFacts]]:
-    cases: dict[str, list[CaseFacts]] = {}
+def _by_key(runs: Sequence[Run]) -> dict[str, list[Result]]:
+    cases: dict[str, list[Result]] = {}
     for run in runs:
         for case in run.cases:
             cases.setdefault(case.key, []).append(case)

@@ -19,7 +19,7 @@ from chunkbench.regression.matching import calm
 from chunkbench.regression.own_ratio import own_ratio
 from chunkbench.regression.time_ratios import value_of
 from chunkbench.regression.verdicts import Verdict, judge
-from chunkbench.store import CaseFacts, Manifest, Run
+from chunkbench.store import Manifest, Result, Run
 
 
 class _Frozen(BaseModel):
@@ -87,7 +87,7 @@ class Series(_Frozen):
 class _Recorded:
     """One case in one recording."""
 
-    cases: Sequence[CaseFacts]
+    cases: Sequence[Result]
     """One for each process that measured the case."""
     measurement: Measurement
 
@@ -109,7 +109,7 @@ def history(recordings: Sequence[Sequence[Run]], threshold: float, confidence: f
     by_case: dict[str, dict[int, list[_Recorded]]] = {}
     for runs in ordered:
         manifest = runs[0].manifest
-        measured_here: dict[tuple[str, str], list[CaseFacts]] = {}
+        measured_here: dict[tuple[str, str], list[Result]] = {}
         for run in runs:
             for case in run.cases:
                 if measured(case):
@@ -143,7 +143,7 @@ def _series(machine: int, recorded: Sequence[_Recorded], alpha: float, threshold
         name=name_of(case),
         implementation=case.implementation,
         label=case.label,
-        axes={axis: getattr(case, axis) for axis in AXES},
+        axes={axis: case.axis(axis) for axis in AXES},
         machine=machine,
         measurements=measurements,
         changes=tuple(
@@ -178,11 +178,11 @@ def _across(
     )
 
 
-def _all_cases(recorded: Sequence[_Recorded]) -> list[CaseFacts]:
+def _all_cases(recorded: Sequence[_Recorded]) -> list[Result]:
     return [case for entry in recorded for case in entry.cases]
 
 
-def _measurement(manifest: Manifest, cases: Sequence[CaseFacts]) -> Measurement:
+def _measurement(manifest: Manifest, cases: Sequence[Result]) -> Measurement:
     calm_cases = [case for case in cases if calm(case)]
     latency = median(value for case in calm_cases or cases if (value := value_of([case], "latency")) is not None)
     return Measurement(

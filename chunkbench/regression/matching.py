@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chunkbench.analysis.noise import FOREIGN_CPUS_ABOVE, STEAL_ABOVE
-
-if TYPE_CHECKING:
-    from chunkbench.store.facts import CaseFacts, Yardsticks
+from chunkbench.store.results import Result, SessionResult, TimedResult, Yardsticks
 
 ARITHMETIC_STEP, MEMORY_STEP = 0.03, 0.05
 """Two readings are equal if they fall into the same step: of 3% for arithmetic, of 5% for memory."""
@@ -29,17 +26,25 @@ UNMETERED: Class = (0, None)
 Stratum = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-def calm(case: CaseFacts) -> bool:
+def calm(case: Result) -> bool:
     """Whether no other process used this machine's CPUs while the case's point was measured."""
-    noise = case.noise
+    noise = case.noise if isinstance(case, SessionResult) else None
     return noise is None or (noise.steal_fraction <= STEAL_ABOVE and noise.foreign_cpus <= FOREIGN_CPUS_ABOVE)
 
 
-def classes(case: CaseFacts) -> list[Class]:
+def classes(case: Result) -> list[Class]:
     """[round] the yardstick class. All rounds have one class if there are no yardsticks."""
-    if len(case.yardsticks) != len(case.samples_us):
-        return [UNMETERED] * len(case.samples_us)
-    return [_class(yardsticks) for yardsticks in case.yardsticks]
+    readings = yardsticks_of(case)
+    return (
+        [_class(reading) for reading in readings]
+        if len(readings) == len(case.rounds)
+        else [UNMETERED] * len(case.rounds)
+    )
+
+
+def yardsticks_of(case: Result) -> tuple[Yardsticks, ...]:
+    """[round] readings of the yardsticks; empty where a kind of work has none."""
+    return case.yardsticks if isinstance(case, TimedResult) else ()
 
 
 def strata(base: Sequence[tuple[Class, float]], head: Sequence[tuple[Class, float]]) -> list[Stratum]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from chunkbench.store import CaseFacts
+from chunkbench.regression.matching import yardsticks_of
+from chunkbench.store.results import Peaks, Result, TimedResult
 
 
 class OwnRatio(NamedTuple):
@@ -25,23 +26,27 @@ NO_CHANGE = OwnRatio(1.0, 1.0)
 """The own ratio where rounds are compared that ran in the same state of one machine, or raw ratios are judged."""
 
 
-def _arithmetic(case: CaseFacts) -> Iterator[float]:
-    return (yardsticks.arithmetic_us for yardsticks in case.yardsticks)
+def _peaks(case: Result) -> tuple[Peaks, ...]:
+    return case.peaks if isinstance(case, TimedResult) else ()
 
 
-def _sweeps(case: CaseFacts) -> Iterator[float]:
-    return (yardsticks.memory_us for yardsticks in case.yardsticks if yardsticks.memory_us is not None)
+def _arithmetic(case: Result) -> Iterator[float]:
+    return (yardsticks.arithmetic_us for yardsticks in yardsticks_of(case))
 
 
-def _reading(case: CaseFacts) -> Iterator[float]:
-    return (1 / peak.read_bytes_per_s for peak in case.peaks)
+def _sweeps(case: Result) -> Iterator[float]:
+    return (yardsticks.memory_us for yardsticks in yardsticks_of(case) if yardsticks.memory_us is not None)
 
 
-def _products(case: CaseFacts) -> Iterator[float]:
-    return (1 / peak.matrix_flops_per_s for peak in case.peaks)
+def _reading(case: Result) -> Iterator[float]:
+    return (1 / peak.read_bytes_per_s for peak in _peaks(case))
 
 
-_WORK: Mapping[str, Callable[[CaseFacts], Iterator[float]]] = {
+def _products(case: Result) -> Iterator[float]:
+    return (1 / peak.matrix_flops_per_s for peak in _peaks(case))
+
+
+_WORK: Mapping[str, Callable[[Result], Iterator[float]]] = {
     "arithmetic yardstick": _arithmetic,
     "memory yardstick": _sweeps,
     "read bandwidth": _reading,
@@ -49,7 +54,7 @@ _WORK: Mapping[str, Callable[[CaseFacts], Iterator[float]]] = {
 }
 
 
-def work_ratios(base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> dict[str, float]:
+def work_ratios(base: Sequence[Result], head: Sequence[Result]) -> dict[str, float]:
     """Kind of fixed work -> its time for HEAD over its time for BASE, where both sides did it: yardsticks and probed
     peaks."""
     ratios = {}
@@ -61,7 +66,7 @@ def work_ratios(base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> dict[st
     return ratios
 
 
-def own_ratio(base: Sequence[CaseFacts], head: Sequence[CaseFacts]) -> OwnRatio | None:
+def own_ratio(base: Sequence[Result], head: Sequence[Result]) -> OwnRatio | None:
     """The own ratio, from the fixed work that both sides did. None if they have none in common.
 
     Each kind of fixed work gives a ratio. An implementation depends on some of them and not on others, so the result is

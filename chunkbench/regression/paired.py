@@ -14,24 +14,24 @@ from typing import Any
 
 import psutil
 
+from chunkbench import workload
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS, timed_steps
 from chunkbench.environment import NoiseMeter
-from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment.point import Case, SessionPoint
 from chunkbench.measure.caches import sweep_file
 from chunkbench.regression.job import Job
 from chunkbench.regression.preload import warm
 from chunkbench.runner import memory_guard
 from chunkbench.runner.case_facts import Context, ImplementationState, facts, now
 from chunkbench.runner.client import LOST, WorkerClient, WorkerProcess
-from chunkbench.runner.measuring import measuring
 from chunkbench.runner.point_driver import AFTER, BEFORE, Culprit, PointDriver
 from chunkbench.runner.run import manifest_of, sigterm_as_interrupt
+from chunkbench.runner.sessions import SessionWorkload
 from chunkbench.runner.survey import survey
 from chunkbench.store import (
     FAILED,
     MEASURED,
     SCHEMA_VERSION,
-    CaseFacts,
     Manifest,
     Noise,
     Run,
@@ -39,6 +39,7 @@ from chunkbench.store import (
     RunWriter,
     open_run,
 )
+from chunkbench.store.results import TimedResult
 
 _FEWEST_ROUNDS, _MOST_PAIRS = 3, 200
 _LEAST_ROUNDS = 0.25
@@ -73,9 +74,9 @@ class Turns:
         self._experiment, self._target, self._sides = experiment, target, (base, head)
         self._out, self._listener = job.out, job.listener
         self._points = experiment.points(target.device, target.dtype)
-        kind = measuring(experiment)
-        assert kind.sessions is not None, "only experiments that are measured in sessions can take turns"
-        self._work, self._weight = kind.sessions, kind.weight
+        work = workload.get(experiment.kind)
+        assert isinstance(work, SessionWorkload), "only experiments that are measured in sessions can take turns"
+        self._work = work
         self._dice = random.Random(f"turns {experiment.seed}")
         self._ready_s: dict[str, float] = {}  # case key -> time from the start of its last pair to its second round
         # Both sides get the same mark, which tells a comparison that their n-th rounds belong together.
@@ -132,18 +133,18 @@ class Turns:
             for case in self._experiment.cases(point)
             if only is None or case.key in only
         ]
-        total_weight = sum(self._weight(point, self._experiment.seed) for point, _ in pending)
+        total_weight = sum(self._work.weight(point, self._experiment.seed) for point, _ in pending)
         pair_s = self._experiment.budget_s / processes
         # Time left for rounds, relative to the time of the preparations, which the first pair does not know.
         rounds_share = max(0.0, pair_s / (sum(self._ready_s.get(case.key, 0.0) for _, case in pending) or pair_s) - 1)
-        measured: tuple[list[CaseFacts], list[CaseFacts]] = ([], [])
+        measured: tuple[list[TimedResult], list[TimedResult]] = ([], [])
         paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
         self._listener.started(paths[1], len({point for point, _ in pending}), 0)
         began = monotonic()
         with self._parents(swept) as parents:
             parents_s = (monotonic() - began) / max(1, len(pending))
             for point, case in pending:
-                budget_s = pair_s * self._weight(point, self._experiment.seed) / total_weight
+                budget_s = pair_s * self._work.weight(point, self._experiment.seed) / total_weight
                 self._listener.activity(point, case.implementation, 0.0, 0.0)
                 facts_of_case = self._measure_case(parents, point, case, budget_s, rounds_share, parents_s, number)
                 for side_cases, facts_of_side in zip(measured, facts_of_case, strict=True):
@@ -156,7 +157,7 @@ class Turns:
             writer.close()
         return paths[0], paths[1]
 
-    def _report_failures(self, cases: tuple[CaseFacts, CaseFacts]) -> None:
+    def _report_failures(self, cases: tuple[TimedResult, TimedResult]) -> None:
         """Say at once why a side does not measure a case, unless both sides lack it for the same reason."""
         if cases[0].status not in FAILED and cases[0].status == cases[1].status and cases[0].reason == cases[1].reason:
             return
@@ -193,13 +194,13 @@ class Turns:
     def _measure_case(
         self,
         parents: Mapping[str, WorkerProcess],
-        point: Point,
+        point: SessionPoint,
         case: Case,
         budget_s: float,
         rounds_share: float,
         parents_s: float,
         number: int,
-    ) -> tuple[CaseFacts, CaseFacts]:
+    ) -> tuple[TimedResult, TimedResult]:
         """Measure one case in a new process of each side, forked from its parent.
 
         Processes differ from each other, and rounds do too. So the rounds last as long as the time from the start of
@@ -244,7 +245,7 @@ class Turns:
                 worker.kill()
         return tuple(self._facts(driver, case, noise, started_at) for driver in drivers)  # type: ignore[return-value]
 
-    def _pin(self, workers: Sequence[WorkerClient], point: Point) -> None:
+    def _pin(self, workers: Sequence[WorkerClient], point: SessionPoint) -> None:
         """Let both sides use the same CPUs, drawn at random: CPUs differ in what they share with other CPUs."""
         if point.device != "cpu" or point.threads is None or not hasattr(psutil.Process, "cpu_affinity"):
             return
@@ -316,7 +317,7 @@ class Turns:
         driver.check(case.implementation, driver.point.n_c, AFTER + number)
         driver.check_bytes(case.implementation)
 
-    def _facts(self, driver: PointDriver, case: Case, noise: Noise, started_at: str) -> CaseFacts:
+    def _facts(self, driver: PointDriver, case: Case, noise: Noise, started_at: str) -> TimedResult:
         context = Context(
             experiment=self._experiment.name,
             machine=self._target.machine,
@@ -331,4 +332,5 @@ class Turns:
             started_at=started_at,
         )
         name = case.implementation
-        return facts(context, case, driver.survey[name], driver.states[name], driver.rounds_of[case.key])
+        result: TimedResult = facts(context, case, driver.survey[name], driver.states[name], driver.rounds_of[case.key])
+        return result

@@ -10,8 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from chunkbench import kinds
-from chunkbench.baselines.registry import Registry
+from chunkbench import workload
 from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.terms import Pages
 from chunkbench.regression.build import Build, copy_build, new_build_folder
@@ -66,13 +65,13 @@ def installed_build(experiment: TimedExperiment, program: Sequence[str] = ()) ->
 
 def entry_points_of(experiment: TimedExperiment) -> list[EntryPoint]:
     """The entry points of an experiment's implementations."""
-    registry: Registry = kinds.get(experiment.kind).implementations()
+    registry = workload.of(experiment).implementations()
     return [point for name in experiment.implementations if (point := registry.entry_point(name)) is not None]
 
 
 def check_loads(side: SideBuild, experiment: TimedExperiment, device: str, log: Path) -> None:
     """Raise `RunError` if an implementation is available as it is installed, and not from its copy in the build."""
-    registry: Registry = kinds.get(experiment.kind).implementations()
+    registry = workload.of(experiment).implementations()
     names = [name for name in sorted(side.build.facts.provided) if registry.availability(name, device)[1].ok]
     if not names:
         return

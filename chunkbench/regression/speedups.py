@@ -20,7 +20,7 @@ from chunkbench.regression.compare import NothingToCompare, side_of
 from chunkbench.regression.own_ratio import NO_CHANGE
 from chunkbench.regression.rank_intervals import between as shift_between
 from chunkbench.regression.verdicts import Between, Side, judge
-from chunkbench.store import CaseFacts, Run
+from chunkbench.store import Result, Run
 
 Change = Literal["larger", "same", "smaller", "inconclusive"]
 _CHANGES: Mapping[str, Change] = {  # the rules judge times: a larger value is "slower"
@@ -109,7 +109,7 @@ def speedups(
         case = next(members[names[1]] for members in sides[1][places] if names[1] in members)
         found.append(
             Speedup(
-                axes={axis: getattr(case, axis) for axis in AXES},
+                axes={axis: case.axis(axis) for axis in AXES},
                 base_implementation=names[0],
                 head_implementation=names[1],
                 base=math.exp(median(base_values)),
@@ -132,7 +132,7 @@ def speedups(
 
 
 _Point = tuple[Any, ...]
-_Cases = dict[_Point, list[dict[str, CaseFacts]]]
+_Cases = dict[_Point, list[dict[str, Result]]]
 """[point][process][implementation] the cases."""
 
 
@@ -155,9 +155,9 @@ def _cases(runs: Sequence[Run], free: Collection[str]) -> _Cases:
     fixed = [axis for axis in AXES if axis not in free]
     found: _Cases = {}
     for run in runs:
-        by_point: dict[_Point, dict[str, CaseFacts]] = {}
+        by_point: dict[_Point, dict[str, Result]] = {}
         for case in filter(measured, run.cases):
-            members = by_point.setdefault(tuple(repr(getattr(case, axis)) for axis in fixed), {})
+            members = by_point.setdefault(tuple(repr(case.axis(axis)) for axis in fixed), {})
             if case.implementation in members:
                 raise NothingToCompare(
                     f"{run.path}: measured {case.implementation} more than once at a point, with different values of "
@@ -186,7 +186,7 @@ def _chosen(base: set[str], head: set[str], between: Between) -> Iterator[tuple[
     yield from ((mine, other) for mine in sorted(base - head) for other in sorted(head - base))
 
 
-def _log_speedups(processes: Sequence[Mapping[str, CaseFacts]], name: str, over: str) -> list[float]:
+def _log_speedups(processes: Sequence[Mapping[str, Result]], name: str, over: str) -> list[float]:
     """Logarithms of the speed-up of `name` over `over`: of each round, or of each process if there are several."""
     both = [members for members in processes if name in members and over in members]
     rounds = [[-math.log(value) for value in paired_ratios(members[name], members[over])] for members in both]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from chunkbench.regression.matching import UNMETERED, Class, calm, classes, strata
+from chunkbench.regression.matching import UNMETERED, Class, calm, classes, strata, yardsticks_of
 from chunkbench.regression.rank_intervals import Shift, between, between_strata, centre
+from chunkbench.store.results import Result, SessionResult, TimedResult
 
 if TYPE_CHECKING:
     from chunkbench.regression.verdicts import Metric
-    from chunkbench.store.facts import CaseFacts
 
 Unit = Literal["process", "round"]
 _Rounds = list[tuple[Class, float]]
@@ -43,8 +43,8 @@ class TimeRatio:
 
 
 def time_ratio(
-    base: Sequence[CaseFacts],
-    heads: Sequence[Sequence[CaseFacts]],
+    base: Sequence[Result],
+    heads: Sequence[Sequence[Result]],
     metric: Metric,
     confidence: float,
     in_turns: bool,
@@ -59,7 +59,7 @@ def time_ratio(
     """
     steps = _common_steps(base, heads)
     # If one side has no yardsticks, nothing can select comparable rounds.
-    metered = all(case.yardsticks for side in (base, *heads) for case in side)
+    metered = all(yardsticks_of(case) for side in (base, *heads) for case in side)
     base_processes = [_rounds(case, metric, steps, metered) for case in base]
     head_processes = [[_rounds(case, metric, steps, metered) for case in head] for head in heads]
     counts = _count_rounds(base_processes, head_processes)
@@ -76,7 +76,7 @@ def time_ratio(
 
 
 def time_ratio_apart(
-    base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]], metric: Metric, confidence: float
+    base: Sequence[Result], heads: Sequence[Sequence[Result]], metric: Metric, confidence: float
 ) -> TimeRatio:
     """Compare the times of a case that two machines measured, or one machine in two states: all rounds of both,
     whatever the yardsticks read."""
@@ -93,14 +93,14 @@ def _count_rounds(base: Sequence[_Rounds], heads: Sequence[Sequence[_Rounds]]) -
     return sum(map(len, base)), sum(len(rounds) for head in heads for rounds in head)
 
 
-def _of_calm(cases: Sequence[CaseFacts], processes: Sequence[_Rounds]) -> list[_Rounds]:
+def _of_calm(cases: Sequence[Result], processes: Sequence[_Rounds]) -> list[_Rounds]:
     """The rounds of the processes that were calm."""
     return [rounds for case, rounds in zip(cases, processes, strict=True) if calm(case)]
 
 
-def _common_steps(base: Sequence[CaseFacts], heads: Sequence[Sequence[CaseFacts]]) -> set[int]:
+def _common_steps(base: Sequence[Result], heads: Sequence[Sequence[Result]]) -> set[int]:
     """Steps that every process of both sides timed."""
-    return set.intersection(*(set(case.steps) for side in (base, *heads) for case in side))
+    return set.intersection(*(set(case.round_steps) for side in (base, *heads) for case in side))
 
 
 def _by_pairs(
@@ -163,17 +163,17 @@ def _parts(values: Sequence[float], again: Sequence[Sequence[float]], level: flo
     return tuple(median(part) - level if part else math.nan for part in parts)
 
 
-def value_of(cases: Sequence[CaseFacts], metric: Metric) -> float | None:
+def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
     """The metric over all rounds of these processes, comparable or not.
 
     The median of times and rates. A count itself, or None if no process states it or the processes state different
     counts.
     """
     if metric in ("kv_bytes", "work_items"):
-        counts = {case.kv_bytes if metric == "kv_bytes" else case.work_items for case in cases}
+        counts = {getattr(case, metric) if isinstance(case, SessionResult) else None for case in cases}
         count = counts.pop() if len(counts) == 1 else None
         return None if count is None else float(count)
-    times = [math.exp(value) for case in cases for _, value in _rounds(case, metric, set(case.steps), False)]
+    times = [math.exp(value) for case in cases for _, value in _rounds(case, metric, set(case.round_steps), False)]
     if not times:
         return None
     return cases[0].batch_size * 1e6 / median(times) if metric == "token_rate" else median(times)
@@ -202,17 +202,19 @@ def _levels(pairs: Sequence[tuple[Sequence[_Rounds], _Rounds]]) -> list[float]:
     return [level for level in levels if level is not None]
 
 
-def _rounds(case: CaseFacts, metric: Metric, steps: set[int], metered: bool) -> _Rounds:
+def _rounds(case: Result, metric: Metric, steps: set[int], metered: bool) -> _Rounds:
     """Mean times of the rounds: over the steps `steps`, or over all steps of append and plan.
 
     Unless `metered`, all rounds have one class.
     """
     if metric in ("append", "plan"):
+        if not isinstance(case, TimedResult):
+            return []
         rounds = case.append_samples_us if metric == "append" else case.plan_samples_us
         means = [fmean(samples) for samples in rounds]
     else:
-        columns = [index for index, step in enumerate(case.steps) if step in steps]
-        means = [fmean(samples[index] for index in columns) for samples in case.samples_us] if columns else []
+        columns = [index for index, step in enumerate(case.round_steps) if step in steps]
+        means = [fmean(samples[index] for index in columns) for samples in case.rounds] if columns else []
     names = classes(case) if metered else [UNMETERED] * len(means)
     # A clock that did not advance gives 0, which has no logarithm.
     return [(name, math.log(max(mean, 1e-3))) for name, mean in zip(names, means, strict=False)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.analysis import points
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.expectations import outcomes
@@ -15,22 +15,15 @@ from chunkbench.report.footer import footer
 from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
-from chunkbench.report.showing import Showing
 from chunkbench.report.statuses import probe_lines, status_lines
 from chunkbench.report.view import Body, View
-from chunkbench.store import CaseFacts, Manifest, Run
+from chunkbench.store import Manifest, Result, Run
 
 _LONGEST_KEY = 18
 
 
 def build(run: Run) -> Report:
     """The report of a run; the run may be incomplete, or have no case at all."""
-    showing: Showing = kinds.get(run.manifest.experiment.kind).showing()
-    return showing.build(run)
-
-
-def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
-    """The report of a run with timed cases; `body_of` makes the part that depends on the kind of work."""
     manifest, cases = run.manifest, run.cases
     experiment = manifest.experiment
     rows = beside.rows(cases, experiment.baseline, experiment.confidence)
@@ -45,7 +38,7 @@ def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
     judged = outcomes(rows, experiment.expect, experiment.confidence)
     view = View(groups, rows, columns, axes, text, experiment.baseline, judged, experiment)
     partial = _partial(manifest, groups)
-    body = body_of(view) if groups else Body("", ())
+    body = workload.get(experiment.kind).body(view) if groups else Body("", ())
     return Report(
         title=experiment.title or experiment.name or "ChunkBench run",
         warnings=(*partial, *probe_lines(groups, axes, columns)),
@@ -69,7 +62,7 @@ def build_timed(run: Run, body_of: Callable[[View], Body]) -> Report:
     )
 
 
-def _groups(cases: Sequence[CaseFacts], rows: Sequence[Row]) -> list[Group]:
+def _groups(cases: Sequence[Result], rows: Sequence[Row]) -> list[Group]:
     row_of = {id(row.facts): row for row in rows}
     return [
         Group(axes, {case.implementation: row_of[id(case)] for case in members})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.experiment.look import Look
 from chunkbench.report.model import Cell, Column
 from chunkbench.store import Run
@@ -108,5 +108,5 @@ def columns_of(run: Run) -> Columns:
     experiment = run.manifest.experiment
     labels = {case.implementation: case.label for case in run.cases}
     ordered = {name: labels[name] for name in dict.fromkeys((*experiment.implementations, *labels)) if name in labels}
-    installed = kinds.get(experiment.kind).implementations().look
+    installed = workload.get(experiment.kind).implementations().look
     return Columns(ordered, run.manifest.looks, cache(installed), experiment.baseline)

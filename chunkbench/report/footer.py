@@ -13,6 +13,7 @@ from chunkbench.report.model import Group
 from chunkbench.report.numbers import count, gigabytes, significant
 from chunkbench.report.statuses import one_line
 from chunkbench.store.manifest import MachineFacts, Manifest
+from chunkbench.store.results import TimedResult
 
 UNIT_OF_TABLE_3 = (
     "The header of the paper's Table 3 says ms, but its values agree with the rest of the paper only as microseconds "
@@ -36,16 +37,17 @@ def footer(
     """(topic, text) in reading order, without topics that have no text. `timing`, if given, replaces that text."""
     rows = [row for group in groups for row in group.rows.values()]
     timed = [row for row in rows if row.derived.latency_us is not None]
+    in_rounds = [row.timed for row in timed if row.timed]
     entries = [
         ("machine", _machine(manifest, rows)),
         ("software", _software(manifest, rows)),
         ("point", _constants(groups[0], varying)),
         ("data", _data(rows, timed)),
-        ("timing", _timing(rows, timed) if timing is None else timing),
-        ("samples", gpu.samples([row.facts for row in timed])),
-        ("gpu", gpu.conditions([row.facts for row in timed])),
+        ("timing", _timing([row.timed for row in rows if row.timed], in_rounds) if timing is None else timing),
+        ("samples", gpu.samples(in_rounds)),
+        ("gpu", gpu.conditions(in_rounds)),
         ("interval", _interval(manifest, timed)),
-        ("peaks", _peaks(timed)),
+        ("peaks", _peaks(in_rounds)),
         ("pages", _pages(timed)),
         ("paper", _paper(rows)),
         *(("note", text) for text in _notes(manifest, rows, columns)),
@@ -60,7 +62,7 @@ def _machine(manifest: Manifest, rows: Sequence[Row]) -> str:
     """The hardware of every machine of the run, with the machine's id if there are several."""
     several = len(manifest.machines) > 1
     machines = [f"{id}: {_hardware(facts)}" if several else _hardware(facts) for id, facts in manifest.machines.items()]
-    parts = ["; ".join(machines), f"{rows[0].facts.verb} on {_list(row.facts.device for row in rows)}"]
+    parts = ["; ".join(machines), f"{rows[0].facts.VERB} on {_list(row.facts.device for row in rows)}"]
     return ", ".join(part for part in parts if part)
 
 
@@ -88,12 +90,12 @@ def _software(manifest: Manifest, rows: Sequence[Row]) -> str:
 
 
 def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
-    drawn = "; K, V and queries standard normal" if rows[0].facts.verb == "measured" else ""
+    drawn = "; K, V and queries standard normal" if rows[0].facts.VERB == "measured" else ""
     parts = [
         f"{_list(row.facts.dtype for row in rows)}{drawn}",
         f"seed {_list(row.facts.seed for row in rows)}",
     ]
-    checked = [r.facts for r in timed if r.facts.max_error is not None and r.facts.tolerance]
+    checked = [r.session for r in timed if r.session and r.session.max_error is not None and r.session.tolerance]
     dtypes = dict.fromkeys(facts.dtype for facts in checked)
     for dtype in dtypes:
         worst = max((f for f in checked if f.dtype == dtype), key=lambda f: (f.max_error or 0.0) / (f.tolerance or 1.0))
@@ -102,15 +104,16 @@ def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
     return "; ".join(parts)
 
 
-def _timing(rows: Sequence[Row], timed: Sequence[Row]) -> str:
+def _timing(results: Sequence[TimedResult], timed: Sequence[TimedResult]) -> str:
+    """How `results` were timed; `timed` are those with a latency."""
     parts = []
-    for protocol in dict.fromkeys(row.facts.protocol for row in rows):
-        caches = _list(row.facts.cache for row in rows if row.facts.protocol == protocol)
-        modes = _list(row.facts.mode for row in rows if row.facts.protocol == protocol)
+    for protocol in dict.fromkeys(one.protocol for one in results):
+        caches = _list(one.cache for one in results if one.protocol == protocol)
+        modes = _list(one.mode for one in results if one.protocol == protocol)
         parts.append(f"protocol {protocol} ({_HOW[protocol]}), caches {caches}, mode {modes}")
     if timed:
-        parts.append(f"rounds a point: {_counts(row.derived.rounds for row in timed)}")
-        steps = {(len(row.facts.steps), row.facts.n_c) for row in timed}
+        parts.append(f"rounds a point: {_counts(len(one.samples_us) for one in timed)}")
+        steps = {(len(one.steps), one.axis("n_c")) for one in timed}
         parts.append(
             ", ".join(
                 f"all {n_c} steps timed"
@@ -119,21 +122,21 @@ def _timing(rows: Sequence[Row], timed: Sequence[Row]) -> str:
                 for steps, n_c in sorted(steps)
             )
         )
-        shared = {row.facts.longest_n_c for row in timed if row.facts.longest_n_c}
+        shared = {one.longest_n_c for one in timed if one.longest_n_c}
         if shared:
             parts.append(f"smaller n_c are the first steps of the pass to n_c = {_list(sorted(shared))}")
-        threads = {row.facts.threads for row in timed if row.facts.threads}
+        threads = {one.threads for one in timed if one.threads}
         parts += [f"threads {_list(sorted(threads))}"] if threads else []
-        discarded = sum(row.facts.discarded for row in timed)
+        discarded = sum(one.discarded for one in timed)
         parts += [f"{count(discarded, 'sample')} discarded because the clock was throttled"] if discarded else []
-        if any(len(set(row.facts.groups)) > 1 for row in timed):
+        if any(len(set(one.groups)) > 1 for one in timed):
             parts.append("implementations ran in groups that fit in memory; ratios are formed inside a group")
     return "; ".join(parts)
 
 
 def _interval(manifest: Manifest, timed: Sequence[Row]) -> str:
     confidence = manifest.experiment.confidence
-    one = timed[0].facts.repeated if timed else ""
+    one = timed[0].facts.REPEATED if timed else ""
     texts = {
         "range": f"smallest and largest {one} (range: too few {one}s for a confidence interval)",
         "confidence": f"{confidence:.0%} confidence for the median over {one}s, by order statistics",
@@ -142,8 +145,8 @@ def _interval(manifest: Manifest, timed: Sequence[Row]) -> str:
     return " or, where there are enough rounds, ".join(texts[kind] for kind in ("range", "confidence") if kind in kinds)
 
 
-def _peaks(timed: Sequence[Row]) -> str:
-    peaks = [peak for row in timed for peak in row.facts.peaks]
+def _peaks(timed: Sequence[TimedResult]) -> str:
+    peaks = [peak for one in timed for peak in one.peaks]
     if not peaks:
         return ""
     read = _extent((peak.read_bytes_per_s / 1e9 for peak in peaks), significant_digits=3)
@@ -157,7 +160,7 @@ def _peaks(timed: Sequence[Row]) -> str:
 
 def _pages(timed: Sequence[Row]) -> str:
     """The pages of the memory that holds the implementations' tensors, as the system granted them."""
-    shares = [row.facts.huge_share for row in timed if row.facts.huge_share is not None]
+    shares = [row.session.huge_share for row in timed if row.session and row.session.huge_share is not None]
     if not shares:
         return ""
     if max(shares) == 0:

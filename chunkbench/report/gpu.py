@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from chunkbench.report.numbers import count, gigabytes, megabytes
-from chunkbench.store.facts import CaseFacts, GpuState
+from chunkbench.store.results import GpuState, TimedResult
 
 UNKNOWN = "clocks, power and other processes are not known (nvidia-ml-py is not installed), and no sample was discarded"
 
 
-def samples(timed: Sequence[CaseFacts]) -> str:
+def samples(timed: Sequence[TimedResult]) -> str:
     """What each mode and each cache setting means, for cases that were timed on a GPU; empty without such cases."""
     parts = []
     for mode, how in (
@@ -37,7 +37,7 @@ def samples(timed: Sequence[CaseFacts]) -> str:
     return "; ".join(parts)
 
 
-def conditions(timed: Sequence[CaseFacts]) -> str:
+def conditions(timed: Sequence[TimedResult]) -> str:
     """Clocks, power, temperature, reasons for lower clocks, and other processes on the device."""
     if not any(case.sampling for case in timed):
         return ""

@@ -11,7 +11,7 @@ from chunkbench.analysis.derive import Derived, Row
 from chunkbench.analysis.expectations import Outcome
 from chunkbench.experiment.axes import AXES
 from chunkbench.report.model import Group
-from chunkbench.store.facts import CaseFacts
+from chunkbench.store.results import Result
 
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -26,18 +26,21 @@ def _single(annotation: Any) -> bool:
     return origin is Literal or annotation in _SCALARS
 
 
-COLUMNS = (
-    *(name for name, field in CaseFacts.model_fields.items() if name in AXES or _single(field.annotation)),
-    *(field.name for field in fields(Derived)),
-)
-"""Axes, facts with a single value, derived figures. All other facts are in `cases.jsonl` and in the JSON report."""
+def columns(result: type[Result]) -> tuple[str, ...]:
+    """Names, axes, facts with a single value, derived figures. All other facts are in `cases.jsonl` and in the JSON
+    report."""
+    facts = result.model_fields
+    named = [name for name in ("key", "experiment", "implementation", "label", *AXES) if name in facts]
+    single = [name for name, field in facts.items() if _single(field.annotation)]
+    return tuple(dict.fromkeys((*named, *single, *(field.name for field in fields(Derived)))))
 
 
 def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The `COLUMNS` of each case, in the order of the points."""
+    """The `columns` of each case, in the order of the points."""
     rows = [row for group in groups for row in group.rows.values()]
-    values = ({**row.as_dict(), "model": row.facts.model} for row in rows)  # the model's name, not its shape
-    return [{name: record[name] for name in COLUMNS} for record in values]
+    # The model's name, not its shape.
+    values = ((type(row.facts), {**row.as_dict(), "model": row.facts.axis("model")}) for row in rows)
+    return [{name: record[name] for name in columns(result)} for result, record in values]
 
 
 def data(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

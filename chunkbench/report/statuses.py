@@ -35,9 +35,9 @@ def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) 
     by_cache: dict[str, list[tuple[float, str]]] = {}  # the cause differs with the cache
     for group in groups:
         for implementation, row in group.rows.items():
-            if row.derived.probe_error:
+            if row.timed and row.derived.probe_error:
                 text = f"{columns.name(implementation)} at {_point(group, axes)}: {row.derived.probe_error}"
-                by_cache.setdefault(row.facts.cache, []).append((row.derived.roofline_fraction or 0.0, text))
+                by_cache.setdefault(row.timed.cache, []).append((row.derived.roofline_fraction or 0.0, text))
     return [
         f"{PROBE_MARK} An error of the probe, not a merit of the kernel, in {count(len(cases), 'case')}; "
         f"the worst is {max(cases)[1]}"

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from chunkbench.analysis.noise import complaint
 from chunkbench.analysis.statistics import relative_half_width, round_means
-from chunkbench.experiment.point import AxisFields, Case, Point
-from chunkbench.runner.session_work import SessionWork
+from chunkbench.experiment.point import Case, SessionPoint
 from chunkbench.runner.survey import Traits
-from chunkbench.store.facts import CaseFacts, GpuState, Noise, Peaks, Sampling, Status, Yardsticks
+from chunkbench.store.results import GpuState, Noise, Peaks, Sampling, SessionResult, Status, Yardsticks
+
+if TYPE_CHECKING:
+    from chunkbench.runner.sessions import SessionWorkload
+
+
+PointT = TypeVar("PointT", bound=SessionPoint)
+ResultT = TypeVar("ResultT", bound=SessionResult)
 
 
 def now() -> str:
@@ -102,13 +108,13 @@ class ImplementationState(Failable):
 
 
 @dataclass(frozen=True)
-class Context:
+class Context(Generic[PointT, ResultT]):
     """What the cases of one point have in common."""
 
     experiment: str
     machine: str
-    work: SessionWork
-    point: Point
+    work: SessionWorkload[Any, PointT, ResultT]
+    point: PointT
     seed: int
     steps: tuple[int, ...]
     threads: int | None
@@ -120,47 +126,28 @@ class Context:
     """n_c of the pass that the steps come from, if it is longer than the point's n_c."""
 
 
-def facts(context: Context, case: Case, traits: Traits, state: ImplementationState, rounds: CaseRounds) -> CaseFacts:
+def facts(
+    context: Context[PointT, ResultT], case: Case, traits: Traits, state: ImplementationState, rounds: CaseRounds
+) -> ResultT:
     """The line of `cases.jsonl` for one case."""
-    point = context.point
     status, reason = (state.status, state.reason) if state.failed else (rounds.status, rounds.reason)
-    if status is None and not rounds.samples_us:
-        status = "ok"  # this kind of work times nothing
-    if status is None:
+    if status is None and rounds.samples_us:
         width = relative_half_width(round_means(rounds.samples_us), context.confidence)
         # Other processes on the host do not change times that the device measured.
         noise = context.noise if case.mode == "eager" else Noise()
         reason = complaint(noise, width if len(rounds.samples_us) > 1 else 0.0, rounds.gpu)
         status = "noisy" if reason else "ok"
-    steps = context.steps if rounds.samples_us else ()
-    amounts = context.work.amounts(point, context.seed, case.implementation, traits.reads_shared_once, steps)
-    return CaseFacts(
-        key=case.key,
+    timing = _timing(context, case, traits, rounds) if context.work.timed else {}
+    return context.work.result.of_case(
+        case,
         experiment=context.experiment,
-        implementation=case.implementation,
         label=traits.label,
-        **{name: getattr(point, name) for name in AxisFields.model_fields},
-        protocol=case.protocol,
-        cache=case.cache,
-        mode=case.mode,
-        status=status,
+        status=status or "ok",
         reason=reason,
-        samples_us=tuple(map(tuple, rounds.samples_us)),
-        steps=steps,
-        append_samples_us=tuple(map(tuple, rounds.append_us)),
-        plan_samples_us=tuple(map(tuple, rounds.plan_us)),
-        groups=tuple(rounds.groups),
-        peaks=tuple(rounds.peaks),
-        yardsticks=tuple(rounds.yardsticks),
-        discarded=rounds.discarded,
-        gpu=tuple(rounds.gpu),
-        sampling=rounds.sampling,
         noise=context.noise,
         # The held bytes are measured only at the end of the pass, so only the longest n_c has them.
         kv_bytes=state.kv_bytes if context.longest_n_c is None else None,
-        longest_n_c=context.longest_n_c,
         huge_share=state.huge_share,
-        **amounts._asdict(),
         work_items=state.work_items if context.longest_n_c is None else None,
         max_error=state.max_error if rounds.max_error is None else rounds.max_error,
         tolerance=context.tolerance,
@@ -171,4 +158,25 @@ def facts(context: Context, case: Case, traits: Traits, state: ImplementationSta
         seed=context.seed,
         started_at=context.started_at,
         machine=context.machine,
+        **timing,
     )
+
+
+def _timing(context: Context[Any, Any], case: Case, traits: Traits, rounds: CaseRounds) -> dict[str, Any]:
+    """The fields that results of timed kinds have besides."""
+    steps = context.steps if rounds.samples_us else ()
+    amounts = context.work.amounts(context.point, context.seed, case.implementation, traits.reads_shared_once, steps)
+    return {
+        "samples_us": tuple(map(tuple, rounds.samples_us)),
+        "steps": steps,
+        "append_samples_us": tuple(map(tuple, rounds.append_us)),
+        "plan_samples_us": tuple(map(tuple, rounds.plan_us)),
+        "groups": tuple(rounds.groups),
+        "peaks": tuple(rounds.peaks),
+        "yardsticks": tuple(rounds.yardsticks),
+        "discarded": rounds.discarded,
+        "gpu": tuple(rounds.gpu),
+        "sampling": rounds.sampling,
+        "longest_n_c": context.longest_n_c,
+        **amounts._asdict(),
+    }

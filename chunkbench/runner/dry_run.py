@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.baselines.contract import Answer
 from chunkbench.baselines.registry import Registry
-from chunkbench.experiment import Experiment, TimedExperiment
+from chunkbench.experiment import Experiment, SessionExperiment, TimedExperiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner import memory_guard
 from chunkbench.runner.estimate import Estimate, estimate
-from chunkbench.runner.measuring import measuring
-from chunkbench.runner.session_work import SessionWork
 from chunkbench.runner.target import Target
 
+if TYPE_CHECKING:
+    from chunkbench.runner.sessions import AnySessions
 
-def describe_plan(experiment: TimedExperiment, work: SessionWork, target: Target) -> str:
+
+def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Target) -> str:
     """The plan as text. Only the read bandwidth is measured, for a few milliseconds."""
     points = experiment.points(target.device, target.dtype)
-    registry: Registry = kinds.get(experiment.kind).implementations()
+    registry = work.implementations()
     states = {name: registry.availability(name, target.device) for name in experiment.implementations}
     device_absent = target.device == "cuda" and not target.environment.gpus
-    shares_storage = sharing_of(experiment, target)
+    shares_storage = sharing_of(experiment, registry, target)
     cases = sum(len(experiment.cases(point)) for point in points)
     lines = [
         f"{experiment.name}: {experiment.title}",
@@ -46,9 +48,8 @@ def describe_plan(experiment: TimedExperiment, work: SessionWork, target: Target
     return "\n".join(lines)
 
 
-def sharing_of(experiment: TimedExperiment, target: Target) -> dict[str, bool]:
+def sharing_of(experiment: SessionExperiment, registry: Registry, target: Target) -> dict[str, bool]:
     """The implementations that a run would measure, and whether each holds shared prefixes once."""
-    registry: Registry = kinds.get(experiment.kind).implementations()
     absent = target.device == "cuda" and not target.environment.gpus
     found = {}
     for name in experiment.implementations:
@@ -59,9 +60,12 @@ def sharing_of(experiment: TimedExperiment, target: Target) -> dict[str, bool]:
 
 
 def _describe(point: Point) -> str:
-    names = [name for name in Point.model_fields if name not in ("dtype", "device")]
-    axes = {name: getattr(point, name) for name in names if getattr(point, name) is not None}
-    return " ".join(f"{name}={value}" for name, value in axes.items()).replace("(", "[").replace(")", "]")
+    axes = {name: getattr(point, name) for name in point.axes() if name != "dtype"}
+    return (
+        " ".join(f"{name}={value}" for name, value in axes.items() if value is not None)
+        .replace("(", "[")
+        .replace(")", "]")
+    )
 
 
 def _shares_storage(registry: Registry, name: str, answer: Answer, device_absent: bool) -> bool | None:
@@ -77,9 +81,9 @@ def _shares_storage(registry: Registry, name: str, answer: Answer, device_absent
     return None
 
 
-def _caches_and_modes(experiment: TimedExperiment, point: Point) -> list[str]:
+def _caches_and_modes(experiment: SessionExperiment, point: Point) -> list[str]:
     """The caches and modes in which each point is timed; nothing on a CPU."""
-    if point.device == "cpu" or not experiment.timed:
+    if point.device == "cpu" or not isinstance(experiment, TimedExperiment):
         return []
     pairs = dict.fromkeys(f"{case.cache} {case.mode}" for case in experiment.cases(point))
     return [f"each point: {', '.join(pairs)}"]
@@ -113,7 +117,7 @@ def brief(experiment: Experiment, target: Target) -> str:
     text = f"{points} point{'s' * (points != 1)}"
     if target.machine_kind:  # what this machine can do says nothing about another
         return f"{text}, budget {words_of(experiment.budget_s)}"
-    return f"{text}, {in_words(measuring(experiment).estimate(experiment, target), experiment)}"
+    return f"{text}, {in_words(workload.of(experiment).estimate(experiment, target), experiment)}"
 
 
 def in_words(expected: Estimate | str, experiment: Experiment) -> str:

@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS
 from chunkbench.environment import available_memory, gpu_memory
-from chunkbench.experiment import TimedExperiment
-from chunkbench.experiment.point import Point
+from chunkbench.experiment import SessionExperiment, TimedExperiment
+from chunkbench.experiment.point import SessionPoint
 from chunkbench.measure.caches import last_level_cache_bytes, sweep_bytes
 from chunkbench.runner import memory_guard
-from chunkbench.runner.session_work import SessionWork, weight
 from chunkbench.runner.target import Target
+
+if TYPE_CHECKING:
+    from chunkbench.runner.sessions import AnySessions
+
 
 # Fitted to runs on shared virtual machines with 2 cores; `benchmarks/estimates.py` compares estimates with runs.
 _PASSES = 26
@@ -42,7 +46,7 @@ class Estimate:
     """Most that the worker holds at once."""
     seconds: float | None
     """None on a GPU, where nothing has been measured yet that it could rest on."""
-    point: Point
+    point: SessionPoint
     """The point that needs most memory."""
     together_bytes: int
     """K/V of all implementations at that point."""
@@ -53,7 +57,7 @@ class Estimate:
 
 
 def estimate(
-    experiment: TimedExperiment, work: SessionWork, target: Target, shares_storage: Mapping[str, bool]
+    experiment: SessionExperiment, work: AnySessions, target: Target, shares_storage: Mapping[str, bool]
 ) -> Estimate:
     """The memory and the time of a run of these implementations (id -> whether it holds shared prefixes once).
 
@@ -80,30 +84,30 @@ def estimate(
 
 
 def _grouping(
-    experiment: TimedExperiment, work: SessionWork, sizes: Mapping[str, int], room: int
+    experiment: SessionExperiment, work: AnySessions, sizes: Mapping[str, int], room: int
 ) -> memory_guard.Grouping:
     if not work.timed:
         return memory_guard.one_by_one(sizes, list(sizes), room)
     return memory_guard.group(sizes, list(sizes), experiment.baseline, room)
 
 
-def _held(experiment: TimedExperiment, work: SessionWork, sizes: Mapping[str, int], room: int) -> int:
+def _held(experiment: SessionExperiment, work: AnySessions, sizes: Mapping[str, int], room: int) -> int:
     """Bytes of the largest memory group of a point."""
     groups = _grouping(experiment, work, sizes, room).groups
     return max((sum(sizes[name] for name in names) for names in groups), default=0)
 
 
 def _seconds(
-    experiment: TimedExperiment,
-    work: SessionWork,
-    points: Sequence[Point],
-    needs: Mapping[Point, Mapping[str, int]],
+    experiment: SessionExperiment,
+    work: AnySessions,
+    points: Sequence[SessionPoint],
+    needs: Mapping[SessionPoint, Mapping[str, int]],
     reserved: int,
     swept: int,
 ) -> float:
     """Passes take their share of the budget, or the time of the fewest rounds if that is longer."""
     passes = work.passes(points)
-    weights = [weight(one[-1], experiment.seed) for one in passes]
+    weights = [work.weight(one[-1], experiment.seed) for one in passes]
     left, waiting = experiment.budget_s, sum(weights)
     total = _START_S + _PER_IMPLEMENTATION_S * len(experiment.implementations)
     if work.timed:
@@ -116,11 +120,11 @@ def _seconds(
 
 
 def _least(
-    experiment: TimedExperiment, one: Sequence[Point], needs: Mapping[str, int], swept: int, timed: bool
+    experiment: SessionExperiment, one: Sequence[SessionPoint], needs: Mapping[str, int], swept: int, timed: bool
 ) -> float:
     """Seconds of a pass in the fewest rounds."""
     steps = sum(min(point.n_c, MIN_TIMED_STEPS) for point in one)
-    calls = experiment.min_rounds * steps if timed else 0
+    calls = experiment.min_rounds * steps if isinstance(experiment, TimedExperiment) else 0
     caches = len({case.cache for case in experiment.cases(one[-1])})
     read = sum(needs.values()) * (calls * caches + _PASSES) + len(needs) * calls * swept
     return _POINT_S * timed + _EACH_S * len(needs) + read / _bandwidth()

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from chunkbench import workload
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Case, Point
-from chunkbench.runner.measuring import Pass, Workplace, measuring
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
+from chunkbench.runner.passes import Pass, Workplace
 from chunkbench.runner.target import Target
-from chunkbench.store import CaseFacts
+from chunkbench.store import Result
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Job:
     passes: Sequence[Pass]
     log: Path
     """The file for what workers and servers print."""
-    earlier: Sequence[CaseFacts] = ()
+    earlier: Sequence[Result] = ()
     """Rows that a resumed run has already."""
     options: RunOptions = field(default_factory=RunOptions)
 
@@ -34,7 +35,7 @@ class Measured:
     """The rows of a pass, and the machine that measured them."""
 
     one: Pass
-    cases: Mapping[Point, Sequence[CaseFacts]]
+    cases: Mapping[Point, Sequence[Result]]
     machine: str
     environment: Mapping[str, Any]
     looks: Mapping[str, Mapping[str, Any]]
@@ -48,9 +49,7 @@ class Listener(Protocol):
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None: ...
 
-    def point_finished(
-        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
-    ) -> None:
+    def point_finished(self, point: Point, cases: Sequence[Result], took_s: float, done: float, left_s: float) -> None:
         """A point has its rows. `took_s`: seconds of its pass; 0 for the pass's other points."""
 
     def problem(self, text: str) -> None:
@@ -87,7 +86,7 @@ class LocalExecutor:
             point: experiment.cases(point) for one in job.passes for point in one.points
         }
         place = Workplace(job.log, job.earlier)
-        measurer = measuring(experiment).start(experiment, target, list(cases), place, job.options)
+        measurer = workload.of(experiment).start(experiment, target, list(cases), place, job.options)
         environment = target.environment.model_dump(mode="json")
         try:
             for one in job.passes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.workers.protocol import WORKER_BYTES
 
 SLACK = 1.04
@@ -23,7 +23,7 @@ class Grouping:
     """Implementation -> reason, with the figures."""
 
 
-def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
+def kv_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int:
     """Predicted bytes of K and V at the end of a round, in whole chunks or rows; shared storage counts once."""
     lengths = point.prompt_lengths(seed)
     completions = point.batch_size * (point.n_c + point.chunk_size)
@@ -31,7 +31,7 @@ def kv_bytes(point: Point, seed: int, shares_storage: bool) -> int:
     return int((tokens + completions) * point.token_bytes * SLACK)
 
 
-def touched_bytes(point: Point, seed: int, shares_storage: bool) -> int:
+def touched_bytes(point: AttentionPoint, seed: int, shares_storage: bool) -> int:
     """Distinct bytes of K and V that a decode of the first step reads."""
     tokens = point.unique_prompt_tokens(seed) if shares_storage else sum(point.prompt_lengths(seed))
     return (tokens + point.batch_size) * point.token_bytes

@@ -10,7 +10,7 @@ from typing import Any
 from chunkbench.experiment.point import Point
 from chunkbench.experiment.terms import Pages
 from chunkbench.runner.client import WorkerClient, WorkerProcess
-from chunkbench.store.facts import Status
+from chunkbench.store.results import Status
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from chunkbench.runner.measuring import Pass
+from chunkbench.runner.passes import Pass
 
 
 @dataclass

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isinf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chunkbench.experiment import TimedExperiment
-from chunkbench.experiment.point import Case, Point
+from chunkbench.experiment import SessionExperiment
+from chunkbench.experiment.point import Case, SessionPoint
 from chunkbench.experiment.terms import Mode
 from chunkbench.measure.rotation import Rotation, calls_of, rotation, runs_of
 from chunkbench.runner.case_facts import CaseRounds, ImplementationState
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
-from chunkbench.runner.session_work import SessionWork
 from chunkbench.runner.survey import Traits
-from chunkbench.store.facts import Status
+from chunkbench.store.results import Status
+
+if TYPE_CHECKING:
+    from chunkbench.runner.sessions import AnySessions
+
 
 BEFORE, AFTER = 1 << 20, 1 << 21
 """First nonces of the checks before and after the rounds; nonces of rounds are small."""
@@ -37,11 +40,11 @@ class PointDriver:
 
     def __init__(
         self,
-        experiment: TimedExperiment,
-        work: SessionWork,
+        experiment: SessionExperiment,
+        work: AnySessions,
         survey: Mapping[str, Traits],
         worker: WorkerClient,
-        point: Point,
+        point: SessionPoint,
         cases: Sequence[Case],
     ) -> None:
         self.experiment, self.work, self.survey = experiment, work, survey
@@ -174,12 +177,12 @@ class PointDriver:
 
     def check_bytes(self, name: str) -> None:
         """Compare the K/V bytes that an implementation states with what it visibly holds and what it needs."""
-        state, point = self.states[name], self.point
-        if state.failed or state.kv_bytes is None or not self.work.keeps_kv:
+        state = self.states[name]
+        least = self.work.least_kv_bytes(self.point, self.experiment.seed)
+        if state.failed or state.kv_bytes is None or not least:
             return
-        distinct = point.unique_prompt_tokens(self.experiment.seed) + point.n_c * point.batch_size
-        if state.kv_bytes < distinct * point.token_bytes:
-            state.fail("error", f"states {state.kv_bytes} bytes of K/V, {distinct} distinct tokens need more")
+        if state.kv_bytes < least:
+            state.fail("error", f"states {state.kv_bytes} bytes of K/V, the distinct tokens need {least}")
         elif 0 < state.visible_bytes < state.kv_bytes:
             state.fail("error", f"states {state.kv_bytes} bytes of K/V but holds {state.visible_bytes}")
 

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chunkbench import workload
 from chunkbench.environment import git_state
 from chunkbench.experiment import Experiment
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.executor import Executor, Job, Listener, Measured
 from chunkbench.runner.identity import differences, identity
-from chunkbench.runner.measuring import Pass, measuring
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
+from chunkbench.runner.passes import Pass
 from chunkbench.runner.target import Target
 from chunkbench.store import Run, RunError, RunWriter, open_run
-from chunkbench.store.facts import Status
+from chunkbench.store.results import Status
 from chunkbench.version import __version__
 
 DEFAULT_OPTIONS = RunOptions()
@@ -77,7 +78,7 @@ def _passes(experiment: Experiment, targets: Sequence[Target], options: RunOptio
         points = experiment.points(target.device, target.dtype)
         if options.points is not None:
             points = tuple(point for point in points if point in options.points)
-        passes += [Pass(group, target.machine_kind) for group in measuring(experiment).passes(points)]
+        passes += [Pass(group, target.machine_kind) for group in workload.of(experiment).passes(points)]
     return passes
 
 
@@ -90,8 +91,8 @@ def _measure(
     listener: Listener,
     options: RunOptions,
 ) -> None:
-    kind_measuring = measuring(experiment)
-    weights = {one: kind_measuring.weight(one.points[-1], experiment.seed) for one in passes}
+    kind = workload.of(experiment)
+    weights = {one: kind.weight(one.points[-1], experiment.seed) for one in passes}
     pace = Pace(weights, pending, experiment.budget_s * len(executor.targets))
     job = Job(experiment, pending, writer.worker_log, tuple(writer.cases), options)
     with contextlib.closing(executor.measure(job, pace, listener)) as results:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError, WorkerTimeout
-from chunkbench.store.facts import Status
+from chunkbench.store.results import Status
 
 _LIMIT_S = 120.0
 """Time limit for one implementation: importing a large library from a slow disk is slow."""

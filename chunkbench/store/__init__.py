@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from chunkbench.store.facts import FAILED, MEASURED, CaseFacts, GpuState, Noise, Peaks, Sampling, Status, Yardsticks
 from chunkbench.store.manifest import Manifest
+from chunkbench.store.results import (
+    FAILED,
+    MEASURED,
+    DecodeResult,
+    GpuState,
+    Noise,
+    Peaks,
+    Result,
+    Sampling,
+    Status,
+    Yardsticks,
+)
 from chunkbench.store.run_directory import (
     SCHEMA_VERSION,
     WORKER_LOG,
@@ -25,11 +36,12 @@ __all__ = [
     "SCHEMA_VERSION",
     "WORKER_LOG",
     "CannotRunError",
-    "CaseFacts",
+    "DecodeResult",
     "GpuState",
     "Manifest",
     "Noise",
     "Peaks",
+    "Result",
     "Run",
     "RunError",
     "RunWriter",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.environment.machine import hardware_id
 from chunkbench.experiment.look import Look
 
@@ -83,7 +83,7 @@ class ExperimentFacts(_Part):
 
     name: str = ""
     title: str = ""
-    kind: str = Field(default_factory=lambda: kinds.names()[0])
+    kind: str = Field(default_factory=workload.default)
     implementations: tuple[str, ...] = ()
     baseline: str = "chunk_attn"
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95

@@ -19,14 +19,16 @@ from typing import IO, Any, Literal
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from chunkbench import kinds
-from chunkbench.store.facts import CaseFacts
+from chunkbench import workload
 from chunkbench.store.manifest import Manifest
+from chunkbench.store.results import Result
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
 peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`; 6 `huge_share` and a
-peak; 7 `load` and `rate`."""
+peak; 7 `load` and `rate`; 8 results of each kind of work have that kind's own axes and figures alone."""
+_OWN_FIELDS = 8
+"""The first version whose lines have the fields of their own kind alone."""
 _READABLE = range(1, SCHEMA_VERSION + 1)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
@@ -65,7 +67,7 @@ class Run:
 
     path: Path
     manifest: Manifest
-    cases: list[CaseFacts] = field(default_factory=list)
+    cases: list[Result] = field(default_factory=list)
     torn: bool = False
     """Whether the last line is incomplete (after a power cut); `cases` leaves it out."""
 
@@ -173,7 +175,7 @@ def _modified(path: Path) -> float:
 class RunWriter:
     """The only writer of a run directory."""
 
-    def __init__(self, path: Path, values: dict[str, Any], cases: list[CaseFacts], lock: IO[str]) -> None:
+    def __init__(self, path: Path, values: dict[str, Any], cases: list[Result], lock: IO[str]) -> None:
         self.path = path
         self.cases = cases
         self._values = values
@@ -213,7 +215,7 @@ class RunWriter:
                 file.truncate(whole_bytes)
         return cls(path, values, cases, lock)
 
-    def place_of(self, case: CaseFacts) -> tuple[str, str]:
+    def place_of(self, case: Result) -> tuple[str, str]:
         """What a run has once: the key of a case, measured by a kind of machine."""
         machine = self._values.get("machines", {}).get(case.machine, {})
         return case.key, machine.get("kind", "")
@@ -223,7 +225,7 @@ class RunWriter:
         """The file for the workers' standard error."""
         return self.path / WORKER_LOG
 
-    def append(self, cases: Sequence[CaseFacts]) -> None:
+    def append(self, cases: Sequence[Result]) -> None:
         """Append the cases of one point, in one write that reaches the disk before this returns.
 
         New cases replace recorded cases of the same place (of half a point, or of a point that is measured again).
@@ -290,8 +292,8 @@ def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
         raise RunError(f"{file}: damaged: {_first_problem(error)}") from None
-    if manifest.experiment.kind not in kinds.names():
-        known = ", ".join(kinds.names())
+    if manifest.experiment.kind not in workload.names():
+        known = ", ".join(workload.names())
         raise RunError(f"{file}: its experiment is of kind {manifest.experiment.kind!r}; this chunkbench knows {known}")
     return manifest, values
 
@@ -302,7 +304,7 @@ def _first_problem(error: ValidationError) -> str:
     return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else str(detail["msg"])
 
 
-def _read_cases(path: Path, manifest: Manifest) -> tuple[list[CaseFacts], int, bool]:
+def _read_cases(path: Path, manifest: Manifest) -> tuple[list[Result], int, bool]:
     """The cases, the number of bytes of the whole lines, and whether an incomplete line follows them."""
     try:
         data = path.read_bytes()
@@ -310,15 +312,18 @@ def _read_cases(path: Path, manifest: Manifest) -> tuple[list[CaseFacts], int, b
         return [], 0, False
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    model: type[CaseFacts] = kinds.get(manifest.experiment.kind).facts()
-    cases: list[CaseFacts] = []
+    model: type[Result] = workload.get(manifest.experiment.kind).result
+    cases: list[Result] = []
     whole_bytes = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
         last = whole_bytes + len(line) == len(data)
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("no end of line")
-            case = model.model_validate_json(line)
+            if manifest.schema_version < _OWN_FIELDS:
+                case = model.model_validate(model.from_older(from_json(line)))
+            else:
+                case = model.model_validate_json(line)
         except ValueError as error:
             if last:
                 return cases, whole_bytes, True
@@ -329,7 +334,7 @@ def _read_cases(path: Path, manifest: Manifest) -> tuple[list[CaseFacts], int, b
     return cases, whole_bytes, False
 
 
-def _lines(cases: Sequence[CaseFacts]) -> str:
+def _lines(cases: Sequence[Result]) -> str:
     return "".join(case.model_dump_json() + "\n" for case in cases)
 
 

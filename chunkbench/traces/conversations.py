@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from chunkbench.experiment.point import Segment
+from chunkbench.experiment.forest import Segment
 from chunkbench.traces.arrivals import Arrivals, due_times
 from chunkbench.traces.lengths import Lengths
 from chunkbench.traces.replayed import ReplayRequest, replay_request

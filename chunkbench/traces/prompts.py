@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 
-from chunkbench.experiment.point import Segment, walk_tree
+from chunkbench.experiment.forest import Segment, walk_tree
 from chunkbench.experiment.terms import TreeNode
 
 

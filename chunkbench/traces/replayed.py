@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import count as count_from
 from typing import NamedTuple
 
-from chunkbench.experiment.point import Segment
+from chunkbench.experiment.forest import Segment
 from chunkbench.kvcache.text import SegmentText, Text
 from chunkbench.traces.lengths import Lengths
 from chunkbench.traces.prompts import Prompts

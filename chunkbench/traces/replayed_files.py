@@ -7,7 +7,7 @@ from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 
-from chunkbench.experiment.point import Segment
+from chunkbench.experiment.forest import Segment
 from chunkbench.kvcache.text import TokenText
 from chunkbench.traces.arrivals import Arrivals, due_times
 from chunkbench.traces.formats import TraceRequest, read_traffic

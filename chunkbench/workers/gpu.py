@@ -15,7 +15,7 @@ from chunkbench.measure.caches import CacheSweeper
 from chunkbench.measure.clocks import ClockGuard
 from chunkbench.measure.gpu_loop import Device, decode_once, run_gpu_round
 from chunkbench.measure.rotation import calls_of
-from chunkbench.store.facts import Sampling
+from chunkbench.store.results import Sampling
 from chunkbench.workers.checks import Check
 from chunkbench.workers.inputs import PooledInputs
 from chunkbench.workers.storages import visible_bytes

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 
 VOCABULARY = 32000
 _POOL = 1 << 24
@@ -34,7 +34,7 @@ def _pool(seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 class PooledInputs:
     """The inputs of one point; the same seed gives the same values in every process."""
 
-    def __init__(self, point: Point, seed: int) -> None:
+    def __init__(self, point: AttentionPoint, seed: int) -> None:
         self.point = point
         self._seed = seed
         self._dtype: torch.dtype = getattr(torch, point.dtype)

@@ -8,17 +8,20 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import torch
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.lifetime import end_with_parent
 from chunkbench.measure.gpu_loop import CaptureError
 from chunkbench.workers.gpu import lost
 from chunkbench.workers.heap import shift
 from chunkbench.workers.pages import keep_small
 from chunkbench.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from chunkbench.runner.sessions import AnySessions
 
 
 def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
-    worker = Worker(kinds.get(sys.argv[1] if len(sys.argv) > 1 else kinds.names()[0]))
+    worker = Worker(cast("AnySessions", workload.get(sys.argv[1] if len(sys.argv) > 1 else workload.default())))
     gc.freeze()  # exclude the libraries' objects, which stay anyway, from the collections before rounds
     _serve(replies, worker)
 

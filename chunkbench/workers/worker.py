@@ -7,15 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from chunkbench.baselines.contract import Implementation, Session
-from chunkbench.baselines.registry import Registry
-from chunkbench.experiment.point import Point
 from chunkbench.experiment.terms import Mode
-from chunkbench.kinds import Kind
 from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.measure.loop import run_round
 from chunkbench.measure.peaks import PeakProbe
@@ -28,15 +25,16 @@ from chunkbench.workers.inputs import PooledInputs, prime
 from chunkbench.workers.pages import huge_share
 from chunkbench.workers.protocol import PROTOCOL, WORKER_BYTES
 from chunkbench.workers.storages import visible_storages
-from chunkbench.workers.working import Working
+
+if TYPE_CHECKING:
+    from chunkbench.runner.sessions import AnySessions
 
 
 class Worker:
     """State between requests: the open point, its sessions, its checks."""
 
-    def __init__(self, kind: Kind) -> None:
-        self._registry: Registry = kind.implementations()
-        self._working: Working = kind.working()
+    def __init__(self, work: AnySessions) -> None:
+        self._work, self._registry = work, work.implementations()
         self._threads = torch.get_num_threads()
         self._loaded: dict[str, Implementation] = {}
         self._sessions: dict[str, Session] = {}
@@ -112,10 +110,10 @@ class Worker:
     def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
         """Make the inputs of a point; drop those of the last point."""
         self.close()
-        opened = Point.model_validate(point)
+        opened = self._work.point.from_json(point)
         threads = opened.threads or self._threads
         torch.set_num_threads(threads)
-        self._inputs = self._working.inputs(opened, seed)
+        self._inputs = self._work.inputs(opened, seed)
         self._outs.clear()
         self._yardstick = YardstickMeter(threads) if opened.device == "cpu" else None
         identity = (opened.device, opened.dtype, threads)
@@ -229,10 +227,10 @@ class Worker:
         return self._loaded[name]
 
     def _check(self, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        key = (nonce, "" if self._working.same_result else implementation)
+        key = (nonce, "" if self._work.same_result else implementation)
         if key not in self._checks:
             self._checks.clear()  # keep only one check, because checks hold float64 copies
-            self._checks[key] = self._working.check(self._opened(), implementation, steps, nonce, sample)
+            self._checks[key] = self._work.check(self._opened(), implementation, steps, nonce, sample)
         return self._checks[key]
 
     def _out(self, implementation: str) -> torch.Tensor:

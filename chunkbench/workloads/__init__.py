@@ -1,15 +1,19 @@
-"""The kinds of work, one folder each: the keys of its experiments, how a point is measured, how runs are shown.
+"""The kinds of work, one folder each: the class of the kind, the keys of its experiments, measuring, and its reports.
 
 Only this module imports the folders. `register` makes the kinds known to the other packages.
 """
 
 from __future__ import annotations
 
-from chunkbench import kinds
-from chunkbench.workloads import decode, layer, memory, replay, serving
+from chunkbench import workload
+from chunkbench.workloads.decode import DecodeWorkload
+from chunkbench.workloads.memory import MemoryWorkload
+from chunkbench.workloads.modules import ModulesWorkload
+from chunkbench.workloads.replay import ReplayWorkload
+from chunkbench.workloads.serving import ServingWorkload
 
 
 def register() -> None:
     """Add all kinds of work to the registry, in order: an experiment that names no kind is of the first kind."""
-    for kind in (decode.KIND, memory.KIND, layer.KIND, serving.KIND, replay.KIND):
-        kinds.add(kind)
+    for kind in (DecodeWorkload(), MemoryWorkload(), ModulesWorkload(), ServingWorkload(), ReplayWorkload()):
+        workload.add(kind)

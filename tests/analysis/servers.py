@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chunkbench.experiment.llama import SHAPES
-from chunkbench.store.facts import Status
-from chunkbench.store.request_facts import RequestFacts
-from chunkbench.store.serving_facts import Measurement, ServerFacts, ServingFacts
+from chunkbench.store.request_result import RequestResult
+from chunkbench.store.results import Status
+from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
 
 TOKENS = 10
 
@@ -18,7 +18,7 @@ def measurement(
     """Two requests with this normalized latency in seconds per token; half of it passes before the first token."""
     whole = latency * TOKENS
     requests = tuple(
-        RequestFacts(
+        RequestResult(
             due=due,
             sent=due,
             first=due + whole / 2,
@@ -43,11 +43,11 @@ def serving_facts(
     rate: float = 1.0,
     measurements: Sequence[Measurement] = (),
     status: Status = "ok",
-) -> ServingFacts:
+) -> ServingResult:
     """A line of `cases.jsonl` of `kind: serving`."""
     shape = SHAPES["small-llama"]
-    samples = tuple((((m.requests[0].last or 0) / TOKENS) * 1e6,) for m in measurements)
-    return ServingFacts(
+    samples = tuple(((m.requests[0].last or 0) / TOKENS) * 1e6 for m in measurements)
+    return ServingResult(
         key=f"{system} {n_p} {n_s} {load}",
         experiment="table4",
         implementation=system,
@@ -56,22 +56,12 @@ def serving_facts(
         n_s=n_s,
         n_c=TOKENS,
         batch_size=32,
-        heads=32,
-        kv_heads=32,
-        head_dim=128,
-        chunk_size=64,
-        block_size=32,
         model=shape,
         dtype="float32",
         device="cpu",
         load=load,
-        protocol="strict",
-        cache="cold",
-        mode="eager",
         status=status,
-        samples_us=samples,
-        steps=(1,) if samples else (),
-        groups=tuple(m.arrival_seed for m in measurements),
+        us_per_token=samples,
         requests_per_s=rate,
         reference="vllm",
         measurements=tuple(measurements),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chunkbench.analysis.kv_memory import saving, token_bytes
+from chunkbench.analysis.kv_memory import saving
 from chunkbench.kvcache import ChunkPool, PrefixTree
 
 
@@ -32,7 +32,7 @@ def test_empty_slots_of_a_real_tree_stay_within_the_bound(
     for _ in range(n_c):
         tree.append([next(token) for _ in range(b)])
     axes = {"n_p": n_p, "n_s": n_s, "n_c": n_c, "batch_size": b, "prompts": prompts, "chunk_size": c}
-    memory = saving(None, facts(**axes, kv_bytes=pool.in_use * c * token_bytes(facts())))
+    memory = saving(None, facts(**axes, kv_bytes=pool.in_use * c * facts().token_bytes))
     assert memory is not None
     assert memory.empty is not None
     assert -1e-9 <= memory.empty <= memory.bound + 1e-9

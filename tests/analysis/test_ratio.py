@@ -55,7 +55,7 @@ def test_the_interval_holds_the_ratio_and_inverts(pairs: list[tuple[float, float
     from types import SimpleNamespace
 
     def case(means: list[float]) -> SimpleNamespace:
-        return SimpleNamespace(status="ok", samples_us=[(mean,) for mean in means], groups=(0,) * len(means))
+        return SimpleNamespace(status="ok", rounds=[(mean,) for mean in means], round_groups=(0,) * len(means))
 
     a, b = case([x for x, _ in pairs]), case([y for _, y in pairs])
     forward, inverse = ratio(a, b, 0.95), ratio(b, a, 0.95)  # type: ignore[arg-type]

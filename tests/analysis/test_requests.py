@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from chunkbench.analysis.requests import load_numbers, quantile
-from chunkbench.store.request_facts import RequestFacts
+from chunkbench.store.request_result import RequestResult
 
 
-def request(due: float, first: float, last: float, tokens: int = 5, **others: object) -> RequestFacts:
+def request(due: float, first: float, last: float, tokens: int = 5, **others: object) -> RequestResult:
     fields = {"due": due, "sent": due, "first": first, "last": last, "tokens": tokens, "asked_tokens": tokens}
-    return RequestFacts.model_validate({"prompt_tokens": 10, **fields, **others})
+    return RequestResult.model_validate({"prompt_tokens": 10, **fields, **others})
 
 
 TWO = [request(1.0, 1.5, 3.5, cached_tokens=5), request(2.0, 3.0, 6.0, cached_tokens=10)]
@@ -42,7 +42,7 @@ def test_means_rates_and_shares() -> None:
 
 
 def test_failed_requests_count_but_have_no_latency() -> None:
-    broken = RequestFacts(due=0, prompt_tokens=1, asked_tokens=1, status="error", reason="gone")
+    broken = RequestResult(due=0, prompt_tokens=1, asked_tokens=1, status="error", reason="gone")
     numbers = load_numbers([*TWO, broken])
     assert (numbers.requests, numbers.answered, numbers.failed) == (3, 2, 1)
     assert numbers.latency == load_numbers(TWO).latency

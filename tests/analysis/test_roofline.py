@@ -12,7 +12,7 @@ from chunkbench.analysis.roofline import (
     roofline_us,
     unique_bytes,
 )
-from chunkbench.store.facts import Peaks
+from chunkbench.store.results import Peaks
 
 
 def peaks(read: float, matrix: float = 1e15) -> Peaks:

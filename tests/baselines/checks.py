@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from chunkbench.baselines.contract import Session
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.experiment.timed import TOLERANCE
 from chunkbench.workers.checks import make_check
 from chunkbench.workers.inputs import PooledInputs
@@ -45,13 +45,13 @@ POINTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_point(**axes: Any) -> Point:
+def make_point(**axes: Any) -> AttentionPoint:
     """A small point in float32."""
     base = {
         "n_p": 70, "n_s": 40, "n_c": 12, "batch_size": 4, "heads": 4, "kv_heads": 4, "head_dim": 64,
         "chunk_size": 16, "block_size": 16, "dtype": "float32", "device": "cpu",
     }  # fmt: skip
-    return Point.model_validate(base | axes)
+    return AttentionPoint.model_validate(base | axes)
 
 
 def inputs_of(**axes: Any) -> PooledInputs:

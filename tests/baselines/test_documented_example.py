@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.workers.checks import make_check
 from chunkbench.workers.inputs import PooledInputs
 
@@ -29,7 +29,7 @@ def test_the_example_of_the_documentation_is_correct() -> None:
     implementation = names["MyKernel"]()
     assert implementation.availability("cpu").ok
     assert not implementation.availability("cuda").ok
-    point = Point(
+    point = AttentionPoint(
         n_p=(20, 30), n_s=10, n_c=3, batch_size=3, heads=4, kv_heads=2, head_dim=32, chunk_size=16, block_size=16,
         dtype="float32", device="cpu",
     )  # fmt: skip

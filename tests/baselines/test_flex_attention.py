@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chunkbench.baselines import flex_attention
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache import PrefixTree
 from chunkbench.workers.inputs import PooledInputs
 from tests.baselines.checks import check, inputs_of, make_point, points
@@ -67,7 +67,7 @@ def test_pytorch_compiles_once_for_all_copies_steps_and_plans_of_a_point(monkeyp
 
     counter = CompileCounterWithBackend("eager")
 
-    def compiled(point: Point) -> Any:
+    def compiled(point: AttentionPoint) -> Any:
         torch.compiler.reset()
         return torch.compile(flex_attention.flex_attention, dynamic=False, fullgraph=True, backend=counter)
 

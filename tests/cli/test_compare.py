@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.regression.verdicts import Comparison
-from chunkbench.store import CaseFacts, RunWriter, Yardsticks
+from chunkbench.store import DecodeResult, RunWriter, Yardsticks
 
 MANIFEST = {
     "experiment": {"name": "x", "budget_s": 20},
@@ -26,9 +26,9 @@ MANIFEST = {
 DICE = np.random.default_rng(0)
 
 
-def case(key: str, us: float = 100.0, status: str = "ok") -> CaseFacts:
+def case(key: str, us: float = 100.0, status: str = "ok") -> DecodeResult:
     rounds = tuple((float(us * DICE.lognormal(0, 0.02)),) for _ in range(60)) if status == "ok" else ()
-    return CaseFacts(
+    return DecodeResult(
         key=key, experiment="x", implementation=f"impl_{key}", label=key, n_p=8, n_s=0, n_c=1, batch_size=1, heads=1,
         kv_heads=1, head_dim=16, chunk_size=16, block_size=16, prompts=1, tree=None, dtype="float32", device="cpu",
         protocol="strict", cache="cold", mode="eager", status=status, samples_us=rounds, steps=(1,), kv_bytes=64,
@@ -36,14 +36,14 @@ def case(key: str, us: float = 100.0, status: str = "ok") -> CaseFacts:
     )  # fmt: skip
 
 
-def write(path: Path, cases: Sequence[CaseFacts], **manifest: object) -> Path:
+def write(path: Path, cases: Sequence[DecodeResult], **manifest: object) -> Path:
     writer = RunWriter.create(path, MANIFEST | manifest)
     writer.append(cases)
     writer.close()
     return path
 
 
-def run(*words: str | Path) -> Result:
+def run(*words: str | Path) -> DecodeResult:
     return CliRunner().invoke(cli, [str(word) for word in words])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chunkbench.experiment.point import Point
-from chunkbench.store import CaseFacts
+from chunkbench.store import DecodeResult
 
 
 class Heard:
@@ -27,7 +27,7 @@ class Heard:
         self.texts.append(text)
 
     def point_finished(
-        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
+        self, point: Point, cases: Sequence[DecodeResult], took_s: float, done: float, left_s: float
     ) -> None:
         self.points.append((point, cases[0].machine))
         if len(self.points) in self._after:

@@ -15,8 +15,10 @@ from jsonschema import Draft202012Validator
 from chunkbench.experiment import AXES, bundled_experiments, json_schema, load_experiment
 from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.llama import shape_of
-from chunkbench.experiment.point import AxisFields, Case, Point
-from chunkbench.workloads.decode.reading import DecodeExperiment
+from chunkbench.experiment.point import AttentionPoint, Case
+from chunkbench.experiment.points import ModulesPoint, ReplayPoint, ServingPoint
+from chunkbench.experiment.sweep import read_filter, selects
+from chunkbench.workloads.decode.spec import DecodeExperiment
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,15 +91,14 @@ def test_known_implementations_are_the_registered_ones() -> None:
     assert set(known_implementations()) == {name for kind in kinds for name in known_implementations(kind)}
 
 
-def test_the_fields_of_a_point_are_the_axes_and_the_device() -> None:
-    assert set(Point.model_fields) == {*AXES, "device"}
-    assert set(AxisFields.model_fields) == {*AXES, "device"} - {"threads"}
-    for axis in AXES.values():
-        field = Point.model_fields[axis.name]
-        assert field.is_required() or field.default == axis.default, axis.name
+def test_the_fields_of_points_are_axes_and_the_device_and_each_axis_has_a_kind() -> None:
+    kinds = (AttentionPoint, ModulesPoint, ServingPoint, ReplayPoint)
+    for kind in kinds:
+        assert set(kind.model_fields) == {*kind.axes(), "device"}
+    assert {axis for kind in kinds for axis in kind.axes()} == set(AXES)
 
 
-POINT = Point(
+POINT = AttentionPoint(
     n_p=1024, n_s=512, n_c=64, batch_size=32, heads=32, kv_heads=8, head_dim=128, chunk_size=64, block_size=32,
     dtype="bfloat16", device="cpu",
 )  # fmt: skip
@@ -122,14 +123,22 @@ def test_key_depends_on_every_axis_and_on_nothing_else() -> None:
     changes: dict[str, Any] = {
         "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "heads": 64, "kv_heads": 4, "head_dim": 64, "chunk_size": 5,
         "block_size": 6, "dtype": "float16", "device": "cuda", "threads": 1, "prompts": 2, "tree": ((1, 2),),
-        "model": shape_of("llama3-8b"), "load": 50, "rate": 60, "traffic": "chat", "memory": 9000, "schedule": "prefix",
-        "samples": 2, "beams": 2,
     }  # fmt: skip
-    assert changes.keys() == Point.model_fields.keys()
-    changed = {
-        Case(point.model_copy(update={k: v}), "naive", "strict", "cold", "eager").key for k, v in changes.items()
-    }
+    assert changes.keys() == AttentionPoint.model_fields.keys()
+    changed = {Case(point.model_copy(update={k: v}), "naive").key for k, v in changes.items()}
     assert len(changed | {keys[0]}) == len(changes) + 1
+
+
+@pytest.mark.parametrize("kind", [ModulesPoint, ServingPoint, ReplayPoint])
+def test_keys_of_other_kinds_depend_on_every_axis(kind: Any) -> None:
+    changes = {
+        "model": shape_of("llama3-8b"), "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "prompts": 2,
+        "tree": ((1, 2),), "chunk_size": 5, "block_size": 6, "dtype": "bfloat16", "device": "cuda", "threads": 1,
+        "load": 50, "rate": 60, "traffic": "chat", "memory": 9000, "schedule": "prefix", "samples": 2, "beams": 2,
+    }  # fmt: skip
+    base = kind(model=shape_of("llama2-7b"), n_p=64, dtype="float32", device="cpu")
+    points = [base, *(base.model_copy(update={name: changes[name]}) for name in kind.model_fields)]
+    assert len({Case(point, "naive").key for point in points}) == len(points)
 
 
 def test_cases_follow_protocol_cache_and_mode() -> None:
@@ -159,7 +168,8 @@ def test_the_model_refuses_a_sweep_with_a_conflict() -> None:
 def test_expectation_selects_points() -> None:
     expect = [{"metric": "roofline_fraction", "bar": 0.5, "where": {"n_s": ["n_p", "1/4 n_p"], "n_p": [64, 128]}}]
     loaded = experiment(sweep=[{"n_p": [64, 128, 256], "n_s": [0, 32, "n_p"]}], expect=expect)
-    selected = [(p.n_p, p.n_s) for p in loaded.points("cpu", "float32") if loaded.expect[0].applies_to(p)]
+    accepted, _ = read_filter(loaded.expect[0].where, ())
+    selected = [(p.n_p, p.n_s) for p in loaded.points("cpu", "float32") if selects(accepted, dict(p))]
     assert selected == [(64, 64), (128, 32), (128, 128)]
     assert loaded.expect[0].implementation == "chunk_attn"
 

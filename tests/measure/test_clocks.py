@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from chunkbench.analysis.noise import complaint
 from chunkbench.environment.gpu import Clock, Condition
 from chunkbench.measure.clocks import ClockGuard, throttled
-from chunkbench.store.facts import GpuState, Noise
+from chunkbench.store.results import GpuState, Noise
 
 
 class Script:

@@ -10,7 +10,7 @@ import torch
 from chunkbench.baselines.registry import REGISTRY
 from chunkbench.cli.progress import RunProgress
 from chunkbench.experiment import load_experiment
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
 from chunkbench.measure.peaks import PeakProbe
 from chunkbench.runner.executor import LocalExecutor
@@ -40,7 +40,7 @@ sweep:
 
 @pytest.fixture
 def inputs() -> PooledInputs:
-    return PooledInputs(Point.model_validate(POINT), seed=0)
+    return PooledInputs(AttentionPoint.model_validate(POINT), seed=0)
 
 
 @pytest.mark.parametrize("mode", ["events", "graph", "eager"])

@@ -10,7 +10,7 @@ import pytest
 from chunkbench.analysis.derive import Row, derive
 from chunkbench.paper.claims import Claim, claims, prefill
 from chunkbench.paper.printed import paper_rows, table3
-from chunkbench.store.facts import CaseFacts
+from chunkbench.store.results import DecodeResult
 
 Latencies = Mapping[tuple[int, int, str], float]
 
@@ -208,7 +208,7 @@ def test_peak_and_growth_over_the_batch_size(best: int, verdict: str, rows) -> N
 
 
 def test_a_figure_below_the_papers_within_the_scatter_has_no_verdict(facts) -> None:
-    def at(b: int, *samples: float) -> CaseFacts:
+    def at(b: int, *samples: float) -> DecodeResult:
         return facts("chunk_attn", n_p=2048, n_s=2048, batch_size=b, samples_us=tuple((us, us) for us in samples))
 
     clear = derive([at(16, 16.0, 16.0, 16.0), at(96, 80.0, 80.0, 80.0)])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from chunkbench.analysis.derive import derive
 from chunkbench.paper.claims import Claim, claims
-from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.store.serving_result import ServingResult
 from tests.analysis.servers import measurement, serving_facts
 
 
-def judge(*facts: ServingFacts) -> dict[str, Claim]:
+def judge(*facts: ServingResult) -> dict[str, Claim]:
     return {claim.id: claim for claim in claims([derive(list(facts), "chunk_llama")])}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chunkbench.regression.verdicts import CaseVerdict, Comparison
-from chunkbench.store import CaseFacts, Manifest, Run, Yardsticks
+from chunkbench.store import DecodeResult, Manifest, Run, Yardsticks
 from tests.invented_facts import MakeFacts
 
 ENVIRONMENT: dict[str, Any] = {
@@ -22,7 +22,7 @@ ENVIRONMENT: dict[str, Any] = {
 }
 
 
-def run_of(cases: Sequence[CaseFacts], torn: bool = False, **manifest: Any) -> Run:
+def run_of(cases: Sequence[DecodeResult], torn: bool = False, **manifest: Any) -> Run:
     values = {"schema_version": 4, "environment": ENVIRONMENT, "device": "cpu"} | manifest
     made = Manifest.model_validate(values)
     measured_here = [case.model_copy(update={"machine": made.only_machine}) for case in cases]
@@ -35,7 +35,7 @@ class RunMaker:
     def __init__(self, facts: MakeFacts, seed: int = 0) -> None:
         self._facts, self._dice = facts, np.random.default_rng(seed)
 
-    def case(self, factor: float = 1.0, rounds: int = 20, disturbed: float = 0.3, **changes: Any) -> CaseFacts:
+    def case(self, factor: float = 1.0, rounds: int = 20, disturbed: float = 0.3, **changes: Any) -> DecodeResult:
         """The case. In a share `disturbed` of its rounds, another tenant slows the arithmetic and the case by 40%."""
         is_slow = self._dice.random(rounds) < disturbed
         times = 100 * factor * self._dice.lognormal(0.0, 0.03, rounds) * np.where(is_slow, 1.4, 1.0)

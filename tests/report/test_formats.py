@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from chunkbench.analysis.derive import Derived
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.report import build, latex, records, render
-from chunkbench.store.facts import CaseFacts, GpuState, Noise, Sampling, Yardsticks
+from chunkbench.store.results import DecodeResult, GpuState, ModulesResult, Noise, Sampling, Yardsticks
 
 
 def test_json_has_one_object_per_case_with_facts_and_figures(table3) -> None:
@@ -101,7 +101,8 @@ def nested_types(annotation: Any) -> Iterator[Any]:
 
 def test_csv_columns_hold_no_mapping() -> None:
     """Fails when a fact, an axis or a derived figure that is a mapping or a model becomes a column."""
-    types = {name: field.annotation for name, field in CaseFacts.model_fields.items()} | get_type_hints(Derived)
+    facts = {**ModulesResult.model_fields, **DecodeResult.model_fields}
+    types = {name: field.annotation for name, field in facts.items()} | get_type_hints(Derived)
     mappings = {
         name
         for name, annotation in types.items()
@@ -109,14 +110,16 @@ def test_csv_columns_hold_no_mapping() -> None:
         if isinstance(part, type) and issubclass(part, BaseModel | Mapping)
     }
     assert mappings >= {"model", "peaks", "gpu", "sampling", "noise", "yardsticks"}
-    assert mappings & set(records.COLUMNS) == {"model"}, "`model` is a column because its cell is the model's name"
+    # `model` is a column because its cell is the model's name.
+    assert mappings & set(records.columns(ModulesResult)) == {"model"}
+    assert not mappings & set(records.columns(DecodeResult))
     assert not records._single(dict[str, float] | None)
 
 
 def test_csv_columns_hold_every_single_fact() -> None:
     lists = {"samples_us", "steps", "append_samples_us", "plan_samples_us", "groups", "unique_bytes", "read_bytes"}
     nested = {"flops", "peaks", "gpu", "sampling", "noise", "yardsticks"}
-    assert set(CaseFacts.model_fields) - set(records.COLUMNS) == lists | nested
+    assert set(DecodeResult.model_fields) - set(records.columns(DecodeResult)) == lists | nested
 
 
 def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
@@ -127,7 +130,8 @@ def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
         "noise": Noise(),
         "yardsticks": (Yardsticks(arithmetic_us=1.0),) * 3,
     }
-    (row,) = stdlib_csv.DictReader(io.StringIO(render(build(make_run([make_case("chunk_attn", **nested)])), "csv")))
+    run = make_run([make_case("mlp", ModulesResult, **nested)], kind="modules")
+    (row,) = stdlib_csv.DictReader(io.StringIO(render(build(run), "csv")))
     assert row["model"] == "llama2-7b"
     assert not {"gpu", "sampling", "noise", "yardsticks", "peaks"} & row.keys()
     assert not any("{" in cell for cell in row.values())

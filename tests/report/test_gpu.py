@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chunkbench.report import build, render
-from chunkbench.store.facts import GpuState, Peaks, Sampling
+from chunkbench.store.results import GpuState, Peaks, Sampling
 
 MODES = {"events": 1.0, "graph": 1.02, "eager": 1.4}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from chunkbench import workload
 from chunkbench.experiment import load_experiment
 from chunkbench.runner import dry_run, estimate
-from chunkbench.runner.measuring import measuring
 from chunkbench.runner.target import Target, resolve
 
 GB = 10**9
@@ -31,9 +31,7 @@ def expected(monkeypatch: pytest.MonkeyPatch) -> Any:
         experiment = load_experiment("table3", axes or AXES, "test").model_copy(update=names)
         found = resolve(experiment, describing=True)
         target = Target("cpu", "bfloat16", found.environment, "here")
-        sessions = measuring(experiment).sessions
-        assert sessions is not None
-        return estimate.estimate(experiment, sessions, replace(target, **changes), SHARES)
+        return estimate.estimate(experiment, workload.get("decode"), replace(target, **changes), SHARES)
 
     return make
 

@@ -13,12 +13,12 @@ import pytest
 from chunkbench.cli.progress import RunProgress
 from chunkbench.environment import git_state
 from chunkbench.experiment import load_experiment
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.run import DEFAULT_OPTIONS, run_experiment
 from chunkbench.runner.target import resolve
-from chunkbench.store import CaseFacts, RunError
+from chunkbench.store import DecodeResult, RunError
 
 EXPERIMENT = """\
 name: failures
@@ -40,7 +40,7 @@ def measure(
     listener: RunProgress | None = None,
     resume: bool = False,
     options: RunOptions = DEFAULT_OPTIONS,
-) -> dict[tuple[str, int | None], CaseFacts]:
+) -> dict[tuple[str, int | None], DecodeResult]:
     spec = tmp_path / "failures.yaml"
     spec.write_text(EXPERIMENT.format(names=", ".join(names)))
     experiment = load_experiment(spec)
@@ -60,7 +60,7 @@ class Killer(RunProgress):
         self.killed = 0
 
     def point_finished(
-        self, point: Point, cases: Sequence[CaseFacts], took_s: float, done: float, left_s: float
+        self, point: AttentionPoint, cases: Sequence[DecodeResult], took_s: float, done: float, left_s: float
     ) -> None:
         for child in psutil.Process().children():
             if not self.killed and "chunkbench.worker" in " ".join(child.cmdline()):

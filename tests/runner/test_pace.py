@@ -6,8 +6,8 @@ import pytest
 
 from chunkbench.experiment import load_experiment
 from chunkbench.runner import pace as pace_module
-from chunkbench.runner.measuring import Pass
 from chunkbench.runner.pace import Pace
+from chunkbench.runner.passes import Pass
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.store import CaseFacts, Manifest, RunError, open_run
+from chunkbench.store import DecodeResult, Manifest, RunError, open_run
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ from chunkbench.store import CaseFacts, Manifest, RunError, open_run
 def test_facts_that_do_not_fit_are_refused(facts, changes: dict[str, Any], what: str) -> None:
     one_round = {"samples_us": [[1.0]], "steps": [1], "groups": [0], "peaks": (), "yardsticks": (), "flops": ()}
     values = facts(samples_us=()).model_dump() | one_round | {"unique_bytes": (), "read_bytes": ()}
-    CaseFacts(**values)
+    DecodeResult(**values)
     with pytest.raises(ValueError, match=what):
-        CaseFacts(**values | changes)
+        DecodeResult(**values | changes)
 
 
 def test_an_error_may_be_infinite(facts) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.experiment import TimedExperiment, load_experiment
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.measure.clocks import ClockGuard
 from chunkbench.runner import memory_guard
 from chunkbench.runner.client import WorkerClient, WorkerError
-from chunkbench.runner.measuring import measuring
-from chunkbench.runner.session_measuring import SessionMeasurer, SessionMeasuring
-from chunkbench.runner.survey import Traits
+from chunkbench.runner.options import RunOptions
+from chunkbench.runner.session_measurer import SessionMeasurer
 from chunkbench.runner.target import resolve
-from chunkbench.store.facts import CaseFacts
+from chunkbench.store.results import DecodeResult
 from chunkbench.workers import gpu, main, worker
 from chunkbench.workers.gpu import GpuRounds
 
@@ -48,7 +48,7 @@ L2 = 40_000
 class GpuInputs:
     """CPU inputs whose point says that they are on a GPU."""
 
-    def __init__(self, inputs: Any, point: Point) -> None:
+    def __init__(self, inputs: Any, point: AttentionPoint) -> None:
         self._inputs, self.point = inputs, point
 
     def __getattr__(self, name: str) -> Any:
@@ -57,12 +57,12 @@ class GpuInputs:
 
 class FakeGpuWorker(worker.Worker):
     def __init__(self, device: FakeDevice, free: int) -> None:
-        super().__init__(kinds.get("decode"))
+        super().__init__(workload.get("decode"))
         self._gpu = GpuRounds(device, ClockGuard(None), L2, lambda: free)
 
     def open(self, point: dict[str, Any], seed: int, probe_bytes: int) -> dict[str, Any]:
         reply = super().open(point | {"device": "cpu"}, seed, probe_bytes)
-        self._inputs = GpuInputs(self._inputs, Point.model_validate(point))  # type: ignore[assignment]
+        self._inputs = GpuInputs(self._inputs, AttentionPoint.model_validate(point))  # type: ignore[assignment]
         return reply
 
     def supports(self, implementation: str) -> dict[str, Any]:
@@ -122,19 +122,19 @@ def restore_thread_count() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def measure(experiment: TimedExperiment, device: FakeDevice, free: int = 8 << 30) -> tuple[list[CaseFacts], InProcess]:
+def measure(
+    experiment: TimedExperiment, device: FakeDevice, free: int = 8 << 30
+) -> tuple[list[DecodeResult], InProcess]:
     clients: list[InProcess] = []
 
     def start() -> InProcess:
         clients.append(InProcess(FakeGpuWorker(device, free)))
         return clients[-1]
 
-    traits = {name: Traits(name, ok=True) for name in experiment.implementations}
     (point,) = experiment.points("cuda", "float32")
-    session_measuring = measuring(experiment)
-    assert isinstance(session_measuring, SessionMeasuring)
-    target = resolve(experiment, describing=True)
-    measurer = SessionMeasurer(experiment, session_measuring, target, [point], traits, start(), start, brief=True)
+    target = replace(resolve(experiment, describing=True), device="cpu")  # where the adapters are available
+    options = RunOptions(brief=True, start_worker=lambda *_: start())
+    measurer = SessionMeasurer(workload.get("decode"), experiment, target, [point], Path("log"), options)
     cases = {point: experiment.cases(point)}
     return measurer.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point], clients[-1]
 
@@ -160,7 +160,7 @@ def test_a_point_has_three_cases_for_each_cache_and_implementation(experiment: T
     assert cold is not None
     assert (cold.copies - 1) * touched <= 5 * L2 < cold.copies * touched
     assert [arguments["copies"] for op, arguments in client.requests if op == "prepare"] == [cold.copies] * 2
-    assert CaseFacts.model_validate_json(cases[0].model_dump_json()) == cases[0]
+    assert DecodeResult.model_validate_json(cases[0].model_dump_json()) == cases[0]
 
 
 def test_a_decode_that_no_graph_captures_makes_only_its_graph_cases_unsupported(experiment: TimedExperiment) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.workers.inputs import PooledInputs
 
 AXES = {
@@ -18,7 +18,7 @@ AXES = {
 
 
 def inputs(seed: int = 0, **axes: object) -> PooledInputs:
-    return PooledInputs(Point.model_validate({**AXES, "n_p": 50, "n_s": 20, "batch_size": 3} | axes), seed)
+    return PooledInputs(AttentionPoint.model_validate({**AXES, "n_p": 50, "n_s": 20, "batch_size": 3} | axes), seed)
 
 
 def test_shared_tokens_have_the_same_ids_and_values_and_private_ones_differ() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from chunkbench.experiment.llama import shape_of
 from chunkbench.report import build, figures
-from chunkbench.store.facts import Peaks
+from chunkbench.store.results import MemoryResult, ModulesResult, Peaks
 
 PEAKS = Peaks(read_bytes_per_s=4e10, matrix_flops_per_s=8e11, matrix_torch_flops_per_s=8e11)
 
@@ -117,6 +117,7 @@ def modules(make_case, make_run):
         cases = [
             make_case(
                 name,
+                ModulesResult,
                 label=name,
                 model=shape_of("llama2-7b"),
                 batch_size=b,
@@ -164,7 +165,7 @@ def test_a_caption_names_every_protocol_and_cache_once(make_case, make_run) -> N
 
 def test_the_memory_figure_has_bytes_savings_and_empty_slots(make_case, make_run) -> None:
     cases = [
-        make_case(name, n_s=n_s, batch_size=b, us=[], kv_bytes=size)
+        make_case(name, MemoryResult, n_s=n_s, batch_size=b, us=[], kv_bytes=size)
         for n_s, b in ((0, 32), (512, 32), (1024, 32), (512, 8))
         for name, size in (("naive", b * 1088 * 16384), ("chunk_attn", (n_s + b * (1088 - n_s)) * 16384))
     ]
@@ -189,8 +190,8 @@ def test_there_is_no_figure_without_measurements(make_case, make_run) -> None:
     for figure in ("speedup", "token_rate", "advantage"):
         run = make_run(absent, figure=figure)
         assert figures.draw(build(run), run.manifest) is None
-    for kind, name, model in (("memory", "naive", None), ("modules", "mlp", shape_of("llama2-7b"))):
-        run = make_run([make_case(name, status="unavailable", model=model)], kind=kind)
+    for kind, name, result in (("memory", "naive", MemoryResult), ("modules", "mlp", ModulesResult)):
+        run = make_run([make_case(name, result, status="unavailable", model=shape_of("llama2-7b"))], kind=kind)
         assert figures.draw(build(run), run.manifest) is None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.analysis.layer_costs import MODULES
 from chunkbench.cli.main import cli
 from chunkbench.report import build
@@ -59,21 +59,21 @@ def test_modules_of_any_shape_are_checked_and_timed(dtype: str, tmp_path: Path) 
 def test_a_wrong_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chunkbench.experiment import load_experiment
     from chunkbench.workers.worker import Worker
-    from chunkbench.workloads.layer import modules
+    from chunkbench.workloads.modules import implementations
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "experiment.yaml").write_text(
         f"kind: modules\nsweep:\n  - {{model: {tmp_path / 'config.json'}, n_p: 40, batch_size: 2}}\n"
     )
     (point,) = load_experiment(tmp_path / "experiment.yaml").points("cpu", "float32")
-    monkeypatch.setattr(modules.torch.nn.functional, "silu", lambda x, inplace: x)
-    worker = Worker(kinds.get("modules"))
+    monkeypatch.setattr(implementations.torch.nn.functional, "silu", lambda x, inplace: x)
+    worker = Worker(workload.get("modules"))
     worker.open(point.as_json(), seed=0, probe_bytes=0)
     for module, right in (("qkv_projection", True), ("self_attention", True), ("mlp", False)):
         worker.prepare(module, needs=0)
         monkeypatch.undo()
         expected = worker._check(module, 1, 7, False)
-        monkeypatch.setattr(modules.torch.nn.functional, "silu", lambda x, inplace: x)
+        monkeypatch.setattr(implementations.torch.nn.functional, "silu", lambda x, inplace: x)
         out = worker._out(module)
         worker._sessions[module].append(*worker._opened().completion(1))
         worker._sessions[module].decode(expected.q, out)
@@ -89,7 +89,7 @@ def test_memory_is_counted_and_checked_but_not_timed(tmp_path: Path) -> None:
     )
     token = 2 * 2 * 32 * 4
     held = {(case.n_s, case.implementation): case.kv_bytes for case in run.cases}
-    assert all(case.status == "ok" and not case.samples_us for case in run.cases)
+    assert all(case.status == "ok" and not case.rounds for case in run.cases)
     assert held[0, "naive"] == 4 * 67 * token
     assert held[0, "chunk_attn"] == held[0, "paged_attn"] == held[64, "paged_attn"] == 4 * 80 * token
     assert held[64, "chunk_attn"] == held[64, "paged_attn_star"] == (64 + 4 * 16) * token

@@ -9,6 +9,7 @@ from typing import Any
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.points import group
 from chunkbench.analysis.ratio import ratio
+from chunkbench.experiment.point import AttentionPoint
 from chunkbench.paper.claims.judgement import Figure
 from chunkbench.paper.printed import SETUP
 
@@ -73,7 +74,7 @@ class Evidence:
             for values, cases in groups:
                 members = {case.implementation: row_of[id(case)] for case in cases}
                 row = members.get(implementation)
-                if row is None or row.derived.latency_us is None or row.facts.model is not None:
+                if row is None or row.derived.latency_us is None or not isinstance(row.facts, AttentionPoint):
                     continue
                 if all(values.get(axis) == value for axis, value in wanted.items() if value is not ...):
                     name = repr([values[axis] for axis in ("n_p", "n_s", "n_c", "batch_size")])

@@ -12,6 +12,7 @@ from chunkbench.kvcache import PrefixTree
 from chunkbench.paper.claims import managers
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judgement, absent, judged
+from chunkbench.store.results import DecodeResult, MemoryResult
 
 _ABOUT = 0.15
 """Tolerance for the claim's "about": whole chunks, and a prefix that ends inside a chunk, cost some percent."""
@@ -23,7 +24,7 @@ def waste(evidence: Evidence) -> Judgement:
     worst: Figure | None = None
     exceeded, count = 0, 0
     for row in _caches(evidence):
-        memory = saving(None, row.facts)
+        memory = saving(None, row.facts) if isinstance(row.facts, DecodeResult | MemoryResult) else None
         if memory is None or memory.empty is None:
             continue
         count += 1
@@ -57,12 +58,13 @@ def sharing(evidence: Evidence) -> Judgement:
             if not fewer or not {CONTIGUOUS, PAKV} <= cases_here.keys():
                 continue
             smaller_batch = by_axes[max(fewer, key=lambda other: other[4])]
-            pairs = [(cases_here[name], smaller_batch[name]) for name in (CONTIGUOUS, PAKV) if name in smaller_batch]
-            if len(pairs) < 2 or any(not case.kv_bytes for pair in pairs for case in pair):
+            both = [name for name in (CONTIGUOUS, PAKV) if name in smaller_batch]
+            pairs = [(row_of[id(cases_here[name])], row_of[id(smaller_batch[name])]) for name in both]
+            if len(pairs) < 2 or any(not row.kv_bytes for pair in pairs for row in pair):
                 continue
             one_more = [(big.kv_bytes or 0) - (small.kv_bytes or 0) for big, small in pairs]
             value, limit = one_more[0] / one_more[1], (n_p + n_c) / (n_p + n_c - n_s)
-            used = tuple(row_of[id(case)] for pair in pairs for case in pair)
+            used = tuple(row for pair in pairs for row in pair)
             if best is None or limit > best[1]:
                 best = (value, limit, Figure(value, value, value, used))
     if best is None:
@@ -101,9 +103,4 @@ def contiguity() -> Judgement:
 
 
 def _caches(evidence: Evidence) -> list[Row]:
-    return [
-        row
-        for rows in evidence.runs
-        for row in rows
-        if row.facts.implementation == PAKV and row.facts.kv_bytes and row.facts.model is None
-    ]
+    return [row for rows in evidence.runs for row in rows if row.facts.implementation == PAKV and row.kv_bytes]

@@ -9,7 +9,7 @@ from chunkbench.analysis.derive import Row
 from chunkbench.analysis.replay import memory_shares, replay_numbers
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import ClaimVerdict, Figure, Judgement, absent, judged
-from chunkbench.store.replay_facts import ReplayFacts
+from chunkbench.store.replay_result import ReplayResult
 
 _USED = 0.204
 """Share of contiguously allocated memory that holds tokens, in the PagedAttention text."""
@@ -66,11 +66,11 @@ def sharing(evidence: Evidence) -> Judgement | None:
         tree, paged = point.get("prefix_tree"), point.get("paged")
         if tree is None or paged is None or not _memory_limited(tree) or not _memory_limited(paged):
             continue
-        n_p, n_s, n_c = tree.facts.n_p, tree.facts.n_s, tree.facts.n_c
-        if not isinstance(n_p, int) or not n_s or tree.facts.prompts > 1:
+        facts = tree.facts
+        if not isinstance(facts, ReplayResult) or not (facts.n_p and facts.n_s and facts.n_c) or facts.prompts > 1:
             continue
         ours, theirs = _batch(tree), _batch(paged)
-        value, limit = ours / theirs, (n_p + n_c) / (n_p + n_c - n_s)
+        value, limit = ours / theirs, (facts.n_p + facts.n_c) / (facts.n_p + facts.n_c - facts.n_s)
         if best is None or theirs > best[0]:
             best = theirs, limit, Figure(value, value, value, (tree, paged))
     if best is None:
@@ -83,7 +83,7 @@ def sharing(evidence: Evidence) -> Judgement | None:
 def _memory_limited(row: Row) -> bool:
     """Whether requests waited for memory, and for nothing else."""
     facts = row.facts
-    waited = isinstance(facts, ReplayFacts) and all(any(m.waiting for m in seed.timeline) for seed in facts.replays)
+    waited = isinstance(facts, ReplayResult) and all(any(m.waiting for m in seed.timeline) for seed in facts.replays)
     return waited and _batch(row) < facts.batch_size
 
 
@@ -112,7 +112,7 @@ def hits(evidence: Evidence) -> tuple[int, int]:
 def mooncake(evidence: Evidence) -> Judgement:
     """Prompt tokens that were cached in replays of a trace file with a memory for all requests."""
     found = [
-        (seed.cached_tokens / seed.prompt_tokens, row)
+        (seed.cached_tokens / seed.prompt_tokens, row, facts.traffic)
         for row, facts in _replays(evidence)
         if facts.traffic and "." in facts.traffic and facts.memory is None and facts.implementation in _KEEPING
         for seed in facts.replays
@@ -120,16 +120,16 @@ def mooncake(evidence: Evidence) -> Judgement:
     ]
     if not found:
         return Judgement("not measured", "it needs a replay of a trace file (`traffic: PATH`) in endless memory")
-    share, row = max(found, key=lambda pair: pair[0])
-    reason = f"a replay of {row.facts.traffic} finds {share:.1%} of the prompt tokens in an endless cache"
+    share, row, traffic = max(found, key=lambda entry: entry[0])
+    reason = f"a replay of {traffic} finds {share:.1%} of the prompt tokens in an endless cache"
     verdict: ClaimVerdict = "holds" if abs(share / _MOONCAKE - 1) <= _NEAR / 3 else "different here"
     return judged(verdict, reason, [Figure(share, share, share, (row,))])
 
 
-def _replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayFacts]]:
+def _replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayResult]]:
     for rows in evidence.runs:
         for row in rows:
-            if isinstance(row.facts, ReplayFacts) and row.facts.status == "ok":
+            if isinstance(row.facts, ReplayResult) and row.facts.status == "ok":
                 yield row, row.facts
 
 

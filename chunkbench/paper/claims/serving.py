@@ -18,7 +18,7 @@ from chunkbench.analysis.serving import (
 )
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Figure, Judgement, absent, judged
-from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.store.serving_result import ServingResult
 
 OURS, THEIRS = "chunk_llama", "vllm"
 _HERE = "a smaller model, shorter answers and this machine's ratio of prefill to decoding differ from the paper's"
@@ -126,7 +126,7 @@ def _pairs(evidence: Evidence) -> Iterator[_Pair]:
     for rows in evidence.runs:
         row_of = {id(row.facts): row for row in rows}
         for axes, cases in group([row.facts for row in rows]):
-            members = {case.implementation: row_of[id(case)] for case in cases if isinstance(case, ServingFacts)}
+            members = {case.implementation: row_of[id(case)] for case in cases if isinstance(case, ServingResult)}
             ours, theirs = members.get(OURS), members.get(THEIRS)
             if ours is None or theirs is None or not (ours.derived.latency_us and theirs.derived.latency_us):
                 continue

@@ -11,10 +11,9 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench import kinds
+from chunkbench import workload
 from chunkbench.report.figures.style import StyleName, styled
 from chunkbench.report.report import Report
-from chunkbench.report.showing import Showing
 from chunkbench.store import Manifest
 
 _SMALLER = 0.65
@@ -23,9 +22,8 @@ _SMALLER = 0.65
 
 def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Figure | None:
     """The figure of a run, drawn by its kind of work; None when there is too little to draw."""
-    showing: Showing = kinds.get(manifest.experiment.kind).showing()
     with styled(style):
-        figure = showing.draw(report, manifest)
+        figure = workload.get(manifest.experiment.kind).figure(report, manifest)
     if figure is not None and style == "paper":
         for line in figure.findobj(Line2D):
             line.set(markersize=_SMALLER * line.get_markersize(), linewidth=_SMALLER * line.get_linewidth())

@@ -25,6 +25,7 @@ from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
+from chunkbench.store.results import TimedResult
 
 MOST_PANELS = 9
 DASHES = (0, (4, 2))
@@ -261,8 +262,9 @@ def conditions(report: Report, manifest: Manifest, timed: bool = True) -> str:
     facts = [row.facts for row in report.rows]
     machines = " and ".join(manifest.machine_names) or "machine not recorded"
     parts = [machines, ", ".join(dict.fromkeys(f.dtype for f in facts))]
-    if timed:
-        for name, values in (("protocol", [f.protocol for f in facts]), ("caches", [f.cache for f in facts])):
+    rounds = [one for one in facts if isinstance(one, TimedResult)]
+    if timed and rounds:
+        for name, values in (("protocol", [f.protocol for f in rounds]), ("caches", [f.cache for f in rounds])):
             parts.append(f"{name} {' and '.join(dict.fromkeys(values))}")
     return "Here: " + ", ".join(parts)
 

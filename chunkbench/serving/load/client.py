@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkbench.serving.load.timing import at_due_times, punctual
-from chunkbench.store.request_facts import RequestFacts, RequestStatus
+from chunkbench.store.request_result import RequestResult, RequestStatus
 from chunkbench.traces import PlannedRequest
 
 try:
@@ -59,7 +59,7 @@ class Measured:
 
     started: float
     """When the measurement started, on the clock of `time.perf_counter`."""
-    requests: tuple[RequestFacts, ...]
+    requests: tuple[RequestResult, ...]
     """In order of the plan."""
     client_cpu: float
     """Share of one CPU that the client took."""
@@ -90,14 +90,14 @@ async def send(
     target: Target,
     plan: Sequence[PlannedRequest],
     options: LoadOptions,
-    progress: Callable[[RequestFacts], None] = lambda facts: None,
+    progress: Callable[[RequestResult], None] = lambda facts: None,
 ) -> Measured:
     """Send the requests of a plan and wait for all answers. `progress` receives each one when it has ended.
 
     Latency is to be counted from `due`, not from `sent`: a request that the client or the server holds up has waited.
     """
     bodies = [_body(target.model, request, options.ignore_eos) for request in plan]
-    facts: list[RequestFacts | None] = [None] * len(plan)
+    facts: list[RequestResult | None] = [None] * len(plan)
     # No limit on connections (the library's own is 100), no name to look up again, and a new connection for each
     # request: a server closes an idle one after some seconds, perhaps just when a request has taken it.
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, force_close=True)
@@ -172,7 +172,7 @@ async def _ask(
     due: float,
     now: Callable[[], float],
     sending: asyncio.Future[None] | None,
-) -> RequestFacts:
+) -> RequestResult:
     """Send one request and read its stream. Without `sending` it is sent at once, else when that is done.
 
     `now`: seconds since the start.
@@ -213,7 +213,7 @@ async def _ask(
         tokens = usage.get("completion_tokens", tokens)
         reason = _wrong(request, tokens, usage, last)
         status = "wrong" if reason else "ok"
-    return RequestFacts(
+    return RequestResult(
         due=due,
         sent=sent,
         first=first,

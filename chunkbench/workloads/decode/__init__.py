@@ -2,45 +2,108 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from chunkbench.kinds import Kind
+from chunkbench.baselines.registry import REGISTRY, Registry
+from chunkbench.experiment import AttentionPoint, SessionExperiment
+from chunkbench.experiment.point import passes
+from chunkbench.runner.sessions import Amounts, SessionWorkload
+from chunkbench.store.results import DecodeResult, SessionResult
+from chunkbench.workloads.decode.spec import DecodeExperiment
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def _reading() -> Any:
-    from chunkbench.workloads.decode.reading import READING
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.store import Manifest
+    from chunkbench.workers.checks import Check
+    from chunkbench.workers.inputs import PooledInputs
 
-    return READING
-
-
-def _implementations() -> Any:
-    from chunkbench.baselines.registry import REGISTRY
-
-    return REGISTRY
-
-
-def _facts() -> Any:
-    from chunkbench.store.facts import CaseFacts
-
-    return CaseFacts
-
-
-def _measuring() -> Any:
-    from chunkbench.workloads.decode.measuring import MEASURING
-
-    return MEASURING
+ExperimentT = TypeVar("ExperimentT", bound=SessionExperiment[AttentionPoint])
+ResultT = TypeVar("ResultT", bound=SessionResult)
 
 
-def _working() -> Any:
-    from chunkbench.workloads.decode.working import WORKING
+class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
+    """Sessions that hold K and V of all sequences; all implementations of a point compute the same attention."""
 
-    return WORKING
+    point = AttentionPoint
+
+    def implementations(self) -> Registry:
+        return REGISTRY
+
+    def weight(self, point: AttentionPoint, seed: int) -> int:
+        """Bytes of K/V of all sequences, plus a constant."""
+        tokens = sum(point.prompt_lengths(seed)) + point.batch_size * point.n_c
+        return tokens * point.token_bytes + (1 << 24)
+
+    def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
+        """Bytes of K and V at the end of a round."""
+        from chunkbench.runner import memory_guard
+
+        return memory_guard.kv_bytes(point, seed, shares_storage)
+
+    def touched(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
+        """Distinct bytes of K and V that the first step reads."""
+        from chunkbench.runner import memory_guard
+
+        return memory_guard.touched_bytes(point, seed, shares_storage)
+
+    def least_kv_bytes(self, point: AttentionPoint, seed: int) -> int:
+        distinct = point.unique_prompt_tokens(seed) + point.n_c * point.batch_size
+        return distinct * point.token_bytes
+
+    def amounts(
+        self, point: AttentionPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
+    ) -> Amounts:
+        """Bytes of K, V, q and out; FLOPs of the products with K and V."""
+        from chunkbench.analysis import roofline
+
+        shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
+        unique = [point.unique_prompt_tokens(seed) + s * point.batch_size for s in steps]
+        total = [sum(point.prompt_lengths(seed)) + s * point.batch_size for s in steps]
+        return Amounts(
+            tuple(roofline.unique_bytes(u, *shape) for u in unique),
+            tuple(roofline.read_bytes(t, u, reads_shared_once, *shape) for t, u in zip(total, unique, strict=True)),
+            tuple(roofline.flops(t, point.heads, point.head_dim) for t in total),
+        )
+
+    def inputs(self, point: AttentionPoint, seed: int) -> PooledInputs:
+        """Token ids, K, V and queries."""
+        from chunkbench.workers.inputs import PooledInputs
+
+        return PooledInputs(point, seed)
+
+    def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+        """A check against attention in float64."""
+        from chunkbench.workers.checks import make_check
+
+        return make_check(inputs, steps, nonce, sample)
 
 
-def _showing() -> Any:
-    from chunkbench.workloads.decode.showing import SHOWING
+class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
+    """Every step reads K and V of all tokens; one pass to the longest n_c also serves the shorter ones."""
 
-    return SHOWING
+    name = "decode"
+    summary = "decode attention, timed"
+    experiment = DecodeExperiment
+    result = DecodeResult
 
+    def passes(self, points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]:
+        """Group the points that differ only in n_c."""
+        return passes(points)
 
-KIND = Kind("decode", _reading, _implementations, _facts, _measuring, _working, _showing)
+    def body(self, view: View) -> Body:
+        from chunkbench.workloads.decode.body import body
+
+        return body(view)
+
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        # Imported late: matplotlib loads slowly, and tables do not need it.
+        from chunkbench.workloads.decode import advantage, speedup, token_rate
+
+        if manifest.experiment.figure == "checks":
+            return None
+        figures = {"speedup": speedup.draw, "token_rate": token_rate.draw, "advantage": advantage.draw}
+        return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)

@@ -49,7 +49,7 @@ def _passes(view: View) -> Table:
         return f"{sum(map(_right, rows))} of {len(rows)}" if _result(view, name) != "cannot run here" else NOTHING
 
     def largest_error(name: str) -> str:
-        errors = [row.facts.max_error for row in _rows(view, name) if _right(row) and row.facts.max_error is not None]
+        errors = [row.max_error for row in _rows(view, name) if _right(row) and row.max_error is not None]
         return _error(max(errors)) if errors else NOTHING
 
     columns: tuple[Column[str], ...] = (
@@ -72,6 +72,6 @@ def _error(value: float) -> str:
 def _cell(_: Group, row: Row | None) -> Cell:
     if row is None:
         return ABSENT
-    if not _right(row) or row.facts.max_error is None:
+    if not _right(row) or row.max_error is None:
         return word(row)
-    return Cell(_error(row.facts.max_error), "best")
+    return Cell(_error(row.max_error), "best")

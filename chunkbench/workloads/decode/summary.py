@@ -19,9 +19,9 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
     ours = group.rows.get(report.baseline)
     alone = group.rows.get(_ALONE)
     lines = []
-    if ours is not None and alone is not None and ours.facts.kv_bytes and alone.facts.kv_bytes:
+    if ours is not None and alone is not None and ours.kv_bytes and alone.kv_bytes:
         layers, dtype = shape.num_hidden_layers, ours.facts.dtype
-        apart, shared = (size * layers / 1e9 for size in (alone.facts.kv_bytes, ours.facts.kv_bytes))
+        apart, shared = (size * layers / 1e9 for size in (alone.kv_bytes, ours.kv_bytes))
         lines.append(
             f"memory  K/V of all {layers} layers in {dtype}: {apart:.2f} GB, with shared prefixes {shared:.2f} GB, "
             f"{abs(apart - shared):.2f} GB {'saved' if apart >= shared else 'more'}"

@@ -62,7 +62,7 @@ def detail_table(view: View) -> Table:
         Column("decode µs", lambda row: measured(row, micros(row.derived.latency_us)), ("decode", "µs")),
         Column("interval µs", _interval, ("interval", "µs")),
         Column("step µs", lambda row: micros(row.derived.step_us), ("step", "µs")),
-        Column("KV MB", lambda row: megabytes(row.facts.kv_bytes), ("KV", "MB")),
+        Column("KV MB", lambda row: megabytes(row.kv_bytes), ("KV", "MB")),
         Column("roofline", _roofline, ("roof-", "line")),
         Column("bandwidth", lambda row: percent(row.derived.bandwidth_fraction), ("band-", "width")),
     )

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from chunkbench.kinds import Kind
+from chunkbench.store.results import MemoryResult
+from chunkbench.workloads.decode import AttentionWorkload
+from chunkbench.workloads.memory.spec import MemoryExperiment
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def _reading() -> Any:
-    from chunkbench.workloads.memory.reading import READING
-
-    return READING
-
-
-def _implementations() -> Any:
-    from chunkbench.baselines.registry import REGISTRY
-
-    return REGISTRY
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.store import Manifest
 
 
-def _facts() -> Any:
-    from chunkbench.store.facts import CaseFacts
+class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
+    """Sessions are filled one by one and state the bytes that they hold. These depend on n_c: one pass a point."""
 
-    return CaseFacts
+    name = "memory"
+    summary = "the memory of its K/V, untimed"
+    experiment = MemoryExperiment
+    result = MemoryResult
+    timed = False
 
+    def body(self, view: View) -> Body:
+        from chunkbench.workloads.memory.body import body
 
-def _measuring() -> Any:
-    from chunkbench.workloads.memory.measuring import MEASURING
+        return body(view)
 
-    return MEASURING
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        from chunkbench.workloads.memory import figure
 
-
-def _working() -> Any:
-    from chunkbench.workloads.decode.working import WORKING
-
-    return WORKING
-
-
-def _showing() -> Any:
-    from chunkbench.workloads.memory.showing import SHOWING
-
-    return SHOWING
-
-
-KIND = Kind("memory", _reading, _implementations, _facts, _measuring, _working, _showing)
+        return figure.draw(report, manifest)

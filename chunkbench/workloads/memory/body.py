@@ -10,7 +10,7 @@ from chunkbench.report.cells import ABSENT, word
 from chunkbench.report.model import Cell, Column, Group, Table
 from chunkbench.report.numbers import count, megabytes, percent, times
 from chunkbench.report.view import Body, View
-from chunkbench.store.facts import MEASURED
+from chunkbench.store.results import MEASURED, MemoryResult
 
 _LEGEND = (
     "saved = bytes with every sequence stored by itself, contiguously (Naive), over bytes of the prefix-aware cache",
@@ -30,18 +30,19 @@ def body(view: View) -> Body:
 def saving_of(group: Group) -> Saving | None:
     """What the prefix-aware cache saves at a point; None if its bytes are unknown."""
     cache, contiguous = group.rows.get(PAKV), group.rows.get(CONTIGUOUS)
-    if cache is None or cache.facts.kv_bytes is None:
+    if cache is None or cache.kv_bytes is None or not isinstance(cache.facts, MemoryResult):
         return None
-    return saving(contiguous.facts if contiguous is not None else None, cache.facts)
+    other = contiguous.facts if contiguous is not None else None
+    return saving(other if isinstance(other, MemoryResult) else None, cache.facts)
 
 
 def _cell(group: Group, row: Row | None) -> Cell:
     if row is None:
         return ABSENT
-    if row.facts.kv_bytes is None or row.facts.status not in MEASURED:
+    if row.kv_bytes is None or row.facts.status not in MEASURED:
         return word(row)
-    least = min(other.facts.kv_bytes for other in group.rows.values() if other.facts.kv_bytes is not None)
-    return Cell(megabytes(row.facts.kv_bytes), "best" if row.facts.kv_bytes == least else "plain")
+    least = min(other.kv_bytes for other in group.rows.values() if other.kv_bytes is not None)
+    return Cell(megabytes(row.kv_bytes), "best" if row.kv_bytes == least else "plain")
 
 
 def _savings(view: View) -> Table:

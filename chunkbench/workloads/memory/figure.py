@@ -33,7 +33,7 @@ _GREY = "#777777"
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """One panel for each of n_s, b and n_p that varies, then savings and empty slots; None if no bytes are known."""
-    sized = [group for group in report.groups if any(row.facts.kv_bytes for row in group.rows.values())]
+    sized = [group for group in report.groups if any(row.kv_bytes for row in group.rows.values())]
     swept = [(axis, groups) for axis in _AXES if len(groups := _along(sized, axis, report.varying)) > 1]
     savings = [(group, saved) for group in sized if (saved := saving_of(group)) is not None and saved.empty is not None]
     if not sized or not (swept or savings):
@@ -66,16 +66,14 @@ def _along(groups: Sequence[Group], axis: str, varying: Sequence[str]) -> list[G
 
 def _names(groups: Sequence[Group], columns: Columns) -> list[str]:
     """Implementations whose bytes are known, in the order of the columns."""
-    sized = {name for group in groups for name, row in group.rows.items() if row.facts.kv_bytes}
+    sized = {name for group in groups for name, row in group.rows.items() if row.kv_bytes}
     return [name for name in columns.ids if name in sized]
 
 
 def _bytes(plot: Axes, axis: str, groups: Sequence[Group], columns: Columns) -> None:
     for implementation in _names(groups, columns):
         held = [
-            (group.axes[axis], group.rows[implementation].facts.kv_bytes)
-            for group in groups
-            if implementation in group.rows
+            (group.axes[axis], group.rows[implementation].kv_bytes) for group in groups if implementation in group.rows
         ]
         spots = sorted((x, size / 1e6) for x, size in held if size)
         style = columns.style(implementation)

@@ -1,44 +1,75 @@
-"""Replays of requests through cache managers on a virtual clock. Nothing is measured."""
+"""Requests through cache managers, on a virtual clock: memory, cache hits and latency. Nothing is measured."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from chunkbench.kinds import Kind
+from chunkbench.baselines.registry import Registry
+from chunkbench.experiment.points import ReplayPoint
+from chunkbench.store.replay_result import ReplayResult
+from chunkbench.workload import Workload
+from chunkbench.workloads.replay.spec import ReplayExperiment
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def _reading() -> Any:
-    from chunkbench.workloads.replay.reading import READING
-
-    return READING
-
-
-def _implementations() -> Any:
-    from chunkbench.workloads.replay.managers import MANAGERS
-
-    return MANAGERS
-
-
-def _facts() -> Any:
-    from chunkbench.store.replay_facts import ReplayFacts
-
-    return ReplayFacts
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.target import Target
+    from chunkbench.store import Manifest
 
 
-def _measuring() -> Any:
-    from chunkbench.workloads.replay.measuring import MEASURING
+class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
+    """Cache managers that get the same requests, scheduler and memory."""
 
-    return MEASURING
+    name = "replay"
+    summary = "replays of requests through cache managers, on a virtual clock"
+    experiment = ReplayExperiment
+    point = ReplayPoint
+    result = ReplayResult
 
+    def implementations(self) -> Registry:
+        from chunkbench.workloads.replay.managers import MANAGERS
 
-def _working() -> Any:
-    raise LookupError("replays are computed by the runner: no worker measures them")
+        return MANAGERS
 
+    def weight(self, point: ReplayPoint, seed: int) -> int:
+        """Tokens of an answer; those of a trace are not known before it is read."""
+        return point.n_c or 1
 
-def _showing() -> Any:
-    from chunkbench.workloads.replay.showing import SHOWING
+    def start(
+        self,
+        experiment: ReplayExperiment,
+        target: Target,
+        points: Sequence[ReplayPoint],
+        place: Workplace[ReplayResult],
+        options: RunOptions,
+    ) -> PointMeasurer[ReplayPoint, ReplayResult]:
+        """Fit the step times, if they come from a run. Raises `RunError` if that is impossible."""
+        from chunkbench.workloads.replay.measure import ReplayMeasurer
 
-    return SHOWING
+        return ReplayMeasurer(experiment, target)
 
+    def describe(self, experiment: ReplayExperiment, target: Target) -> str:
+        from chunkbench.workloads.replay.measure import describe
 
-KIND = Kind("replay", _reading, _implementations, _facts, _measuring, _working, _showing)
+        return describe(experiment, target)
+
+    def estimate(self, experiment: ReplayExperiment, target: Target) -> str:
+        """Replays end when they are done; the budget is only a limit."""
+        from chunkbench.runner.dry_run import words_of
+
+        return f"at most its budget of {words_of(experiment.budget_s)}"
+
+    def body(self, view: View) -> Body:
+        from chunkbench.workloads.replay.body import body
+
+        return body(view)
+
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        from chunkbench.workloads.replay import figure
+
+        return figure.draw(report, manifest)

@@ -14,7 +14,7 @@ from chunkbench.report.numbers import NOTHING, count, ms_of_s, percent, signific
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 from chunkbench.report.view import Body, Line, View
-from chunkbench.store.replay_facts import ForkFacts, ReplayFacts
+from chunkbench.store.replay_result import ForkFacts, ReplayResult
 
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system of the paper's Table 4 that has it."""
@@ -132,7 +132,7 @@ def _forks(_: Group, row: Row) -> ForkFacts | None:
 
 def forks_of(row: Row) -> ForkFacts | None:
     """What the answers of one request shared; None if the case had no such requests."""
-    return row.facts.forks if isinstance(row.facts, ReplayFacts) else None
+    return row.facts.forks if isinstance(row.facts, ReplayResult) else None
 
 
 def _number(text: Callable[[ReplayNumbers], str]) -> Callable[[Group, Row], Cell]:
@@ -158,7 +158,7 @@ def printed(group: Group, row: Row, column: str) -> str | None:
 
 def _gigabytes(row: Row) -> str:
     numbers, facts = replay_numbers(row), row.facts
-    if numbers is None or not isinstance(facts, ReplayFacts):
+    if numbers is None or not isinstance(facts, ReplayResult):
         return NOTHING
     return significant(numbers.peak_slots * facts.token_bytes / 1e9, 3)
 
@@ -182,7 +182,7 @@ def _headline(view: View) -> str:
 
 
 def _timing(view: View) -> str:
-    facts = [row.facts for group in view.groups for row in group.rows.values() if isinstance(row.facts, ReplayFacts)]
+    facts = [row.facts for group in view.groups for row in group.rows.values() if isinstance(row.facts, ReplayResult)]
     replays = [fact for fact in facts if fact.replays]
     if not replays:
         return "nothing was timed"

@@ -28,7 +28,7 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.store.replay_facts import ReplayFacts
+from chunkbench.store.replay_result import ReplayResult
 from chunkbench.workloads.replay.body import printed
 
 Panel = Callable[[Axes], None]
@@ -219,7 +219,7 @@ def _forks(report: Report) -> list[Panel]:
 
 def _saved(row: Row) -> float | None:
     facts = row.facts
-    return facts.forks.saved if isinstance(facts, ReplayFacts) and facts.forks is not None else None
+    return facts.forks.saved if isinstance(facts, ReplayResult) and facts.forks is not None else None
 
 
 def _caption(report: Report, manifest: Manifest) -> str:

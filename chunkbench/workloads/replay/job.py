@@ -11,13 +11,13 @@ from typing import cast
 
 import numpy as np
 
-from chunkbench.experiment.point import Point
+from chunkbench.experiment.points import ReplayPoint
 from chunkbench.kvcache.managers.manager import AccountedManager
 from chunkbench.replay.forks import fork_memory
 from chunkbench.replay.simulate import Replay, Replayed, replay
 from chunkbench.replay.step_time import StepTime
 from chunkbench.scheduling import Rules
-from chunkbench.store.replay_facts import ForkFacts, MemoryMoment, ReplaySeed
+from chunkbench.store.replay_result import ForkFacts, MemoryMoment, ReplaySeed
 from chunkbench.traces.generated import GENERATED, Demand
 from chunkbench.traces.replayed import ReplayRequest
 from chunkbench.traces.replayed_files import read_replayed
@@ -29,7 +29,7 @@ class Job:
     """What to replay."""
 
     manager: str
-    point: Point
+    point: ReplayPoint
     named: str
     """Seed of the requests, as text."""
     seed: int
@@ -82,7 +82,7 @@ _read_once = lru_cache(maxsize=2)(read_replayed)
 """All managers of a point replay the same requests."""
 
 
-def requests_of(point: Point, named: str, count: int, longest: int | None = None) -> Sequence[ReplayRequest]:
+def requests_of(point: ReplayPoint, named: str, count: int, longest: int | None = None) -> Sequence[ReplayRequest]:
     """The requests of a point, the same for all managers. Raises ValueError, `TraceError` and FileNotFoundError."""
     traffic = point.traffic or "fixed"
     rate = point.rate / 60 if point.rate is not None else None
@@ -106,7 +106,7 @@ def requests_of(point: Point, named: str, count: int, longest: int | None = None
     return _read_once(path, count, longest, rate, named)
 
 
-def memory_of(point: Point, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:
+def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:
     """The memory of a point. Without `memory`: as much as all requests need at once."""
     most = longest or max(request.text.total for request in requests)
     answers = point.samples or point.beams or 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from chunkbench.replay.measured import Measured, TimedStep
 from chunkbench.replay.served_steps import ServedRequest, served_steps
 from chunkbench.store import RunError, open_run
-from chunkbench.store.serving_facts import Measurement, ServingFacts
+from chunkbench.store.serving_result import Measurement, ServingResult
 
 
 def fitted(directory: str) -> Measured:
@@ -16,7 +16,7 @@ def fitted(directory: str) -> Measured:
     rows = [
         step
         for case in run.cases
-        if isinstance(case, ServingFacts) and case.tree is None and case.prompts == 1
+        if isinstance(case, ServingResult) and case.tree is None and case.prompts == 1
         for measurement in case.measurements
         for step in _steps(measurement, case.n_s or 0)
     ]

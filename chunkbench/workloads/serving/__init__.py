@@ -2,47 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from chunkbench.kinds import Kind
+from chunkbench.baselines.registry import Registry
+from chunkbench.experiment.points import ServingPoint
+from chunkbench.serving.servers.registry import SYSTEMS
+from chunkbench.store import CannotRunError
+from chunkbench.store.serving_result import ServingResult
+from chunkbench.workload import Workload
+from chunkbench.workloads.serving.spec import ServingExperiment
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def _reading() -> Any:
-    from chunkbench.workloads.serving.reading import READING
-
-    return READING
-
-
-def _implementations() -> Any:
-    from chunkbench.serving.servers.registry import SYSTEMS
-
-    return SYSTEMS
-
-
-def _facts() -> Any:
-    from chunkbench.store.serving_facts import ServingFacts
-
-    return ServingFacts
-
-
-def _measuring() -> Any:
-    try:
-        from chunkbench.workloads.serving.measuring import MEASURING
-    except ModuleNotFoundError as error:
-        from chunkbench.store import CannotRunError
-
-        raise CannotRunError(f"{error.name} is missing: pip install 'chunkbench[serving]'") from None
-    return MEASURING
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.target import Target
+    from chunkbench.store import Manifest
 
 
-def _working() -> Any:
-    raise LookupError("servers are processes of their own: no worker measures them")
+class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
+    """Systems under test, each a server that answers the same requests."""
 
+    name = "serving"
+    summary = "servers under load"
+    experiment = ServingExperiment
+    point = ServingPoint
+    result = ServingResult
 
-def _showing() -> Any:
-    from chunkbench.workloads.serving.showing import SHOWING
+    def implementations(self) -> Registry:
+        return SYSTEMS
 
-    return SHOWING
+    def weight(self, point: ServingPoint, seed: int) -> int:
+        """The tokens of a request that is not shared."""
+        return point.n_p + point.n_c
 
+    def start(
+        self,
+        experiment: ServingExperiment,
+        target: Target,
+        points: Sequence[ServingPoint],
+        place: Workplace[ServingResult],
+        options: RunOptions,
+    ) -> PointMeasurer[ServingPoint, ServingResult]:
+        """Ask each system whether it runs here. Raises `CannotRunError` if none does."""
+        try:
+            from chunkbench.workloads.serving.measure import ServingMeasurer
+        except ModuleNotFoundError as error:
+            raise CannotRunError(f"{error.name} is missing: pip install 'chunkbench[serving]'") from None
+        return ServingMeasurer(experiment, target, points, place)
 
-KIND = Kind("serving", _reading, _implementations, _facts, _measuring, _working, _showing)
+    def describe(self, experiment: ServingExperiment, target: Target) -> str:
+        from chunkbench.workloads.serving.plan import describe
+
+        return describe(experiment, target)
+
+    def estimate(self, experiment: ServingExperiment, target: Target) -> str:
+        """Only the budget is known."""
+        from chunkbench.runner.dry_run import words_of
+
+        if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):
+            return "nothing of it runs here"
+        return f"about its budget of {words_of(experiment.budget_s)}"
+
+    def body(self, view: View) -> Body:
+        from chunkbench.workloads.serving.body import body
+
+        return body(view)
+
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        from chunkbench.workloads.serving import figure
+
+        return figure.draw(report, manifest)

@@ -12,7 +12,7 @@ from chunkbench.report.model import Cell, Group, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
-from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads.serving import sustained
 
 _LEGEND = (
@@ -115,7 +115,7 @@ def _headline(view: View) -> str:
 
 def _timing(view: View) -> str:
     rows = [row for group in view.groups for row in group.rows.values()]
-    facts = [row.facts for row in rows if isinstance(row.facts, ServingFacts) and row.facts.measurements]
+    facts = [row.facts for row in rows if isinstance(row.facts, ServingResult) and row.facts.measurements]
     if not facts:
         return ""
     seeds = max(len(fact.measurements) for fact in facts)

@@ -13,7 +13,7 @@ from chunkbench.report.figures.style import DASHES, caption, conditions, handle,
 from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.store.serving_facts import ServerFacts, ServingFacts
+from chunkbench.store.serving_result import ServerFacts, ServingResult
 
 Spot = tuple[float, float, float, float]
 """Rate, latency, and the latencies of the fastest and the slowest seed."""
@@ -101,7 +101,7 @@ def _told(report: Report) -> list[Told]:
         for name in report.columns.ids:
             row = group.rows.get(name)
             facts = row.facts if row is not None else None
-            server = facts.measurements[0].server if isinstance(facts, ServingFacts) and facts.measurements else None
+            server = facts.measurements[0].server if isinstance(facts, ServingResult) and facts.measurements else None
             if server is not None and server.timeline:
                 servers[name] = server
         if servers:
@@ -135,7 +135,7 @@ def _by_length(groups: Sequence[Group], names: Sequence[str]) -> dict[int, dict[
     for group in filter(lambda group: shares_one_prefix(group.axes), groups):
         for name in names:
             row = group.rows.get(name)
-            if row is None or row.derived.latency_us is None or not isinstance(row.facts, ServingFacts):
+            if row is None or row.derived.latency_us is None or not isinstance(row.facts, ServingResult):
                 continue
             low, high = row.derived.low_us or 0.0, row.derived.high_us or 0.0
             spot = (row.facts.requests_per_s or 0.0, row.derived.latency_us / 1e3, low / 1e3, high / 1e3)

@@ -10,7 +10,7 @@ from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import ms_of_s, times
 from chunkbench.report.rates import paper_rates, rate_cell, rates_table
 from chunkbench.report.view import Line, View
-from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.store.serving_result import ServingResult
 
 LEGEND = (
     f"objective = normalized latency of the reference with nothing shared at {OBJECTIVE_LOAD}% of its own capacity, in "
@@ -48,5 +48,5 @@ def _over(rates: Mapping[str, float], name: str, base: str) -> float | None:
     return rates[name] / rates[base] if name in rates and base in rates else None
 
 
-def _facts(row: Row) -> ServingFacts | None:
-    return row.facts if isinstance(row.facts, ServingFacts) and row.facts.reference else None
+def _facts(row: Row) -> ServingResult | None:
+    return row.facts if isinstance(row.facts, ServingResult) and row.facts.reference else None

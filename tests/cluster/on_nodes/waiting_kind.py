@@ -11,50 +11,55 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chunkbench import kinds, workloads
-from chunkbench.experiment.point import AxisFields, Case, Point
+from chunkbench import workload, workloads
+from chunkbench.experiment.point import AttentionPoint, Case
 from chunkbench.runner.case_facts import now
-from chunkbench.runner.measuring import Workplace
 from chunkbench.runner.options import RunOptions
+from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
-from chunkbench.store import CaseFacts
-from chunkbench.workloads import decode
+from chunkbench.store import DecodeResult
+from chunkbench.workloads.decode import DecodeWorkload
+from chunkbench.workloads.decode.spec import DecodeExperiment
 
 FOLDER = "CHUNKBENCH_TEST_FOLDER"
 _POLL_S = 0.02
 
 
-def add() -> None:
-    """Register the kind, after all others: the first one is the default."""
-    workloads.register()
-    kinds.add(replace(decode.KIND, name="waiting", measuring=lambda: WaitingMeasuring()))
+class WaitingWorkload(DecodeWorkload):
+    """Decode attention, whose points wait."""
 
+    name = "waiting"
 
-class WaitingMeasuring:
-    """The part of the kind that the runner uses."""
-
-    sessions = None
-
-    def passes(self, points: Iterable[Point]) -> list[tuple[Point, ...]]:
+    def passes(self, points: Iterable[AttentionPoint]) -> list[tuple[AttentionPoint, ...]]:
         return [(point,) for point in points]
 
-    def weight(self, point: Point, seed: int) -> int:
+    def weight(self, point: AttentionPoint, seed: int) -> int:
         return 1
 
     def start(
-        self, experiment: Any, target: Target, points: Sequence[Point], place: Workplace, options: RunOptions
+        self,
+        experiment: DecodeExperiment,
+        target: Target,
+        points: Sequence[AttentionPoint],
+        place: Workplace[DecodeResult],
+        options: RunOptions,
     ) -> WaitingMeasurer:
         return WaitingMeasurer(experiment, target)
 
-    def describe(self, experiment: Any, target: Target) -> str:
+    def describe(self, experiment: DecodeExperiment, target: Target) -> str:
         return f"{len(experiment.points(target.device, target.dtype))} points"
 
-    def estimate(self, experiment: Any, target: Target) -> str:
+    def estimate(self, experiment: DecodeExperiment, target: Target) -> str:
         return "as long as it waits"
+
+
+def add() -> None:
+    """Register the kind, after all others: the first one is the default."""
+    workloads.register()
+    workload.add(WaitingWorkload())
 
 
 class WaitingMeasurer:
@@ -67,12 +72,12 @@ class WaitingMeasurer:
 
     def measure(
         self,
-        points: Sequence[Point],
-        cases_of: Mapping[Point, Sequence[Case]],
+        points: Sequence[AttentionPoint],
+        cases_of: Mapping[AttentionPoint, Sequence[Case]],
         budget_s: float,
         announce: Callable[[str], None],
         advance: Callable[[float], None],
-    ) -> dict[Point, list[CaseFacts]]:
+    ) -> dict[AttentionPoint, list[DecodeResult]]:
         (point,) = points
         folder = Path(os.environ[FOLDER])
         self._note(folder, "begin", point)
@@ -92,20 +97,15 @@ class WaitingMeasurer:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _note(self, folder: Path, what: str, point: Point) -> None:
+    def _note(self, folder: Path, what: str, point: AttentionPoint) -> None:
         with (folder / "measured.log").open("a") as file:
             file.write(f"{what} {point.n_p} {self._machine} {time.monotonic()}\n")
 
-    def _facts(self, case: Case) -> CaseFacts:
-        return CaseFacts(
-            key=case.key,
+    def _facts(self, case: Case) -> DecodeResult:
+        return DecodeResult.of_case(
+            case,
             experiment=self._experiment.name,
-            implementation=case.implementation,
             label=case.implementation,
-            **{name: getattr(case.point, name) for name in AxisFields.model_fields},
-            protocol=case.protocol,
-            cache=case.cache,
-            mode=case.mode,
             status="ok",
             started_at=now(),
             machine=self._machine,

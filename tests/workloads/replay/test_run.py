@@ -55,12 +55,12 @@ def test_facts_of_a_replay(table4: Path) -> None:
         assert seed["distinct_tokens"] == 1024
         assert all(sum(moment[3:9]) == tree["capacity"] for moment in seed["timeline"])
     assert all(seed["cached_tokens"] == 0 for seed in paged["replays"])
-    assert paged["samples_us"][0][0] > 1.1 * tree["samples_us"][0][0]
+    assert paged["us_per_token"][0] > 1.1 * tree["us_per_token"][0]
     again = chunkbench("run", str(table4.parent / "mine.yaml"), "--out", str(table4.parent / "again"))
     assert again.exit_code == 0
     repeated = rows(table4.parent / "again")
-    assert {key: row["samples_us"] for key, row in repeated.items()} == {
-        k: row["samples_us"] for k, row in found.items()
+    assert {key: row["us_per_token"] for key, row in repeated.items()} == {
+        k: row["us_per_token"] for k, row in found.items()
     }
 
 

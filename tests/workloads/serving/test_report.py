@@ -8,7 +8,7 @@ import pytest
 
 from chunkbench.report import build, figures, render
 from chunkbench.store import Run
-from chunkbench.store.serving_facts import ServerFacts, ServingFacts
+from chunkbench.store.serving_result import ServerFacts, ServingResult
 from tests.analysis.servers import measurement, serving_facts
 
 LATENCY = {
@@ -21,7 +21,7 @@ LATENCY = {
 }
 
 
-def facts(n_p: int = 1024) -> list[ServingFacts]:
+def facts(n_p: int = 1024) -> list[ServingResult]:
     """Two systems at the loads above; every server told about two moments."""
     found = []
     timeline = ((0, 1, 1_000_000), (1, 4, None))

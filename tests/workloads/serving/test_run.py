@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.store import open_run
-from chunkbench.store.serving_facts import ServingFacts
+from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads import register
 from tests.serving.conftest import MISSING
 
@@ -50,9 +50,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]
         yield file, folder / "run"
 
 
-def facts(path: Path) -> dict[tuple[str, int | None, int | None], ServingFacts]:
+def facts(path: Path) -> dict[tuple[str, int | None, int | None], ServingResult]:
     register()
-    cases = [case for case in open_run(path).cases if isinstance(case, ServingFacts)]
+    cases = [case for case in open_run(path).cases if isinstance(case, ServingResult)]
     return {(case.implementation, case.n_s, case.load): case for case in cases}
 
 
@@ -72,7 +72,7 @@ def test_all_requests_are_kept_and_answered(run: tuple[Path, Path]) -> None:
         if system == "vllm":
             continue
         assert [measurement.arrival_seed for measurement in row.measurements] == [0, 1]
-        assert len(row.samples_us) == 2
+        assert len(row.us_per_token) == 2
         for measurement in row.measurements:
             # Above capacity requests grow with the load, so that they arrive for as long.
             assert [request.tokens for request in measurement.requests] == [4] * (9 if row.load == 150 else 6)

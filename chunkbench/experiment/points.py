@@ -1,0 +1,106 @@
+"""The points of the kinds of work whose axes are not those of decode attention alone.
+
+They stand beside the table of axes and below the facts and the claims, which know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from chunkbench.experiment.llama import SHAPES, LlamaShape
+from chunkbench.experiment.point import AttentionPoint, Point, SessionPoint
+from chunkbench.experiment.terms import Dtype, TreeNode
+
+
+class ModelPoint(Point):
+    """A point whose model decides its heads."""
+
+    LEGACY: ClassVar[Mapping[str, Any]] = {}
+    """Axes that case keys have although the kind does not have them. Keys of recorded runs stay valid with them."""
+
+    model: LlamaShape
+
+    def as_json(self) -> dict[str, Any]:
+        heads = {
+            "heads": self.model.num_attention_heads,
+            "kv_heads": self.model.num_key_value_heads,
+            "head_dim": self.model.head_dim,
+        }
+        return {**self.LEGACY, **heads, **super().as_json()}
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of K and V of one token in one layer, all KV heads."""
+        return 2 * self.model.num_key_value_heads * self.model.head_dim * self.element_bytes
+
+
+class LayerPoint(AttentionPoint):
+    """The attention of a decoder layer, and the model whose layer it is."""
+
+    model: LlamaShape
+
+
+class ModulesPoint(ModelPoint, SessionPoint):
+    """Modules of a decoder layer: `batch_size` sequences of n_p tokens, which share nothing; n_c calls a round."""
+
+    LEGACY: ClassVar[Mapping[str, Any]] = {"n_s": 0, "prompts": 1, "tree": None, "chunk_size": 64, "block_size": 32}
+
+    n_p: int
+
+    @property
+    def layer(self) -> LayerPoint:
+        """What the layer's attention computes."""
+        values = {name: value for name, value in self.as_json().items() if name in LayerPoint.model_fields}
+        return LayerPoint.model_validate(values)
+
+
+class RequestPoint(ModelPoint):
+    """Requests that arrive one by one; `batch_size` is the most that a step has."""
+
+    n_s: int | None = None
+    prompts: int = 1
+    tree: tuple[TreeNode, ...] | None = None
+    rate: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        later = ("load", "rate", "traffic", "memory", "schedule", "samples", "beams")
+        return {name: value for name, value in super().as_json().items() if value is not None or name not in later}
+
+
+class ServingPoint(RequestPoint):
+    """Servers under load. `load` is percent of a system's capacity, `rate` requests per minute."""
+
+    LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
+
+    model: LlamaShape = SHAPES["small-llama"]
+    n_p: int
+    n_c: int = 64
+    load: int | None = None
+
+
+class ReplayPoint(RequestPoint):
+    """Requests through a cache manager. Where `traffic` decides lengths, n_p and n_c are None."""
+
+    model: LlamaShape = SHAPES["llama2-7b"]
+    dtype: Dtype = "float16"
+    n_p: int | None = None
+    n_c: int | None = None
+    chunk_size: int = 64
+    block_size: int = 32
+    traffic: str | None = None
+    memory: int | None = None
+    schedule: str | None = None
+    samples: int | None = None
+    beams: int | None = None
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        values = super().completed(given)
+        if given.get("traffic", "fixed") == "fixed":
+            values["n_c"] = given.get("n_c", 64)
+        return values if "tree" in given else values | {"n_s": values["n_s"] or 0}
+
+    def as_json(self) -> dict[str, Any]:
+        # Keys have 0 where traffic decides.
+        return {**super().as_json(), "n_p": self.n_p or 0, "n_c": self.n_c or 0}

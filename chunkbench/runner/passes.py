@@ -1,0 +1,59 @@
+"""Passes, and what measures them: the objects that a run and a kind of work exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from chunkbench.experiment.point import Case, Point
+from chunkbench.store import Result
+
+PointT = TypeVar("PointT", bound=Point)
+ResultT = TypeVar("ResultT", bound=Result)
+MeasuredT = TypeVar("MeasuredT", bound=Result, covariant=True)
+
+
+class Pass(NamedTuple):
+    """Points that are measured together, the longest last, and the kind of machine that measures them."""
+
+    points: tuple[Point, ...]
+    machine_kind: str
+
+
+@dataclass(frozen=True)
+class Workplace(Generic[ResultT]):
+    """What a measurer finds on its machine."""
+
+    log: Path
+    """The file for what workers and servers print."""
+    earlier: Sequence[ResultT] = ()
+    """Rows that the run has already, if it is resumed."""
+
+
+class PointMeasurer(Protocol[PointT, MeasuredT]):
+    """Measures the points of one run, pass by pass."""
+
+    @property
+    def looks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Implementation id -> how reports show it (`chunkbench.experiment.look`)."""
+        ...
+
+    def measure(
+        self,
+        points: Sequence[PointT],
+        cases_of: Mapping[PointT, Sequence[Case[PointT]]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> Mapping[PointT, Sequence[MeasuredT]]:
+        """Measure all cases of the points of a pass, in about `budget_s` seconds.
+
+        `announce` receives a text about the current work, `advance` the share of the pass that is done (0 to 1).
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the measurer holds between points."""
+        ...

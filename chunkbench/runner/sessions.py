@@ -1,0 +1,102 @@
+"""Kinds of work whose implementations are sessions in a worker: the base that alone knows workers and rounds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+from typing_extensions import TypeVar
+
+from chunkbench.workload import Workload
+
+if TYPE_CHECKING:
+    from chunkbench.experiment import SessionExperiment
+    from chunkbench.experiment.point import SessionPoint
+    from chunkbench.runner.estimate import Estimate
+    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.target import Target
+    from chunkbench.store.results import SessionResult
+    from chunkbench.workers.checks import Check
+    from chunkbench.workers.inputs import PooledInputs
+
+SessionT = TypeVar("SessionT", bound="SessionExperiment[Any]")
+PointT = TypeVar("PointT", bound="SessionPoint")
+ResultT = TypeVar("ResultT", bound="SessionResult")
+
+
+class Amounts(NamedTuple):
+    """Bytes and FLOPs of the calls, one entry for each timed step."""
+
+    unique_bytes: tuple[int, ...] = ()
+    """Bytes that every implementation must move."""
+    read_bytes: tuple[int, ...] = ()
+    """Bytes that this implementation itself moves."""
+    flops: tuple[int, ...] = ()
+
+
+class SessionWorkload(Workload[SessionT, PointT, ResultT]):
+    """A kind whose implementations take turns in a worker, each checked against float64."""
+
+    timed: ClassVar[bool] = True
+    """Whether calls are timed, and the machine's peaks probed in the same rounds."""
+    same_result: ClassVar[bool] = True
+    """Whether all implementations of a point compute the same result, so that one check is enough for all."""
+
+    @abstractmethod
+    def needs(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:
+        """Predicted bytes that a session will hold."""
+
+    @abstractmethod
+    def touched(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:
+        """Distinct bytes that the first timed call reads."""
+
+    @abstractmethod
+    def least_kv_bytes(self, point: PointT, seed: int) -> int:
+        """Bytes of K/V that every implementation must hold at the end; 0 where some hold none."""
+
+    @abstractmethod
+    def amounts(
+        self, point: PointT, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
+    ) -> Amounts:
+        """Bytes and FLOPs of the calls at these steps."""
+
+    @abstractmethod
+    def inputs(self, point: PointT, seed: int) -> PooledInputs:
+        """The inputs of a point, in the worker."""
+
+    @abstractmethod
+    def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+        """A check of an implementation's output after `steps` completion tokens, with its own queries.
+
+        `nonce` seeds the queries and, if a `sample` of the output is enough, the choice of what is compared.
+        """
+
+    def start(
+        self,
+        experiment: SessionT,
+        target: Target,
+        points: Sequence[PointT],
+        place: Workplace[ResultT],
+        options: RunOptions,
+    ) -> PointMeasurer[PointT, ResultT]:
+        """Start a worker and survey the implementations. Raises `RunError` if no worker starts."""
+        from chunkbench.runner.session_measurer import SessionMeasurer
+
+        return SessionMeasurer(self, experiment, target, points, place.log, options)
+
+    def describe(self, experiment: SessionT, target: Target) -> str:
+        from chunkbench.runner.dry_run import describe_plan
+
+        return describe_plan(experiment, self, target)
+
+    def estimate(self, experiment: SessionT, target: Target) -> Estimate | str:
+        from chunkbench.runner.dry_run import sharing_of
+        from chunkbench.runner.estimate import estimate
+
+        sharing = sharing_of(experiment, self.implementations(), target)
+        return estimate(experiment, self, target, sharing) if sharing else "nothing of it runs here"
+
+
+AnySessions: TypeAlias = "SessionWorkload[Any, Any, Any]"

@@ -1,0 +1,104 @@
+"""The facts about a cache manager in replays of a point. Nothing in them was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+
+from chunkbench.experiment.points import ReplayPoint
+from chunkbench.store.results import Result, Samples
+
+
+class MemoryMoment(NamedTuple):
+    """Where the memory is after a step was scheduled; token slots."""
+
+    at: float
+    """Seconds on the virtual clock."""
+    batch: int
+    waiting: int
+    used: int
+    reserved: int
+    lost_inside: int
+    lost_between: int
+    idle: int
+    free: int
+    covered: int
+    """Tokens of all live sequences, each sequence by itself."""
+
+
+class ReplaySeed(BaseModel):
+    """The replay of one arrival seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    arrival_seed: NonNegativeInt
+    requests: NonNegativeInt
+    refused: NonNegativeInt
+    """Requests that never fit into the memory; they are in no latency."""
+    prompt_tokens: NonNegativeInt
+    """Of the requests that were answered."""
+    cached_tokens: NonNegativeInt
+    """Of these, tokens that were not computed when the request was first admitted."""
+    distinct_tokens: NonNegativeInt
+    """Tokens of their prompts, whole blocks that are equal counted once, without blocks that answers wrote: the least
+    that any order computes."""
+    computed_tokens: NonNegativeInt
+    """Tokens that were computed as prompts; after a preemption again, answers' tokens too."""
+    preemptions: NonNegativeInt
+    evicted_blocks: NonNegativeInt
+    steps: NonNegativeInt
+    end_s: NonNegativeFloat
+    peak_slots: NonNegativeInt
+    """Most token slots that live sequences had, whole blocks."""
+    peak_batch: NonNegativeInt
+    first_token_s: tuple[NonNegativeFloat, ...] = ()
+    """Time to first token at the 50th, 90th and 99th percentile."""
+    timeline: tuple[MemoryMoment, ...] = ()
+
+
+class ForkFacts(BaseModel):
+    """What the answers of one request share, summed over all steps and requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    saved: NonNegativeFloat
+    """Share of the memory that sharing saves."""
+    prompt_share: NonNegativeFloat
+    """Share of the prompts in what is held."""
+
+
+class ReplayResult(ReplayPoint, Result):
+    """The replays of a point through one manager."""
+
+    VERB = "replayed"
+    REPEATED = "arrival seed"
+
+    us_per_token: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """[arrival seed] normalized latency on the virtual clock, microseconds per token."""
+    requests_per_s: NonNegativeFloat | None = None
+    """Mean rate of the arrivals."""
+    capacity: NonNegativeInt = 0
+    """Token slots of the memory."""
+    block_tokens: NonNegativeInt = 0
+    token_bytes: NonNegativeInt = 0
+    """Bytes of K and V of a token, all layers of the model."""
+    step_time: str = ""
+    """The model of step times, in words."""
+    replays: tuple[ReplaySeed, ...] = ()
+    forks: ForkFacts | None = None
+
+    @classmethod
+    def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        older = super().from_older(values) | {"us_per_token": [sample for (sample,) in values.get("samples_us", ())]}
+        # Where traffic decides lengths, n_p and n_c were 0.
+        return older | {name: older[name] or None for name in ("n_p", "n_c")}
+
+    @property
+    def rounds(self) -> Samples:
+        return tuple((sample,) for sample in self.us_per_token)
+
+    @property
+    def round_groups(self) -> tuple[int, ...]:
+        return tuple(range(len(self.us_per_token)))

@@ -1,0 +1,35 @@
+"""The facts about one request that a client sent to a server."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt
+
+RequestStatus = Literal["ok", "wrong", "refused", "error", "timeout"]
+
+
+class RequestResult(BaseModel):
+    """One request. Times in seconds after the start of the measurement, on the client's clock."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    due: NonNegativeFloat
+    """When it should be sent. With closed-loop clients: when the client was free."""
+    sent: NonNegativeFloat | None = None
+    """When it left the client; None if no connection came about."""
+    first: NonNegativeFloat | None = None
+    """When its first token arrived."""
+    last: NonNegativeFloat | None = None
+    """When its last token arrived."""
+    prompt_tokens: NonNegativeInt
+    asked_tokens: NonNegativeInt
+    """Tokens to generate."""
+    tokens: NonNegativeInt = 0
+    """Tokens that arrived."""
+    cached_tokens: NonNegativeInt | None = None
+    """Prompt tokens that the server did not compute; None if it does not say."""
+    status: RequestStatus = "ok"
+    """ok: answered; wrong: the server's token counts are not those asked for; refused: an answer of status 4xx;
+    error: another failure; timeout: no whole answer in time."""
+    reason: str = ""

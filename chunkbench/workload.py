@@ -1,0 +1,125 @@
+"""What a kind of work is, and which kinds there are.
+
+A kind is one class. It names the classes of its experiments, points and results, and it has what the other rooms ask a
+kind for: the run loop, the worker, and the reports. `chunkbench.workloads.register` makes the kinds known; the command
+line, the worker and `chunkbench.load` call it. The types of higher rooms are named here for the type checker alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, cast
+
+from typing_extensions import TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from chunkbench.baselines.registry import Registry
+    from chunkbench.experiment.point import Point
+    from chunkbench.experiment.spec import Experiment
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.runner.estimate import Estimate
+    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.target import Target
+    from chunkbench.store import Manifest
+    from chunkbench.store.results import Result
+
+ExperimentT = TypeVar("ExperimentT", bound="Experiment[Any]")
+PointT = TypeVar("PointT", bound="Point")
+ResultT = TypeVar("ResultT", bound="Result")
+
+
+class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
+    """A kind of work. Its methods import what they need when they are called: a command loads only its own part."""
+
+    name: ClassVar[str]
+    """As experiment files write it."""
+    summary: ClassVar[str]
+    """A few words for the description of the key `kind`."""
+    experiment: type[ExperimentT]
+    """The keys of its files."""
+    point: type[PointT]
+    """Its axes."""
+    result: type[ResultT]
+    """A line of its `cases.jsonl`."""
+
+    @abstractmethod
+    def implementations(self) -> Registry:
+        """What can be measured."""
+
+    def passes(self, points: Iterable[PointT]) -> list[tuple[PointT, ...]]:
+        """Group the points that are measured together, the point with the most work last."""
+        return [(point,) for point in points]
+
+    @abstractmethod
+    def weight(self, point: PointT, seed: int) -> int:
+        """Relative cost of a point; points share the budget by weight."""
+
+    @abstractmethod
+    def start(
+        self,
+        experiment: ExperimentT,
+        target: Target,
+        points: Sequence[PointT],
+        place: Workplace[ResultT],
+        options: RunOptions,
+    ) -> PointMeasurer[PointT, ResultT]:
+        """Prepare to measure these points. Raises `RunError` if that is impossible."""
+
+    @abstractmethod
+    def describe(self, experiment: ExperimentT, target: Target) -> str:
+        """The plan of a run, as text."""
+
+    @abstractmethod
+    def estimate(self, experiment: ExperimentT, target: Target) -> Estimate | str:
+        """The memory and the time that a run on this machine will take, or in words what is known instead."""
+
+    @abstractmethod
+    def body(self, view: View) -> Body:
+        """The part of a run's report that depends on the kind."""
+
+    @abstractmethod
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        """The figure of a run; None if there is too little to draw."""
+
+
+AnyWorkload: TypeAlias = "Workload[Any, Any, Any]"
+_workloads: dict[str, AnyWorkload] = {}
+
+
+def add(workload: AnyWorkload) -> None:
+    """Register a kind under its name. Does nothing if the name is registered already."""
+    _workloads.setdefault(workload.name, workload)
+
+
+def all_kinds() -> tuple[AnyWorkload, ...]:
+    """All kinds."""
+    return tuple(_workloads.values())
+
+
+def names() -> tuple[str, ...]:
+    """The names of all kinds."""
+    return tuple(_workloads)
+
+
+def default() -> str:
+    """The kind of an experiment that names none."""
+    return next(iter(_workloads))
+
+
+def get(name: str) -> AnyWorkload:
+    """The kind with this name. Raises `LookupError`, whose message lists the known kinds."""
+    try:
+        return _workloads[name]
+    except KeyError:
+        known = ", ".join(_workloads) or "none: call chunkbench.workloads.register() first"
+        raise LookupError(f"there is no kind of work called {name!r}; there are {known}") from None
+
+
+def of(experiment: Experiment[PointT]) -> Workload[Experiment[PointT], PointT, Result]:
+    """The kind of an experiment."""
+    return cast("Workload[Experiment[PointT], PointT, Result]", get(experiment.kind))

@@ -1,0 +1,48 @@
+"""Experiments of decode attention: their keys and the rules of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from chunkbench.experiment import AttentionPoint, TimedExperiment
+from chunkbench.experiment.errors import Finding
+from chunkbench.experiment.forest import prompt_conflicts
+from chunkbench.experiment.spec import N_P, N_S
+from chunkbench.experiment.values import sequences_in
+
+MODEL = {"model": "is only for `kind: modules` and `kind: serving`; write heads, kv_heads and head_dim instead"}
+
+
+class DecodeExperiment(TimedExperiment[AttentionPoint]):
+    """Implementations of decode attention, timed side by side."""
+
+    REQUIRED = (N_P, N_S)
+    REFUSED = MODEL
+
+    figure: Literal["speedup", "token_rate", "advantage", "checks"] = Field(
+        "speedup",
+        description="for kind decode: speed-ups, token rates, a map of the advantage over n_s and b, or checks: no "
+        "figure, and a list of what is right instead of a comparison",
+    )
+
+    @classmethod
+    def point_type(cls) -> type[AttentionPoint]:
+        return AttentionPoint
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        return attention_conflicts(given)
+
+
+def attention_conflicts(given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Conflicts among the axes of sequences that decode together."""
+    values = AttentionPoint.completed(given)
+    if "tree" in given and given.get("batch_size", sequences_in(given["tree"])) != sequences_in(given["tree"]):
+        told = f"{given['batch_size']} disagrees with tree, which holds {sequences_in(given['tree'])} sequences"
+        yield Finding(("batch_size",), f"{told}; leave it out")
+    yield from prompt_conflicts({**given, "n_c": values["n_c"]}, values["batch_size"], values["prompts"])
+    if values["heads"] % values["kv_heads"]:
+        yield Finding(("kv_heads",), f"{values['kv_heads']} does not divide heads = {values['heads']}")

@@ -1,0 +1,28 @@
+"""Experiments on the memory of K and V: like those of decode attention, but without timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chunkbench.experiment import AttentionPoint, SessionExperiment
+from chunkbench.experiment.errors import Finding
+from chunkbench.experiment.spec import N_P, N_S
+from chunkbench.workloads.decode.spec import MODEL, attention_conflicts
+
+_TIMING = "is about timing, and `kind: memory` times nothing; leave it out"
+
+
+class MemoryExperiment(SessionExperiment[AttentionPoint]):
+    """Implementations of decode attention, filled and checked, not timed."""
+
+    REQUIRED = (N_P, N_S)
+    REFUSED = MODEL | dict.fromkeys(("protocols", "caches", "modes", "expect", "min_rounds", "max_rounds"), _TIMING)
+
+    @classmethod
+    def point_type(cls) -> type[AttentionPoint]:
+        return AttentionPoint
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        return attention_conflicts(given)

@@ -1,0 +1,102 @@
+"""The modules of a decoder layer: measured times beside costs computed from the shapes (the paper's Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chunkbench.baselines.registry import Registry
+from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.points import ModulesPoint
+from chunkbench.runner.sessions import Amounts, SessionWorkload
+from chunkbench.store.results import ModulesResult
+from chunkbench.workloads.modules.registry import MODULES
+from chunkbench.workloads.modules.spec import ModulesExperiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.store import Manifest
+    from chunkbench.workers.checks import Check
+    from chunkbench.workers.inputs import PooledInputs
+
+
+class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesResult]):
+    """Calls that take hidden states. Every module computes another result; only self-attention keeps K and V."""
+
+    name = "modules"
+    summary = "the modules of a decoder layer"
+    experiment = ModulesExperiment
+    point = ModulesPoint
+    result = ModulesResult
+    same_result = False
+
+    def implementations(self) -> Registry:
+        return MODULES
+
+    def weight(self, point: ModulesPoint, seed: int) -> int:
+        """Bytes of K/V of all sequences, plus a constant."""
+        return point.batch_size * (point.n_p + point.n_c) * point.layer_token_bytes + (1 << 24)
+
+    def needs(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
+        """Bytes of weights and intermediate results, or of K and V."""
+        from chunkbench.runner import memory_guard
+
+        columns = _columns(point.model, implementation)
+        if columns is None:
+            return memory_guard.kv_bytes(point.layer, seed, shares_storage)
+        rows = point.model.hidden_size + point.batch_size
+        return int(rows * columns * point.element_bytes * memory_guard.SLACK)
+
+    def touched(self, point: ModulesPoint, seed: int, implementation: str, shares_storage: bool) -> int:
+        """Distinct bytes of weights, or of K and V, that a call reads."""
+        from chunkbench.runner import memory_guard
+
+        columns = _columns(point.model, implementation)
+        if columns is None:
+            return memory_guard.touched_bytes(point.layer, seed, shares_storage)
+        return point.model.hidden_size * columns * point.element_bytes
+
+    def least_kv_bytes(self, point: ModulesPoint, seed: int) -> int:
+        return 0
+
+    def amounts(
+        self, point: ModulesPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
+    ) -> Amounts:
+        """Computed from the shapes, equal for all calls."""
+        from chunkbench.analysis.layer_costs import MODULES as COSTS
+
+        cost = COSTS[implementation](point.model, point.batch_size, point.n_p, point.element_bytes)
+        moved, computed = (cost.bytes,) * len(steps), (cost.flops,) * len(steps)
+        return Amounts(moved, moved, computed)
+
+    def inputs(self, point: ModulesPoint, seed: int) -> PooledInputs:
+        """Hidden states and weights, and K and V for self-attention."""
+        from chunkbench.workloads.modules.inputs import ModulesInputs
+
+        return ModulesInputs(point.layer, seed)
+
+    def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+        """A check against the module in float64."""
+        from chunkbench.workloads.modules.checks import make_module_check
+        from chunkbench.workloads.modules.inputs import ModulesInputs
+
+        assert isinstance(inputs, ModulesInputs)
+        return make_module_check(inputs, implementation, nonce)
+
+    def body(self, view: View) -> Body:
+        from chunkbench.workloads.modules.body import body
+
+        return body(view)
+
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        from chunkbench.workloads.modules import figure
+
+        return figure.draw(report, manifest)
+
+
+def _columns(shape: LlamaShape, module: str) -> int | None:
+    """Columns of all weights of a module together; None for the module without weights."""
+    return {"qkv_projection": shape.qkv_size, "mlp": 3 * shape.intermediate_size}.get(module)

@@ -1,0 +1,21 @@
+"""Inputs of the modules of a decoder layer."""
+
+from __future__ import annotations
+
+import torch
+
+from chunkbench.experiment.points import LayerPoint
+from chunkbench.workers.inputs import PooledInputs
+
+
+class ModulesInputs(PooledInputs):
+    """Inputs whose queries are hidden states, as wide as the widest input of a module."""
+
+    def __init__(self, point: LayerPoint, seed: int) -> None:
+        super().__init__(point, seed)
+        self.shape = point.model
+
+    def queries(self, *purpose: int) -> torch.Tensor:
+        """Fresh hidden states `[b, width]`; a module reads as many leading columns as its input is wide."""
+        point = self.point
+        return self.draw_rows(max(point.heads * point.head_dim, self.shape.hidden_size), *purpose)

@@ -1,0 +1,19 @@
+"""The modules of a decoder layer, found by name like implementations."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+from chunkbench.baselines.registry import Registry
+
+_CLASSES = {"qkv_projection": "QkvProjection", "self_attention": "SelfAttention", "mlp": "Mlp"}
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    return {
+        name: EntryPoint(name, f"chunkbench.workloads.modules.implementations:{kind}", "chunkbench.modules")
+        for name, kind in _CLASSES.items()
+    }
+
+
+MODULES = Registry(_entry_points)

@@ -1,0 +1,43 @@
+"""Experiments on the modules of a decoder layer: `model` names the layer's model and gives heads and head sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from chunkbench.experiment import TimedExperiment
+from chunkbench.experiment.errors import Finding
+from chunkbench.experiment.fields import ImplementationId, Implementations
+from chunkbench.experiment.forest import prompt_conflicts
+from chunkbench.experiment.points import ModulesPoint
+from chunkbench.experiment.spec import FROM_MODEL, N_P
+from chunkbench.experiment.sweep import Required
+from chunkbench.experiment.values import LengthRange
+from chunkbench.workloads.modules.registry import MODULES
+
+_SHARING = "cannot be used with `kind: modules`, whose modules share nothing; leave it out"
+_MODEL = Required(frozenset({"model"}), "model is missing, here and under defaults; it names the model of the layer")
+
+
+class ModulesExperiment(TimedExperiment[ModulesPoint]):
+    """The modules of a decoder layer, timed."""
+
+    REQUIRED = (_MODEL, N_P)
+    REFUSED = FROM_MODEL | dict.fromkeys(("n_s", "prompts", "tree", "chunk_size", "block_size"), _SHARING)
+
+    implementations: Implementations = tuple(MODULES.names())
+    baseline: ImplementationId = Field("self_attention", validate_default=True, description="reference of the ratios")
+
+    @classmethod
+    def point_type(cls) -> type[ModulesPoint]:
+        return ModulesPoint
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        if isinstance(given["n_p"], LengthRange):
+            yield Finding(("n_p",), "the modules of a layer are measured at one context length; write one number")
+            return
+        values = ModulesPoint.completed(given)
+        yield from prompt_conflicts({**values, "n_s": 0}, values["batch_size"], 1)

@@ -1,0 +1,219 @@
+"""How replays are computed: each manager and arrival seed by itself, as many at a time as there are cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from time import monotonic
+from typing import Any, cast
+
+from chunkbench.experiment.point import Case
+from chunkbench.experiment.points import ReplayPoint
+from chunkbench.experiment.units import parse_duration
+from chunkbench.lifetime import end_with_parent
+from chunkbench.replay.step_time import Constant, StepTime
+from chunkbench.runner.case_facts import now
+from chunkbench.runner.target import Target
+from chunkbench.store.replay_result import ReplayResult
+from chunkbench.store.results import Status
+from chunkbench.workloads.replay.job import Answered, Job, compute
+from chunkbench.workloads.replay.managers import MANAGERS, ManagerKind
+from chunkbench.workloads.replay.served import fitted
+from chunkbench.workloads.replay.spec import PAPER, ReplayExperiment
+
+_POLL_S = 0.2
+PAPER_HOST_S = 0.004
+"""Time of each step outside of the kernels that the paper prints. Fitted: with it, replays come closest to Table 4."""
+
+
+class ReplayMeasurer:
+    """Computes the points of a run."""
+
+    def __init__(self, experiment: ReplayExperiment, target: Target) -> None:
+        """Fit the step times, if they come from a run. Raises `RunError` if that is impossible."""
+        self._experiment, self._target, self._times = experiment, target, step_times(experiment)
+        self._pool: ProcessPoolExecutor | None = None
+
+    @property
+    def looks(self) -> dict[str, Mapping[str, Any]]:
+        """How reports show the managers."""
+        return {name: MANAGERS.look(name).model_dump() for name in self._experiment.implementations}
+
+    def measure(
+        self,
+        points: Sequence[ReplayPoint],
+        cases_of: Mapping[ReplayPoint, Sequence[Case[ReplayPoint]]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> Mapping[ReplayPoint, Sequence[ReplayResult]]:
+        """Replay all managers at a point, every arrival seed."""
+        (point,) = points
+        started_at = now()
+        experiment = self._experiment
+        jobs = {
+            (case.implementation, seed): Job(
+                case.implementation,
+                point,
+                f"{experiment.seed} {seed}",
+                seed,
+                experiment.requests,
+                experiment.longest,
+                experiment.prompt_budget,
+                experiment.swap,
+                self._times[case.implementation],
+            )
+            for case in cases_of[point]
+            for seed in range(experiment.arrival_seeds)
+        }
+        answers = self._compute(jobs, announce, advance)
+        return {
+            point: [
+                self._facts(
+                    case, [answers[case.implementation, seed] for seed in range(experiment.arrival_seeds)], started_at
+                )
+                for case in cases_of[point]
+            ]
+        }
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            for process in list(cast("dict[int, Any]", self._pool._processes).values()):
+                process.kill()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _compute(
+        self, jobs: Mapping[tuple[str, int], Job], announce: Callable[[str], None], advance: Callable[[float], None]
+    ) -> dict[tuple[str, int], Answered | tuple[Status, str]]:
+        """The answer of each job, or why it has none."""
+        answers: dict[tuple[str, int], Answered | tuple[Status, str]] = {}
+        while len(answers) < len(jobs):
+            left = {name: job for name, job in jobs.items() if name not in answers}
+            self._compute_until_limit(left, answers, announce, lambda: advance(len(answers) / len(jobs)))
+        return answers
+
+    def _compute_until_limit(
+        self,
+        jobs: Mapping[tuple[str, int], Job],
+        answers: dict[tuple[str, int], Answered | tuple[Status, str]],
+        announce: Callable[[str], None],
+        advance: Callable[[], None],
+    ) -> None:
+        """Add the answers of these jobs. When one takes too long, all processes end, and the rest is left for later."""
+        if self._pool is None:
+            # Forked processes would inherit locks of this one's threads.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(os.cpu_count(), context, _follow, (os.getpid(),))
+        futures: dict[Future[Answered], tuple[str, int]] = {
+            self._pool.submit(compute, job): name for name, job in jobs.items()
+        }
+        limit = self._experiment.case_limit_s
+        started: dict[Future[Answered], float] = {}
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, _POLL_S)
+            for future in done:
+                answers[futures[future]] = _answer(future)
+            advance()
+            for future in pending:
+                if future.running():
+                    started.setdefault(future, monotonic())
+            running = sorted({futures[future][0] for future in pending if future in started})
+            announce(f"{len(pending)} replays to go; {', '.join(running[:3])}")
+            late = [future for future in pending if future in started and monotonic() - started[future] > limit]
+            if late:
+                for future in late:
+                    answers[futures[future]] = "timeout", f"the replay took longer than {limit:g} s"
+                self.close()
+                return
+
+    def _facts(
+        self, case: Case[ReplayPoint], answers: Sequence[Answered | tuple[Status, str]], started_at: str
+    ) -> ReplayResult:
+        kind = cast(ManagerKind, MANAGERS.load(case.implementation))
+        good = [answer for answer in answers if isinstance(answer, Answered)]
+        failures = [answer for answer in answers if not isinstance(answer, Answered)]
+        status, reason = failures[0] if failures else ("ok", "")
+        latencies = [answer.normalized_s for answer in good if answer.normalized_s is not None]
+        if not failures and not latencies and good and good[0].forks is None:
+            status, reason = "unsupported", good[0].reason
+        complete = not failures and len(latencies) == len(answers)
+        return ReplayResult.of_case(
+            case,
+            experiment=self._experiment.name,
+            label=kind.label,
+            status=status,
+            reason=reason,
+            us_per_token=tuple(latency * 1e6 for latency in latencies) if complete else (),
+            seed=self._experiment.seed,
+            started_at=started_at,
+            machine=self._target.machine,
+            requests_per_s=good[0].requests_per_s if good else None,
+            capacity=good[0].capacity if good else 0,
+            block_tokens=good[0].block_tokens if good else 0,
+            token_bytes=token_bytes(case.point),
+            step_time=self._times[case.implementation].words,
+            replays=tuple(answer.replay for answer in good if answer.replay is not None),
+            forks=good[0].forks if good else None,
+        )
+
+
+def _follow(parent: int) -> None:
+    """Ctrl-C reaches all processes of the terminal. The parent ends the others, and they end when it dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+
+
+def _answer(future: Future[Answered]) -> Answered | tuple[Status, str]:
+    try:
+        return future.result()
+    except FileNotFoundError as error:
+        return "unavailable", str(error)
+    except Exception as error:
+        return "error", f"{type(error).__name__}: {error}"
+
+
+def step_times(experiment: ReplayExperiment) -> dict[str, StepTime]:
+    """The model of step times for each manager. Raises `RunError`."""
+    kinds = {name: cast(ManagerKind, MANAGERS.load(name)) for name in experiment.implementations}
+    if experiment.step_time == PAPER:
+        # Imported late: the fits to the paper's tables take time, and other replays do not need them.
+        from chunkbench.workloads.replay.paper_a100 import PaperA100
+
+        return {name: PaperA100(kind.kernel, PAPER_HOST_S) for name, kind in kinds.items()}
+    try:
+        one: StepTime = Constant(parse_duration(experiment.step_time))
+    except ValueError:
+        one = fitted(experiment.step_time)
+    return dict.fromkeys(kinds, one)
+
+
+def token_bytes(point: ReplayPoint) -> int:
+    """Bytes of K and V of a token, all layers."""
+    return point.layer_token_bytes * point.model.num_hidden_layers
+
+
+def brief(point: ReplayPoint) -> str:
+    """The axes of a point that a replay has."""
+    names = ("traffic", "n_p", "n_s", "n_c", "batch_size", "prompts", "rate", "memory", "schedule", "samples", "beams")
+    return " ".join(f"{name}={value}" for name in names if (value := getattr(point, name)) not in (None, 0))
+
+
+def describe(experiment: ReplayExperiment, target: Target) -> str:
+    """The plan of a run, as text."""
+    points = experiment.points(target.device, target.dtype)
+    lines = [
+        f"{experiment.name}: {experiment.title}",
+        f"{len(points)} points, {experiment.arrival_seeds} arrival seeds of {experiment.requests} requests"
+        f" for each manager, on {os.cpu_count()} cores; replays, nothing is measured",
+        "",
+        *(f"  {name:<24} {MANAGERS.load(name).label}" for name in experiment.implementations),
+        "",
+        *(f"  {brief(point)}" for point in points),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""Experiments that replay requests: their keys and the rules of their axes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from chunkbench.experiment.errors import Finding, did_you_mean
+from chunkbench.experiment.fields import Count, ImplementationId
+from chunkbench.experiment.points import ReplayPoint
+from chunkbench.experiment.spec import FROM_MODEL
+from chunkbench.experiment.sweep import Required
+from chunkbench.experiment.units import parse_duration
+from chunkbench.experiment.values import LengthRange, Share
+from chunkbench.scheduling import ORDERS
+from chunkbench.traces.generated import GENERATED
+from chunkbench.workloads.requests import RequestExperiment, request_conflicts
+
+PAPER = "paper"
+_REQUESTS = Required(
+    frozenset({"rate", "traffic"}), "rate (requests per minute) or traffic is missing, here and under defaults"
+)
+
+
+class ReplayExperiment(RequestExperiment[ReplayPoint]):
+    """Managers that get the same requests on a virtual clock; one case for each point and manager."""
+
+    REQUIRED = (_REQUESTS,)
+    REFUSED = FROM_MODEL | {
+        "load": "is only for `kind: serving`; give a rate",
+        "threads": "does not matter to a replay; leave it out",
+    }
+
+    baseline: ImplementationId = Field("prefix_tree", validate_default=True, description="reference of the ratios")
+    requests: Annotated[Count, Field(ge=1)] = Field(300, description="requests of one arrival seed")
+    prompt_budget: Annotated[Count, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
+    longest: Annotated[Count, Field(ge=1)] | None = Field(
+        None,
+        description="tokens of the longest sequence that the server takes; longer requests are left out; "
+        "default: the longest request",
+    )
+    step_time: str = Field(
+        PAPER,
+        description="time of a step: paper (Llama2-7B on the paper's A100), a duration such as 20ms, or the directory "
+        "of a serving run, whose steps it is fitted to",
+    )
+    swap: bool = Field(False, description="preempted sequences are swapped where the manager can, not computed again")
+
+    @field_validator("step_time")
+    @classmethod
+    def _step_time_is_known(cls, value: str) -> str:
+        if value == PAPER or Path(value).is_dir():
+            return value
+        with contextlib.suppress(ValueError):
+            if parse_duration(value) > 0:
+                return value
+        raise ValueError(f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run")
+
+    @classmethod
+    def point_type(cls) -> type[ReplayPoint]:
+        return ReplayPoint
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        values = ReplayPoint.completed(given)
+        order = values["schedule"] or "fcfs"
+        if order not in ORDERS:
+            yield Finding(("schedule",), f"there is no order {order!r}{did_you_mean(order, list(ORDERS))}")
+        largest = max(values["block_size"], values["chunk_size"])
+        if values["memory"] is not None and values["memory"] < largest:
+            told = f"{values['memory']} tokens do not hold one block or chunk of {largest} tokens"
+            yield Finding(("memory",), told)
+        if "samples" in given and "beams" in given:
+            yield Finding(("beams",), "cannot be used together with samples; keep one", True)
+        if given.get("traffic", "fixed") == "fixed":
+            yield from _fixed_conflicts(given)
+        else:
+            yield from _traffic_conflicts(given, given["traffic"])
+
+
+def _traffic_conflicts(given: Mapping[str, Any], traffic: str) -> Iterator[Finding]:
+    """Conflicts where traffic decides the lengths of requests."""
+    if traffic not in GENERATED and not Path(traffic).suffix:
+        known = did_you_mean(traffic, list(GENERATED))
+        yield Finding(("traffic",), f"there is no traffic {traffic!r}, and no file has this name{known}")
+    elif traffic not in GENERATED and not Path(traffic).is_file():
+        yield Finding(("traffic",), f"there is no file {traffic!r} here: {Path(traffic).absolute().parent}")
+    for axis in ("n_p", "n_c", "tree", *(() if traffic in GENERATED else ("n_s", "prompts"))):
+        if axis in given:
+            yield Finding((axis,), f"follows from traffic: {traffic}; leave it out", True)
+    if traffic in GENERATED and "rate" not in given and not given.keys() & {"samples", "beams"}:
+        yield Finding(("traffic",), f"{traffic} needs a rate (requests per minute)")
+    if isinstance(given.get("n_s"), Share):
+        yield Finding(("n_s",), f"must be a number of tokens: prompts of {traffic} have different lengths")
+
+
+def _fixed_conflicts(given: Mapping[str, Any]) -> Iterator[Finding]:
+    if isinstance(given.get("n_p"), LengthRange):
+        yield Finding(("n_p",), "prompts of different lengths are not supported by traffic: fixed; give one length")
+    elif "n_p" not in given or ("n_s" not in given and "tree" not in given):
+        yield Finding(("n_p",), "traffic: fixed needs n_p, and n_s or tree; or name other traffic")
+    elif "rate" not in given and not given.keys() & {"samples", "beams"}:
+        yield Finding(("rate",), "is missing, here and under defaults: requests per minute")
+    else:
+        yield from request_conflicts(ReplayPoint, given)

@@ -1,0 +1,32 @@
+"""Experiments whose points are requests that arrive one by one: what those on servers and replays have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from chunkbench.experiment.errors import Finding
+from chunkbench.experiment.fields import Count, Fraction01, Seconds
+from chunkbench.experiment.forest import prompt_conflicts
+from chunkbench.experiment.point import PointT
+from chunkbench.experiment.points import RequestPoint
+from chunkbench.experiment.spec import Experiment
+from chunkbench.experiment.values import sequences_in
+
+
+class RequestExperiment(Experiment[PointT]):
+    """One case for each point and implementation; nothing takes turns in rounds."""
+
+    confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
+    case_limit_s: Seconds = Field(600.0, alias="case_limit", description="what would take longer is a timeout")
+    requests: Annotated[Count, Field(ge=1)] = Field(24, description="requests of one arrival seed")
+    arrival_seeds: Annotated[Count, Field(ge=1)] = Field(3, description="sequences of due times and requests")
+
+
+def request_conflicts(point: type[RequestPoint], given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Conflicts among prompts and sharing. Requests are not a batch: they may be more or fewer than the prefixes."""
+    values = point.completed(given)
+    sequences = sequences_in(given["tree"]) if "tree" in given else values["prompts"]
+    yield from prompt_conflicts({**given, "n_c": values["n_c"]}, sequences, values["prompts"])

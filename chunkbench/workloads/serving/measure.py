@@ -1,0 +1,355 @@
+"""How systems are measured: all of a run's servers stay up and take turns over the arrival seeds of a point."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from chunkbench.analysis.requests import load_numbers, normalized_latency
+from chunkbench.experiment.point import Case
+from chunkbench.experiment.points import ServingPoint
+from chunkbench.runner.case_facts import now
+from chunkbench.runner.passes import Workplace
+from chunkbench.runner.target import Target
+from chunkbench.serving.load import LoadOptions, Measured, send
+from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
+from chunkbench.serving.servers.registry import SYSTEMS
+from chunkbench.serving.servers.system import Moment, System
+from chunkbench.store import CannotRunError
+from chunkbench.store.results import Status
+from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
+from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
+from chunkbench.workers.pages import environment
+from chunkbench.workloads.serving.plan import asked_requests, brief, setting_of, traffic_of
+from chunkbench.workloads.serving.spec import ServingExperiment
+
+WARM_UP = 4
+"""Requests before the first measurement of a server, with other prompts."""
+TIMELINE = 100
+FEWEST = 8
+"""Requests of an arrival seed, however short the budget is."""
+
+
+@dataclass
+class _System:
+    """A system of the run and its server."""
+
+    system: System
+    version: str = ""
+    server: RunningServer | None = None
+    refusal: tuple[Status, str] | None = None
+    """Why nothing can be measured with it any more."""
+    starts: int = 0
+
+
+@dataclass
+class _Case:
+    """A system at a point, while it is measured."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    failure: tuple[Status, str] | None = None
+
+
+class ServingMeasurer:
+    """Measures the points of a run. It keeps the servers between points; `close` ends them."""
+
+    def __init__(
+        self,
+        experiment: ServingExperiment,
+        target: Target,
+        points: Sequence[ServingPoint],
+        place: Workplace[ServingResult],
+    ) -> None:
+        """Ask each system whether it runs here. Raises `CannotRunError` if none does."""
+        systems = {name: _survey(name, target.device) for name in experiment.implementations}
+        if all(entry.refusal for entry in systems.values()):
+            reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
+            raise CannotRunError(f"no system of this experiment runs here: {reasons}")
+        self._experiment, self._target = experiment, target
+        self._log = place.log
+        self._systems = systems
+        self._setting = setting_of(experiment, target, points)
+        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-serving-"))
+        self._capacity = {
+            traffic_of(case): (case.reference, case.capacity_per_s)
+            for case in place.earlier
+            if case.capacity_per_s and case.machine == target.machine
+        }
+
+    @property
+    def looks(self) -> dict[str, Mapping[str, Any]]:
+        """How reports show the systems."""
+        return {name: SYSTEMS.look(name).model_dump() for name in self._systems}
+
+    def measure(
+        self,
+        points: Sequence[ServingPoint],
+        cases_of: Mapping[ServingPoint, Sequence[Case[ServingPoint]]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> Mapping[ServingPoint, Sequence[ServingResult]]:
+        """Measure all systems at a point: every arrival seed, the systems in an order that changes with the seed."""
+        (point,) = points
+        started_at = now()
+        cases = {case.implementation: _Case() for case in cases_of[point]}
+        for name in cases:
+            self._start(name, announce)
+        reference, capacity = self._capacity_at(point, announce)
+        rate = self._rate(point, capacity)
+        turn_s = budget_s / len(cases) / self._experiment.arrival_seeds
+        asked = asked_requests(self._experiment.requests, point.load)
+        requests = _affordable(asked, turn_s, min(rate, capacity or rate)) if rate is not None else 0
+        turns = [(seed, name) for seed in range(self._experiment.arrival_seeds) for name in self._order(point, seed)]
+        for number, (seed, name) in enumerate(turns):
+            if rate is not None and cases[name].failure is None and self._start(name, announce):
+                words = f"{name}, arrival seed {seed + 1} of {self._experiment.arrival_seeds}"
+                announce(words)
+
+                def tell(ended: int, words: str = words, before: int = number) -> None:
+                    announce(f"{words}, {ended} of {requests} requests answered")
+                    advance((before + ended / requests) / len(turns))
+
+                self._turn(name, cases[name], point, seed, rate, requests, tell)
+            advance((number + 1) / len(turns))
+        return {
+            point: [
+                self._facts(case, cases[case.implementation], rate, reference, capacity, started_at)
+                for case in cases_of[point]
+            ]
+        }
+
+    def close(self) -> None:
+        """End all servers."""
+        for entry in self._systems.values():
+            if entry.server is not None:
+                entry.server.stop()
+                entry.server = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, name: str, announce: Callable[[str], None]) -> bool:
+        """Start a system's server, again if it died. Returns whether it runs."""
+        entry = self._systems[name]
+        if entry.server is not None and entry.server.died:
+            entry.server.stop()
+            entry.server = None
+        if entry.server is None and entry.refusal is None:
+            if entry.starts == 3:
+                entry.refusal = "crashed", "the server died three times"
+                return False
+            announce(f"{name} starts")
+            entry.starts += 1
+            try:
+                folder = self._folder / f"{name}-{entry.starts}"
+                entry.server = start_server(entry.system, self._setting, folder, environment("huge", os.environ))
+            except ServerFailed as error:
+                self._keep_log(name, folder / SERVER_LOG)
+                entry.refusal = "error", str(error)
+                return False
+            longest = self._setting.max_length
+            prompts = draw_prompts(
+                Prompts(longest - 2), WARM_UP, self._experiment.vocabulary, f"warm-up {entry.starts}"
+            )
+            self._send(entry.server, [PlannedRequest(0.0, prompt, 2) for prompt in prompts], WARM_UP)
+        return entry.server is not None
+
+    def _keep_log(self, name: str, log: Path) -> None:
+        """Append what a server printed to the log of the run: the server's own folder does not outlive the run."""
+        with contextlib.suppress(OSError), self._log.open("ab") as file:
+            file.write(f"\n===== {name}\n".encode() + log.read_bytes())
+
+    def _capacity_at(self, point: ServingPoint, announce: Callable[[str], None]) -> tuple[str, float | None]:
+        """The reference system, and its capacity with the prompts of this point."""
+        if point.load is None:
+            return "", None
+        names = [self._experiment.reference, *self._experiment.implementations]
+        running = [name for name in names if name in self._systems and self._systems[name].server is not None]
+        if not running:
+            return self._experiment.reference, None
+        key = traffic_of(point)
+        if key not in self._capacity or self._capacity[key][0] != running[0]:
+            announce(f"capacity of {running[0]}")
+            server = self._systems[running[0]].server
+            assert server is not None
+            count = 2 * point.batch_size
+            plan = self._plan(point, "capacity", count, None)
+            measured = self._send(server, plan, point.batch_size)
+            self._capacity[key] = running[0], load_numbers(measured.requests).requests_per_s
+        name, capacity = self._capacity[key]
+        return name, capacity or None
+
+    def _rate(self, point: ServingPoint, capacity: float | None) -> float | None:
+        """Requests per second of the point."""
+        if point.rate is not None:
+            return point.rate / 60
+        return capacity * cast(int, point.load) / 100 if capacity else None
+
+    def _order(self, point: ServingPoint, seed: int) -> list[str]:
+        names = list(self._experiment.implementations)
+        random.Random(f"order {self._experiment.seed} {brief(point)} {seed}").shuffle(names)
+        return names
+
+    def _plan(self, point: ServingPoint, seed: int | str, count: int, rate: float | None) -> list[PlannedRequest]:
+        """The same requests for all systems; prompts that no earlier measurement had."""
+        experiment = self._experiment
+        named = f"{experiment.seed} {seed}"
+        prompts = Prompts(point.n_p, point.n_s or 0, point.prompts, point.tree)
+        drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{brief(point)} {named}")
+        if rate is None:
+            return [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
+        # At every load the same sequence of arrivals, stretched.
+        dues = due_times(Arrivals(experiment.arrivals, experiment.spread), rate, count, named)
+        return [PlannedRequest(due, prompt, point.n_c) for due, prompt in zip(dues, drawn, strict=True)]
+
+    def _send(
+        self,
+        server: RunningServer,
+        plan: Sequence[PlannedRequest],
+        clients: int | None,
+        tell: Callable[[int], None] = lambda ended: None,
+    ) -> Measured:
+        options = LoadOptions(clients, self._experiment.case_limit_s)
+        ended = itertools.count(1)
+        return asyncio.run(send(server.target, plan, options, lambda _: tell(next(ended))))
+
+    def _turn(
+        self,
+        name: str,
+        case: _Case,
+        point: ServingPoint,
+        seed: int,
+        rate: float,
+        requests: int,
+        tell: Callable[[int], None],
+    ) -> None:
+        """One measurement of one system. `tell` gets the number of requests that have ended."""
+        server = self._systems[name].server
+        assert server is not None
+        server.watch.begin()
+        measured = self._send(server, self._plan(point, seed, requests, rate), None, tell)
+        end = max((request.last or 0.0 for request in measured.requests), default=0.0)
+        moments = server.watch.between(measured.started, measured.started + end)
+        case.measurements.append(
+            Measurement(
+                arrival_seed=seed,
+                requests=measured.requests,
+                client_cpu=measured.client_cpu,
+                server=_server_facts(moments, measured.started, server.watch.sampled),
+            )
+        )
+        failed = [request for request in measured.requests if request.status != "ok"]
+        if failed:
+            kinds = {request.status for request in failed}
+            if server.died:
+                self._keep_log(name, server.log)
+            status: Status = "crashed" if server.died else "timeout" if "timeout" in kinds else "error"
+            status = "incorrect" if kinds == {"wrong"} else status
+            reason = server.died or failed[0].reason
+            case.failure = status, f"{len(failed)} of {len(measured.requests)} requests failed: {reason}"
+
+    def _facts(
+        self,
+        case: Case[ServingPoint],
+        state: _Case,
+        rate: float | None,
+        reference: str,
+        capacity: float | None,
+        started_at: str,
+    ) -> ServingResult:
+        entry = self._systems[case.implementation]
+        failure = state.failure or (entry.refusal if not state.measurements else None)
+        if failure is None and rate is None:
+            failure = "error", f"the capacity of {reference} is not known"
+        samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
+        status, reason = failure or ("ok", "")
+        numbers = [load_numbers(measurement.requests) for measurement in state.measurements]
+        if not failure and any(one.client_late for one in numbers):
+            late = max(one.sending_delay.mean for one in numbers if one.sending_delay)
+            status, reason = "noisy", f"the client sent late (mean {late * 1e3:.0f} ms)"
+        return ServingResult.of_case(
+            case,
+            threads=self._setting.threads,
+            experiment=self._experiment.name,
+            label=entry.system.label,
+            status=status,
+            reason=reason,
+            us_per_token=tuple(samples),
+            package_version=entry.version or None,
+            note=entry.system.note,
+            seed=self._experiment.seed,
+            started_at=started_at,
+            machine=self._target.machine,
+            requests_per_s=rate,
+            reference=reference,
+            capacity_per_s=capacity,
+            asked_requests=asked_requests(self._experiment.requests, case.point.load),
+            measurements=tuple(state.measurements),
+            server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
+        )
+
+
+def _affordable(asked: int, turn_s: float, per_s: float) -> int:
+    """Requests of a turn: as many as were asked for, fewer if they would take longer than `turn_s`."""
+    return min(asked, max(FEWEST, int(turn_s * per_s)))
+
+
+def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server says of its model, without paths of this machine and without OpenAI's permissions."""
+    return {name: value for name, value in said.items() if name not in ("root", "permission")}
+
+
+def _survey(name: str, device: str) -> _System:
+    """A system, and whether it runs here."""
+    system = cast(System, SYSTEMS.load(name))
+    answer = system.availability(device)
+    if not answer.ok:
+        reason = f"{answer.reason}: {answer.remedy}" if answer.remedy else answer.reason
+        return _System(system, refusal=("unavailable", reason))
+    return _System(system, system.package_version())
+
+
+def _server_facts(moments: Sequence[Moment], started: float, sampled: bool) -> ServerFacts | None:
+    if not moments:
+        return None
+    steps = [moment for moment in moments if moment.seconds is not None]
+    own = [moment.own_seconds for moment in steps if moment.own_seconds is not None]
+    computed = [moment.prompt_tokens for moment in steps if moment.prompt_tokens is not None]
+    held = [moment.kv_bytes for moment in moments if moment.kv_bytes is not None]
+    return ServerFacts(
+        sampled=sampled,
+        steps=len(steps) or None,
+        step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
+        own_s=fmean(own) if own else None,
+        computed_tokens=sum(computed) if computed else None,
+        peak_batch=max(moment.batch for moment in moments),
+        peak_kv_bytes=max(held) if held else None,
+        timeline=_timeline(moments, started),
+        every_step=tuple(
+            (round(moment.at - started, 4), moment.batch, moment.prompt_tokens or 0, round(moment.seconds or 0.0, 5))
+            for moment in steps
+        ),
+    )
+
+
+def _timeline(moments: Sequence[Moment], started: float) -> tuple[tuple[float, int, int | None], ...]:
+    size = math.ceil(len(moments) / TIMELINE)
+    parts = [moments[first : first + size] for first in range(0, len(moments), size)]
+    return tuple(
+        (
+            round(part[0].at - started, 3),
+            max(moment.batch for moment in part),
+            max((moment.kv_bytes for moment in part if moment.kv_bytes is not None), default=None),
+        )
+        for part in parts
+    )

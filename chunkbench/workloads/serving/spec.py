@@ -1,0 +1,56 @@
+"""Experiments on servers: their keys and the rules of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ByteSize, Field
+
+from chunkbench.experiment.errors import Finding
+from chunkbench.experiment.fields import Count, ImplementationId, Positive
+from chunkbench.experiment.points import ServingPoint
+from chunkbench.experiment.spec import FROM_MODEL, N_P, N_S
+from chunkbench.experiment.sweep import Required
+from chunkbench.experiment.values import LengthRange
+from chunkbench.workloads.requests import RequestExperiment, request_conflicts
+
+_RATE = Required(
+    frozenset({"load", "rate"}),
+    "load (percent of the reference's capacity) or rate (requests per minute) is missing, here and under defaults",
+)
+
+
+class ServingExperiment(RequestExperiment[ServingPoint]):
+    """Systems that take turns to answer the same requests; one case for each point and system."""
+
+    REQUIRED = (N_P, N_S, _RATE)
+    REFUSED = FROM_MODEL | dict.fromkeys(("chunk_size", "block_size"), "is the server's own; leave it out")
+
+    baseline: ImplementationId = Field("chunk_llama", validate_default=True, description="reference of the ratios")
+    requests: Annotated[Count, Field(ge=1)] = Field(
+        24, description="requests of one arrival seed, in proportion more above a load of 100"
+    )
+    reference: ImplementationId = Field("vllm", description="the system whose capacity `load` is a share of")
+    arrivals: Literal["poisson", "gamma", "constant"] = "poisson"
+    spread: Positive = Field(1.0, description="gamma: standard deviation of the gaps over their mean")
+    layers: Annotated[Count, Field(ge=1)] | None = Field(None, description="layers of the model; default: all")
+    vocabulary: Annotated[Count, Field(ge=2)] = Field(2048, description="token ids of the model")
+    kv_memory: ByteSize | None = Field(
+        None, description="memory for K/V of every system, as in 4GiB; default: what batch_size requests need"
+    )
+    endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
+
+    @classmethod
+    def point_type(cls) -> type[ServingPoint]:
+        return ServingPoint
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+        if isinstance(given["n_p"], LengthRange):
+            told = "prompts of different lengths are not supported by `kind: serving`; give one length"
+            yield Finding(("n_p",), told)
+        elif "load" in given and "rate" in given:
+            yield Finding(("load",), "cannot be used together with rate; keep one", True)
+        else:
+            yield from request_conflicts(ServingPoint, given)
