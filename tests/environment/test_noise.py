@@ -70,6 +70,7 @@ def test_stop_needs_start() -> None:
         NoiseMeter().stop()
 
 
+@pytest.mark.serial
 def test_a_busy_process_is_foreign_unless_its_pid_is_given(spinner: subprocess.Popen[bytes]) -> None:
     foreign, ours = NoiseMeter(), NoiseMeter([spinner.pid])
     before = psutil.Process(spinner.pid).cpu_times().user
