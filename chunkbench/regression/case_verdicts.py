@@ -14,7 +14,7 @@ from chunkbench.regression.by_far import by_far
 from chunkbench.regression.matching import calm
 from chunkbench.regression.own_ratio import NO_CHANGE, OwnRatio, own_ratio
 from chunkbench.regression.rank_intervals import Shift, fewest_apart, fewest_in_pairs
-from chunkbench.regression.time_ratios import TimeRatio, time_ratio, time_ratio_apart, value_of
+from chunkbench.regression.time_ratios import TimeRatio, counts_of, time_ratio, time_ratio_apart, value_of
 from chunkbench.regression.verdicts import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
 from chunkbench.store.results import FAILED
 
@@ -113,8 +113,7 @@ class CaseJudge:
         base_count, head_count = value_of(base, metric), value_of(head, metric)
         fields = identity | {"base": base_count, "head": head_count}
         if base_count is None or head_count is None:
-            stated = {getattr(case, metric) for case in (*base, *head)}
-            if stated == {None}:
+            if counts_of([*base, *head], metric) == {None}:
                 return CaseVerdict(**fields, verdict="same")
             reason = "one side does not state it, or its processes state different counts"
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)

@@ -163,6 +163,11 @@ def _parts(values: Sequence[float], again: Sequence[Sequence[float]], level: flo
     return tuple(median(part) - level if part else math.nan for part in parts)
 
 
+def counts_of(cases: Sequence[Result], metric: Metric) -> set[int | None]:
+    """What the processes state of `kv_bytes` or `work_items`; None where a kind of work has no such count."""
+    return {getattr(case, metric) if isinstance(case, SessionResult) else None for case in cases}
+
+
 def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
     """The metric over all rounds of these processes, comparable or not.
 
@@ -170,7 +175,7 @@ def value_of(cases: Sequence[Result], metric: Metric) -> float | None:
     counts.
     """
     if metric in ("kv_bytes", "work_items"):
-        counts = {getattr(case, metric) if isinstance(case, SessionResult) else None for case in cases}
+        counts = counts_of(cases, metric)
         count = counts.pop() if len(counts) == 1 else None
         return None if count is None else float(count)
     times = [math.exp(value) for case in cases for _, value in _rounds(case, metric, set(case.round_steps), False)]

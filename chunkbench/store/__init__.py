@@ -13,6 +13,7 @@ from chunkbench.store.results import (
     Result,
     Sampling,
     Status,
+    TimedResult,
     Yardsticks,
 )
 from chunkbench.store.run_directory import (
@@ -47,6 +48,7 @@ __all__ = [
     "RunWriter",
     "Sampling",
     "Status",
+    "TimedResult",
     "Yardsticks",
     "latest_run",
     "newest_runs",

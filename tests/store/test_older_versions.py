@@ -1,0 +1,57 @@
+"""Runs of older schema versions: keys stay valid, results have their kind's own fields, and runs can be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench import workload
+from chunkbench.cli.main import cli
+from chunkbench.experiment.point import Case
+from chunkbench.store import SCHEMA_VERSION, TimedResult, open_run
+
+RECORDED = Path(__file__).parents[2] / "results" / "recorded"
+RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_keys_of_recorded_runs_are_those_of_their_points(path: Path) -> None:
+    run = open_run(path)
+    kind = workload.get(run.manifest.experiment.kind)
+    for result in run.cases:
+        # A result has the number of threads that was used; a point that swept no threads has none.
+        point = kind.point.from_json(result.model_dump() | {"threads": None})
+        timing = (result.protocol, result.cache, result.mode) if isinstance(result, TimedResult) else ()
+        assert Case(point, result.implementation, *timing).key == result.key
+        assert type(result).model_fields.keys() >= kind.point.model_fields.keys()
+
+
+def in_this_version(path: Path, folder: Path) -> Path:
+    """A copy of a run as this version writes it."""
+    run = open_run(path)
+    manifest = json.loads((path / "manifest.json").read_text()) | {"schema_version": SCHEMA_VERSION}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "cases.jsonl").write_text("".join(case.model_dump_json() + "\n" for case in run.cases))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["epyc-zen3-2-cores/no-tpp", "epyc-zen3-2-cores/memory", "replays/replay-caches"])
+def test_runs_of_two_schema_versions_can_be_compared(name: str, tmp_path: Path) -> None:
+    old = RECORDED / name
+    new = in_this_version(old, tmp_path)
+    assert open_run(new).cases == open_run(old).cases
+    metric = ["--metric", "kv_bytes"] if name.endswith("memory") else []
+    done = CliRunner().invoke(cli, ["compare", str(old), str(new), *metric], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "slower" not in done.output.split("\n")[0]
+
+
+def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
+    for file in ("manifest.json", "cases.jsonl"):
+        (tmp_path / file).write_bytes((RECORDED / "epyc-zen3-2-cores" / "no-tpp" / file).read_bytes())
+    done = CliRunner().invoke(cli, ["run", "no-tpp", "--out", str(tmp_path), "--resume", "-q"])
+    assert done.exit_code != 0
+    assert "chunkbench itself has changed since the run was started" in str(done.exception)
