@@ -35,6 +35,10 @@ class Registry:
     def __init__(self, find: Callable[[], Mapping[str, Any]]) -> None:
         self._find = find
 
+    def refresh(self) -> None:
+        """Look for entry points again when one is needed next."""
+        self.__dict__.pop("_entries", None)
+
     @cached_property
     def _entries(self) -> Mapping[str, Any]:
         return self._find()

@@ -42,10 +42,13 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
     """A few words for the description of the key `kind`."""
     experiment: type[ExperimentT]
     """The keys of its files."""
-    point: type[PointT]
-    """Its axes."""
     result: type[ResultT]
     """A line of its `cases.jsonl`."""
+
+    @property
+    def point(self) -> type[PointT]:
+        """Its axes."""
+        return cast("type[PointT]", self.experiment.POINT)
 
     @abstractmethod
     def implementations(self) -> Registry:
@@ -92,8 +95,9 @@ _workloads: dict[str, AnyWorkload] = {}
 
 
 def add(workload: AnyWorkload) -> None:
-    """Register a kind under its name. Does nothing if the name is registered already."""
-    _workloads.setdefault(workload.name, workload)
+    """Register a kind under its name. Does nothing if it is registered already. Raises `ValueError` if another is."""
+    if type(_workloads.setdefault(workload.name, workload)) is not type(workload):
+        raise ValueError(f"there is another kind of work called {workload.name!r}")
 
 
 def all_kinds() -> tuple[AnyWorkload, ...]:
@@ -107,8 +111,8 @@ def names() -> tuple[str, ...]:
 
 
 def default() -> str:
-    """The kind of an experiment that names none."""
-    return next(iter(_workloads))
+    """The kind of an experiment that names none. Raises `LookupError` if there is no kind."""
+    return next(iter(_workloads), "") or get("").name
 
 
 def get(name: str) -> AnyWorkload:

@@ -32,9 +32,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     inherited = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), *([inherited] if inherited else [])]))
     monkeypatch.syspath_prepend(FAKES)
-    registry.REGISTRY.__dict__.pop("_entry_points", None)
+    registry.REGISTRY.refresh()
     yield
-    registry.REGISTRY.__dict__.pop("_entry_points", None)
+    registry.REGISTRY.refresh()
 
 
 @pytest.fixture(scope="session")

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from chunkbench.analysis.points import group
 from chunkbench.analysis.ratio import ratio
+from chunkbench.experiment.sweep import read_filter, selects
+from chunkbench.experiment.timed import AT_MOST
 
 if TYPE_CHECKING:
     from chunkbench.analysis.derive import Row
     from chunkbench.store.manifest import ExpectationFacts
 
 BarVerdict = Literal["reaches aim", "meets bar", "misses", "not measured"]
-
-AT_MOST: frozenset[str] = frozenset({"latency_ratio", "append_us", "plan_us"})
-"""Metrics that must not exceed their bar; every other metric must reach its bar."""
-
-_SHARE_OF_PROMPT = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?(?:/\d+)?)\s*\*?\s*)?n_p")
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,9 @@ def outcomes(rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence
     row_of = {id(row.facts): row for row in rows}
     judged = []
     for expectation in expect:
+        accepted, _ = read_filter(expectation.where, ())
         for axes, cases in group([row.facts for row in rows]):
-            if _selects(expectation.where, axes):
+            if selects(accepted, axes):
                 members = {case.implementation: row_of[id(case)] for case in cases}
                 judged.append(_judge(expectation, axes, members, confidence))
     return judged
@@ -101,33 +97,3 @@ def _value(
     else:
         return None, f"this version does not know the metric {metric}"
     return value, doubt if value is not None else f"{row.facts.implementation}: {row.facts.status}"
-
-
-def _selects(where: Mapping[str, Any], axes: Mapping[str, Any]) -> bool:
-    return all(_matches(name, wanted, axes) for name, wanted in where.items())
-
-
-def _matches(name: str, wanted: Any, axes: Mapping[str, Any]) -> bool:
-    if name not in axes:
-        return True  # `threads` is an axis only where it was swept
-    actual = axes[name]
-    if name == "tree":
-        return bool(_as_tuples(wanted) == _as_tuples(actual))
-    if isinstance(wanted, list | tuple):
-        return any(_matches(name, value, axes) for value in wanted)
-    if isinstance(wanted, Mapping):  # a range of n_p
-        return bool(actual == (wanted.get("low"), wanted.get("high")))
-    if isinstance(wanted, str) and isinstance(axes.get("n_p"), int) and isinstance(actual, int):
-        share = _SHARE_OF_PROMPT.fullmatch(wanted.strip())
-        return share is not None and actual == _factor(share["factor"]) * axes["n_p"]
-    return bool(wanted == actual)
-
-
-def _factor(text: str | None) -> Fraction:
-    numerator, _, denominator = (text or "1").partition("/")
-    return Fraction(numerator) / Fraction(denominator or "1")
-
-
-def _as_tuples(value: Any) -> Any:
-    """Lists as tuples: a manifest's JSON has lists, facts have tuples."""
-    return tuple(_as_tuples(part) for part in value) if isinstance(value, list | tuple) else value

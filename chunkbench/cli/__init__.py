@@ -1,5 +1,1 @@
 """One module per command: parse, call one function, print, exit code."""
-
-from chunkbench import workloads
-
-workloads.register()

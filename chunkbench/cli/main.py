@@ -49,6 +49,10 @@ class _Commands(click.Group):
             from chunkbench.experiment.errors import did_you_mean
 
             ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], list(_COMMANDS))}")
+        # Here and not when this module is imported: Ctrl-C during the imports ends like Ctrl-C later.
+        from chunkbench import workloads
+
+        workloads.register()
         return super().resolve_command(ctx, args)
 
 

@@ -88,9 +88,9 @@ _TABLE = (
     ),
     Axis(
         "model",
-        "the model whose decoder layer `kind: modules` measures; it sets heads, kv_heads and head_dim",
+        "the model whose layer `kind: modules` measures, or that servers and replays run; it decides the heads",
         f"{', '.join(SHAPES)}, or the path of a Hugging Face config.json",
-        "required by kind: modules; other kinds do not accept it",
+        "required by kind: modules; small-llama for kind: serving, llama2-7b for kind: replay",
         read_model,
         {"type": "string", "examples": list(SHAPES)},
         "model",

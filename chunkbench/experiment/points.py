@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from chunkbench.experiment.llama import SHAPES, LlamaShape
 from chunkbench.experiment.point import AttentionPoint, Point, SessionPoint
-from chunkbench.experiment.terms import Dtype, TreeNode
+from chunkbench.experiment.terms import TreeNode
 
 
 class ModelPoint(Point):
@@ -83,7 +83,6 @@ class ReplayPoint(RequestPoint):
     """Requests through a cache manager. Where `traffic` decides lengths, n_p and n_c are None."""
 
     model: LlamaShape = SHAPES["llama2-7b"]
-    dtype: Dtype = "float16"
     n_p: int | None = None
     n_c: int | None = None
     chunk_size: int = 64

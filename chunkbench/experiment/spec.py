@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, cast
 
@@ -22,7 +22,7 @@ from pydantic import (
 from chunkbench import workload
 from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, show, unknown
 from chunkbench.experiment.fields import Axes, Blocks, Count, ImplementationId, Implementations, Seconds
-from chunkbench.experiment.point import Case, PointT
+from chunkbench.experiment.point import Case, Point, PointT
 from chunkbench.experiment.sweep import Required, Rules, Sweep
 from chunkbench.experiment.terms import Device, Dtype
 
@@ -56,6 +56,8 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
+    POINT: ClassVar[type[Point]]
+    """The class of its points."""
     REQUIRED: ClassVar[tuple[Required, ...]] = ()
     """Axes that a file must give."""
     REFUSED: ClassVar[Mapping[str, str]] = {}
@@ -88,11 +90,6 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     _sweep: Sweep = PrivateAttr()
 
     @classmethod
-    @abstractmethod
-    def point_type(cls) -> type[PointT]:
-        """The class of its points."""
-
-    @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
         """Conflicts in one combination of axes as it is given; a finding's path begins with the axis to blame."""
         return iter(())
@@ -114,10 +111,9 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
             for detail in error.errors(include_url=False):
                 findings += _findings(cls, detail)
         report_unused = info.context is not None and not info.context["overridden"]
-        sweep = Sweep(cls.point_type())
+        sweep = Sweep(cls.POINT, Rules(cls.REQUIRED, cls.REFUSED, cls.conflicts))
         if isinstance(raw, Mapping):
-            rules = Rules(cls.REQUIRED, cls.REFUSED, cls.conflicts)
-            sweep.read(raw.get("defaults"), raw.get("sweep"), raw.get("exclude"), rules, report_unused)
+            sweep.read(raw.get("defaults"), raw.get("sweep"), raw.get("exclude"), report_unused)
             findings += sweep.findings
             findings += cls._more_findings(raw, sweep, report_unused and not findings)
         if findings or experiment is None:

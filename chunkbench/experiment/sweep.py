@@ -56,18 +56,29 @@ def _same(axis: str, wanted: AxisValue, values: Mapping[str, Any]) -> bool:
     return bool(values[axis] == wanted)
 
 
-def read_filter(raw: object, place: Path) -> tuple[Filter, list[Finding]]:
-    """A filter from a file or a manifest, and what is wrong with it. What has another form than a mapping is empty."""
+def read_filter(raw: object, place: Path, known: Collection[str] = AXES) -> tuple[Filter, list[Finding]]:
+    """A filter from a file or a manifest, and what is wrong with it. What has another form than a mapping is empty.
+
+    `known` are the axes that it may have.
+    """
     accepted: dict[str, Sequence[AxisValue]] = {}
     findings: list[Finding] = []
     for name, value in raw.items() if isinstance(raw, Mapping) else ():
-        if name not in AXES:
-            findings.append(Finding((*place, name), unknown("axis", name, list(AXES)), True))
+        if name not in AXES or name not in known:
+            findings.append(Finding((*place, name), _not_here(name), True))
             continue
         values, value_findings = read_axis(name, value)
         findings += [finding.below(*place, name) for finding in value_findings]
         accepted[name] = [value for _, value in values]
     return accepted, findings
+
+
+def _not_here(axis: str) -> str:
+    """The message about an axis that nothing has, or only other kinds of work."""
+    if axis not in AXES:
+        return unknown("axis", axis, list(AXES))
+    having = [f"`kind: {one.name}`" for one in workload.all_kinds() if axis in one.point.axes()]
+    return f"is only for {' and '.join(having)}; leave it out"
 
 
 def merged(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
@@ -85,6 +96,7 @@ class Sweep:
     """The sweep of an experiment. Each value is read once, then each combination; wrong forms are left to the model."""
 
     point: type[Point]
+    rules: Rules
     filters: dict[int, Filter] = field(default_factory=dict)
     """Index in `exclude` -> filter, for those that could be read."""
     combinations: list[dict[str, Any]] = field(default_factory=list)
@@ -92,17 +104,17 @@ class Sweep:
     findings: list[Finding] = field(default_factory=list)
     """Paths begin with `defaults`, `sweep` or `exclude`."""
 
-    def read(self, defaults: object, blocks: object, exclude: object, rules: Rules, report_unused: bool) -> None:
+    def read(self, defaults: object, blocks: object, exclude: object, report_unused: bool) -> None:
         """Read the three keys as the file writes them. `report_unused` also reports filters that match nothing."""
-        common, common_readable = self._values({} if defaults is None else defaults, ("defaults",), rules)
+        common, common_readable = self._values({} if defaults is None else defaults, ("defaults",))
         self._read_filters(exclude)
         used: set[int] = set()
         complete, total = common_readable, 0
         for index, raw in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
             place: Path = ("sweep", index)
-            block, readable = self._values(raw, place, rules)
+            block, readable = self._values(raw, place)
             axes = merged(common, block)
-            missing = [one for one in rules.required if not one.axes & axes.keys()]
+            missing = [one for one in self.rules.required if not one.axes & axes.keys()]
             if common_readable and readable:
                 self.findings += [Finding(place, one.message) for one in missing]
             # Without values that could not be read, the others can still disagree with each other.
@@ -116,7 +128,7 @@ class Sweep:
                 told = f"the sweep has {total} combinations up to here; more than {MAX_POINTS} are refused"
                 self.findings.append(Finding(place, told))
                 return
-            self._combine(axes, place, used, rules)
+            self._combine(axes, place, used)
         if complete and report_unused:
             # A filter on dtype may match only once auto is resolved.
             unused = [n for n, accepted in self.filters.items() if n not in used and "dtype" not in accepted]
@@ -124,7 +136,7 @@ class Sweep:
         if complete and total and not self.combinations and not self.findings:
             self.findings.append(Finding(("exclude",), "removes every combination; no points are left", True))
 
-    def _combine(self, axes: _Located, place: Path, used: set[int], rules: Rules) -> None:
+    def _combine(self, axes: _Located, place: Path, used: set[int]) -> None:
         """Add the combinations of a block; the axes vary in the order of `AXES`, the first slowest."""
         names = [name for name in AXES if name in axes]
         for chosen in itertools.product(*(axes[name] for name in names)):
@@ -137,7 +149,7 @@ class Sweep:
                 continue
             conflicts = [
                 Finding(_blamed(finding.path, located, place), finding.message, finding.key)
-                for finding in rules.conflicts(given)
+                for finding in self.rules.conflicts(given)
             ]
             self._report(conflicts)
             if not conflicts:
@@ -151,30 +163,27 @@ class Sweep:
                 places.add(finding.path)
                 self.findings.append(finding)
 
-    def _values(self, raw: object, place: Path, rules: Rules) -> tuple[_Located, bool]:
+    def _values(self, raw: object, place: Path) -> tuple[_Located, bool]:
         """Readable values of a block's axes, and whether all of it could be read."""
         if not isinstance(raw, Mapping):
             return {}, False
         readable = True
         axes: _Located = {}
         for name, value in raw.items():
+            if name not in self.point.axes():
+                self.findings.append(Finding((*place, name), self.rules.refused.get(name, _not_here(name)), True))
             if name not in AXES:
-                self.findings.append(Finding((*place, name), unknown("axis", name, list(AXES)), True))
                 readable = False
                 continue
             values, findings = read_axis(name, value)
             readable &= not findings
             axes[name] = [((*place, name, *path), value) for path, value in values]
             self.findings += [finding.below(*place, name) for finding in findings]
-            if name not in self.point.axes():
-                having = [f"`kind: {one.name}`" for one in workload.all_kinds() if name in one.point.axes()]
-                refusal = rules.refused.get(name, f"is only for {' and '.join(having)}; leave it out")
-                self.findings.append(Finding((*place, name), refusal, True))
         return axes, readable
 
     def _read_filters(self, exclude: object) -> None:
         for index, item in enumerate(exclude if isinstance(exclude, list | tuple) else ()):
-            accepted, findings = read_filter(item, ("exclude", index))
+            accepted, findings = read_filter(item, ("exclude", index), self.point.axes())
             self.findings += findings
             if not findings and isinstance(item, Mapping):
                 self.filters[index] = accepted
@@ -185,6 +194,7 @@ class Sweep:
         for values in self.combinations:
             dtype = {None: usual, "auto": auto}.get(values["dtype"], values["dtype"])
             resolved = {**values, "device": device, "dtype": dtype}
+            # Again: a filter on dtype may match only now.
             if not any(selects(accepted, resolved) for accepted in self.filters.values()):
                 yield self.point.model_validate(resolved)
 

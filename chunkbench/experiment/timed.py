@@ -105,7 +105,7 @@ class TimedExperiment(SessionExperiment[PointT]):
         for index, expectation in enumerate(expect if isinstance(expect, list | tuple) else ()):
             place = ("expect", index, "where")
             where = expectation.get("where") if isinstance(expectation, Mapping) else None
-            accepted, findings = read_filter(where, place)
+            accepted, findings = read_filter(where, place, sweep.point.axes())
             yield from findings
             # A filter on dtype may match only once auto is resolved.
             judged = report_unused and not findings and "dtype" not in accepted

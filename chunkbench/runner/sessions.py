@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from typing_extensions import TypeVar
 
+from chunkbench.store.results import TimedResult
 from chunkbench.workload import Workload
 
 if TYPE_CHECKING:
@@ -39,10 +40,13 @@ class Amounts(NamedTuple):
 class SessionWorkload(Workload[SessionT, PointT, ResultT]):
     """A kind whose implementations take turns in a worker, each checked against float64."""
 
-    timed: ClassVar[bool] = True
-    """Whether calls are timed, and the machine's peaks probed in the same rounds."""
     same_result: ClassVar[bool] = True
     """Whether all implementations of a point compute the same result, so that one check is enough for all."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether calls are timed, and the machine's peaks probed in the same rounds."""
+        return issubclass(self.result, TimedResult)
 
     @abstractmethod
     def needs(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:

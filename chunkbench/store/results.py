@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
-from typing_extensions import TypeVar
 
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.point import AttentionPoint, Case
@@ -170,7 +169,7 @@ class Result(BaseModel):
 
     def axis(self, name: str) -> Any:
         """The value of an axis, of the device, or of the way of timing; None if this kind does not have it."""
-        return getattr(self, name, None)
+        return getattr(self, name) if name in type(self).model_fields else None
 
 
 class SessionResult(Result):
@@ -263,6 +262,3 @@ class MemoryResult(AttentionPoint, SessionResult):
 
 class ModulesResult(ModulesPoint, TimedResult):
     """A module of a decoder layer, timed."""
-
-
-ResultT = TypeVar("ResultT", bound=Result, default=Any)

@@ -101,7 +101,7 @@ PROBLEMS: dict[str, list[tuple[int, int, str, str]]] = {
             5,
             6,
             "model",
-            "model: is only for `kind: modules` and `kind: serving`; write heads, kv_heads and head_dim instead",
+            "model: is only for `kind: modules`, `kind: serving` and `kind: replay`; write heads, kv_heads and head_dim instead",
         ),
     ],
     "kind_modules": [

@@ -58,6 +58,11 @@ exclude: [{n_s: n_p}, {n_p: 128, n_s: [32, 64], kv_heads: 32}]
     assert shapes(load(tmp_path, text), "n_p", "n_s") == [(64, 0), (64, 32), (128, 0)]
 
 
+def test_a_filter_on_an_axis_of_another_kind_is_refused(tmp_path: Path) -> None:
+    text = "sweep: [{n_p: 64, n_s: [0, 32]}]\nexclude: [{n_s: 0, load: 50}]\n"
+    assert refusal(tmp_path, text) == ["x.yaml:3:20: load: is only for `kind: serving`; leave it out"]
+
+
 def test_excluded_combinations_are_not_checked_for_conflicts(tmp_path: Path) -> None:
     text = "sweep: [{n_p: [64, 128], n_s: [0, 100]}]\nexclude: [{n_p: 64, n_s: 100}]\n"
     assert shapes(load(tmp_path, text), "n_p", "n_s") == [(64, 0), (128, 0), (128, 100)]

@@ -65,9 +65,9 @@ def package(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(site))
     if request.param:
         monkeypatch.syspath_prepend(str(project / "src"))
-    REGISTRY.__dict__.pop("_entry_points", None)
+    REGISTRY.refresh()
     yield only(packages_of(entry_points(site)))
-    REGISTRY.__dict__.pop("_entry_points", None)
+    REGISTRY.refresh()
     sys.modules.pop("my_kernel", None)
 
 

@@ -28,8 +28,6 @@ ResultT = TypeVar("ResultT", bound=SessionResult)
 class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
     """Sessions that hold K and V of all sequences; all implementations of a point compute the same attention."""
 
-    point = AttentionPoint
-
     def implementations(self) -> Registry:
         return REGISTRY
 

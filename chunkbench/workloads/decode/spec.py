@@ -13,12 +13,14 @@ from chunkbench.experiment.forest import prompt_conflicts
 from chunkbench.experiment.spec import N_P, N_S
 from chunkbench.experiment.values import sequences_in
 
-MODEL = {"model": "is only for `kind: modules` and `kind: serving`; write heads, kv_heads and head_dim instead"}
+_OTHERS = "`kind: modules`, `kind: serving` and `kind: replay`"
+MODEL = {"model": f"is only for {_OTHERS}; write heads, kv_heads and head_dim instead"}
 
 
 class DecodeExperiment(TimedExperiment[AttentionPoint]):
     """Implementations of decode attention, timed side by side."""
 
+    POINT = AttentionPoint
     REQUIRED = (N_P, N_S)
     REFUSED = MODEL
 
@@ -27,10 +29,6 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
         description="for kind decode: speed-ups, token rates, a map of the advantage over n_s and b, or checks: no "
         "figure, and a list of what is right instead of a comparison",
     )
-
-    @classmethod
-    def point_type(cls) -> type[AttentionPoint]:
-        return AttentionPoint
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:

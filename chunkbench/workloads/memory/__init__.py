@@ -23,7 +23,6 @@ class MemoryWorkload(AttentionWorkload[MemoryExperiment, MemoryResult]):
     summary = "the memory of its K/V, untimed"
     experiment = MemoryExperiment
     result = MemoryResult
-    timed = False
 
     def body(self, view: View) -> Body:
         from chunkbench.workloads.memory.body import body

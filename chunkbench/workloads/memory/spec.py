@@ -16,12 +16,9 @@ _TIMING = "is about timing, and `kind: memory` times nothing; leave it out"
 class MemoryExperiment(SessionExperiment[AttentionPoint]):
     """Implementations of decode attention, filled and checked, not timed."""
 
+    POINT = AttentionPoint
     REQUIRED = (N_P, N_S)
     REFUSED = MODEL | dict.fromkeys(("protocols", "caches", "modes", "expect", "min_rounds", "max_rounds"), _TIMING)
-
-    @classmethod
-    def point_type(cls) -> type[AttentionPoint]:
-        return AttentionPoint
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:

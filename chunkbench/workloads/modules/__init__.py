@@ -29,7 +29,6 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
     name = "modules"
     summary = "the modules of a decoder layer"
     experiment = ModulesExperiment
-    point = ModulesPoint
     result = ModulesResult
     same_result = False
 

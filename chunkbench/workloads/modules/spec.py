@@ -24,15 +24,12 @@ _MODEL = Required(frozenset({"model"}), "model is missing, here and under defaul
 class ModulesExperiment(TimedExperiment[ModulesPoint]):
     """The modules of a decoder layer, timed."""
 
+    POINT = ModulesPoint
     REQUIRED = (_MODEL, N_P)
     REFUSED = FROM_MODEL | dict.fromkeys(("n_s", "prompts", "tree", "chunk_size", "block_size"), _SHARING)
 
     implementations: Implementations = tuple(MODULES.names())
     baseline: ImplementationId = Field("self_attention", validate_default=True, description="reference of the ratios")
-
-    @classmethod
-    def point_type(cls) -> type[ModulesPoint]:
-        return ModulesPoint
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:

@@ -28,7 +28,6 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
     name = "replay"
     summary = "replays of requests through cache managers, on a virtual clock"
     experiment = ReplayExperiment
-    point = ReplayPoint
     result = ReplayResult
 
     def implementations(self) -> Registry:

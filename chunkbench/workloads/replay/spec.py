@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -29,12 +29,14 @@ _REQUESTS = Required(
 class ReplayExperiment(RequestExperiment[ReplayPoint]):
     """Managers that get the same requests on a virtual clock; one case for each point and manager."""
 
+    POINT = ReplayPoint
     REQUIRED = (_REQUESTS,)
     REFUSED = FROM_MODEL | {
         "load": "is only for `kind: serving`; give a rate",
         "threads": "does not matter to a replay; leave it out",
     }
 
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "float16"
     baseline: ImplementationId = Field("prefix_tree", validate_default=True, description="reference of the ratios")
     requests: Annotated[Count, Field(ge=1)] = Field(300, description="requests of one arrival seed")
     prompt_budget: Annotated[Count, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
@@ -59,10 +61,6 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
             if parse_duration(value) > 0:
                 return value
         raise ValueError(f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run")
-
-    @classmethod
-    def point_type(cls) -> type[ReplayPoint]:
-        return ReplayPoint
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:

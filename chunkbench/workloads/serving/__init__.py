@@ -30,7 +30,6 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
     name = "serving"
     summary = "servers under load"
     experiment = ServingExperiment
-    point = ServingPoint
     result = ServingResult
 
     def implementations(self) -> Registry:

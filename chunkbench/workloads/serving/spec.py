@@ -24,6 +24,7 @@ _RATE = Required(
 class ServingExperiment(RequestExperiment[ServingPoint]):
     """Systems that take turns to answer the same requests; one case for each point and system."""
 
+    POINT = ServingPoint
     REQUIRED = (N_P, N_S, _RATE)
     REFUSED = FROM_MODEL | dict.fromkeys(("chunk_size", "block_size"), "is the server's own; leave it out")
 
@@ -40,10 +41,6 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
         None, description="memory for K/V of every system, as in 4GiB; default: what batch_size requests need"
     )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
-
-    @classmethod
-    def point_type(cls) -> type[ServingPoint]:
-        return ServingPoint
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
