@@ -57,7 +57,7 @@ class PagedAttnStar(PagedAttn):
         heading=("Paged", "Attn*"),
         meaning="PagedAttn whose block tables share the prompt's blocks",
         place=240,
-        colour="#0072B2",
+        colour=PagedAttn.look.colour,
         marker="D",
         line="dashed",
     )

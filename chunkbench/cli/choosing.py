@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import click
@@ -13,43 +14,57 @@ if TYPE_CHECKING:
 Choice = TypeVar("Choice")
 
 
-def choose_experiment(
-    experiment: str,
-    sets: Sequence[str] = (),
-    device: str | None = None,
-    dtype: str | None = None,
-    budget: str | None = None,
-    only: Sequence[str] = (),
-    modes: str | None = None,
-    caches: str | None = None,
-) -> Experiment:
+@dataclass(frozen=True)
+class Changes:
+    """What options change in an experiment; None or nothing: as the file says."""
+
+    sets: Sequence[str] = ()
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    budget: str | None = None
+    full: bool = False
+    only: Sequence[str] = ()
+    modes: str | None = None
+    caches: str | None = None
+
+
+def choose_experiment(experiment: str, options: Changes) -> Experiment:
     """Load an experiment and apply the options. Raises `ExperimentError`, and `click.BadParameter` for an option."""
     from chunkbench.experiment import TimedExperiment, load_experiment
     from chunkbench.experiment.errors import did_you_mean
     from chunkbench.experiment.terms import Cache, Mode
 
+    if options.full and options.budget is not None:
+        raise click.UsageError("--full has no time limit; leave --budget out")
+    sets = (*options.sets, f"model={options.model}") if options.model else options.sets
     loaded = load_experiment(experiment, _axes(sets), "--set")
     changes: dict[str, object] = {}
-    if device is not None:
-        changes["device"] = device
-    if dtype is not None:
-        changes["dtype"] = dtype
-    if budget is not None:
-        changes["budget_s"] = parse_budget(budget)
-    for key, text, choices in (("modes", modes, get_args(Mode)), ("caches", caches, get_args(Cache))):
+    if options.device is not None:
+        changes["device"] = options.device
+    if options.dtype is not None:
+        changes["dtype"] = options.dtype
+    if options.budget is not None:
+        changes["budget_s"] = parse_budget(options.budget)
+    for key, text, choices in (("modes", options.modes, get_args(Mode)), ("caches", options.caches, get_args(Cache))):
         if text is None:
             continue
         if not isinstance(loaded, TimedExperiment):
             raise click.BadParameter("this experiment times nothing", param_hint=f"--{key}")
         changes[key] = parse_list(key, text, choices)
-    if only:
-        missing = [name for name in only if name not in loaded.implementations]
+    if options.only:
+        missing = [name for name in options.only if name not in loaded.implementations]
         if missing:
             hint = did_you_mean(missing[0], loaded.implementations)
             raise click.BadParameter(f"{missing[0]} is not in this experiment{hint}", param_hint="--only")
-        names = tuple(name for name in loaded.implementations if name in only)
+        names = tuple(name for name in loaded.implementations if name in options.only)
         changes["implementations"] = names
-    return loaded.model_copy(update=changes)
+    changed = loaded.model_copy(update=changes)
+    if not options.full:
+        return changed
+    if not isinstance(changed, TimedExperiment):
+        raise click.UsageError(f"--full: experiments of `kind: {changed.kind}` have no rounds")
+    return changed.in_full()
 
 
 def parse_list(option: str, text: str, known: Sequence[Choice]) -> tuple[Choice, ...]:

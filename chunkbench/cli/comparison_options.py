@@ -173,9 +173,9 @@ class GateOptions(ComparisonOptions):
 
     def load(self, name: str) -> TimedExperiment:
         """The experiment to measure. Raises `ExperimentError` and `click.BadParameter`."""
-        from chunkbench.cli.choosing import choose_experiment
+        from chunkbench.cli.choosing import Changes, choose_experiment
 
-        return _timed(choose_experiment(name, budget=self.budget, only=self.only))
+        return _timed(choose_experiment(name, Changes(budget=self.budget, only=self.only)))
 
     def gate_options(self, budget_s: float) -> Options:
         """Options of `compare()` for an experiment with this budget. Raises `click.BadParameter`."""

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 import click
 
+from chunkbench.cli.choosing import Changes, choose_experiment, parse_list
 from chunkbench.cli.options import gathered
 from chunkbench.cli.output import RUNS, OutputFormat, command_line, new_run, open_page, run_exit_code, screen
 from chunkbench.cli.placing import Placing, placing_options
+
+
+@dataclass(frozen=True)
+class Printing:
+    """What a run prints at its end."""
+
+    form: str | None
+    detail: bool
+    show: bool
+    quiet: bool
 
 
 @click.command("run", short_help="Measure an experiment and print its table.")
@@ -52,26 +64,17 @@ from chunkbench.cli.placing import Placing, placing_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and no table unless --format is given.")
 @click.pass_context
 @gathered(Placing, "placing")
+@gathered(Changes, "changes")
+@gathered(Printing, "printing")
 def command(
     ctx: click.Context,
     experiment: str,
-    device: str | None,
-    dtype: str | None,
-    sets: tuple[str, ...],
-    model: str | None,
-    only: tuple[str, ...],
-    modes: str | None,
-    caches: str | None,
-    budget: str | None,
-    full: bool,
+    changes: Changes,
     out: Path | None,
     resume: bool,
     retry: str | None,
     dry_run: bool,
-    form: str | None,
-    detail: bool,
-    show: bool,
-    quiet: bool,
+    printing: Printing,
     placing: Placing,
 ) -> None:
     """Measure EXPERIMENT (a YAML file, or the name of a bundled one) and print its table.
@@ -96,7 +99,6 @@ def command(
       chunkbench run table3 --on ray --machine a100 --alone
     """
     from chunkbench import workload
-    from chunkbench.cli.choosing import choose_experiment, parse_list
     from chunkbench.cli.progress import RunProgress
     from chunkbench.experiment import TimedExperiment
     from chunkbench.report import build, render_run, write_all
@@ -105,25 +107,21 @@ def command(
     from chunkbench.store import latest_run
     from chunkbench.store.results import Status
 
-    sets = (*sets, f"model={model}") if model else sets
-    if full and budget is not None:
-        raise click.UsageError("--full has no time limit; leave --budget out")
     if retry is not None and not resume:
         raise click.UsageError("--retry needs --resume: a new run has no rows yet")
     statuses = [status for status in get_args(Status) if status != "ok"]
     options = RunOptions(retry=frozenset(parse_list("retry", retry, statuses) if retry is not None else ()))
-    loaded = choose_experiment(experiment, sets, device, dtype, budget, only, modes, caches)
+    loaded = choose_experiment(experiment, changes)
     timed = loaded if isinstance(loaded, TimedExperiment) else None
-    if full:
-        if timed is None:
-            raise click.UsageError(f"--full: experiments of `kind: {loaded.kind}` have no rounds")
-        loaded = timed = timed.in_full()
     if out is None:
         out = latest_run(RUNS, loaded.name) if resume else new_run(loaded.name)
-    with RunProgress(quiet, placing.remote) as progress, placing.executors(progress.problem, dry_run) as executor_for:
+    with (
+        RunProgress(printing.quiet, placing.remote) as progress,
+        placing.executors(progress.problem, dry_run) as executor_for,
+    ):
         executor = executor_for(loaded, out if resume else None)
         devices = {target.device for target in executor.targets}
-        if modes is not None and timed is not None and devices == {"cpu"} and timed.modes != ("eager",):
+        if changes.modes is not None and timed is not None and devices == {"cpu"} and timed.modes != ("eager",):
             raise click.BadParameter("a CPU has only the mode eager", param_hint="--modes")
         if dry_run:
             for target in executor.targets:
@@ -134,12 +132,14 @@ def command(
         if outcome.run.cases:
             report = build(outcome.run)
             write_all(outcome.run, report)
-            if form is not None or not quiet:
-                click.echo(render_run(outcome.run, report, form or "table", screen(not detail)), nl=False)
+            if printing.form is not None or not printing.quiet:
+                click.echo(
+                    render_run(outcome.run, report, printing.form or "table", screen(not printing.detail)), nl=False
+                )
             page = out / "report.html"
-            if form is None and not quiet:
+            if printing.form is None and not printing.quiet:
                 click.echo(f"\nreport: {page}")
-            if show:
+            if printing.show:
                 open_page(page)
     finally:  # a second Ctrl-C stops the report, but the command to resume is still printed
         if outcome.interrupted:

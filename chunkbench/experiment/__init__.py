@@ -6,8 +6,9 @@ from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.load import bundled_experiments, load_experiment, reading_order
 from chunkbench.experiment.point import AttentionPoint, Case, Point
 from chunkbench.experiment.schema import json_schema
+from chunkbench.experiment.sessions import SessionExperiment
 from chunkbench.experiment.spec import Experiment
-from chunkbench.experiment.timed import Expectation, SessionExperiment, TimedExperiment
+from chunkbench.experiment.timed import Expectation, TimedExperiment
 from chunkbench.experiment.units import parse_duration
 
 __all__ = [

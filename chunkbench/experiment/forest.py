@@ -66,13 +66,6 @@ def walk_tree(node: TreeNode, above: tuple[Segment, ...], ids: Iterator[int]) ->
             yield from walk_tree(child, path, ids)
 
 
-def shared_tokens(n_s: Any, n_p: Any) -> Fraction | None:
-    """Number of tokens that n_s means, possibly not whole; None if n_s is absent, or a share of a range."""
-    if isinstance(n_s, Share):
-        return n_s.of_n_p * n_p if isinstance(n_p, int) else None
-    return None if n_s is None else Fraction(n_s)
-
-
 def prompt_conflicts(given: Mapping[str, Any], sequences: int, prompts: int) -> Iterator[Finding]:
     """Conflicts among the axes of prompts in one combination; a finding's path begins with the axis to blame.
 
@@ -94,7 +87,7 @@ def prompt_conflicts(given: Mapping[str, Any], sequences: int, prompts: int) -> 
 
 
 def _share_conflicts(n_s: int | Share, n_p: Any, shortest: int, prompt: str) -> Iterator[Finding]:
-    shared, text = shared_tokens(n_s, n_p), n_s.text if isinstance(n_s, Share) else str(n_s)
+    shared, text = (n_s.tokens(n_p), n_s.text) if isinstance(n_s, Share) else (Fraction(n_s), str(n_s))
     if shared is None:
         yield Finding(("n_s",), f"{text!r} is a share of n_p, so n_p must be one number, not a range")
     elif shared.denominator != 1:

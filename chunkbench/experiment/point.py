@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeVar
 
 from chunkbench.experiment.axes import AXES
-from chunkbench.experiment.forest import Segment, prompt_lengths, prompt_paths, shared_tokens
+from chunkbench.experiment.forest import Segment, prompt_lengths, prompt_paths
 from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol, TreeNode
-from chunkbench.experiment.values import LengthRange, sequences_in, show_value
+from chunkbench.experiment.values import LengthRange, Share, sequences_in, show_value
 
 _SELDOM_SWEPT = ("n_c", "tree", "heads", "head_dim", "chunk_size", "block_size", "dtype")
 
@@ -45,8 +45,10 @@ class Point(BaseModel):
         values = {"dtype": None, **defaults, **given}
         if isinstance(values.get("n_p"), LengthRange):
             values["n_p"] = (values["n_p"].low, values["n_p"].high)
-        shared = shared_tokens(values.get("n_s"), values.get("n_p"))
-        return values if shared is None else values | {"n_s": int(shared)}
+        n_s = values.get("n_s")
+        if isinstance(n_s, Share) and (shared := n_s.tokens(values.get("n_p"))) is not None:
+            values["n_s"] = int(shared)  # `prompt_conflicts` refuses what is not whole
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 from chunkbench import workload
 from chunkbench.experiment.axes import AXES, read_axis
 from chunkbench.experiment.errors import Finding, Path, unknown
-from chunkbench.experiment.forest import shared_tokens
 from chunkbench.experiment.point import Point
 from chunkbench.experiment.terms import Device, Dtype
 from chunkbench.experiment.values import AxisValue, LengthRange, Share
@@ -50,7 +49,7 @@ def selects(accepted: Filter, values: Mapping[str, Any]) -> bool:
 
 def _same(axis: str, wanted: AxisValue, values: Mapping[str, Any]) -> bool:
     if isinstance(wanted, Share):
-        return values[axis] is not None and shared_tokens(wanted, values.get("n_p")) == values[axis]
+        return values[axis] is not None and wanted.tokens(values.get("n_p")) == values[axis]
     if isinstance(wanted, LengthRange):
         return bool(values[axis] == (wanted.low, wanted.high))
     return bool(values[axis] == wanted)

@@ -1,31 +1,25 @@
-"""Experiments whose implementations are sessions in a worker; most time their calls, round by round."""
+"""Experiments that time the calls of implementations, round by round: protocols, caches, modes, expectations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from chunkbench.experiment.errors import Finding, Findings, did_you_mean, show
 from chunkbench.experiment.fields import Axes, Caches, Count, Fraction01, ImplementationId, Modes, Positive, Protocols
 from chunkbench.experiment.point import Case, PointT
-from chunkbench.experiment.spec import Experiment
+from chunkbench.experiment.sessions import SessionExperiment
 from chunkbench.experiment.sweep import Sweep, read_filter, selects
-from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Pages, Protocol
+from chunkbench.experiment.terms import Cache, Device, Mode, Protocol
 
-TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
-"""Largest relative error that counts as correct, unless the experiment says otherwise."""
 PROTOCOL_CACHE: Mapping[Protocol, Cache] = {"strict": "cold", "paper": "warm"}
 DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("events", "graph", "eager")}
 Metric = Literal["speedup", "latency_ratio", "roofline_fraction", "append_us", "plan_us"]
 COMPARING: tuple[Metric, ...] = ("speedup", "latency_ratio")
 AT_MOST: tuple[Metric, ...] = ("latency_ratio", "append_us", "plan_us")
 """Metrics whose bar is an upper bound; for the other metrics it is a lower bound."""
-
-
-def _with_default_tolerance(raw: object) -> object:
-    return {**TOLERANCE, **raw} if isinstance(raw, Mapping) else raw
 
 
 class Expectation(BaseModel):
@@ -69,15 +63,6 @@ class Expectation(BaseModel):
         if self.metric in COMPARING and self.against is None:
             raise Findings(Finding((), f"against is missing: {self.metric} compares with an implementation"))
         return self
-
-
-class SessionExperiment(Experiment[PointT]):
-    """An experiment whose implementations are sessions in a worker, checked against float64."""
-
-    tolerance: Annotated[dict[Dtype, Positive], BeforeValidator(_with_default_tolerance)] = Field(
-        default_factory=lambda: dict(TOLERANCE), description="largest relative error by dtype"
-    )
-    pages: Pages = Field("huge", description="memory pages on a CPU: huge where the system allows them, or small")
 
 
 class TimedExperiment(SessionExperiment[PointT]):

@@ -1,4 +1,4 @@
-"""Durations, percentages and shares of n_p, as people write them."""
+"""Durations and percentages, as people write them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from fractions import Fraction
 
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([a-z]+)")
-_SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p")
 _PERCENT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?%")
 
 
@@ -40,14 +39,3 @@ def parse_percent(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a percentage; write it like 2% or 0.02")
     return float(Fraction(match[1]) / 100)
-
-
-def parse_share(text: str) -> Fraction:
-    """The fraction of n_p, 0 to 1, that `n_p`, `0.5 n_p` or `3/4 n_p` stands for. Raises `ValueError` on other text."""
-    match = _SHARE.fullmatch(text)
-    if match is None or (match[2] is not None and (int(match[2]) == 0 or "." in match[1])):
-        raise ValueError(f"{text!r} is not a number of tokens; write it like 512, n_p, 0.5 n_p or 3/4 n_p")
-    share = Fraction(match[1] or 1) / int(match[2] or 1)
-    if share > 1:
-        raise ValueError(f"{text!r} is more than the whole prompt")
-    return share

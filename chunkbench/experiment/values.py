@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, get_args
@@ -9,8 +10,8 @@ from typing import Any, NamedTuple, get_args
 from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, show, unknown
 from chunkbench.experiment.llama import LlamaShape, ShapeError, shape_of
 from chunkbench.experiment.terms import Dtype, TreeNode
-from chunkbench.experiment.units import parse_share
 
+_SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p")
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of one prompt or completion."""
 MAX_NAME = 200
@@ -31,6 +32,21 @@ class Share(NamedTuple):
     of_n_p: Fraction
     text: str
     """As the file writes it."""
+
+    @classmethod
+    def read(cls, text: str) -> Share:
+        """The share, 0 to 1, that `n_p`, `0.5 n_p` or `3/4 n_p` stands for. Raises `ValueError` on other text."""
+        match = _SHARE.fullmatch(text)
+        if match is None or (match[2] is not None and (int(match[2]) == 0 or "." in match[1])):
+            raise ValueError(f"{text!r} is not a number of tokens; write it like 512, n_p, 0.5 n_p or 3/4 n_p")
+        share = Fraction(match[1] or 1) / int(match[2] or 1)
+        if share > 1:
+            raise ValueError(f"{text!r} is more than the whole prompt")
+        return cls(share, text)
+
+    def tokens(self, n_p: object) -> Fraction | None:
+        """How many tokens that is, possibly not whole; None if n_p is no single number."""
+        return self.of_n_p * n_p if isinstance(n_p, int) else None
 
 
 Forest = tuple[TreeNode, ...]
@@ -89,7 +105,7 @@ def read_shared_length(raw: object) -> int | Share:
     if not isinstance(raw, str) or raw.isdecimal():
         return _read_tokens(raw)
     try:
-        return Share(parse_share(raw), raw)
+        return Share.read(raw)
     except ValueError as error:
         raise Findings(Finding((), str(error))) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 Verdict = Literal["faster", "same", "slower", "inconclusive", "incorrect", "missing", "new"]
 VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive", "faster", "new", "same")
 """Worst first, as reports list them."""
+WORDS: Mapping[Verdict, str] = {verdict: verdict for verdict in VERDICTS}
+"""What reports print for a verdict. JSON and options keep the names above."""
 Metric = Literal["latency", "token_rate", "kv_bytes", "work_items", "append", "plan"]
 EXACT: frozenset[Metric] = frozenset({"kv_bytes", "work_items"})
 """Counts, not measurements: any change of them is a verdict."""

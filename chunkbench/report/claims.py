@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from chunkbench.paper.claims import Claim, ClaimVerdict
+from chunkbench.paper.claims.judgement import WORDS
 from chunkbench.report.model import Cell, Column, Emphasis, Output, Table
 from chunkbench.report.numbers import NOTHING, count, ratio, significant
 
@@ -25,7 +26,7 @@ _COLUMNS: tuple[Column[Claim], ...] = (
     Column("quantity", lambda claim: claim.quantity, align="left"),
     Column("here", lambda claim: measured(claim)),
     Column("paper", lambda claim: Cell(claim.paper, "quiet")),
-    Column("verdict", lambda claim: Cell(claim.verdict, EMPHASIS[claim.verdict]), align="left"),
+    Column("verdict", lambda claim: Cell(WORDS[claim.verdict].word, EMPHASIS[claim.verdict]), align="left"),
 )
 
 
@@ -53,19 +54,12 @@ def headline(claims: Sequence[Claim]) -> str:
 
 
 def _status(claim: Claim) -> str:
-    verbs = {
-        "different here": "It is different here",
-        "cannot tell": "These runs cannot tell",
-        "generated": "It was generated",
-        "not measured": "It was not measured",
-    }
-    verdict = verbs.get(claim.verdict, f"It {claim.verdict}")
-    return f"{claim.id} ({claim.source}): {claim.statement}. {verdict}: {claim.reason}."
+    return f"{claim.id} ({claim.source}): {claim.statement}. {WORDS[claim.verdict].sentence}: {claim.reason}."
 
 
 def _counted(verdict: ClaimVerdict, number: int) -> str:
-    plural = {"holds": "hold", "does not hold": "do not hold"}
-    return f"{number} {verdict if number == 1 else plural.get(verdict, verdict)}"
+    words = WORDS[verdict]
+    return f"{number} {words.word if number == 1 else words.several}"
 
 
 def measured(claim: Claim) -> str:

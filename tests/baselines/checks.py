@@ -19,7 +19,7 @@ import torch
 
 from chunkbench.baselines.contract import Session
 from chunkbench.experiment.point import AttentionPoint
-from chunkbench.experiment.timed import TOLERANCE
+from chunkbench.experiment.sessions import TOLERANCE
 from chunkbench.workers.checks import make_check
 from chunkbench.workers.inputs import PooledInputs
 from chunkbench.workers.storages import visible_bytes

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkbench.experiment import parse_duration
-from chunkbench.experiment.units import parse_percent, parse_share
+from chunkbench.experiment.units import parse_percent
+from chunkbench.experiment.values import Share
 
 
 @pytest.mark.parametrize(
@@ -61,10 +62,10 @@ def test_percent() -> None:
     [("n_p", Fraction(1)), ("0.5 n_p", Fraction(1, 2)), ("3/4 n_p", Fraction(3, 4)), ("0.1n_p", Fraction(1, 10))],
 )
 def test_share(text: str, share: Fraction) -> None:
-    assert parse_share(text) == share
+    assert Share.read(text).of_n_p == share
 
 
 @pytest.mark.parametrize("text", ["", "half", "0.5", "2 n_p", "-1 n_p", "1/0 n_p", "0.5/2 n_p", "n_p n_p", "n_s"])
 def test_bad_share(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a number of tokens|more than the whole prompt"):
-        parse_share(text)
+        Share.read(text)

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from chunkbench.analysis.derive import Row
 
 ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "generated", "not measured"]
 """cannot tell: the figure was measured, but its interval allows more than one verdict. generated: the figure comes from
 drawn requests, which can neither confirm nor refute the statement."""
+
+
+class Words(NamedTuple):
+    """What reports print for a verdict: as a word, for several claims, and as the start of a sentence."""
+
+    word: str
+    several: str
+    sentence: str
+
+
+WORDS: Mapping[ClaimVerdict, Words] = {
+    "holds": Words("holds", "hold", "It holds"),
+    "does not hold": Words("does not hold", "do not hold", "It does not hold"),
+    "different here": Words("different here", "different here", "It is different here"),
+    "cannot tell": Words("cannot tell", "cannot tell", "These runs cannot tell"),
+    "generated": Words("generated", "generated", "It was generated"),
+    "not measured": Words("not measured", "not measured", "It was not measured"),
+}
 Bound = Literal["", "at least", "at most"]
 """What is known of a figure where the measured range ends."""
 

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from chunkbench.analysis import points
 from chunkbench.analysis.points import describe
 from chunkbench.experiment.values import show_value
-from chunkbench.regression.verdicts import CaseVerdict, Comparison, FailOn, Metric, Side, Source, Summary, Verdict
+from chunkbench.regression.verdicts import (
+    WORDS,
+    CaseVerdict,
+    Comparison,
+    FailOn,
+    Metric,
+    Side,
+    Source,
+    Summary,
+    Verdict,
+)
 from chunkbench.report import render
 from chunkbench.report.model import Cell, Check, Column, Emphasis, Output, Suite, Table
 from chunkbench.report.numbers import NOTHING, count, ratio_span, significant, times
@@ -91,7 +101,7 @@ def _check(case: CaseVerdict, axes: Sequence[str], fail_on: Sequence[FailOn]) ->
         case.name if case.metric == "latency" else f"{case.name} {case.metric}",
         case.implementation,
         place(case, axes),
-        case.verdict,
+        WORDS[case.verdict],
         f"{change(case)} {case.reason}".strip(),
         ("broken" if case.failed else "failed")
         if case.verdict in fail_on
@@ -103,9 +113,9 @@ def _check(case: CaseVerdict, axes: Sequence[str], fail_on: Sequence[FailOn]) ->
 
 def verdict_line(comparison: Comparison) -> str:
     """The counts of verdicts and the exit code, in one line."""
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
+    counts = ", ".join(f"{number} {WORDS[verdict]}" for verdict, number in comparison.counts.items())
     unmeasured = f"; {count(comparison.unmeasured, 'case')} measured by neither" if comparison.unmeasured else ""
-    result = {0: "passes", 1: "fails", 3: "fails", 4: "inconclusive"}[comparison.exit_code]
+    result = {0: "passes", 1: "fails", 3: "fails", 4: WORDS["inconclusive"]}[comparison.exit_code]
     against = ", against the recorded times" if comparison.settings.as_recorded else ""
     return f"{counts}{unmeasured}{against}: {result} (exit code {comparison.exit_code})."
 
@@ -159,7 +169,7 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
         return Column(axis, lambda case: show_value(case.axes.get(axis)), align="left")
 
     names: list[Column[CaseVerdict]] = [
-        Column("verdict", lambda case: Cell(case.verdict, _EMPHASIS[case.verdict]), align="left"),
+        Column("verdict", lambda case: Cell(WORDS[case.verdict], _EMPHASIS[case.verdict]), align="left"),
         Column("implementation", lambda case: case.implementation, align="left"),
         *map(axis_column, varying(cases)),
     ]
@@ -201,7 +211,7 @@ def _summary_table(summaries: Sequence[Summary]) -> Table:
 
 
 def _note(case: CaseVerdict, axes: Sequence[str]) -> str:
-    text = f"{place(case, axes)} is {case.verdict}"
+    text = f"{place(case, axes)} is {WORDS[case.verdict]}"
     if case.reason:
         text += f": {case.reason}"
     if case.rounds_needed:

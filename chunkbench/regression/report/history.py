@@ -8,6 +8,7 @@ from pathlib import Path
 from chunkbench.analysis.points import describe, varying
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.history import Across, Series
+from chunkbench.regression.verdicts import WORDS
 from chunkbench.report.model import Cell, Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, ratio_span, significant
 
@@ -71,7 +72,7 @@ _ACROSS_COLUMNS: tuple[Column[Series], ...] = (
     Column(
         "machine's own", _across(lambda one: ratio_span(one.machine_low, one.machine_high, 2)), ("machine's", "own")
     ),
-    Column("verdict", _across(lambda one: one.verdict)),
+    Column("verdict", _across(lambda one: WORDS[one.verdict])),
 )
 """A series against the series of the first machine."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from chunkbench.paper.claims.judgement import WORDS
 from chunkbench.report import figures
 from chunkbench.report.book import Book, Chapter
 from chunkbench.report.claims import EMPHASIS, headline, measured
@@ -43,6 +44,7 @@ def render(book: Book) -> str:
         tally=headline(book.claims),
         marks=_MARKS,
         emphasis=EMPHASIS,
+        words=WORDS,
         **trusted,
     )
 
