@@ -16,6 +16,8 @@ from chunkbench.experiment.forest import Segment, prompt_lengths, prompt_paths
 from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol, TreeNode
 from chunkbench.experiment.values import LengthRange, Share, sequences_in, show_value
 
+_IN_EVERY_KEY = ("n_s", "tree", "threads")
+"""Axes that keys have also where they are None."""
 _SELDOM_SWEPT = ("n_c", "tree", "heads", "head_dim", "chunk_size", "block_size", "dtype")
 
 
@@ -56,8 +58,10 @@ class Point(BaseModel):
         return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
 
     def as_json(self) -> dict[str, Any]:
-        """The values for case keys and workers. Keys of recorded runs depend on them, so they never change."""
-        return self.model_dump(mode="json")
+        """The values for case keys and workers. Keys of recorded runs depend on them, so they never change: an axis that
+        is added later is left out while it is None."""
+        values = self.model_dump(mode="json")
+        return {name: value for name, value in values.items() if value is not None or name in _IN_EVERY_KEY}
 
     @property
     def brief(self) -> str:

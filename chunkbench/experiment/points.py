@@ -63,10 +63,6 @@ class RequestPoint(ModelPoint):
     tree: tuple[TreeNode, ...] | None = None
     rate: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        later = ("load", "rate", "traffic", "memory", "schedule", "samples", "beams")
-        return {name: value for name, value in super().as_json().items() if value is not None or name not in later}
-
 
 class ServingPoint(RequestPoint):
     """Servers under load. `load` is percent of a system's capacity, `rate` requests per minute."""
