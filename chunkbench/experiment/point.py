@@ -58,8 +58,10 @@ class Point(BaseModel):
         return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
 
     def as_json(self) -> dict[str, Any]:
-        """The values for case keys and workers. Keys of recorded runs depend on them, so they never change: an axis that
-        is added later is left out while it is None."""
+        """The values for case keys and workers. Keys of recorded runs depend on them, so they never change.
+
+        An axis that is added later is left out while it is None.
+        """
         values = self.model_dump(mode="json")
         return {name: value for name, value in values.items() if value is not None or name in _IN_EVERY_KEY}
 
