@@ -112,7 +112,7 @@ def names() -> tuple[str, ...]:
 
 def default() -> str:
     """The kind of an experiment that names none. Raises `LookupError` if there is no kind."""
-    return next(iter(_workloads), "") or get("").name
+    return next(iter(_workloads)) if _workloads else get("").name
 
 
 def get(name: str) -> AnyWorkload:

@@ -90,8 +90,11 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     _sweep: Sweep = PrivateAttr()
 
     @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        """Conflicts in one combination of axes as it is given; a finding's path begins with the axis to blame."""
+    def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
+        """Conflicts in one combination of axes, as it is given and completed (`values`, `Point.completed`).
+
+        A finding's path begins with the axis to blame.
+        """
         return iter(())
 
     @model_validator(mode="wrap")

@@ -37,7 +37,7 @@ class Rules(NamedTuple):
 
     required: Sequence[Required]
     refused: Mapping[str, str]
-    conflicts: Callable[[Mapping[str, Any]], Iterator[Finding]]
+    conflicts: Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Finding]]
 
 
 def selects(accepted: Filter, values: Mapping[str, Any]) -> bool:
@@ -63,7 +63,7 @@ def read_filter(raw: object, place: Path, known: Collection[str] = AXES) -> tupl
     accepted: dict[str, Sequence[AxisValue]] = {}
     findings: list[Finding] = []
     for name, value in raw.items() if isinstance(raw, Mapping) else ():
-        if name not in AXES or name not in known:
+        if name not in known:
             findings.append(Finding((*place, name), _not_here(name), True))
             continue
         values, value_findings = read_axis(name, value)
@@ -148,10 +148,11 @@ class Sweep:
                 continue
             conflicts = [
                 Finding(_blamed(finding.path, located, place), finding.message, finding.key)
-                for finding in self.rules.conflicts(given)
+                for finding in self.rules.conflicts(given, values)
             ]
-            self._report(conflicts)
-            if not conflicts:
+            if conflicts:
+                self._report(conflicts)
+            else:
                 self.combinations.append(values)
 
     def _report(self, conflicts: Collection[Finding]) -> None:

@@ -136,7 +136,8 @@ class SessionMeasurer(Generic[PointT, ResultT]):
             steps=attempt.steps_of[point.n_c],
             threads=attempt.threads,
             tolerance=self._experiment.tolerance[point.dtype],
-            confidence=getattr(self._experiment, "confidence", 0.95),
+            # Only rounds have an interval.
+            confidence=self._experiment.confidence if isinstance(self._experiment, TimedExperiment) else 0.0,
             noise=noise,
             started_at=started_at,
             longest_n_c=attempt.point.n_c if attempt.point.n_c > point.n_c else None,

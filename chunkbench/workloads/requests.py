@@ -11,7 +11,6 @@ from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import Count, Fraction01, Seconds
 from chunkbench.experiment.forest import prompt_conflicts
 from chunkbench.experiment.point import PointT
-from chunkbench.experiment.points import RequestPoint
 from chunkbench.experiment.spec import Experiment
 from chunkbench.experiment.values import sequences_in
 
@@ -25,8 +24,7 @@ class RequestExperiment(Experiment[PointT]):
     arrival_seeds: Annotated[Count, Field(ge=1)] = Field(3, description="sequences of due times and requests")
 
 
-def request_conflicts(point: type[RequestPoint], given: Mapping[str, Any]) -> Iterator[Finding]:
+def request_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
     """Conflicts among prompts and sharing. Requests are not a batch: they may be more or fewer than the prefixes."""
-    values = point.completed(given)
     sequences = sequences_in(given["tree"]) if "tree" in given else values["prompts"]
     yield from prompt_conflicts({**given, "n_c": values["n_c"]}, sequences, values["prompts"])

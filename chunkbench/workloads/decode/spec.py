@@ -31,13 +31,12 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     )
 
     @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        return attention_conflicts(given)
+    def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
+        return attention_conflicts(given, values)
 
 
-def attention_conflicts(given: Mapping[str, Any]) -> Iterator[Finding]:
+def attention_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
     """Conflicts among the axes of sequences that decode together."""
-    values = AttentionPoint.completed(given)
     if "tree" in given and given.get("batch_size", sequences_in(given["tree"])) != sequences_in(given["tree"]):
         told = f"{given['batch_size']} disagrees with tree, which holds {sequences_in(given['tree'])} sequences"
         yield Finding(("batch_size",), f"{told}; leave it out")

@@ -21,5 +21,5 @@ class MemoryExperiment(SessionExperiment[AttentionPoint]):
     REFUSED = MODEL | dict.fromkeys(("protocols", "caches", "modes", "expect", "min_rounds", "max_rounds"), _TIMING)
 
     @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        return attention_conflicts(given)
+    def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
+        return attention_conflicts(given, values)

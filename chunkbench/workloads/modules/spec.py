@@ -32,9 +32,8 @@ class ModulesExperiment(TimedExperiment[ModulesPoint]):
     baseline: ImplementationId = Field("self_attention", validate_default=True, description="reference of the ratios")
 
     @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+    def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(given["n_p"], LengthRange):
             yield Finding(("n_p",), "the modules of a layer are measured at one context length; write one number")
             return
-        values = ModulesPoint.completed(given)
         yield from prompt_conflicts({**values, "n_s": 0}, values["batch_size"], 1)

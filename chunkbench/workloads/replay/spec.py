@@ -63,8 +63,7 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
         raise ValueError(f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run")
 
     @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
-        values = ReplayPoint.completed(given)
+    def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
         order = values["schedule"] or "fcfs"
         if order not in ORDERS:
             yield Finding(("schedule",), f"there is no order {order!r}{did_you_mean(order, list(ORDERS))}")
@@ -75,7 +74,7 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
         if "samples" in given and "beams" in given:
             yield Finding(("beams",), "cannot be used together with samples; keep one", True)
         if given.get("traffic", "fixed") == "fixed":
-            yield from _fixed_conflicts(given)
+            yield from _fixed_conflicts(given, values)
         else:
             yield from _traffic_conflicts(given, given["traffic"])
 
@@ -96,7 +95,7 @@ def _traffic_conflicts(given: Mapping[str, Any], traffic: str) -> Iterator[Findi
         yield Finding(("n_s",), f"must be a number of tokens: prompts of {traffic} have different lengths")
 
 
-def _fixed_conflicts(given: Mapping[str, Any]) -> Iterator[Finding]:
+def _fixed_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
     if isinstance(given.get("n_p"), LengthRange):
         yield Finding(("n_p",), "prompts of different lengths are not supported by traffic: fixed; give one length")
     elif "n_p" not in given or ("n_s" not in given and "tree" not in given):
@@ -104,4 +103,4 @@ def _fixed_conflicts(given: Mapping[str, Any]) -> Iterator[Finding]:
     elif "rate" not in given and not given.keys() & {"samples", "beams"}:
         yield Finding(("rate",), "is missing, here and under defaults: requests per minute")
     else:
-        yield from request_conflicts(ReplayPoint, given)
+        yield from request_conflicts(given, values)

@@ -43,11 +43,11 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
 
     @classmethod
-    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Finding]:
+    def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(given["n_p"], LengthRange):
             told = "prompts of different lengths are not supported by `kind: serving`; give one length"
             yield Finding(("n_p",), told)
         elif "load" in given and "rate" in given:
             yield Finding(("load",), "cannot be used together with rate; keep one", True)
         else:
-            yield from request_conflicts(ServingPoint, given)
+            yield from request_conflicts(given, values)
