@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -13,15 +14,11 @@ class KeyedBlocks:
     come those with a key, the ones given back first before others.
     """
 
-    # The given-back blocks with a key are a list that is linked in both directions: `_next[block]`, `_before[block]`.
-    # There is no block 0; its place holds both ends of the list. The lists per block grow when blocks are used for the
-    # first time, so a memory without limit costs what was used of it. The loops run once per block, so attributes are
-    # local there.
+    # The lists per block grow when blocks are used for the first time, so a memory without limit costs what was used of
+    # it. There is no block 0. The loops run once per block, so attributes are local there.
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.idle = 0
-        """Free blocks that have a key."""
         self.shared = 0
         """Blocks with several references."""
         self.shared_references = 0
@@ -30,7 +27,8 @@ class KeyedBlocks:
         """Blocks that lost their key because they were taken."""
         self._nameless: list[int] = []
         """Free blocks that were used before and have no key; the last one is taken first."""
-        self._next, self._before = [0], [0]
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Free blocks that have a key; the first one is taken first."""
         self._references = [0]
         self._key: list[int | None] = [None]
         self._first: dict[int, int] = {}
@@ -39,9 +37,14 @@ class KeyedBlocks:
         """Further blocks with the same key."""
 
     @property
+    def idle(self) -> int:
+        """Free blocks that have a key."""
+        return len(self._idle)
+
+    @property
     def free(self) -> int:
         """Blocks that can be taken."""
-        return self.idle + len(self._nameless) + self.blocks - len(self._key) + 1
+        return len(self._idle) + len(self._nameless) + self.blocks - len(self._key) + 1
 
     def free_among(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are free."""
@@ -61,15 +64,12 @@ class KeyedBlocks:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of these blocks. One without references must have a key."""
-        following, before, references = self._next, self._before, self._references
+        references = self._references
         for block in blocks:
             count = references[block]
             references[block] = count + 1
             if count == 0:
-                previous, behind = before[block], following[block]
-                following[previous] = behind
-                before[behind] = previous
-                self.idle -= 1
+                del self._idle[block]
             elif count == 1:
                 self.shared += 1
                 self.shared_references += 2
@@ -88,26 +88,16 @@ class KeyedBlocks:
         fresh = min(count - len(taken), self.blocks + 1 - first)
         if fresh:
             taken += range(first, first + fresh)
-            self._next += [0] * fresh  # they are in no list yet
-            self._before += [0] * fresh
             references += [1] * fresh
             self._key += [None] * fresh
-        evicted = count - len(taken)
-        if not evicted:
-            return taken
-        following, keys = self._next, self._key
-        block = 0
+        keys, evicted = self._key, count - len(taken)
         for _ in range(evicted):
-            block = following[block]
+            block, _ = self._idle.popitem(last=False)
             taken.append(block)
             references[block] = 1
             key = keys[block]
             assert key is not None
             self._forget(key, block)
-        behind = following[block]
-        following[0] = behind
-        self._before[behind] = 0
-        self.idle -= evicted
         self.evictions += evicted
         return taken
 
@@ -122,28 +112,20 @@ class KeyedBlocks:
     def give_back(self, blocks: Iterable[int]) -> None:
         """Take one reference from each of these blocks. Of those that become free and are alike in having a key or not,
         the first will be taken first."""
-        following, before, references, keys = self._next, self._before, self._references, self._key
-        last = before[0]
-        idle = 0
+        idle, references, keys = self._idle, self._references, self._key
         nameless: list[int] = []
         for block in blocks:
             left = references[block] = references[block] - 1
             if left == 0:
                 if keys[block] is None:
                     nameless.append(block)
-                    continue
-                following[last] = block
-                before[block] = last
-                last = block
-                idle += 1
+                else:
+                    idle[block] = None
             elif left == 1:
                 self.shared -= 1
                 self.shared_references -= 2
             else:
                 self.shared_references -= 1
-        following[last] = 0
-        before[0] = last
-        self.idle += idle
         self._nameless += reversed(nameless)
 
     def _forget(self, key: int, block: int) -> None:
