@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from chunkbench.runner.sessions import AnySessions
 
 
-# Fitted to runs on shared virtual machines with 2 cores; `benchmarks/estimates.py` compares estimates with runs.
+# Fitted to runs on shared virtual machines with 2 cores, with `benchmarks/estimates.py` at revision 0e19293.
 _PASSES = 26
 """Preparing a session and checking it twice against float64 take as long as reading its K/V so often."""
 _EACH_S = 0.1
