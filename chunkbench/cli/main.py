@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -51,7 +52,10 @@ class _Commands(click.Group):
             ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], list(_COMMANDS))}")
         # Here and not when this module is imported: Ctrl-C during the imports ends like Ctrl-C later.
         from chunkbench import workloads
+        from chunkbench.environment import respect_quota
 
+        respect_quota()
+        os.environ["MPLBACKEND"] = "agg"  # a notebook's back end draws only in the notebook
         workloads.register()
         return super().resolve_command(ctx, args)
 

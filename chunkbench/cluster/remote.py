@@ -5,6 +5,7 @@ So this module imports nothing of ChunkBench before it is asked to, and answers 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -39,6 +40,10 @@ def _as_started() -> None:
             os.environ[name] = started_with[name]
         else:
             os.environ.pop(name, None)
+    with contextlib.suppress(ImportError):  # `probe` reports it
+        from chunkbench.environment import respect_quota
+
+        respect_quota()
 
 
 def probe() -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The environment of a run: a scrubbed fingerprint, free memory, noise, the revision; and the checks of `doctor`."""
 
+from chunkbench.environment.cgroups import usable_threads
+from chunkbench.environment.cpu import respect_quota
 from chunkbench.environment.doctor import Finding, diagnose
 from chunkbench.environment.fingerprint import Environment, fingerprint, read_environment, scrub
 from chunkbench.environment.machine import hardware_id, machine_id
@@ -21,5 +23,7 @@ __all__ = [
     "heavy_processes",
     "machine_id",
     "read_environment",
+    "respect_quota",
     "scrub",
+    "usable_threads",
 ]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from chunkbench.environment.cgroups import cpu_quota, read_text, usable_threads
+
 INTERESTING = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
 """Flags of /proc/cpuinfo, x86 and Arm, that decide which kernels a CPU can run."""
 
@@ -68,8 +70,8 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     info = _cpuinfo(root)
     system = root / "sys/devices/system/cpu"
     folders = sorted(path for path in system.glob("cpu[0-9]*") if (path / "topology").is_dir())
-    packages = {_text(cpu / "topology/physical_package_id") for cpu in folders}
-    cores = {_text(cpu / "topology/thread_siblings_list") or cpu.name for cpu in folders}
+    packages = {read_text(cpu / "topology/physical_package_id") for cpu in folders}
+    cores = {read_text(cpu / "topology/thread_siblings_list") or cpu.name for cpu in folders}
     threads = len(folders) or os.cpu_count() or 1
     flags = set((info.get("flags") or info.get("Features") or "").split())
     return Cpu(
@@ -79,17 +81,27 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
         sockets=len(packages) or None,
         cores=len(cores) or threads,
         threads=threads,
-        usable_threads=_usable_threads(root, threads),
+        usable_threads=usable_threads(root),
         smt=0 < len(cores) < threads,
         l1d_bytes=_cache_bytes(folders, "1", ("Data", "Unified")),
         l2_bytes=_cache_bytes(folders, "2", ("Data", "Unified")),
         l3_bytes=_cache_bytes(folders, "3", ("Data", "Unified")),
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
-        governor=_text(system / "cpu0/cpufreq/scaling_governor"),
+        governor=read_text(system / "cpu0/cpufreq/scaling_governor"),
         turbo=_turbo(system),
         isa=tuple(flag for flag in INTERESTING if flag in flags),
         generation=_generation(info),
     )
+
+
+def respect_quota(root: Path = Path("/")) -> None:
+    """Let OpenMP, and so PyTorch, take no more threads than the quota allows: they see the affinity alone.
+
+    Call it before torch is imported. Started programs inherit it. `OMP_NUM_THREADS` that the user has set stays.
+    """
+    cpu = read_cpu(root)
+    if cpu_quota(root) is not None and cpu.usable_threads < cpu.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(min(cpu.cores, cpu.usable_threads)))
 
 
 def _generation(info: Mapping[str, str]) -> str:
@@ -106,7 +118,7 @@ def _generation(info: Mapping[str, str]) -> str:
 
 def huge_pages(root: Path = Path("/")) -> str | None:
     """The active mode of transparent huge pages: always, madvise or never; None if unknown."""
-    mode = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    mode = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return mode.group(1) if mode else None
 
 
@@ -116,17 +128,10 @@ def asks_for_huge_pages() -> bool:
     return name == "glibc" and tuple(int(part) for part in version.split(".")[:2]) >= (2, 35)
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
 def _cpuinfo(root: Path) -> dict[str, str]:
     """The first processor's entries."""
     entries: dict[str, str] = {}
-    for line in (_text(root / "proc/cpuinfo") or "").split("\n\n")[0].splitlines():
+    for line in (read_text(root / "proc/cpuinfo") or "").split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
         entries.setdefault(key.strip(), value.strip())
     return entries
@@ -136,26 +141,15 @@ def _cache_bytes(cpus: Iterable[Path], level: str, kinds: tuple[str, ...]) -> in
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     for cpu in cpus:
         for index in sorted((cpu / "cache").glob("index*")):
-            size = re.fullmatch(r"(\d+)([KMG]?)", _text(index / "size") or "")
-            if size and _text(index / "level") == level and _text(index / "type") in kinds:
+            size = re.fullmatch(r"(\d+)([KMG]?)", read_text(index / "size") or "")
+            if size and read_text(index / "level") == level and read_text(index / "type") in kinds:
                 return int(size.group(1)) * units.get(size.group(2), 1)
     return None
 
 
 def _turbo(system: Path) -> bool | None:
-    off = _text(system / "intel_pstate/no_turbo")
+    off = read_text(system / "intel_pstate/no_turbo")
     if off is not None:
         return off == "0"
-    boost = _text(system / "cpufreq/boost")
+    boost = read_text(system / "cpufreq/boost")
     return None if boost is None else boost == "1"
-
-
-def _usable_threads(root: Path, threads: int) -> int:
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
-    quota, _, period = (_text(root / "sys/fs/cgroup/cpu.max") or "").partition(" ")
-    if not quota.isdigit():
-        quota = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us") or ""
-        period = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us") or ""
-    if quota.isdigit() and period.isdigit() and int(period):
-        return max(1, min(affinity, -(-int(quota) // int(period))))
-    return affinity

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
 import pytest
 
-from chunkbench.environment.cpu import huge_pages, read_cpu
+from chunkbench.environment.cpu import huge_pages, read_cpu, respect_quota
 from chunkbench.environment.memory import available_memory, memory_groups, memory_limit
 
 
@@ -75,6 +76,57 @@ def test_a_quota_limits_the_usable_threads(
     assert read_cpu(server).usable_threads == 8
     write(server / "sys/fs/cgroup", files)
     assert read_cpu(server).usable_threads == usable
+
+
+CPU = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/a/b", f"{CPU}/a/cpu.max": "100000 100000", f"{CPU}/a/b/cpu.max": "max 100000"},
+        {"proc/self/cgroup": "0::/a/b", f"{CPU}/cpu.max": "400000 100000", f"{CPU}/a/b/cpu.max": "100000 100000"},
+        {"proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/", f"{CPU}/cpu/a/cpu.cfs_quota_us": "50000"},
+        {"proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/", f"{CPU}/cpu,cpuacct/a/cpu.cfs_quota_us": "100000"},
+        {"proc/self/cgroup": "3:cpu:/docker/abc", f"{CPU}/cpu/cpu.cfs_quota_us": "100000"},
+        {
+            "proc/self/cgroup": "3:cpu:/docker/abc/in ner",
+            "proc/self/mountinfo": "32 31 0:29 /docker/abc /my\\040groups ro shared:1 - cgroup cgroup ro,cpuacct,cpu",
+            "my groups/in ner/cpu.cfs_quota_us": "100000",
+        },
+        {
+            "proc/self/cgroup": "0::/a:b",
+            "proc/self/mountinfo": "41 31 0:38 / /unified rw - cgroup2 cgroup2 rw,nsdelegate",
+            "unified/a:b/cpu.max": "100000 100000",
+        },
+    ],
+    ids=["above", "own", "v1", "v1, two names", "container", "v1, mounted elsewhere", "v2, mounted elsewhere"],
+)
+def test_the_quota_of_a_nested_group_counts(
+    server: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    quota = next((name for name in files if name.endswith("quota_us")), None)
+    write(server, files | ({quota.replace("quota", "period"): "100000"} if quota else {}))
+    assert read_cpu(server).usable_threads == 1
+    respect_quota(server)
+    assert os.environ.pop("OMP_NUM_THREADS") == "1"
+
+
+def test_without_a_quota_of_cpus_openmp_decides(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    write(server, {"proc/self/cgroup": "0::/a\n3:cpu:/a", f"{CPU}/a/cpu.max": "max 100000"})
+    write(server, {f"{CPU}/cpu/a/cpu.cfs_quota_us": "-1", f"{CPU}/cpu/a/cpu.cfs_period_us": "100000"})
+    respect_quota(server)
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_threads_that_the_user_sets_stay(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    write(server, {"proc/self/cgroup": "0::/", f"{CPU}/cpu.max": "100000 100000"})
+    respect_quota(server)
+    assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
 def test_cgroups_version_2_use_the_strictest_group_without_page_cache(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from time import monotonic
 from typing import Any, cast
 
+from chunkbench.environment import usable_threads
 from chunkbench.experiment.point import Case
 from chunkbench.experiment.points import ReplayPoint
 from chunkbench.experiment.units import parse_duration
@@ -108,7 +109,7 @@ class ReplayMeasurer:
         if self._pool is None:
             # Forked processes would inherit locks of this one's threads.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(os.cpu_count(), context, _follow, (os.getpid(),))
+            self._pool = ProcessPoolExecutor(usable_threads(), context, _follow, (os.getpid(),))
         futures: dict[Future[Answered], tuple[str, int]] = {
             self._pool.submit(compute, job): name for name, job in jobs.items()
         }
@@ -210,7 +211,7 @@ def describe(experiment: ReplayExperiment, target: Target) -> str:
     lines = [
         f"{experiment.name}: {experiment.title}",
         f"{len(points)} points, {experiment.arrival_seeds} arrival seeds of {experiment.requests} requests"
-        f" for each manager, on {os.cpu_count()} cores; replays, nothing is measured",
+        f" for each manager, on {usable_threads()} cores; replays, nothing is measured",
         "",
         *(f"  {name:<24} {MANAGERS.load(name).label}" for name in experiment.implementations),
         "",
