@@ -127,8 +127,8 @@ def on_terminal() -> bool:
 
 
 def colour_wanted() -> bool:
-    """Whether to print colours: standard output is a terminal and `NO_COLOR` is not set."""
-    return on_terminal() and "NO_COLOR" not in os.environ
+    """Whether to print colours: standard output is a terminal that knows them, and `NO_COLOR` has no text."""
+    return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def screen(brief: bool = False) -> Screen:

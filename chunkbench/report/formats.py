@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from chunkbench.report import csv, github, json, junit, latex, markdown, text_table
 from chunkbench.report.book import Book
+from chunkbench.report.characters import legal
 from chunkbench.report.model import Document
 from chunkbench.report.text_table import FILE, Screen
 
@@ -62,7 +63,10 @@ def render(content: Document | Book, form: str, screen: Screen = FILE) -> str:
     part = getattr(content, known.part, None)
     if part is None:
         raise KeyError(form)
-    return known.render(part, screen)
+    text = known.render(part, screen)
+    if form == "table":  # rich removes escape sequences but its own
+        return "\x1b".join(map(legal, text.split("\x1b")))
+    return legal(text)
 
 
 def endings(*parts: Part) -> dict[str, str]:

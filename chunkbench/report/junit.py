@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import junitparser
 from junitparser.junitparser import FinalResult
 
+from chunkbench.report.characters import legal
 from chunkbench.report.model import Check, Suite
-
-_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(suite: Suite) -> str:
@@ -20,20 +17,18 @@ def render(suite: Suite) -> str:
         tests.add_property(name, value)
     for check in suite.checks:
         test = junitparser.TestCase(check.name, classname=f"chunkbench.{check.implementation}")
-        message = _legal(f"{check.verdict}: {check.text}")
+        message = f"{check.verdict}: {check.text}"
         test.result = _result(check, message)
         test.system_out = message
         tests.add_testcase(test)
     xml = junitparser.JUnitXml("chunkbench")
     xml.add_testsuite(tests)
     xml.update_statistics()  # type: ignore[no-untyped-call]
+    for element in xml._elem.iter():
+        element.text = element.text and legal(element.text)
+        element.attrib.update({name: legal(value) for name, value in element.attrib.items()})
     text: bytes = xml.tostring()  # type: ignore[no-untyped-call]
     return text.decode()
-
-
-def _legal(text: str) -> str:
-    """The text without characters that XML 1.0 forbids, such as the escape sequences of a coloured message."""
-    return _ILLEGAL.sub("?", text)
 
 
 def _result(check: Check, message: str) -> list[FinalResult]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.cli.output import explain, run_exit_code
+from chunkbench.cli.output import colour_wanted, explain, run_exit_code
 from chunkbench.store import RunError
 
 
@@ -29,3 +29,24 @@ def test_messages_name_the_options_that_solve_the_problem() -> None:
     assert explain("plain") == "plain"
     assert explain(RunError("x: taken", remedy="elsewhere")) == "x: taken (--out DIR names another folder)"
     assert explain(RunError("x: damaged")) == "x: damaged"
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, True),
+        ({"NO_COLOR": ""}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": "0"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "unknown"}, False),
+    ],
+)
+def test_colours_go_to_terminals_that_know_them(
+    variables: dict[str, str], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"TERM": "xterm-256color"} | variables).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("chunkbench.cli.output.on_terminal", lambda: True)
+    assert colour_wanted() is wanted

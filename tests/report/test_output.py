@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
+from rich.text import Text
 
 from chunkbench.report import render
 from chunkbench.report.formats import FORMATS
 from chunkbench.report.model import Cell, Check, Column, Output, Suite, Table
+from chunkbench.report.text_table import Screen
 
 COLUMNS = (
     Column[tuple[str, int]]("name", lambda item: item[0], align="left", wrap=True),
@@ -48,3 +52,23 @@ def test_a_long_text_continues_on_the_next_line() -> None:
     assert [line[:4] for line in lines[3:]] == ["word"] * (len(lines) - 3)
     assert len(lines) > 4
     assert max(map(len, lines)) <= 100
+
+
+NASTY = "a\x1b[31m\x00\x9b\ud800\ufffe|b_%"
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json", "junit", "github"])
+@pytest.mark.parametrize("colour", [False, True])
+def test_a_name_with_characters_that_no_file_holds_becomes_legal(form: str, colour: bool) -> None:
+    check = Check(NASTY, NASTY, NASTY, NASTY, NASTY, "failed")
+    table = Table(NASTY, COLUMNS, [(NASTY, 1)])
+    suite = Suite(NASTY, {NASTY: NASTY}, [check], "")
+    output = Output(title=NASTY, tables=(table,), data=[{"name": NASTY}], suite=suite)
+    text = render(output, form, Screen(colour=colour))
+    plain = Text.from_ansi(text).plain if form == "table" else text
+    assert not {"\x1b", "\x00", "\x9b", "\ufffe"} & set(plain)
+    assert "b" in plain
+    text.encode()
+    if form == "junit":
+        root = ElementTree.fromstring(text)[0]
+        assert root.get("name") == root[1].get("name") == "a\ufffd[31m\ufffd\ufffd\ufffd\ufffd|b_%"

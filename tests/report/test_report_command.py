@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -192,3 +194,15 @@ def test_the_papers_style_has_one_table_and_narrow_figures(run_directory, tmp_pa
     pdf = tmp_path / "figure.pdf"
     assert call(run_directory, "--out", pdf, "--style", "paper").exit_code == 0
     assert b"/FontFile2" in pdf.read_bytes()
+
+
+def test_figures_do_not_depend_on_the_users_matplotlib(run_directory, tmp_path) -> None:
+    """A notebook's back end is inherited by commands; a matplotlibrc may be in the current folder."""
+    ours, theirs = tmp_path / "ours.png", tmp_path / "theirs.png"
+    assert call(run_directory, "--out", ours).exit_code == 0
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfigure.facecolor: red\naxes.grid: True\n")
+    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    words = [sys.executable, "-m", "chunkbench", "report", str(run_directory), "--out", str(theirs)]
+    ended = subprocess.run(words, env=os.environ | backend, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert theirs.read_bytes() == ours.read_bytes()

@@ -79,15 +79,14 @@ _ACROSS_COLUMNS: tuple[Column[Series], ...] = (
 
 def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
     """Write `history.png` and `history.svg`: one panel per implementation, latencies relative to the first level."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from chunkbench.report.figures.style import PALETTE, STYLE
+    from chunkbench.report.figures.style import PALETTE, styled
 
     names = list(dict.fromkeys(series.implementation for series in all_series))
     axes_names = varying([(series.axes, []) for series in all_series])
-    with mpl.rc_context(STYLE):
+    with styled():
         figure = Figure(figsize=(7.0, 0.6 + 2.2 * len(names)), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]

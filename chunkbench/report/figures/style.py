@@ -103,11 +103,13 @@ _LAYOUT: ContextVar[Layout] = ContextVar("layout", default=LAYOUTS["screen"])
 
 @contextmanager
 def styled(name: StyleName = "screen") -> Iterator[None]:
-    """Figures that are drawn or saved inside have this style."""
+    """Figures that are drawn or saved inside have this style, whatever the user's own `matplotlibrc` says."""
     layout = LAYOUTS[name]
     token = _LAYOUT.set(layout)
     try:
-        with mpl.rc_context({**STYLE, **layout.settings}):
+        with mpl.rc_context():
+            mpl.rcdefaults()
+            mpl.rcParams.update({**STYLE, **layout.settings})
             yield
     finally:
         _LAYOUT.reset(token)
