@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -71,6 +71,23 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Every fact and every derived figure by name, as JSON types and nested lists."""
         return self.facts.model_dump(mode="json") | asdict(self.derived)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One point with one protocol, cache and mode: the values of its axes, and its rows by implementation id."""
+
+    axes: Mapping[str, Any]
+    rows: Mapping[str, Row]
+
+
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """The rows of each point, sorted by the values of its axes."""
+    row_of = {id(row.facts): row for row in rows}
+    return [
+        Group(axes, {case.implementation: row_of[id(case)] for case in cases})
+        for axes, cases in group([row.facts for row in rows])
+    ]
 
 
 def derive(cases: Sequence[Result], baseline: str = "chunk_attn", confidence: float = 0.95) -> list[Row]:

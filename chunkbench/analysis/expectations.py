@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from chunkbench.analysis.points import group
+from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.ratio import ratio
 from chunkbench.experiment.sweep import read_filter, selects
 from chunkbench.experiment.timed import AT_MOST
 
 if TYPE_CHECKING:
-    from chunkbench.analysis.derive import Row
     from chunkbench.store.manifest import ExpectationFacts
 
 BarVerdict = Literal["reaches aim", "meets bar", "misses", "not measured"]
@@ -42,14 +41,13 @@ def outcomes(rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence
     `where` holds values as an experiment writes them: `n_s` may be a share such as `0.5 n_p`, a range of `n_p` has
     `low` and `high`, `tree` is one value and not a list. An unknown metric gets the verdict "not measured".
     """
-    row_of = {id(row.facts): row for row in rows}
     judged = []
+    points = groups(rows)
     for expectation in expect:
         accepted, _ = read_filter(expectation.where, ())
-        for axes, cases in group([row.facts for row in rows]):
-            if selects(accepted, axes):
-                members = {case.implementation: row_of[id(case)] for case in cases}
-                judged.append(_judge(expectation, axes, members, confidence))
+        for point in points:
+            if selects(accepted, point.axes):
+                judged.append(_judge(expectation, point.axes, point.rows, confidence))
     return judged
 
 

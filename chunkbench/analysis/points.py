@@ -14,7 +14,6 @@ AXES = (*(name for name in SWEPT if name != "threads"), "device", "threads", "pr
 """The axes that separate groups of cases, in the order of a table's leading columns."""
 
 _MACHINE = "machine"
-Group = tuple[Mapping[str, Any], "list[Result]"]
 
 
 def measured(case: Result) -> bool:
@@ -27,7 +26,7 @@ def counted(case: Result) -> bool:
     return case.status in MEASURED
 
 
-def group(cases: Sequence[Result]) -> list[Group]:
+def group(cases: Sequence[Result]) -> list[tuple[Mapping[str, Any], list[Result]]]:
     """Groups of comparable cases, each with the values of its axes, sorted by these values.
 
     `threads` separates groups only where it was swept: a case that never ran does not know its number of threads, and
@@ -44,7 +43,7 @@ def group(cases: Sequence[Result]) -> list[Group]:
     return [(dict(zip(names, values, strict=True)), members) for values, members in ordered]
 
 
-def varying(groups: Sequence[Group]) -> list[str]:
+def varying(groups: Sequence[tuple[Mapping[str, Any], object]]) -> list[str]:
     """Names of the axes with more than one value among the groups; the machine comes last."""
     return [name for name in (*AXES, _MACHINE) if len({repr(axes.get(name)) for axes, _ in groups}) > 1]
 

@@ -6,28 +6,28 @@ from collections.abc import Sequence
 
 from chunkbench import workload
 from chunkbench.analysis import points
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group
+from chunkbench.analysis.derive import groups as grouped
 from chunkbench.analysis.expectations import outcomes
 from chunkbench.experiment.values import show_value
 from chunkbench.paper import beside
 from chunkbench.report.columns import columns_of
 from chunkbench.report.footer import footer
-from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
 from chunkbench.report.statuses import probe_lines, status_lines
 from chunkbench.report.view import Body, View
-from chunkbench.store import Manifest, Result, Run
+from chunkbench.store import Manifest, Run
 
 _LONGEST_KEY = 18
 
 
 def build(run: Run) -> Report:
     """The report of a run; the run may be incomplete, or have no case at all."""
-    manifest, cases = run.manifest, run.cases
+    manifest = run.manifest
     experiment = manifest.experiment
-    rows = beside.rows(cases, experiment.baseline, experiment.confidence)
-    groups = _groups(cases, rows)
+    rows = beside.rows(run.cases, experiment.baseline, experiment.confidence)
+    groups = grouped(rows)
     axes = points.varying([(group.axes, []) for group in groups])
     columns = columns_of(run)
     long_keys = _long_keys(groups, axes)
@@ -60,14 +60,6 @@ def build(run: Run) -> Report:
         outcomes=tuple(judged),
         partial=tuple(partial),
     )
-
-
-def _groups(cases: Sequence[Result], rows: Sequence[Row]) -> list[Group]:
-    row_of = {id(row.facts): row for row in rows}
-    return [
-        Group(axes, {case.implementation: row_of[id(case)] for case in members})
-        for axes, members in points.group(cases)
-    ]
 
 
 def _long_keys(groups: Sequence[Group], axes: Sequence[str]) -> dict[tuple[str, str], str]:

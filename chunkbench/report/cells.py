@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chunkbench.analysis.derive import Row
-from chunkbench.report.model import Cell, Emphasis, Group
+from chunkbench.analysis.derive import Group, Row
+from chunkbench.report.model import Cell, Emphasis
 from chunkbench.report.numbers import NOTHING, micros
 
 NOISY_MARK = "~"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.points import AXES, describe
 from chunkbench.report import gpu
 from chunkbench.report.columns import Columns
-from chunkbench.report.model import Group
 from chunkbench.report.numbers import count, gigabytes, significant
 from chunkbench.report.statuses import one_line
 from chunkbench.store.manifest import MachineFacts, Manifest

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
-from chunkbench.analysis.derive import Row
-
 Emphasis = Literal["plain", "best", "noisy", "failed", "absent", "quiet"]
 T = TypeVar("T")
 U = TypeVar("U")
@@ -62,14 +60,6 @@ class Table:
         """The cells of each item."""
         shown = ([column.show(item) for column in self.columns] for item in self.items)
         return [tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in shown]
-
-
-@dataclass(frozen=True)
-class Group:
-    """One point with one protocol, cache and mode: the values of its axes, and its rows by implementation id."""
-
-    axes: Mapping[str, Any]
-    rows: Mapping[str, Row]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.cells import ABSENT, fastest, word
-from chunkbench.report.model import Cell, Group, Table
+from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, ms_of_us, times
 from chunkbench.report.view import Line, View
 

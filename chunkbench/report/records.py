@@ -7,10 +7,9 @@ from dataclasses import asdict, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from chunkbench.analysis.derive import Derived, Row
+from chunkbench.analysis.derive import Derived, Group, Row
 from chunkbench.analysis.expectations import Outcome
 from chunkbench.experiment.axes import AXES
-from chunkbench.report.model import Group
 from chunkbench.store.results import Result
 
 _SCALARS = (str, int, float, bool, type(None))

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.expectations import Outcome
 from chunkbench.report import records
 from chunkbench.report.columns import Columns
-from chunkbench.report.model import Document, Group
+from chunkbench.report.model import Document
 
 
 @dataclass(frozen=True, kw_only=True)

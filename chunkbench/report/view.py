@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.expectations import Outcome
 from chunkbench.report.columns import Columns
-from chunkbench.report.model import Cell, Column, Group, Table
+from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING
 from chunkbench.store.manifest import ExperimentFacts
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chunkbench.analysis.derive import Row
-from chunkbench.analysis.points import group
+from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.ratio import ratio
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.paper.claims.judgement import Figure
@@ -68,18 +67,15 @@ class Evidence:
         wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
         points: dict[str, MeasuredPoint] = {}
         for rows in self.runs:
-            row_of = {id(row.facts): row for row in rows}
             # Of several modes (on a GPU) `events` comes last and so counts: like the paper, it times the device alone.
-            groups = sorted(group([row.facts for row in rows]), key=lambda item: item[0]["mode"] == "events")
-            for values, cases in groups:
-                members = {case.implementation: row_of[id(case)] for case in cases}
-                row = members.get(implementation)
+            for group in sorted(groups(rows), key=lambda group: group.axes["mode"] == "events"):
+                values, row = group.axes, group.rows.get(implementation)
                 if row is None or row.derived.latency_us is None or not isinstance(row.facts, AttentionPoint):
                     continue
                 if all(values.get(axis) == value for axis, value in wanted.items() if value is not ...):
                     name = repr([values[axis] for axis in ("n_p", "n_s", "n_c", "batch_size")])
                     earlier = points[name].runs if name in points else ()
-                    points[name] = MeasuredPoint(values, (*earlier, members))
+                    points[name] = MeasuredPoint(values, (*earlier, group.rows))
         return iter(points.values())
 
     def point(self, implementation: str = "chunk_attn", **axes: Any) -> MeasuredPoint | None:

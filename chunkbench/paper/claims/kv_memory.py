@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.kv_memory import CONTIGUOUS, PAKV, saving
-from chunkbench.analysis.points import group
 from chunkbench.kvcache import PrefixTree
 from chunkbench.paper.claims import managers
 from chunkbench.paper.claims.evidence import Evidence
@@ -46,20 +45,17 @@ def sharing(evidence: Evidence) -> Judgement:
     best: tuple[float, float, Figure] | None = None
     for rows in evidence.runs:
         by_axes = {
-            tuple(axes[name] for name in ("n_p", "n_s", "n_c", "chunk_size", "batch_size")): {
-                case.implementation: case for case in cases
-            }
-            for axes, cases in group([row.facts for row in rows])
-            if axes["prompts"] == 1 and axes["tree"] is None and isinstance(axes["n_p"], int) and axes["n_s"]
+            tuple(axes[name] for name in ("n_p", "n_s", "n_c", "chunk_size", "batch_size")): point.rows
+            for point in groups(rows)
+            if (axes := point.axes)["prompts"] == 1
+            and axes["tree"] is None
+            and isinstance(axes["n_p"], int)
+            and axes["n_s"]
         }
-        row_of = {id(row.facts): row for row in rows}
-        for (n_p, n_s, n_c, chunk, b), cases_here in by_axes.items():
+        for (n_p, n_s, n_c, chunk, b), larger in by_axes.items():
             fewer = [other for other in by_axes if other[:4] == (n_p, n_s, n_c, chunk) and other[4] < b]
-            if not fewer or not {CONTIGUOUS, PAKV} <= cases_here.keys():
-                continue
-            smaller_batch = by_axes[max(fewer, key=lambda other: other[4])]
-            both = [name for name in (CONTIGUOUS, PAKV) if name in smaller_batch]
-            pairs = [(row_of[id(cases_here[name])], row_of[id(smaller_batch[name])]) for name in both]
+            smaller = by_axes[max(fewer, key=lambda other: other[4])] if fewer else {}
+            pairs = [(larger[name], smaller[name]) for name in (CONTIGUOUS, PAKV) if name in larger and name in smaller]
             if len(pairs) < 2 or any(not row.kv_bytes for pair in pairs for row in pair):
                 continue
             one_more = [(big.kv_bytes or 0) - (small.kv_bytes or 0) for big, small in pairs]

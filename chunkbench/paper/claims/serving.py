@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chunkbench.analysis.derive import Row
-from chunkbench.analysis.points import group
+from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.ratio import ratio
 from chunkbench.analysis.serving import (
     ServingNumbers,
@@ -18,7 +17,6 @@ from chunkbench.analysis.serving import (
 )
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Figure, Judgement, absent, judged
-from chunkbench.store.serving_result import ServingResult
 
 OURS, THEIRS = "chunk_llama", "vllm"
 _HERE = "a smaller model, shorter answers and this machine's ratio of prefill to decoding differ from the paper's"
@@ -124,10 +122,8 @@ def _pairs(evidence: Evidence) -> Iterator[_Pair]:
     """The points where both systems were measured under load; where runs share a point, the last one counts."""
     pairs: dict[str, _Pair] = {}
     for rows in evidence.runs:
-        row_of = {id(row.facts): row for row in rows}
-        for axes, cases in group([row.facts for row in rows]):
-            members = {case.implementation: row_of[id(case)] for case in cases if isinstance(case, ServingResult)}
-            ours, theirs = members.get(OURS), members.get(THEIRS)
+        for point in groups(rows):
+            axes, ours, theirs = point.axes, point.rows.get(OURS), point.rows.get(THEIRS)
             if ours is None or theirs is None or not (ours.derived.latency_us and theirs.derived.latency_us):
                 continue
             if isinstance(axes["n_p"], int) and axes["n_s"] is not None:

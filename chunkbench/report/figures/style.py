@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from chunkbench.analysis.derive import Group
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.values import show_value
 from chunkbench.report.columns import Style
-from chunkbench.report.model import Group
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest

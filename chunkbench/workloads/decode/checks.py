@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.report.cells import ABSENT, word
-from chunkbench.report.model import Cell, Column, Emphasis, Group, Table
+from chunkbench.report.model import Cell, Column, Emphasis, Table
 from chunkbench.report.numbers import NOTHING, count
 from chunkbench.report.view import Body, View
 from chunkbench.store import FAILED

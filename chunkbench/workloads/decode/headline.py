@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.experiment.values import show_value
 from chunkbench.report.columns import Columns
-from chunkbench.report.model import Group
 from chunkbench.report.numbers import count, times
 
 _MOST_PLACES = 12

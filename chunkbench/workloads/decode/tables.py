@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.expectations import Outcome
 from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE
 from chunkbench.experiment.timed import AT_MOST
 from chunkbench.report.cells import ABSENT, NOISY_MARK, PROBE_MARK, latency, measured, word
-from chunkbench.report.model import Cell, Column, Group, Table
+from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, megabytes, micros, percent, significant, span, times
 from chunkbench.report.view import Line, View
 from chunkbench.workloads.decode.headline import strongest_other

@@ -9,7 +9,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.paper.printed import SETUP, StatedRate, stated_token_rates
 from chunkbench.report.columns import Columns, Style
 from chunkbench.report.figures.style import (
@@ -25,7 +25,6 @@ from chunkbench.report.figures.style import (
     sheet,
     ticks_at,
 )
-from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.workloads.decode.curves import Curve, Panel, Spot, by_x

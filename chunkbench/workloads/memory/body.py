@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.kv_memory import CONTIGUOUS, PAKV, Saving, saving
 from chunkbench.report.cells import ABSENT, word
-from chunkbench.report.model import Cell, Column, Group, Table
+from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import count, megabytes, percent, times
 from chunkbench.report.view import Body, View
 from chunkbench.store.results import MEASURED, MemoryResult

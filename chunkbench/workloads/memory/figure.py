@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from chunkbench.analysis.derive import Group
 from chunkbench.analysis.kv_memory import PAKV
 from chunkbench.report.columns import Columns, Style
 from chunkbench.report.figures.style import (
@@ -22,7 +23,6 @@ from chunkbench.report.figures.style import (
     ticks_at,
     values,
 )
-from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.workloads.memory.body import saving_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.layer_costs import MODULES
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.paper.printed import paper_rows
 from chunkbench.paper.table1 import FIGURES
 from chunkbench.report.cells import ABSENT, measured
-from chunkbench.report.model import Cell, Column, Group, Table
+from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, micros, percent
 from chunkbench.report.view import Body, Line, View
 

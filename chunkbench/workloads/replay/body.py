@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import geometric_mean
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.replay import ReplayNumbers, replay_numbers
 from chunkbench.analysis.serving import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.paper.printed import paper_rows
-from chunkbench.report.model import Cell, Group, Table
+from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, count, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.replay import MemoryShares, replay_numbers
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import (
@@ -25,7 +25,6 @@ from chunkbench.report.figures.style import (
     ticks_at,
     values,
 )
-from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.store.replay_result import ReplayResult

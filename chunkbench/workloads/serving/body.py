@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from statistics import geometric_mean
 
-from chunkbench.analysis.derive import Row
+from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.serving import ServingNumbers, objective_s, serving_numbers
 from chunkbench.paper.printed import paper_rows
-from chunkbench.report.model import Cell, Group, Table
+from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from chunkbench.analysis.derive import Group
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sharing, sheet, values
-from chunkbench.report.model import Group
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.store.serving_result import ServerFacts, ServingResult
