@@ -29,6 +29,14 @@ class Cost:
         return self.flops / self.bytes
 
 
+FIGURES: Mapping[str, Callable[[Cost], float]] = {
+    "flops": lambda cost: cost.flops / 1e6,
+    "bytes": lambda cost: cost.bytes / 1e6,
+    "arithmetic_intensity": lambda cost: cost.intensity,
+}
+"""Figures of a module that follow from the shapes, in the units of the paper's Table 1."""
+
+
 def qkv_projection(shape: LlamaShape, batch_size: int, context: int, element_bytes: int = 2) -> Cost:
     """One product with the matrices of Q, K and V side by side; the cost does not depend on the context."""
     del context

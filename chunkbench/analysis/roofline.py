@@ -17,37 +17,13 @@ PROBE_ERROR_ABOVE = 1.02
 """No kernel exceeds the machine's peak: a higher fraction means that the probe missed the peak."""
 
 
-def query_bytes(b: int, h: int, d: int, element_bytes: int) -> int:
-    """Bytes of q `[b, h, d]` and of out, together."""
-    return 2 * b * h * d * element_bytes
+def moved_bytes(tokens: int, token_bytes: int, b: int, h: int, d: int, element_bytes: int) -> int:
+    """Bytes of K and V of so many tokens, of q `[b, h, d]` and of out.
 
-
-def unique_bytes(unique_tokens: int, token_bytes: int, b: int, h: int, d: int, element_bytes: int) -> int:
-    """Bytes that any implementation has to move in a step: K and V of each distinct token prefix once, q and out.
-
-    `unique_tokens` counts the distinct token prefixes that the batch holds at this step, completions included;
-    `token_bytes` is K and V of one token over all KV heads.
+    `token_bytes` is K and V of one token over all KV heads. With the distinct token prefixes that the batch holds at a
+    step, completions included, these are the bytes that any implementation has to move.
     """
-    return unique_tokens * token_bytes + query_bytes(b, h, d, element_bytes)
-
-
-def read_bytes(
-    total_tokens: int,
-    unique_tokens: int,
-    reads_shared_once: bool,
-    token_bytes: int,
-    b: int,
-    h: int,
-    d: int,
-    element_bytes: int,
-) -> int:
-    """Bytes that an implementation itself moves in a step.
-
-    An implementation that reads a shared prefix once moves K and V of the `unique_tokens`. Any other implementation
-    reads every sequence's whole context (`total_tokens`, the sum of the context lengths), even where memory holds a
-    shared prefix only once.
-    """
-    return unique_bytes(unique_tokens if reads_shared_once else total_tokens, token_bytes, b, h, d, element_bytes)
+    return tokens * token_bytes + 2 * b * h * d * element_bytes
 
 
 def flops(total_tokens: int, h: int, d: int) -> int:

@@ -50,6 +50,12 @@ def table3() -> PaperTable:
     }
 
 
+@cache
+def table4() -> Mapping[tuple[int, int, str], Mapping[str, str]]:
+    """(n_p, n_s, system) -> the row of Table 4."""
+    return {(int(row["n_p"]), int(row["n_s"]), row["system"]): row for row in paper_rows("table4")}
+
+
 class StatedRate(NamedTuple):
     """A token rate that the paper's text states."""
 

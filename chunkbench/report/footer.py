@@ -9,7 +9,7 @@ from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.points import AXES, describe
 from chunkbench.report import gpu
 from chunkbench.report.columns import Columns
-from chunkbench.report.numbers import count, gigabytes, significant
+from chunkbench.report.numbers import count, extent, gigabytes, significant
 from chunkbench.report.statuses import one_line
 from chunkbench.store.manifest import MachineFacts, Manifest
 from chunkbench.store.results import TimedResult
@@ -111,7 +111,7 @@ def _timing(results: Sequence[TimedResult], timed: Sequence[TimedResult]) -> str
         modes = _list(one.mode for one in results if one.protocol == protocol)
         parts.append(f"protocol {protocol} ({_HOW[protocol]}), caches {caches}, mode {modes}")
     if timed:
-        parts.append(f"rounds a point: {_counts(len(one.samples_us) for one in timed)}")
+        parts.append(f"rounds a point: {extent(len(one.samples_us) for one in timed)}")
         steps = {(len(one.steps), one.axis("n_c")) for one in timed}
         parts.append(
             ", ".join(
@@ -148,11 +148,10 @@ def _peaks(timed: Sequence[TimedResult]) -> str:
     peaks = [peak for one in timed for peak in one.peaks]
     if not peaks:
         return ""
-    read = _extent((peak.read_bytes_per_s / 1e9 for peak in peaks), significant_digits=3)
-    matrix = _extent((peak.matrix_flops_per_s / 1e9 for peak in peaks), significant_digits=3)
+    read = _rates(peak.read_bytes_per_s for peak in peaks)
+    matrix = _rates(peak.matrix_flops_per_s for peak in peaks)
     how = " (the higher of reading and copying)" if any(peak.copy_bytes_per_s for peak in peaks) else ""
-    kernel_reads = [peak.kernel_read_bytes_per_s / 1e9 for peak in peaks if peak.kernel_read_bytes_per_s]
-    in_order = _extent(kernel_reads, significant_digits=3) if kernel_reads else ""
+    in_order = _rates(peak.kernel_read_bytes_per_s for peak in peaks if peak.kernel_read_bytes_per_s)
     order = f" (in the order of the native kernels {in_order})" if in_order else ""
     return f"read {read} GB/s{how}{order}, matrix products {matrix} GFLOP/s, probed inside every round"
 
@@ -164,7 +163,7 @@ def _pages(timed: Sequence[Row]) -> str:
         return ""
     if max(shares) == 0:
         return "small, for all implementations"
-    percent = _extent((100 * share for share in shares), significant_digits=2)
+    percent = extent((100 * share for share in shares), lambda share: significant(share, 2))
     return f"{percent}% of the implementations' memory in huge pages"
 
 
@@ -195,12 +194,6 @@ def _list(values: Iterable[Any]) -> str:
     return ", ".join(str(value) for value in dict.fromkeys(values))
 
 
-def _counts(values: Iterable[int]) -> str:
-    distinct = set(values)
-    return f"{min(distinct)}" if len(distinct) == 1 else f"{min(distinct)} to {max(distinct)}"
-
-
-def _extent(values: Iterable[float], significant_digits: int = 4) -> str:
-    all_values = list(values)
-    low, high = (significant(value, significant_digits) for value in (min(all_values), max(all_values)))
-    return low if low == high else f"{low} to {high}"
+def _rates(values: Iterable[float]) -> str:
+    """Bytes or FLOPs per second, in 10^9."""
+    return extent((value / 1e9 for value in values), lambda value: significant(value, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from chunkbench.report.numbers import count, gigabytes, megabytes
+from chunkbench.report.numbers import count, extent, gigabytes, megabytes
 from chunkbench.store.results import GpuState, TimedResult
 
 UNKNOWN = "clocks, power and other processes are not known (nvidia-ml-py is not installed), and no sample was discarded"
@@ -19,14 +19,14 @@ def samples(timed: Sequence[TimedResult]) -> str:
         ("eager", "wall time of {} call, with the wait for the device"),
     ):
         calls = [case.sampling.calls for case in timed if case.sampling and case.mode == mode]
-        parts += [f"{mode} = {how.format(_extent(calls))}"] if calls else []
+        parts += [f"{mode} = {how.format(extent(calls))}"] if calls else []
     cold = [case.sampling for case in timed if case.sampling and case.cache == "cold"]
     copies = [sampling.copies for sampling in cold if not sampling.swept]
     if copies:
         l2 = megabytes(max(sampling.l2_bytes for sampling in cold))
         noun = "copies" if max(copies) > 1 else "copy"
         parts.append(
-            f"cold L2 = calls in turn on {_extent(copies)} {noun} of its K/V, "
+            f"cold L2 = calls in turn on {extent(copies)} {noun} of its K/V, "
             f"in total more than five times the L2 cache ({l2} MB)"
         )
     swept = len(cold) - len(copies)
@@ -76,9 +76,4 @@ def _other_processes(states: Sequence[GpuState]) -> str:
 
 def _between(name: str, values: Iterable[float | None], unit: str) -> str:
     known = [round(value) for value in values if value is not None]
-    return f"{name} {_extent(known)} {unit}" if known else ""
-
-
-def _extent(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low} to {high}"
+    return f"{name} {extent(known)} {unit}" if known else ""

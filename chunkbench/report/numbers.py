@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 NOTHING = "-"
 
@@ -71,6 +75,15 @@ def span(low: float | None, high: float | None) -> str:
 def ratio_span(low: float | None, high: float | None, decimals: int = 3) -> str:
     """The least and the most of a ratio: 0.970..1.031."""
     return NOTHING if low is None or high is None else f"{low:.{decimals}f}..{high:.{decimals}f}"
+
+
+def extent(values: Iterable[N], text: Callable[[N], str] = str) -> str:
+    """The least and the most: `3 to 8`; one text where both look alike; empty without values."""
+    known = list(values)
+    if not known:
+        return ""
+    low, high = text(min(known)), text(max(known))
+    return low if low == high else f"{low} to {high}"
 
 
 def count(number: int, noun: str) -> str:

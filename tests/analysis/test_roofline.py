@@ -6,11 +6,10 @@ from chunkbench.analysis.roofline import (
     bandwidth_fraction,
     flops,
     mean_roofline_us,
+    moved_bytes,
     probe_error,
-    read_bytes,
     roofline_fraction,
     roofline_us,
-    unique_bytes,
 )
 from chunkbench.store.results import Peaks
 
@@ -21,7 +20,7 @@ def peaks(read: float, matrix: float = 1e15) -> Peaks:
 
 def test_roofline_of_table_3_without_sharing() -> None:
     # 32 sequences of 1024 tokens, 32 heads of 128, two bytes: 537 MB of K and V, half a megabyte of q and out.
-    moved = unique_bytes(32 * 1024, 2 * 32 * 128 * 2, 32, 32, 128, 2)
+    moved = moved_bytes(32 * 1024, 2 * 32 * 128 * 2, 32, 32, 128, 2)
     assert moved == 536_870_912 + 524_288
     # A GPU that reads 3.0 TB/s needs 179 us.
     assert roofline_us(moved, flops(32 * 1024, 32, 128), peaks(3.0e12)) == pytest.approx(179, abs=0.5)
@@ -31,14 +30,6 @@ def test_flops_of_the_papers_table_1() -> None:
     # Table 1: 33.57e6 for one sequence, 1074.27e6 for 32, of 2049 tokens each.
     assert flops(2049, 32, 128) == pytest.approx(33.57e6, rel=1e-4)
     assert flops(32 * 2049, 32, 128) == pytest.approx(1074.27e6, rel=1e-4)
-
-
-def test_an_implementation_without_sharing_reads_the_prefix_for_every_sequence() -> None:
-    shape = (256, 4, 2, 64, 2)  # token_bytes, b, h, d, element_bytes
-    once = read_bytes(4 * 100, 100, True, *shape)
-    repeated = read_bytes(4 * 100, 100, False, *shape)
-    assert repeated - once == 300 * 256
-    assert once == unique_bytes(100, *shape)
 
 
 def test_the_longer_of_memory_and_arithmetic_time_bounds_a_step() -> None:

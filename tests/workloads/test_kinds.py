@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from chunkbench import workload
 from chunkbench.analysis.layer_costs import MODULES
 from chunkbench.cli.main import cli
+from chunkbench.experiment import AttentionPoint
 from chunkbench.report import build
 from chunkbench.store import Run, open_run
 
@@ -32,6 +33,13 @@ def measured(text: str, folder: Path, *more: str) -> Run:
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return open_run(out)
+
+
+def test_an_implementation_without_sharing_reads_the_prefix_for_every_sequence() -> None:
+    point = AttentionPoint(n_p=100, n_s=100, batch_size=4, heads=2, kv_heads=2, dtype="float32", device="cpu")
+    once, repeated = (workload.get("decode").amounts(point, 0, "", shared, (1,)) for shared in (True, False))
+    assert repeated.read_bytes[0] - once.read_bytes[0] == 300 * point.token_bytes
+    assert once.read_bytes == once.unique_bytes == repeated.unique_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -61,9 +61,11 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
         shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
         unique = [point.unique_prompt_tokens(seed) + s * point.batch_size for s in steps]
         total = [sum(point.prompt_lengths(seed)) + s * point.batch_size for s in steps]
+        # What does not read a shared prefix once reads every sequence's whole context, even if memory holds it once.
+        read = unique if reads_shared_once else total
         return Amounts(
-            tuple(roofline.unique_bytes(u, *shape) for u in unique),
-            tuple(roofline.read_bytes(t, u, reads_shared_once, *shape) for t, u in zip(total, unique, strict=True)),
+            tuple(roofline.moved_bytes(tokens, *shape) for tokens in unique),
+            tuple(roofline.moved_bytes(tokens, *shape) for tokens in read),
             tuple(roofline.flops(t, point.heads, point.head_dim) for t in total),
         )
 

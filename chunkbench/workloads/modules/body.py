@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.layer_costs import MODULES
+from chunkbench.analysis.layer_costs import FIGURES, MODULES
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.paper.printed import paper_rows
-from chunkbench.paper.table1 import FIGURES
 from chunkbench.report.cells import ABSENT, measured
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, micros, percent

@@ -8,9 +8,9 @@ from statistics import geometric_mean
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.replay import ReplayNumbers, replay_numbers
 from chunkbench.analysis.serving import SustainedRate, shares_one_prefix, sustained_rate
-from chunkbench.paper.printed import paper_rows
+from chunkbench.paper.printed import table4
 from chunkbench.report.model import Cell, Table
-from chunkbench.report.numbers import NOTHING, count, ms_of_s, percent, significant, times
+from chunkbench.report.numbers import NOTHING, count, extent, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 from chunkbench.report.view import Body, Line, View
@@ -146,14 +146,11 @@ def _printed(column: str) -> Quantity:
 def printed(group: Group, row: Row, column: str) -> str | None:
     """What the paper's Table 4 prints for the system with this manager at this point; None if it has no such row."""
     axes = group.axes
-    if axes["rate"] is None or axes["batch_size"] != 32:
+    known = table4().get((axes["n_p"], axes["n_s"], SYSTEMS.get(row.facts.implementation, "")))
+    if known is None or axes["rate"] is None or axes["batch_size"] != 32:
         return None
-    for known in paper_rows("table4"):
-        place = (int(known["n_p"]), int(known["n_s"]), int(known["n_c"]), float(known["rps"]), known["system"])
-        wanted = (axes["n_p"], axes["n_s"], axes["n_c"], axes["rate"] / 60, SYSTEMS.get(row.facts.implementation))
-        if place == wanted:
-            return str(known[column])
-    return None
+    same = axes["n_c"] == int(known["n_c"]) and axes["rate"] / 60 == float(known["rps"])
+    return known[column] if same else None
 
 
 def _gigabytes(row: Row) -> str:
@@ -187,8 +184,7 @@ def _timing(view: View) -> str:
     if not replays:
         return "nothing was timed"
     seeds = max(len(fact.replays) for fact in replays)
-    sent = sorted({seed.requests for fact in replays for seed in fact.replays})
-    requests = f"{sent[0]}" if len(sent) == 1 else f"{sent[0]} to {sent[-1]}"
+    requests = extent(seed.requests for fact in replays for seed in fact.replays)
     models: dict[str, list[str]] = {}
     for fact in replays:
         models.setdefault(fact.step_time, []).append(fact.label)

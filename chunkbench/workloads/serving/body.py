@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from statistics import geometric_mean
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.serving import ServingNumbers, objective_s, serving_numbers
-from chunkbench.paper.printed import paper_rows
+from chunkbench.paper.printed import table4
 from chunkbench.report.model import Cell, Table
-from chunkbench.report.numbers import NOTHING, count, megabytes, ms_of_s, percent, significant, times
+from chunkbench.report.numbers import NOTHING, count, extent, megabytes, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
 from chunkbench.store.serving_result import ServingResult
@@ -81,11 +81,8 @@ def _number(text: Callable[[ServingNumbers], str]) -> Callable[[Group, Row], Cel
 def _paper(group: Group, row: Row, column: str, system: str | None = None) -> str | None:
     """What the paper's Table 4 prints for a system at this n_p and n_s; None if it has no such row."""
     wanted = system or row.facts.implementation  # the paper's systems have the same ids
-    for printed in paper_rows("table4"):
-        place = (int(printed["n_p"]), int(printed["n_s"]), printed["system"])
-        if place == (group.axes["n_p"], group.axes["n_s"], wanted):
-            return str(printed[column])
-    return None
+    printed = table4().get((group.axes["n_p"], group.axes["n_s"], wanted))
+    return printed[column] if printed else None
 
 
 def _paper_ratio(group: Group, row: Row, baseline: str) -> float | None:
@@ -119,9 +116,9 @@ def _timing(view: View) -> str:
     if not facts:
         return ""
     seeds = max(len(fact.measurements) for fact in facts)
-    sent = _range(len(m.requests) for fact in facts for m in fact.measurements)
+    sent = extent(len(m.requests) for fact in facts for m in fact.measurements)
     short = [fact for fact in facts if any(len(m.requests) < (fact.asked_requests or 0) for m in fact.measurements)]
-    asked = _range(fact.asked_requests or 0 for fact in short)
+    asked = extent(fact.asked_requests or 0 for fact in short)
     fewer = f" (the experiment asks for {asked}; the budget allows no more)" if short else ""
     rates = {round(fact.requests_per_s, 3) for fact in facts if fact.requests_per_s}
     late = max((r.sent or 0.0) - r.due for fact in facts for m in fact.measurements for r in m.requests)
@@ -138,8 +135,3 @@ def _timing(view: View) -> str:
     if sampled:
         parts.append(f"peaks of {', '.join(sampled)} are from samples")
     return "; ".join(parts)
-
-
-def _range(values: Iterable[int]) -> str:
-    known = sorted(set(values))
-    return f"{known[0]} to {known[-1]}" if len(known) > 1 else "".join(map(str, known))
