@@ -124,6 +124,12 @@ def get(name: str) -> AnyWorkload:
         raise LookupError(f"there is no kind of work called {name!r}; there are {known}") from None
 
 
+def implementations(name: str | None = None) -> tuple[str, ...]:
+    """Ids that a kind of work can measure, None: the ids of all kinds; listed without importing what they name."""
+    kinds = all_kinds() if name is None else (get(name),)
+    return tuple(dict.fromkeys(id_ for kind in kinds for id_ in kind.implementations().names()))
+
+
 def of(experiment: Experiment[PointT]) -> Workload[Experiment[PointT], PointT, Result]:
     """The kind of an experiment."""
     return cast("Workload[Experiment[PointT], PointT, Result]", get(experiment.kind))

@@ -92,6 +92,16 @@ def runs_in(words: Sequence[str | Path]) -> list[Run]:
     return list(found.values())
 
 
+def stderr_log(quiet: bool) -> Callable[[str], None]:
+    """Prints messages to standard error; with -q nothing."""
+
+    def log(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
+    return log
+
+
 def new_run(name: str) -> Path:
     """The folder of a run that starts now."""
     return RUNS / f"{name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"

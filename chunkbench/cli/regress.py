@@ -15,7 +15,7 @@ from chunkbench.cli.comparison_options import (
     quiet_option,
 )
 from chunkbench.cli.options import gathered, without
-from chunkbench.cli.output import command_line, fail
+from chunkbench.cli.output import command_line, fail, stderr_log
 from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
 
 _EXAMPLES = """\b
@@ -107,11 +107,7 @@ def _on_cluster(experiment: str | None, project: Path, base: str, options: GateO
         files[Path(experiment).name] = Path(experiment).read_bytes()
         words[words.index(experiment)] = Path(experiment).name
     checkout = None if project.resolve() == OURS else packed_checkout(project, commit)
-
-    def tell(text: str) -> None:
-        if not options.quiet:
-            click.echo(text, err=True)
-
+    tell = stderr_log(options.quiet)
     codes = []
     with placing.nodes(tell) as (cluster, nodes):
         for number, node in enumerate(nodes, start=1):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chunkbench.cli.options import gathered
-from chunkbench.cli.output import command_line, fail, open_page, run_exit_code
+from chunkbench.cli.output import command_line, fail, open_page, run_exit_code, stderr_log
 from chunkbench.cli.placing import Placing, placing_options
 
 if TYPE_CHECKING:
@@ -82,14 +82,9 @@ def command(
     if dry_run:
         _describe(experiments, out, placing)
         return
-
-    def announce(text: str) -> None:
-        if not quiet:
-            click.echo(text, err=True)
-
     try:
         with RunProgress(quiet, placing.remote) as progress, placing.executors(progress.problem) as executor_for:
-            outcome = reproduce(experiments, out, executor_for, progress, announce)
+            outcome = reproduce(experiments, out, executor_for, progress, stderr_log(quiet))
         if outcome.runs:
             book = build_book(sorted(outcome.runs, key=lambda run: reading_order(run.manifest.experiment.name)), out)
             with writing(out):

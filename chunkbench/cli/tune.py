@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chunkbench.cli.options import gathered, without
-from chunkbench.cli.output import command_line, fail
+from chunkbench.cli.output import command_line, fail, stderr_log
 from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
 
 if TYPE_CHECKING:
@@ -92,10 +92,7 @@ def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
     from chunkbench.cluster.errands import run_errand
     from chunkbench.cluster.remote import OUT
 
-    def tell(text: str) -> None:
-        if not quiet:
-            click.echo(text, err=True)
-
+    tell = stderr_log(quiet)
     words = [*without(command_line()[1:], (*VALUED, "--out"), FLAGS), "--out", f"{OUT}/{out.name}"]
     with placing.nodes(tell) as (cluster, nodes):
         with_gpu = [node for node in nodes if node.environment.gpus]

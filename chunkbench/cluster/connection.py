@@ -57,7 +57,7 @@ class Cluster:
                 if "Could not find any running" in str(error):
                     raise RunError(f"no Ray cluster runs on this host. {_HOW_TO_START}") from None
                 place = "of this host" if where == "auto" else f"at {where}"
-                why = _first_line(error).rstrip(".")
+                why = lines_of(error)[0].rstrip(".")
                 raise RunError(f"no connection to the Ray cluster {place}: {why}. {_HOW_TO_CONNECT}") from None
         self.ray.cloudpickle.register_pickle_by_value(remote)
         self._head = _address(where if where.startswith("ray://") else ray.get_runtime_context().gcs_address)
@@ -113,7 +113,7 @@ class Cluster:
         except self.ray.exceptions.GetTimeoutError:
             return {"problem": f"it did not answer within {_PROBE_LIMIT_S:.0f} s"}
         except self.ray.exceptions.RayError as error:
-            return {"problem": f"Ray can run nothing there: {_first_line(error)}"}
+            return {"problem": f"Ray can run nothing there: {lines_of(error)[0]}"}
         return answer
 
     def nodes(self, wanted: str | None, say: Callable[[str], None]) -> list[Node]:
@@ -182,6 +182,6 @@ def _refuse_mixed_ids(nodes: Sequence[Node]) -> None:
             )
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def lines_of(error: Exception) -> list[str]:
+    """The lines of an error's message, at least one."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

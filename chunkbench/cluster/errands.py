@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkbench.cluster import remote
-from chunkbench.cluster.connection import Cluster
+from chunkbench.cluster.connection import Cluster, lines_of
 from chunkbench.cluster.nodes import Node
 from chunkbench.store import RunError, writing
 
@@ -66,8 +66,7 @@ def run_errand(
                 tell(f"{node.machine}: {line}")
         answer = ray.get(running)
     except ray.exceptions.RayError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise RunError(f"{node.name} was lost while the command ran: {lines[-1] if lines else error}") from None
+        raise RunError(f"{node.name} was lost while the command ran: {lines_of(error)[-1]}") from None
     finally:
         ray.kill(errand, no_restart=True)
     return Done(answer["code"], answer["printed"], answer["said"], answer["out"])

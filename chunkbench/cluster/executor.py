@@ -13,15 +13,15 @@ from time import monotonic, sleep
 from typing import Any
 
 from chunkbench import workload
-from chunkbench.cluster.connection import software
+from chunkbench.cluster.connection import lines_of, software
 from chunkbench.cluster.fleet import Fleet, Lane
-from chunkbench.cluster.job import NodeJob
 from chunkbench.cluster.nodes import Machines, Node, Resources, choose_kinds, node_of, problem_of
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.executor import Job, Listener, Measured
 from chunkbench.runner.identity import BETWEEN_KINDS
+from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
 from chunkbench.runner.passes import Pass
 from chunkbench.runner.target import Target, resolve_on
@@ -176,7 +176,8 @@ class _Measuring:
         here = Target(target.device, target.dtype, lane.node.environment, lane.node.machine, target.machine_kind)
         points = [point for one in self._job.passes if one.machine_kind == lane.node.kind for point in one.points]
         earlier = tuple(case for case in self._job.earlier if case.machine == lane.node.machine)
-        lane.begin(pickle.dumps(NodeJob(self._job.experiment, here, points, earlier, self._job.options.brief)))
+        options = RunOptions(brief=self._job.options.brief)  # the others matter to the driver alone
+        lane.begin(pickle.dumps((self._job.experiment, here, points, earlier, options)))
         self._lanes.append(lane)
 
     def _look(self) -> None:
@@ -239,7 +240,7 @@ class _Measuring:
             call, lane.call = lane.call, None
             answer = self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise RunError(f"{lane.node.name}: {_last_line(error)}; what is finished is kept", "resume") from error
+            raise RunError(f"{lane.node.name}: {lines_of(error)[-1]}; what is finished is kept", "resume") from error
         except self._ray.exceptions.RayError as error:
             self._lose(lane, _reason(error))
             return
@@ -405,10 +406,5 @@ def _label(experiment: Experiment, implementation: str) -> str:
 
 def _reason(error: Exception) -> str:
     """The first line of Ray's message that says why an actor is gone."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines_of(error)
     return next((line for line in lines if "died" in line.casefold() or "killed" in line.casefold()), lines[0])[:300]
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -84,7 +84,9 @@ class Measurer:
         return self._text, self._share, time.time()
 
     def begin(self, job: bytes) -> dict[str, Any]:
-        """Prepare to measure the points of a job, a pickled `chunkbench.cluster.job.NodeJob`.
+        """Prepare to measure points.
+
+        `job`: pickled experiment, target, all points that this node may have to measure, earlier rows, `RunOptions`.
 
         Returns the looks of the implementations, or why nothing can be measured.
         """
@@ -94,16 +96,14 @@ class Measurer:
 
         self.end()
         workloads.register()
-        one = pickle.loads(job)
-        place = Workplace(self._log, one.earlier)
+        experiment, target, points, earlier, options = pickle.loads(job)
+        place = Workplace(self._log, earlier)
         self._text = "starting"
         try:
-            self._measurer = workload.of(one.experiment).start(
-                one.experiment, one.target, one.points, place, one.run_options()
-            )
+            self._measurer = workload.of(experiment).start(experiment, target, points, place, options)
         except RunError as error:
             return {"refused": str(error), "nothing runs": isinstance(error, CannotRunError), "log": self._news()}
-        self._cases = {point: one.experiment.cases(point) for point in one.points}
+        self._cases = {point: experiment.cases(point) for point in points}
         return {"looks": dict(self._measurer.looks), "log": self._news()}
 
     def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from chunkbench.experiment.axes import AXES, Axis
 from chunkbench.experiment.errors import ExperimentError, Problem
-from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.load import bundled_experiments, load_experiment, reading_order
 from chunkbench.experiment.point import AttentionPoint, Case, Point
 from chunkbench.experiment.schema import json_schema
@@ -25,7 +24,6 @@ __all__ = [
     "TimedExperiment",
     "bundled_experiments",
     "json_schema",
-    "known_implementations",
     "load_experiment",
     "parse_duration",
     "reading_order",

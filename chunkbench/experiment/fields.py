@@ -6,8 +6,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
+from chunkbench import workload
 from chunkbench.experiment.errors import Finding, Findings, did_you_mean, show
-from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.terms import Cache, Mode, Protocol
 from chunkbench.experiment.units import parse_duration, parse_percent
 
@@ -36,7 +36,7 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
 
 def _implementation(name: str, info: ValidationInfo) -> str:
     """Check the name against the implementations of the experiment's kind, or of all kinds if the kind is not valid."""
-    known = known_implementations(info.data.get("kind"))
+    known = workload.implementations(info.data.get("kind"))
     if name not in known:
         raise ValueError(f"unknown implementation {show(name)}{did_you_mean(name[:60], known)}")
     return name

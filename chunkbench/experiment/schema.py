@@ -7,7 +7,6 @@ from typing import Any, get_args
 from chunkbench import workload
 from chunkbench.experiment.axes import axes_schema
 from chunkbench.experiment.fields import DEFINED
-from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.terms import Dtype
 from chunkbench.experiment.values import TREE_SCHEMA
 
@@ -42,7 +41,7 @@ def json_schema() -> dict[str, Any]:
         "axes": axes_schema(),
         "tree": TREE_SCHEMA,
         # Names of third-party implementations are valid too; editors complete the listed ones.
-        "implementation": {"anyOf": [{"enum": list(known_implementations())}, {"type": "string"}]},
+        "implementation": {"anyOf": [{"enum": list(workload.implementations())}, {"type": "string"}]},
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ChunkBench experiment"}
 

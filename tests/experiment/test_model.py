@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from chunkbench import workload
 from chunkbench.experiment import AXES, bundled_experiments, json_schema, load_experiment
-from chunkbench.experiment.implementations import known_implementations
 from chunkbench.experiment.llama import shape_of
 from chunkbench.experiment.point import AttentionPoint, Case
 from chunkbench.experiment.points import ModulesPoint, ReplayPoint, ServingPoint
@@ -84,11 +84,11 @@ def test_a_dumped_experiment_loads_unchanged(name: str) -> None:
 
 
 def test_known_implementations_are_the_registered_ones() -> None:
-    assert registered() <= set(known_implementations("decode"))
-    assert known_implementations("modules") == ("qkv_projection", "self_attention", "mlp")
-    assert {"chunk_llama", "vllm", "endpoint"} <= set(known_implementations("serving"))
+    assert registered() <= set(workload.implementations("decode"))
+    assert workload.implementations("modules") == ("qkv_projection", "self_attention", "mlp")
+    assert {"chunk_llama", "vllm", "endpoint"} <= set(workload.implementations("serving"))
     kinds = ("decode", "modules", "serving", "replay")
-    assert set(known_implementations()) == {name for kind in kinds for name in known_implementations(kind)}
+    assert set(workload.implementations()) == {name for kind in kinds for name in workload.implementations(kind)}
 
 
 def test_the_fields_of_points_are_axes_and_the_device_and_each_axis_has_a_kind() -> None:
