@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from chunkbench.experiment.errors import did_you_mean
+from chunkbench.text_file import TextError, from_json, read_text
+
+_Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class ShapeError(ValueError):
@@ -21,12 +23,12 @@ class LlamaShape(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    head_dim: PositiveInt
+    hidden_size: _Count
+    intermediate_size: _Count
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    num_key_value_heads: _Count
+    head_dim: _Count
 
     def __str__(self) -> str:
         return self.name
@@ -96,11 +98,11 @@ def shape_of(model: str) -> LlamaShape:
     if path.suffix != ".json":
         raise ShapeError(f"{model}: no known model and no config.json{did_you_mean(model, list(SHAPES))}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ShapeError(f"{path}: cannot be read: {error.strerror}") from None
+        config = from_json(read_text(path))
+    except TextError as error:
+        raise ShapeError(str(error)) from None
     except ValueError as error:
-        raise ShapeError(f"{path}: not JSON: {error}") from None
+        raise ShapeError(f"{path}: {error}") from None
     if not isinstance(config, dict):
         raise ShapeError(f"{path}: must hold a JSON object, as a config.json of Hugging Face does")
     return _from_config(config, path)

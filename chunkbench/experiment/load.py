@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -16,6 +15,7 @@ from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.errors import ExperimentError, Findings, Path, Problem, did_you_mean, show, unknown
 from chunkbench.experiment.spec import Experiment
 from chunkbench.experiment.yaml_file import MAX_BYTES, Document, read
+from chunkbench.text_file import TextError, decode
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -51,7 +51,10 @@ def load_experiment(
     Raises `ExperimentError` with all problems, and no other exception, whatever the file contains.
     """
     name, shown, content = _find(path)
-    text = _decode(content, shown)
+    try:
+        text = decode(content, shown)
+    except TextError as error:
+        raise ExperimentError([Problem(shown, error.line, error.column, error.message)]) from None
     document = read(text, shown)
     if document.value is None:
         raise ExperimentError(document.problems or [Problem(shown, 1, 1, "the file is empty; it holds no experiment")])
@@ -124,27 +127,6 @@ def _neighbour(file: FilePath) -> str:
     if "did you mean" in hint:
         return hint
     return f"; the bundled experiments are {', '.join(bundled_experiments())}"
-
-
-def _decode(content: bytes, path: str) -> str:
-    for byte_order_mark, encoding in (
-        (codecs.BOM_UTF32_LE, "UTF-32"),
-        (codecs.BOM_UTF16_LE, "UTF-16"),
-        (codecs.BOM_UTF16_BE, "UTF-16"),
-    ):
-        if content.startswith(byte_order_mark):
-            raise ExperimentError([Problem(path, 1, 1, f"the file is in {encoding}; save it as UTF-8")])
-    content = content.removeprefix(codecs.BOM_UTF8)
-    try:
-        text = content.decode("utf-8")
-        binary = text.find("\0")
-    except UnicodeDecodeError as error:
-        text, binary = content[: error.start].decode("utf-8"), error.start
-    if binary >= 0:
-        before = text[:binary]
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        raise ExperimentError([Problem(path, line, column, "not text in UTF-8; is this a binary file?")])
-    return text
 
 
 def _override(document: Document, overrides: Mapping[str, str], option: str) -> None:

@@ -1,9 +1,10 @@
 """Traffic: when requests are due, what their prompts are, how much they ask for. Drawn, or read from a file."""
 
 from chunkbench.traces.arrivals import Arrivals, due_times
-from chunkbench.traces.formats import Trace, TraceError, TraceRequest, read_traffic
+from chunkbench.traces.formats import read_traffic
 from chunkbench.traces.prompts import Prompts, draw_prompts
 from chunkbench.traces.request import PlannedRequest
+from chunkbench.traces.trace import Trace, TraceError, TraceRequest
 from chunkbench.traces.traffic import draw_traffic
 
 __all__ = [

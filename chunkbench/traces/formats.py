@@ -2,75 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
+
+from chunkbench.text_file import TextError, csv_rows, from_json, lines, read_text
+from chunkbench.traces.mooncake import MooncakeLines
+from chunkbench.traces.request import MOST_TOKEN_IDS
+from chunkbench.traces.trace import MOST_TOKENS, Trace, TraceError, TraceRequest, count, seconds
 
 T = TypeVar("T")
 _MOST_BAD_LINES = 5
 """So many are named before reading gives up."""
 _OWN_BLOCK = 16
-MOONCAKE_BLOCK = 512
-"""Tokens of a block in Mooncake's traces."""
-
-
-class TraceError(ValueError):
-    """A trace cannot be read; the message names file and line."""
-
-
-class TraceRequest(NamedTuple):
-    """One request of a trace."""
-
-    due: float
-    """Seconds after the first request; in the load's own format, after the start."""
-    prompt_tokens: int
-    answer_tokens: int
-    blocks: tuple[int, ...]
-    """Ids of the prompt's blocks, a partial last one included. Equal ids mean equal blocks behind equal blocks. Empty
-    where the trace says nothing about sharing."""
-    prompt: tuple[int, ...] = ()
-    """Token ids of the prompt; empty where the trace has none."""
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The requests of a file, by due time."""
-
-    format: str
-    requests: tuple[TraceRequest, ...]
-    block_tokens: int
-    """Tokens of a block; 0: the trace says nothing about sharing."""
-    notes: tuple[str, ...]
-    """What a reader must know: lines left out, coarse times."""
-    timed: bool = True
-    """Whether the file says when requests are due; else all are due at 0."""
-
-    @property
-    def has_token_ids(self) -> bool:
-        """Whether the trace is in the load's own format, which has the tokens of prompts."""
-        return bool(self.requests[0].prompt)
-
-    def first(self, count: int, longest: int | None = None) -> list[TraceRequest]:
-        """The first `count` requests with at most `longest` tokens in prompt and answer. Raises ValueError if there is
-        none."""
-        fitting = [r for r in self.requests if longest is None or r.prompt_tokens + r.answer_tokens <= longest][:count]
-        if not fitting:
-            raise ValueError(f"no request of the trace has at most {longest} tokens")
-        return fitting
+_MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16
+"""Tokens of a block in their traces."""
+_TEXTS = {"conversations", "messages", "text_input", "text"}
+"""Keys of lines that hold texts."""
 
 
 class _OwnLine(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    prompt: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1, strict=False)]
-    max_tokens: PositiveInt
+    prompt: Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_TOKEN_IDS)], ...], Field(min_length=1, strict=False)]
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
     due: NonNegativeFloat | None = None
 
 
@@ -81,34 +39,68 @@ Parse = Callable[[Any], TraceRequest | None]
 def read_traffic(path: Path) -> Trace:
     """Read a trace; its first line tells the format.
 
-    Mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. Azure: CSV with
-    `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`. BurstGPT: CSV with `Timestamp` (s), `Request tokens`, `Response
-    tokens`. The load's own: JSON lines with `prompt` (token ids), `max_tokens` and, in all lines or in none, `due` (s
-    after the start).
+    Mooncake: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. AIPerf: the same, with
+    turns of conversations (`MooncakeLines`). Bailian: the same with `chat_id`, in seconds and blocks of 16 tokens.
+    Azure: CSV with `TIMESTAMP` (UTC where it names no zone), `ContextTokens`, `GeneratedTokens`. BurstGPT: CSV with
+    `Timestamp` (s), `Request tokens`, `Response tokens`. The load's own: JSON lines with `prompt` (token ids),
+    `max_tokens` and, in all lines or in none, `due` (s after the start).
 
     Raises TraceError, which names the bad lines; a file with a bad line is not read at all.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from None
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        text = read_text(path)
+    except TextError as error:
+        raise TraceError(str(error)) from None
+    number, first = next(lines(text), (0, ""))
     if not first:
         raise TraceError(f"{path}: has no request")
-    if first.startswith("{"):
-        own = '"hash_ids"' not in first
-        return _own(path, text) if own else _trace(path, "Mooncake", _json_lines(text), _mooncake, MOONCAKE_BLOCK)
-    header = [name.strip() for name in first.split(",")]
-    for name, columns, parse in _CSV:
-        if set(columns) <= set(header):
-            return _trace(path, name, _csv_lines(text), parse, 0)
+    if first.lstrip().startswith("{"):
+        return _of_json_lines(path, text, first)
+    rows = csv_rows(text)
+    _, header = next(rows)
+    if not isinstance(header, ValueError):
+        for name, columns, parse in _CSV:
+            if set(columns) <= set(header):
+                return _trace(name, _parsed(path, _csv_lines(header, rows), parse))
     known = "; ".join(f"{name}: {', '.join(columns)}" for name, columns, _ in _CSV)
-    raise TraceError(f"{path}:1: neither JSON lines nor a CSV with the columns of a known trace ({known})")
+    raise TraceError(f"{path}:{number}: neither JSON lines nor a CSV with the columns of a known trace ({known})")
+
+
+def _of_json_lines(path: Path, text: str, first: str) -> Trace:
+    try:
+        keys = set(from_json(first))
+    except ValueError:
+        keys = set()  # the error is found again, with its line
+    if "chat_id" in keys:
+        return _mooncake(path, "Bailian", text, MooncakeLines(_BAILIAN_BLOCK, 1))
+    if "input_length" in keys or "hash_ids" in keys:
+        name = "AIPerf" if "session_id" in keys else "Mooncake"
+        return _mooncake(path, name, text, MooncakeLines(_MOONCAKE_BLOCK, 1000))
+    if keys & _TEXTS:
+        made = f"chunkbench prompts {path} --tokenizer NAME --trace FILE"
+        raise TraceError(f"{path}: holds texts; a trace holds lengths or token ids. Make one: {made}")
+    return _own(path, text)
+
+
+def _mooncake(path: Path, name: str, text: str, reader: MooncakeLines) -> Trace:
+    requests, failed = _parsed(path, _json_lines(text), reader.read)
+    told = []
+    if reader.later_turns:
+        told.append(
+            f"{reader.later_turns} requests are later turns: their prompts repeat what was said before, and without a "
+            "timestamp they are due their delay after the turn before was due"
+        )
+    if not reader.timed:
+        told.append("the file does not say when requests are due" + ("; first turns are due at 0" * reader.delayed))
+    if not reader.tells_sharing:
+        requests = [request._replace(blocks=()) for request in requests]
+    timed = bool(reader.timed) or reader.delayed
+    return _trace(name, (requests, failed), reader.block_tokens * reader.tells_sharing, timed, told)
 
 
 def _own(path: Path, text: str) -> Trace:
-    lines, _ = _parsed(path, _json_lines(text), _own_line)
-    timed = [line.due is not None for line in lines]
+    good, _ = _parsed(path, _json_lines(text), _own_line)
+    timed = [line.due is not None for line in good]
     if any(timed) and not all(timed):
         raise TraceError(f"{path}: some requests have `due` and some have not; give it to all or to none")
     ids: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -120,8 +112,8 @@ def _own(path: Path, text: str) -> Trace:
             found.append(parent)
         return tuple(found)
 
-    lines.sort(key=lambda line: line.due or 0.0)
-    made = (TraceRequest(r.due or 0.0, len(r.prompt), r.max_tokens, blocks(r.prompt), r.prompt) for r in lines)
+    good.sort(key=lambda line: line.due or 0.0)
+    made = (TraceRequest(r.due or 0.0, len(r.prompt), r.max_tokens, blocks(r.prompt), r.prompt) for r in good)
     notes = () if all(timed) else ("the file does not say when requests are due",)
     return Trace("token ids", tuple(made), _OWN_BLOCK, notes, all(timed))
 
@@ -134,30 +126,36 @@ def _own_line(line: Any) -> _OwnLine:
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}") from None
 
 
-def _trace(path: Path, name: str, lines: Iterator[tuple[int, Any]], parse: Parse, block_tokens: int) -> Trace:
-    requests, failed = _parsed(path, lines, parse)
+def _trace(
+    name: str,
+    parsed: tuple[list[TraceRequest], int],
+    block_tokens: int = 0,
+    timed: bool = True,
+    told: Sequence[str] = (),
+) -> Trace:
+    requests, failed = parsed
     requests.sort(key=lambda request: request.due)
     start = requests[0].due
-    notes = [f"{failed} requests without an answer are left out"] if failed else []
+    notes = [*told, *([f"{failed} requests without an answer are left out"] if failed else [])]
     times = {request.due for request in requests}
-    if len(times) < len(requests) / 2:
+    if timed and len(times) < len(requests) / 2:
         notes.append(f"{len(requests)} requests have only {len(times)} different times: bursts, or coarse clocks")
     moved = tuple(request._replace(due=request.due - start) for request in requests)
-    return Trace(name, moved, block_tokens, tuple(notes))
+    return Trace(name, moved, block_tokens, tuple(notes), timed)
 
 
-def _parsed(path: Path, lines: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
+def _parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
     """What `parse` makes of the lines, and how many it left out. Raises TraceError if a line is bad, or all are left
     out."""
     good: list[T] = []
     bad: list[str] = []
     failed = 0
-    for number, line in lines:
+    for number, line in numbered:
         try:
             if isinstance(line, ValueError):
                 raise line
             request = parse(line)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             missing = f"has no {error}" if isinstance(error, KeyError) else str(error)
             bad.append(f"{path}:{number}: {missing}")
             if len(bad) == _MOST_BAD_LINES:
@@ -176,61 +174,37 @@ def _parsed(path: Path, lines: Iterator[tuple[int, Any]], parse: Callable[[Any],
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                yield number, ValueError(f"not JSON: {error}")
+    for number, line in lines(text):
+        try:
+            yield number, from_json(line)
+        except ValueError as error:
+            yield number, error
 
 
-def _csv_lines(text: str) -> Iterator[tuple[int, Any]]:
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    for row in reader:
-        if None in row or None in row.values():
-            yield reader.line_num, ValueError("has another number of columns than the first line")
+def _csv_lines(header: list[str], rows: Iterator[tuple[int, list[str] | ValueError]]) -> Iterator[tuple[int, Any]]:
+    for number, row in rows:
+        if isinstance(row, ValueError):
+            yield number, row
+        elif len(row) != len(header):
+            yield number, ValueError("has another number of columns than the first line")
         else:
-            yield reader.line_num, row
-
-
-def _mooncake(line: Any) -> TraceRequest:
-    prompt, ids = _count(line["input_length"], "input_length"), line["hash_ids"]
-    if not isinstance(ids, list) or not all(isinstance(one, int) and one >= 0 for one in ids):
-        raise ValueError("hash_ids is no list of ids from 0 on")
-    wanted = math.ceil(prompt / MOONCAKE_BLOCK)
-    if len(ids) != wanted:
-        raise ValueError(f"{len(ids)} hash_ids for {prompt} tokens; in blocks of {MOONCAKE_BLOCK} these are {wanted}")
-    due = _seconds(line["timestamp"]) / 1000
-    return TraceRequest(due, prompt, _count(line["output_length"], "output_length"), tuple(ids))
+            yield number, dict(zip(header, row, strict=True))
 
 
 def _azure(row: dict[str, str]) -> TraceRequest:
-    due = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
-    return TraceRequest(due, _count(row["ContextTokens"]), _count(row["GeneratedTokens"]), ())
+    at = datetime.fromisoformat(row["TIMESTAMP"])
+    due = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    return TraceRequest(due, count(row["ContextTokens"]), count(row["GeneratedTokens"]), ())
 
 
 def _burst_gpt(row: dict[str, str]) -> TraceRequest | None:
     answer = int(row["Response tokens"])
     if answer == 0:
         return None
-    return TraceRequest(_seconds(row["Timestamp"]), _count(row["Request tokens"]), _count(answer), ())
+    return TraceRequest(seconds(row["Timestamp"]), count(row["Request tokens"]), count(answer), ())
 
 
 _CSV: Sequence[tuple[str, tuple[str, ...], Parse]] = (
     ("Azure", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure),
     ("BurstGPT", ("Timestamp", "Request tokens", "Response tokens"), _burst_gpt),
 )
-
-
-def _count(value: Any, name: str = "tokens") -> int:
-    number = int(value)
-    if number < 1 or number != float(value):
-        raise ValueError(f"{name} is {value}; it must be a whole number from 1 on")
-    return number
-
-
-def _seconds(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"the time is {value}; it must be a number from 0 on")
-    return number

@@ -10,8 +10,9 @@ from pathlib import Path
 from chunkbench.experiment.forest import Segment
 from chunkbench.kvcache.text import TokenText
 from chunkbench.traces.arrivals import Arrivals, due_times
-from chunkbench.traces.formats import TraceRequest, read_traffic
+from chunkbench.traces.formats import read_traffic
 from chunkbench.traces.replayed import ReplayRequest, replay_request
+from chunkbench.traces.trace import TraceRequest
 
 
 def read_replayed(

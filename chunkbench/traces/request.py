@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_TOKEN_IDS = 2**31
+"""Token ids are below this, also where a model's vocabulary is not known."""
+
 
 @dataclass(frozen=True)
 class PlannedRequest:

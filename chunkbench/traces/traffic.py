@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from chunkbench.traces.formats import Trace, TraceRequest
 from chunkbench.traces.request import PlannedRequest
+from chunkbench.traces.trace import Trace, TraceRequest
 
 
 def draw_traffic(

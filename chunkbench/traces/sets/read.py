@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_TOKENS, _TEXTS, _CHATS = ("token_ids", "input_ids", "prompt_token_ids", "tokens"), ("prompt", "text"), ("messages",)
+from chunkbench.text_file import TextError, from_json, lines, read_text
+from chunkbench.traces.request import MOST_TOKEN_IDS
+
+_TOKENS, _TEXTS = ("token_ids", "input_ids", "prompt_token_ids", "tokens"), ("prompt", "text")
+_CHATS = ("messages", "conversations")
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 class PromptsError(ValueError):
@@ -31,23 +35,23 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
 
     A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt. A prompt
     is a text, a list of token ids, a list of chat messages (`role`, `content`), or an object with one of these fields:
-    `prompt` or `text`; `token_ids` (or `input_ids`, `prompt_token_ids`, `tokens`); `messages`. The value of the field
-    `group_by` (default: `group`) is the prompt's group. Without that field, the group is the file's name for JSON and
-    the folder's name for text.
+    `prompt` or `text`; `token_ids` (or `input_ids`, `prompt_token_ids`, `tokens`); `messages`; ShareGPT's
+    `conversations` (messages of `from`, `value`), which is left out if it is empty. The value of the field `group_by`
+    (default: `group`) is the prompt's group. Without that field, the group is the file's name for JSON and the folder's
+    name for text.
     """
     prompts: list[Prompt] = []
     for path in paths:
         try:
-            content = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise PromptsError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-        except OSError as error:
-            raise PromptsError(f"{path}: cannot be read: {error.strerror}") from None
+            content = read_text(path)
+        except TextError as error:
+            raise PromptsError(str(error)) from None
         if path.suffix not in (".json", ".jsonl"):
             prompts.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
             continue
         for place, value in _values(path, content):
-            prompts.append(_prompt(value, place, path.stem, group_by))
+            if not (isinstance(value, dict) and value.get("conversations") == []):  # ShareGPT's own file has such
+                prompts.append(_prompt(value, place, path.stem, group_by))
     for prompt in prompts:
         if not prompt.text and not prompt.tokens:
             raise PromptsError(f"{prompt.place}: the prompt is empty; remove it")
@@ -57,20 +61,18 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
 def _values(path: Path, content: str) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".json":
         try:
-            values = json.loads(content)
+            values = from_json(content)
         except ValueError as error:
-            raise PromptsError(f"{path}: not JSON: {error}") from None
+            raise PromptsError(f"{path}: {error}") from None
         if not isinstance(values, list):
             raise PromptsError(f"{path}: not a list; a .json file is a list of prompts, a .jsonl file has one per line")
         yield from ((f"{path}[{index}]", value) for index, value in enumerate(values))
         return
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in lines(content):
         try:
-            yield f"{path}:{number}", json.loads(line)
+            yield f"{path}:{number}", from_json(line)
         except ValueError as error:
-            raise PromptsError(f"{path}:{number}: not JSON: {error}") from None
+            raise PromptsError(f"{path}:{number}: {error}") from None
 
 
 def _prompt(value: Any, place: str, group: str, group_by: str | None) -> Prompt:
@@ -91,18 +93,25 @@ def _prompt(value: Any, place: str, group: str, group_by: str | None) -> Prompt:
         return Prompt(group, tokens=tuple(value), place=place)
     if isinstance(value, list) and all(isinstance(message, dict) for message in value):
         return Prompt(group, "".join(_message(message, place) for message in value), place=place)
-    raise PromptsError(f"{place}: neither a text, nor token ids (whole numbers from 0), nor chat messages")
+    raise PromptsError(f"{place}: neither a text, nor token ids (whole numbers from 0 to 2^31 - 1), nor chat messages")
 
 
 def _are_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int and item >= 0 for item in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(item) is int and 0 <= item < MOST_TOKEN_IDS for item in value)
+    )
 
 
 def _message(message: dict[str, Any], place: str) -> str:
     """One message as text. Models use different templates; for shared prefixes, only the role's place first matters."""
     role, content = message.get("role"), message.get("content")
+    if "from" in message:
+        role, content = _SHAREGPT_ROLES.get(str(message["from"]), message["from"]), message.get("value")
     if isinstance(content, list):  # a list of parts; a text model sees only the text parts
-        content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
+        texts = [part.get("text", "") for part in content if isinstance(part, dict)]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
     if not isinstance(role, str) or not isinstance(content, str):
         raise PromptsError(f"{place}: a chat message needs a role and a content")
     return f"<|{role}|>\n{content}\n"

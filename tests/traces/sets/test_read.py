@@ -41,6 +41,15 @@ def test_every_form_of_a_prompt_in_a_line(tmp_path: Path) -> None:
     assert prompts[3].place == f"{path}:4"
 
 
+def test_conversations_of_sharegpt(tmp_path: Path) -> None:
+    said = [{"from": "human", "value": "a\u2028b"}, {"from": "gpt", "value": "c"}, {"from": "system", "value": "d"}]
+    path = write(tmp_path, "s.json", json.dumps([{"id": "x", "conversations": said}, {"id": "y", "conversations": []}]))
+    (prompt,) = read([path])
+    assert prompt.text == "<|user|>\na\u2028b\n<|assistant|>\nc\n<|system|>\nd\n"
+    line = write(tmp_path, "s.jsonl", json.dumps({"conversations": said}, ensure_ascii=False))
+    assert [one.text for one in read([line])] == [prompt.text]
+
+
 def test_json_lists_and_text_files(tmp_path: Path) -> None:
     listed = write(tmp_path, "two.json", json.dumps(["x", {"prompt": "y"}]))
     text = write(tmp_path, "one.txt", "hello\nworld")
@@ -73,6 +82,14 @@ def test_prompts_can_be_grouped_by_any_field(tmp_path: Path) -> None:
         ("p.jsonl", '[{"role": "user"}]\n', "needs a role and a content"),
         ("p.json", '{"prompt": "a"}', "not a list"),
         ("p.json", "[1, 2", "not JSON"),
+        ("p.json", "[" * 100_000, "p.json: not JSON that can be read: it is nested too deeply"),
+        ("p.jsonl", "1\n1e999", "p.jsonl:1: neither a text"),
+        ("p.jsonl", '"a"\n[1e999]', "p.jsonl:2: not JSON: 1e999 is no finite number"),
+        ("p.jsonl", "[18446744073709551616]", "neither a text, nor token ids"),
+        ("p.jsonl", r'"\ud800"', "p.jsonl:1: not text: half of a surrogate pair"),
+        ("p.jsonl", '{"conversations": [{"from": "gpt"}]}', "needs a role and a content"),
+        ("p.jsonl", '{"conversations": [{"from": [], "value": "a"}]}', "needs a role and a content"),
+        ("p.jsonl", '[{"role": "user", "content": [{"text": 3}, {"text": null}]}]', "needs a role and a content"),
         ("p.txt", "", "the prompt is empty"),
     ],
 )
@@ -86,7 +103,10 @@ def test_the_error_for_an_unreadable_prompt_names_its_place(
 def test_binary_and_missing_files_raise(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PromptsError, match="not UTF-8 text"):
+    with pytest.raises(PromptsError, match=r"p.txt:1:1: the file is in UTF-16; save it as UTF-8"):
+        read([path])
+    path.write_bytes(b"good\nb\xe4d")
+    with pytest.raises(PromptsError, match=r"p.txt:2:2: not text in UTF-8"):
         read([path])
     with pytest.raises(PromptsError, match=r"missing.txt: cannot be read: No such file"):
         read([tmp_path / "missing.txt"])

@@ -1,0 +1,104 @@
+"""The one reader of text files that users write: lines of text, JSON and CSV, with errors that name file and line."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+_OTHER_ENCODINGS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+
+
+class TextError(ValueError):
+    """A file cannot be read as text. The message has no place; `str` of the error has."""
+
+    def __init__(self, path: str | Path, message: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(":".join([str(path), *(str(number) for number in (line, column) if number), f" {message}"]))
+        self.message, self.line, self.column = message, line, column
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8, without a byte order mark. It is opened once, so it may be a pipe. Raises
+    `TextError`."""
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise TextError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return decode(content, path)
+
+
+def decode(content: bytes, path: str | Path) -> str:
+    """The text of bytes in UTF-8, without a byte order mark. Raises `TextError` with line and column."""
+    for mark, encoding in _OTHER_ENCODINGS:
+        if content.startswith(mark):
+            raise TextError(path, f"the file is in {encoding}; save it as UTF-8", 1, 1)
+    content = content.removeprefix(codecs.BOM_UTF8)
+    try:
+        text = content.decode("utf-8")
+        binary = text.find("\0")
+    except UnicodeDecodeError as error:
+        text, binary = content[: error.start].decode("utf-8"), error.start
+    if binary >= 0:
+        before = text[:binary]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise TextError(path, "not text in UTF-8; is this a binary file?", line, column)
+    return text
+
+
+def lines(text: str) -> Iterator[tuple[int, str]]:
+    """Number, from 1 on, and text of each line that is not blank. Lines end at a line feed alone, maybe behind a
+    carriage return: U+2028 or U+0085 are characters of a text."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line.removesuffix("\r")
+
+
+def from_json(text: str) -> Any:
+    """The value of JSON text. Raises ValueError, whatever the text, also for what JSON has but text cannot hold."""
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("not JSON that can be read: it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("not text: half of a surrogate pair (\\ud800 to \\udfff)") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    return value
+
+
+def csv_rows(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
+    """Number of the first line and cells of each row that is not blank, without the blanks around cells; an error in
+    place of a row that is not CSV."""
+    reader = csv.reader(io.StringIO(text, newline="\n"), skipinitialspace=True)
+    while True:
+        first = reader.line_num + 1
+        try:
+            row = [cell.strip() for cell in next(reader)]
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield first, ValueError(f"not CSV: {error}")
+            continue
+        if any("\n" in cell for cell in row):
+            yield first, ValueError("not CSV: a quote is opened and not closed in its line")
+        elif any(row) or len(row) > 1:
+            yield first, row
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if value - value == 0 else _no_number(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:20]} is no finite number")

@@ -1,0 +1,74 @@
+"""A trace: requests of real traffic, and how numbers of its file are read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MOST_TOKENS = 2**24 - 1
+"""Most tokens of a prompt or an answer."""
+
+
+class TraceError(ValueError):
+    """A trace cannot be read; the message names file and line."""
+
+
+class TraceRequest(NamedTuple):
+    """One request of a trace."""
+
+    due: float
+    """Seconds after the first request; in the load's own format, after the start."""
+    prompt_tokens: int
+    answer_tokens: int
+    blocks: tuple[int, ...]
+    """Numbers from 0 on of the prompt's blocks, a partial last one included. Equal numbers mean equal blocks behind
+    equal blocks. Empty where the trace says nothing about sharing."""
+    prompt: tuple[int, ...] = ()
+    """Token ids of the prompt; empty where the trace has none."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The requests of a file, by due time."""
+
+    format: str
+    requests: tuple[TraceRequest, ...]
+    block_tokens: int
+    """Tokens of a block; 0: the trace says nothing about sharing."""
+    notes: tuple[str, ...]
+    """What a reader must know: lines left out, coarse times."""
+    timed: bool = True
+    """Whether the file says when requests are due; else all are due at 0."""
+
+    @property
+    def has_token_ids(self) -> bool:
+        """Whether the trace is in the load's own format, which has the tokens of prompts."""
+        return bool(self.requests[0].prompt)
+
+    def first(self, count: int, longest: int | None = None) -> list[TraceRequest]:
+        """The first `count` requests with at most `longest` tokens in prompt and answer. Raises ValueError if there is
+        none."""
+        fitting = [r for r in self.requests if longest is None or r.prompt_tokens + r.answer_tokens <= longest][:count]
+        if not fitting:
+            raise ValueError(f"no request of the trace has at most {longest} tokens")
+        return fitting
+
+
+def count(value: Any, name: str = "tokens") -> int:
+    """A number of tokens. Raises ValueError and TypeError."""
+    number = int(value)
+    if isinstance(value, bool) or not 1 <= number <= MOST_TOKENS or number != float(value):
+        raise ValueError(f"{name} is {str(value)[:20]}; it must be a whole number from 1 on, at most {MOST_TOKENS:,}")
+    return number
+
+
+def seconds(value: Any) -> float:
+    """A time in units of the file. Raises ValueError and TypeError."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number < math.inf:
+        raise ValueError(f"the time is {str(value)[:20]}; it must be a number from 0 on")
+    return number

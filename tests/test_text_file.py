@@ -1,0 +1,93 @@
+"""The reader of text files: what it takes, and an error with a place for all else."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from chunkbench.text_file import TextError, csv_rows, decode, from_json, lines, read_text
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert list(lines(read_text(path))) == [(1, "one"), (2, "two")]
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    """A pipe can be opened once only: its writer is gone then."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"a line\n",))
+    writer.start()
+    assert read_text(pipe) == "a line\n"
+    writer.join()
+
+
+@pytest.mark.parametrize("inside", ["\u2028", "\u0085", "\x0b", "\x0c", "\x1c", "\r"])
+def test_only_a_line_feed_ends_a_line(inside: str) -> None:
+    assert list(lines(f'"a{inside}b"\n\n  \nc')) == [(1, f'"a{inside}b"'), (4, "c")]
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b"a\nb\xff", "f:2:2: not text in UTF-8"),
+        (b"a\n\xed\xa0\x80", "f:2:1: not text in UTF-8"),
+        (b"a\0b", "f:1:2: not text in UTF-8"),
+        ("a".encode("utf-16"), "f:1:1: the file is in UTF-16; save it as UTF-8"),
+        ("a".encode("utf-32"), "f:1:1: the file is in UTF-32; save it as UTF-8"),
+    ],
+)
+def test_bytes_that_are_no_text_have_a_place(content: bytes, place: str) -> None:
+    with pytest.raises(TextError) as caught:
+        decode(content, "f")
+    assert str(caught.value).startswith(place)
+
+
+@pytest.mark.parametrize("name", ["none", ".", "a\0b"])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TextError, match="cannot be read: "):
+        read_text(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ("1e999", "1e999 is no finite number"),
+        ("[-1e999]", "-1e999 is no finite number"),
+        ("NaN", "NaN is no finite number"),
+        ("-Infinity", "-Infinity is no finite number"),
+        ("9" * 5000, "not JSON"),
+        (r'{"a": ["\ud800"]}', "half of a surrogate pair"),
+        (r'{"\udfff": 1}', "half of a surrogate pair"),
+    ],
+)
+def test_json_that_cannot_be_used(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        from_json(text)
+
+
+def test_json_that_can() -> None:
+    assert from_json(r'["\ud83d\ude00", 1e308, "\u2028"]') == ["\U0001f600", 1e308, "\u2028"]
+    assert from_json("1" + "0" * 400) == 10**400
+
+
+def test_rows_of_csv() -> None:
+    text = ' "a" , b \r\n\n"x, y", 2\n"' + "z" * 200_000 + '",3\nc\rd,4\n,\nlast,"5\n6,7'
+    rows = [(number, str(row)[:20] if isinstance(row, ValueError) else row) for number, row in csv_rows(text)]
+    assert rows == [
+        (1, ["a", "b"]),
+        (3, ["x, y", "2"]),
+        (4, "not CSV: field large"),
+        (5, "not CSV: new-line ch"),
+        (6, ["", ""]),
+        (7, "not CSV: a quote is "),
+    ]
