@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from chunkbench.analysis.derive import Row
 from chunkbench.analysis.requests import load_numbers
-from chunkbench.store.serving_result import ServingResult
+from chunkbench.store.serving_result import ServerFacts, ServingResult
 
 OBJECTIVE_LOAD = 90
 """The paper's objective of 40 ms per token is its machine's. Here it is the reference's normalized latency with nothing
@@ -30,8 +30,12 @@ class ServingNumbers:
     cached_share: float | None
     peak_kv_bytes: int | None
     peak_batch: int | None
-    step_s: float | None
-    own_s: float | None
+    servers: Sequence[ServerFacts]
+    """What the server did, by arrival seed; empty if it tells nothing."""
+
+    def server(self, fact: Callable[[ServerFacts], float | None]) -> float | None:
+        """The median of a fact about the server."""
+        return _median(map(fact, self.servers))
 
 
 def serving_numbers(row: Row, objective_s: float | None = None) -> ServingNumbers | None:
@@ -51,8 +55,7 @@ def serving_numbers(row: Row, objective_s: float | None = None) -> ServingNumber
         cached_share=_median(n.cached_share for n in numbers),
         peak_kv_bytes=max((s.peak_kv_bytes for s in servers if s.peak_kv_bytes is not None), default=None),
         peak_batch=max((s.peak_batch for s in servers if s.peak_batch is not None), default=None),
-        step_s=_median(s.step_s for s in servers),
-        own_s=_median(s.own_s for s in servers),
+        servers=servers,
     )
 
 

@@ -29,7 +29,6 @@ from chunkbench.experiment.values import (
     read_name,
     read_prompt_length,
     read_shared_length,
-    show_value,
 )
 
 
@@ -53,8 +52,6 @@ class Axis:
     """The paper's symbol, as TeX writes it."""
     whole: bool = False
     """Whether a list is a single value of the axis."""
-    show: Callable[[Any], str] = show_value
-    """Formats a value as the text of a table cell."""
 
 
 def _counted(

@@ -25,7 +25,7 @@ def render_run(run: Run, report: Report, form: str, screen: Screen = FILE) -> st
 
 
 def write_all(run: Run, report: Report | None = None) -> list[Path]:
-    """Write the report in every format, `figure.png` and `figure.svg`; returns their paths.
+    """Write the files of a run's report: Markdown, `_TABLES`, the page, `figure.png` and `.svg`; returns their paths.
 
     There is no figure without two implementations to compare. `report` is the run's report, if it is already built.
     A run on several kinds of machines has a report and a figure (`figure-2.png`) of each, and one table of all rows.

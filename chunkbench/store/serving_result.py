@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -11,9 +14,30 @@ from chunkbench.experiment.points import ServingPoint
 from chunkbench.store.request_result import RequestResult
 from chunkbench.store.results import Result, Samples
 
+TIMELINE = 100
+"""Most parts of a timeline."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """State of a server at one time: after a step, or when it was asked."""
+
+    at: float
+    """On the clock of `time.perf_counter`, which all processes of a Linux host share."""
+    batch: int
+    """Sequences in the step, or running."""
+    kv_bytes: int | None
+    """Bytes of blocks or chunks that live requests refer to; None if unknown."""
+    seconds: float | None = None
+    """Time of the step; None between steps."""
+    own_seconds: float | None = None
+    """Part of the step that was not the model: scheduling, tree, plan, sampling."""
+    prompt_tokens: int | None = None
+    """Prompt tokens that the step computed."""
+
 
 class ServerFacts(BaseModel):
-    """What a server did during one measurement."""
+    """What a server did during one measurement, from its moments. A new fact stands in both classes and in `of`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -32,6 +56,41 @@ class ServerFacts(BaseModel):
     """(seconds after the start, batch, K/V bytes), at most a hundred, each the largest of its part of the time."""
     every_step: tuple[tuple[float, int, int, float], ...] = ()
     """(seconds after the start, batch, prompt tokens, seconds that it took), where the server writes steps down."""
+
+    @classmethod
+    def of(cls, moments: Sequence[Moment], started: float, sampled: bool) -> ServerFacts | None:
+        """The facts of a measurement that started at this time; None without a moment."""
+        if not moments:
+            return None
+        steps = [moment for moment in moments if moment.seconds is not None]
+        own = [moment.own_seconds for moment in steps if moment.own_seconds is not None]
+        computed = [moment.prompt_tokens for moment in steps if moment.prompt_tokens is not None]
+        return cls(
+            sampled=sampled,
+            steps=len(steps) or None,
+            step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
+            own_s=fmean(own) if own else None,
+            computed_tokens=sum(computed) if computed else None,
+            peak_batch=max(moment.batch for moment in moments),
+            peak_kv_bytes=_most_bytes(moments),
+            timeline=_timeline(moments, started),
+            every_step=tuple(
+                (round(step.at - started, 4), step.batch, step.prompt_tokens or 0, round(step.seconds or 0.0, 5))
+                for step in steps
+            ),
+        )
+
+
+def _timeline(moments: Sequence[Moment], started: float) -> tuple[tuple[float, int, int | None], ...]:
+    size = math.ceil(len(moments) / TIMELINE)
+    parts = [moments[first : first + size] for first in range(0, len(moments), size)]
+    return tuple(
+        (round(part[0].at - started, 3), max(moment.batch for moment in part), _most_bytes(part)) for part in parts
+    )
+
+
+def _most_bytes(moments: Sequence[Moment]) -> int | None:
+    return max((moment.kv_bytes for moment in moments if moment.kv_bytes is not None), default=None)
 
 
 class Measurement(BaseModel):

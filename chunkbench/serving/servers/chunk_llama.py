@@ -12,7 +12,8 @@ from pathlib import Path
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.experiment.look import Look
-from chunkbench.serving.servers.system import Launch, Moment, Setting, System, Watch
+from chunkbench.serving.servers.system import Launch, Setting, System, Watch
+from chunkbench.store.serving_result import Moment
 from chunkbench.version import __version__
 
 _NEEDED = ("transformers", "starlette", "uvicorn", "prometheus_client")
@@ -37,12 +38,12 @@ class StepLog(Watch):
                     moments += [Moment(moments[-1].at, 0, 0), Moment(began, 0, 0)]
                 moments.append(
                     Moment(
-                        step["ended"],
-                        step["batch"],
-                        step["kv_bytes"],
-                        step["s"],
-                        step["own_s"],
-                        step["prompt_tokens"],
+                        at=step["ended"],
+                        batch=step["batch"],
+                        kv_bytes=step["kv_bytes"],
+                        seconds=step["s"],
+                        own_seconds=step["own_s"],
+                        prompt_tokens=step["prompt_tokens"],
                     )
                 )
         return moments

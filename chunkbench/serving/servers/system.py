@@ -14,6 +14,7 @@ from chunkbench.experiment.llama import LlamaShape
 from chunkbench.experiment.look import Look
 from chunkbench.experiment.point import element_bytes
 from chunkbench.experiment.terms import Dtype
+from chunkbench.store.serving_result import Moment
 
 
 @dataclass(frozen=True)
@@ -73,24 +74,6 @@ class Launch:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables beside those of this process."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """State of a server at one time: after a step, or when it was asked."""
-
-    at: float
-    """On the clock of `time.perf_counter`, which all processes of a Linux host share."""
-    batch: int
-    """Sequences in the step, or running."""
-    kv_bytes: int | None
-    """Bytes of blocks or chunks that live requests refer to; None if unknown."""
-    seconds: float | None = None
-    """Time of the step; None between steps."""
-    own_seconds: float | None = None
-    """Part of the step that was not the model: scheduling, tree, plan, sampling."""
-    prompt_tokens: int | None = None
-    """Prompt tokens that the step computed."""
 
 
 class Watch:

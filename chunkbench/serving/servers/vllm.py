@@ -15,7 +15,8 @@ from pathlib import Path
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.experiment.look import Look
-from chunkbench.serving.servers.system import Launch, Moment, Setting, System, Watch
+from chunkbench.serving.servers.system import Launch, Setting, System, Watch
+from chunkbench.store.serving_result import Moment
 
 PYTHON = "CHUNKBENCH_VLLM_PYTHON"
 """Variable that names the Python of an environment with vLLM."""

@@ -199,12 +199,6 @@ def token_bytes(point: ReplayPoint) -> int:
     return point.layer_token_bytes * point.model.num_hidden_layers
 
 
-def brief(point: ReplayPoint) -> str:
-    """The axes of a point that a replay has."""
-    names = ("traffic", "n_p", "n_s", "n_c", "batch_size", "prompts", "rate", "memory", "schedule", "samples", "beams")
-    return " ".join(f"{name}={value}" for name in names if (value := getattr(point, name)) not in (None, 0))
-
-
 def describe(experiment: ReplayExperiment, target: Target) -> str:
     """The plan of a run, as text."""
     points = experiment.points(target.device, target.dtype)
@@ -215,6 +209,6 @@ def describe(experiment: ReplayExperiment, target: Target) -> str:
         "",
         *(f"  {name:<24} {MANAGERS.load(name).label}" for name in experiment.implementations),
         "",
-        *(f"  {brief(point)}" for point in points),
+        *(f"  {point.brief}" for point in points),
     ]
     return "\n".join(lines)

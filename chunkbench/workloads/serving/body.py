@@ -68,8 +68,8 @@ def _servers(view: View) -> Table:
         ("peak batch", _number(lambda n: str(n.peak_batch) if n.peak_batch is not None else NOTHING)),
         ("  the same, paper", paper(lambda group, row: _paper(group, row, "peak_batch_size"))),
         ("cached prompt tokens", _number(lambda n: percent(n.cached_share))),
-        ("mean step, ms", _number(lambda n: ms_of_s(n.step_s))),
-        ("  own time, ms", _number(lambda n: ms_of_s(n.own_s))),
+        ("mean step, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.step_s)))),
+        ("  own time, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.own_s)))),
     ]
     return quantities(view, "What the servers did", lines)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import os
 import random
 import shutil
@@ -25,18 +24,17 @@ from chunkbench.runner.target import Target
 from chunkbench.serving.load import LoadOptions, Measured, send
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
-from chunkbench.serving.servers.system import Moment, System
+from chunkbench.serving.servers.system import System
 from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
 from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
 from chunkbench.workers.pages import environment
-from chunkbench.workloads.serving.plan import asked_requests, brief, setting_of, traffic_of
+from chunkbench.workloads.serving.plan import asked_requests, draw_id, requests_id, setting_of
 from chunkbench.workloads.serving.spec import ServingExperiment
 
 WARM_UP = 4
 """Requests before the first measurement of a server, with other prompts."""
-TIMELINE = 100
 FEWEST = 8
 """Requests of an arrival seed, however short the budget is."""
 
@@ -82,7 +80,7 @@ class ServingMeasurer:
         self._setting = setting_of(experiment, target, points)
         self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-serving-"))
         self._capacity = {
-            traffic_of(case): (case.reference, case.capacity_per_s)
+            requests_id(case): (case.reference, case.capacity_per_s)
             for case in place.earlier
             if case.capacity_per_s and case.machine == target.machine
         }
@@ -177,7 +175,7 @@ class ServingMeasurer:
         running = [name for name in names if name in self._systems and self._systems[name].server is not None]
         if not running:
             return self._experiment.reference, None
-        key = traffic_of(point)
+        key = requests_id(point)
         if key not in self._capacity or self._capacity[key][0] != running[0]:
             announce(f"capacity of {running[0]}")
             server = self._systems[running[0]].server
@@ -197,7 +195,7 @@ class ServingMeasurer:
 
     def _order(self, point: ServingPoint, seed: int) -> list[str]:
         names = list(self._experiment.implementations)
-        random.Random(f"order {self._experiment.seed} {brief(point)} {seed}").shuffle(names)
+        random.Random(f"order {self._experiment.seed} {draw_id(point)} {seed}").shuffle(names)
         return names
 
     def _plan(self, point: ServingPoint, seed: int | str, count: int, rate: float | None) -> list[PlannedRequest]:
@@ -205,7 +203,7 @@ class ServingMeasurer:
         experiment = self._experiment
         named = f"{experiment.seed} {seed}"
         prompts = Prompts(point.n_p, point.n_s or 0, point.prompts, point.tree)
-        drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{brief(point)} {named}")
+        drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{draw_id(point)} {named}")
         if rate is None:
             return [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
         # At every load the same sequence of arrivals, stretched.
@@ -245,7 +243,7 @@ class ServingMeasurer:
                 arrival_seed=seed,
                 requests=measured.requests,
                 client_cpu=measured.client_cpu,
-                server=_server_facts(moments, measured.started, server.watch.sampled),
+                server=ServerFacts.of(moments, measured.started, server.watch.sampled),
             )
         )
         failed = [request for request in measured.requests if request.status != "ok"]
@@ -317,39 +315,3 @@ def _survey(name: str, device: str) -> _System:
         reason = f"{answer.reason}: {answer.remedy}" if answer.remedy else answer.reason
         return _System(system, refusal=("unavailable", reason))
     return _System(system, system.package_version())
-
-
-def _server_facts(moments: Sequence[Moment], started: float, sampled: bool) -> ServerFacts | None:
-    if not moments:
-        return None
-    steps = [moment for moment in moments if moment.seconds is not None]
-    own = [moment.own_seconds for moment in steps if moment.own_seconds is not None]
-    computed = [moment.prompt_tokens for moment in steps if moment.prompt_tokens is not None]
-    held = [moment.kv_bytes for moment in moments if moment.kv_bytes is not None]
-    return ServerFacts(
-        sampled=sampled,
-        steps=len(steps) or None,
-        step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
-        own_s=fmean(own) if own else None,
-        computed_tokens=sum(computed) if computed else None,
-        peak_batch=max(moment.batch for moment in moments),
-        peak_kv_bytes=max(held) if held else None,
-        timeline=_timeline(moments, started),
-        every_step=tuple(
-            (round(moment.at - started, 4), moment.batch, moment.prompt_tokens or 0, round(moment.seconds or 0.0, 5))
-            for moment in steps
-        ),
-    )
-
-
-def _timeline(moments: Sequence[Moment], started: float) -> tuple[tuple[float, int, int | None], ...]:
-    size = math.ceil(len(moments) / TIMELINE)
-    parts = [moments[first : first + size] for first in range(0, len(moments), size)]
-    return tuple(
-        (
-            round(part[0].at - started, 3),
-            max(moment.batch for moment in part),
-            max((moment.kv_bytes for moment in part if moment.kv_bytes is not None), default=None),
-        )
-        for part in parts
-    )

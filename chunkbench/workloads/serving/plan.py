@@ -30,7 +30,7 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
     for name in experiment.implementations:
         label, answer = SYSTEMS.availability(name, target.device)
         lines.append(f"  {name:<24} {label:<24} {'will be measured' if answer.ok else f'unavailable: {answer.reason}'}")
-    lines += ["", *(f"  {brief(point)}" for point in points)]
+    lines += ["", *(f"  {point.brief}" for point in points)]
     setting = setting_of(experiment, target, points)
     return "\n".join([*lines, "", f"K/V memory of every system: {setting.kv_bytes / 2**30:.2f} GiB"])
 
@@ -73,13 +73,13 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
     return replace(setting, kv_bytes=tokens * setting.token_bytes)
 
 
-def traffic_of(point: ServingPoint | ServingResult) -> str:
-    """What the capacity of a system depends on: everything but the rate."""
+def requests_id(point: ServingPoint | ServingResult) -> str:
+    """What the capacity of a system depends on: everything but the rate. An axis that changes requests belongs here."""
     names = ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
     return " ".join(f"{name}={show_value(getattr(point, name))}" for name in names)
 
 
-def brief(point: ServingPoint) -> str:
-    """A point as text. Prompts are drawn from it."""
+def draw_id(point: ServingPoint) -> str:
+    """What prompts and the order of turns are drawn from. Other text would draw other requests in a resumed run."""
     rate = f"load={point.load}%" if point.load is not None else f"rate={point.rate}/min"
-    return f"{traffic_of(point)} {rate}"
+    return f"{requests_id(point)} {rate}"

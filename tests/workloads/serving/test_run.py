@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
+from chunkbench.experiment import load_experiment
 from chunkbench.store import open_run
 from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads import register
+from chunkbench.workloads.serving.plan import draw_id
 from tests.serving.conftest import MISSING
 
 if MISSING:
@@ -168,4 +170,14 @@ def test_a_tree_of_prompts_does_not_set_the_batch(run: tuple[Path, Path], tmp_pa
     file.write_text(run[0].read_text().replace("n_s: [0, n_p], load: [50, 150]}", sweep))
     result = CliRunner().invoke(cli, ["run", str(file), "--dry-run"])
     assert result.exit_code == 0, result.output
-    assert "n_p=200 n_s=- n_c=4 batch_size=4 prompts=1 tree=64x(64x1 64x1) 100x1 load=50%" in result.output
+    assert "n_p=200 tree b=4 load=50" in result.output
+
+
+def test_the_text_that_requests_are_drawn_from_stays(run: tuple[Path, Path], tmp_path: Path) -> None:
+    """Other text would draw other requests when a recorded run is resumed."""
+    file = tmp_path / "tree.yaml"
+    sweep = "tree: [[64, [[64, 1], [64, 1]]], [100, 1]], load: 50}"
+    file.write_text(run[0].read_text().replace("n_s: [0, n_p], load: [50, 150]}", sweep))
+    (point,) = load_experiment(file).points("cpu", "float32")
+    axes = "n_p=200 n_s=- n_c=4 batch_size=4 prompts=1"
+    assert f"{axes} tree=64x(64x1 64x1) 100x1 load=50%" in draw_id(point)
