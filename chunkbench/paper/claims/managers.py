@@ -84,7 +84,8 @@ def _memory_limited(row: Row) -> bool:
     """Whether requests waited for memory, and for nothing else."""
     facts = row.facts
     waited = isinstance(facts, ReplayResult) and all(any(m.waiting for m in seed.timeline) for seed in facts.replays)
-    return waited and _batch(row) < facts.batch_size
+    # Replays of single requests, which fork, have no batch.
+    return waited and 0 < _batch(row) < facts.batch_size
 
 
 def _batch(row: Row) -> int:

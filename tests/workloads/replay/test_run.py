@@ -110,6 +110,15 @@ def test_forks_are_generated_and_never_hold(tmp_path: Path) -> None:
     assert "Replayed latency" not in text
 
 
+@pytest.mark.parametrize("forks", ["samples: 2", "beams: 2"])
+def test_forks_of_a_shared_prompt_do_not_say_how_many_sequences_fit(forks: str, tmp_path: Path) -> None:
+    sweep = f"sweep:\n  - {{n_p: 64, n_s: n_p, n_c: 8, rate: 60, memory: 4096, {forks}}}\n"
+    out, done = run(tmp_path, "implementations: [paged, prefix_tree]\nbaseline: paged\n" + sweep)
+    assert done.exit_code == 0, done.output
+    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--json").output)}
+    assert judged["S3-sharing"]["verdict"] == "not measured"
+
+
 def test_a_trace_file_and_a_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
