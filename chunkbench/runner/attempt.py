@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS, enough, timed_steps
 from chunkbench.environment import available_memory
-from chunkbench.experiment import SessionExperiment, TimedExperiment
+from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Case, SessionPoint
 from chunkbench.runner import memory_guard
 from chunkbench.runner.case_facts import CaseRounds
 from chunkbench.runner.client import WorkerClient
-from chunkbench.runner.point_driver import AFTER, BEFORE, PointDriver
+from chunkbench.runner.point_driver import AFTER, BEFORE, ExperimentT, PointDriver
 from chunkbench.runner.survey import Traits
 from chunkbench.store.results import Peaks
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from chunkbench.runner.sessions import AnySessions
 
 
-class Attempt(PointDriver):
+class Attempt(PointDriver[ExperimentT]):
     """Prepares and checks the implementations of a point, one by one; times nothing.
 
-    `announce` receives a text about the current work, `advance` the share of the point that is done (0 to 1).
+    The point is the last and longest of `points`, a pass, whose steps also serve the others. `announce` receives a text
+    about the current work, `advance` the share of the point that is done (0 to 1). `peaks`: whether every round probes
+    the machine's peaks.
     """
 
     sampled_checks = True
@@ -34,19 +36,20 @@ class Attempt(PointDriver):
 
     def __init__(
         self,
-        experiment: SessionExperiment,
+        experiment: ExperimentT,
         work: AnySessions,
         survey: Mapping[str, Traits],
         worker: WorkerClient,
-        point: SessionPoint,
+        points: Sequence[SessionPoint],
         cases: Sequence[Case],
         announce: Callable[[str], None],
         advance: Callable[[float], None],
+        peaks: bool,
     ) -> None:
-        super().__init__(experiment, work, survey, worker, point, cases)
-        self.steps_of: dict[int, tuple[int, ...]] = {point.n_c: ()}
+        super().__init__(experiment, work, survey, worker, points[-1], cases)
+        self.steps_of: dict[int, tuple[int, ...]] = {point.n_c: () for point in points}
         """n_c -> the steps that are timed for it."""
-        self._announce, self._advance, self._peaks = announce, advance, False
+        self._announce, self._advance, self._peaks = announce, advance, peaks
 
     def run(self, deadline: float) -> None:
         """Measure until about `deadline` (monotonic seconds). Raises `Culprit` when the worker is lost."""
@@ -116,32 +119,10 @@ class Attempt(PointDriver):
         return [case for case in cases if not self.lost_in(case)]
 
 
-class TimedAttempt(Attempt):
-    """Measures the cases of a point in interleaved rounds, between the two checks.
-
-    `lengths` are the point's n_c and the smaller values of n_c that its steps also serve. `peaks`: whether every round
-    probes the machine's peaks.
-    """
+class TimedAttempt(Attempt[TimedExperiment]):
+    """Measures the cases of a point in interleaved rounds, between the two checks."""
 
     sampled_checks = False
-
-    def __init__(
-        self,
-        experiment: TimedExperiment,
-        work: AnySessions,
-        survey: Mapping[str, Traits],
-        worker: WorkerClient,
-        point: SessionPoint,
-        cases: Sequence[Case],
-        announce: Callable[[str], None],
-        advance: Callable[[float], None],
-        lengths: Sequence[int],
-        peaks: bool,
-    ) -> None:
-        super().__init__(experiment, work, survey, worker, point, cases, announce, advance)
-        self._rules = experiment
-        self.steps_of = dict.fromkeys(lengths, ())
-        self._peaks = peaks
 
     def group(self, needs: Mapping[str, int], usable: Sequence[str], room: int) -> memory_guard.Grouping:
         """The memory groups: as many implementations side by side as fit, with the baseline where it fits."""
@@ -173,7 +154,7 @@ class TimedAttempt(Attempt):
         self.steps = tuple(sorted({step for steps in self.steps_of.values() for step in steps}))
 
     def _min_rounds(self, cases: Sequence[Case]) -> int:
-        return self._rules.min_rounds if any(case.protocol == "strict" for case in cases) else 1
+        return self.experiment.min_rounds if any(case.protocol == "strict" for case in cases) else 1
 
     def _refuse_long(self, cases: Sequence[Case]) -> None:
         """Fail a case in advance if its calls would overrun the time limit."""
@@ -188,7 +169,7 @@ class TimedAttempt(Attempt):
 
     def _rounds(self, cases: Sequence[Case], group: int, groups: int, deadline: float) -> None:
         """Interleaved rounds until the intervals are narrow or the time is used up, but at least the minimum number."""
-        experiment = self._rules
+        experiment = self.experiment
         started = monotonic()
         rounds_done = 0
         while cases:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isinf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypeVar
 
 from chunkbench.experiment import SessionExperiment
 from chunkbench.experiment.point import Case, SessionPoint
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from chunkbench.runner.sessions import AnySessions
 
 
+ExperimentT = TypeVar("ExperimentT", bound=SessionExperiment, default=SessionExperiment)
 BEFORE, AFTER = 1 << 20, 1 << 21
 """First nonces of the checks before and after the rounds; nonces of rounds are small."""
 _HOUSEKEEPING_S = 300.0
@@ -35,12 +38,12 @@ class Culprit(Exception):
         """The only mode of the implementation that is to blame; None: all modes."""
 
 
-class PointDriver:
+class PointDriver(Generic[ExperimentT]):
     """A point in one worker: `states` by implementation, `rounds_of` by case key."""
 
     def __init__(
         self,
-        experiment: SessionExperiment,
+        experiment: ExperimentT,
         work: AnySessions,
         survey: Mapping[str, Traits],
         worker: WorkerClient,

@@ -110,19 +110,19 @@ class SessionMeasurer(Generic[PointT, ResultT]):
         cases: Sequence[Case[PointT]],
         announce: Callable[[str], None],
         advance: Callable[[float], None],
-    ) -> Attempt:
-        experiment, driver = self._experiment, (self._work, self._traits, self._worker, points[-1], cases)
+    ) -> Attempt[Any]:
+        experiment = self._experiment
+        more = (self._work, self._traits, self._worker, points, cases, announce, advance, self._probing)
         if isinstance(experiment, TimedExperiment):
-            lengths = [shorter.n_c for shorter in points]
-            return TimedAttempt(experiment, *driver, announce, advance, lengths, self._probing)
-        return Attempt(experiment, *driver, announce, advance)
+            return TimedAttempt(experiment, *more)
+        return Attempt(experiment, *more)
 
     def _facts(
         self,
         point: PointT,
         cases: Sequence[Case[PointT]],
         measured: Sequence[Case[PointT]],
-        attempt: Attempt,
+        attempt: Attempt[Any],
         noise: Noise,
         started_at: str,
     ) -> list[ResultT]:
