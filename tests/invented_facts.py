@@ -8,6 +8,26 @@ import pytest
 
 from chunkbench.store.results import DecodeResult, Peaks
 
+AXES: dict[str, Any] = {
+    "n_p": 1024,
+    "n_s": 512,
+    "n_c": 64,
+    "batch_size": 32,
+    "heads": 32,
+    "kv_heads": 32,
+    "head_dim": 128,
+    "chunk_size": 64,
+    "block_size": 32,
+    "prompts": 1,
+    "tree": None,
+    "dtype": "bfloat16",
+    "device": "cpu",
+    "protocol": "strict",
+    "cache": "cold",
+    "mode": "eager",
+}
+"""The second row of Table 3."""
+
 
 class MakeFacts(Protocol):
     def __call__(self, implementation: str = ..., **changes: Any) -> DecodeResult: ...
@@ -24,22 +44,7 @@ def facts() -> MakeFacts:
             "experiment": "invented",
             "implementation": implementation,
             "label": implementation,
-            "n_p": 1024,
-            "n_s": 512,
-            "n_c": 64,
-            "batch_size": 32,
-            "heads": 32,
-            "kv_heads": 32,
-            "head_dim": 128,
-            "chunk_size": 64,
-            "block_size": 32,
-            "prompts": 1,
-            "tree": None,
-            "dtype": "bfloat16",
-            "device": "cpu",
-            "protocol": "strict",
-            "cache": "cold",
-            "mode": "eager",
+            **AXES,
             "status": "ok",
             "samples_us": samples,
             "steps": (1, 64),

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from chunkbench.store import DecodeResult, Manifest, Peaks, Result, Run
+from tests.invented_facts import AXES
 
 AnyResult = TypeVar("AnyResult", bound=Result)
 
@@ -52,29 +53,16 @@ PER_TOKEN = {
 
 def case(implementation: str, kind: type[AnyResult] = DecodeResult, **changes: Any) -> AnyResult:  # type: ignore[assignment]
     """Facts of one case; `us` gives the round means directly. `kind` keeps of the values those that it has."""
-    n_p, n_s = changes.get("n_p", 1024), changes.get("n_s", 512)
+    n_p, n_s = changes.get("n_p", AXES["n_p"]), changes.get("n_s", AXES["n_s"])
     status, reason = ABSENT.get(implementation, ("ok", ""))
     status, reason = changes.pop("status", status), changes.pop("reason", reason)
     values: dict[str, Any] = {
         "experiment": "table3",
         "implementation": implementation,
         "label": LABELS.get(implementation, implementation),
+        **AXES,
         "n_p": n_p,
         "n_s": n_s,
-        "n_c": 64,
-        "batch_size": 32,
-        "heads": 32,
-        "kv_heads": 32,
-        "head_dim": 128,
-        "chunk_size": 64,
-        "block_size": 32,
-        "prompts": 1,
-        "tree": None,
-        "dtype": "bfloat16",
-        "device": "cpu",
-        "protocol": "strict",
-        "cache": "cold",
-        "mode": "eager",
         "status": status,
         "reason": reason,
         "threads": None,

@@ -44,9 +44,3 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run(monkeypatch, [FINE, WORSE], "--format", "json")
     assert code == 2
     assert [(entry["level"], entry["title"]) for entry in json.loads(output)] == [("ok", "torch"), ("error", "results")]
-
-
-def test_help_ends_in_examples() -> None:
-    output = CliRunner().invoke(command, ["--help"]).output
-    assert "Examples:\n" in output
-    assert "chunkbench doctor --format json" in output

@@ -60,7 +60,3 @@ def test_schema() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--schema", "table3"], ["--format", "xml", "table3"]])
 def test_wrong_usage(arguments: list[str]) -> None:
     assert CliRunner().invoke(command, arguments).exit_code == 2
-
-
-def test_help_ends_with_examples() -> None:
-    assert "Examples:\n    chunkbench validate" in CliRunner().invoke(command, ["--help"]).output

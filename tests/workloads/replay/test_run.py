@@ -204,13 +204,6 @@ def test_step_times_from_a_recorded_run(tmp_path: Path) -> None:
     assert json.loads(line)["step_time"].startswith("fitted to 1372 measured steps")
 
 
-def test_other_kinds_have_no_axes_of_replays(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("implementations: [chunk_attn]\nsweep:\n  - {n_p: 64, n_s: 0, memory: 4000}\n")
-    done = chunkbench("validate", str(file))
-    assert "is only for `kind: replay`" in done.output
-
-
 @pytest.mark.parametrize("name", ["replay-managers", "replay-caches", "replay-forks", "replay-table4"])
 def test_bundled_replays_are_sized_for_a_minute(name: str) -> None:
     experiment = load_experiment(name)

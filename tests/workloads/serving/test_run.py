@@ -157,13 +157,6 @@ def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str
     assert message in result.output
 
 
-def test_kernels_have_no_load(tmp_path: Path) -> None:
-    file = tmp_path / "wrong.yaml"
-    file.write_text("implementations: [naive, chunk_attn]\nsweep:\n  - {n_p: 64, n_s: 0, load: 50}\n")
-    result = CliRunner().invoke(cli, ["validate", str(file)])
-    assert (result.exit_code, "is only for `kind: serving`" in result.output) == (2, True)
-
-
 def test_a_tree_of_prompts_does_not_set_the_batch(run: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "tree.yaml"
     sweep = "tree: [[64, [[64, 1], [64, 1]]], [100, 1]], load: 50}"
