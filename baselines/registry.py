@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
+
+from typing_extensions import TypeVar
 
 from chunkbench.baselines.contract import Answer, Implementation, Look
 
@@ -25,14 +27,32 @@ class Surveyed(NamedTuple):
     answer: Answer
 
 
-class Registry:
+class Listed(Protocol):
+    """What a registry knows of each implementation, whatever the kind of work."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def look(self) -> Look: ...
+
+    @property
+    def compiles(self) -> bool: ...
+
+    def availability(self, device: str) -> Answer: ...
+
+
+ListedT = TypeVar("ListedT", bound=Listed, covariant=True)
+
+
+class Registry(Generic[ListedT]):
     """The implementations of one kind of work, by id.
 
     Each is an entry point, whose module is imported only when it is needed, or the implementation itself: a row of a
     table.
     """
 
-    def __init__(self, find: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, find: Callable[[], Mapping[str, EntryPoint | ListedT]]) -> None:
         self._find = find
 
     def refresh(self) -> None:
@@ -40,7 +60,7 @@ class Registry:
         self.__dict__.pop("_entries", None)
 
     @cached_property
-    def _entries(self) -> Mapping[str, Any]:
+    def _entries(self) -> Mapping[str, EntryPoint | ListedT]:
         return self._find()
 
     def _provider(self, implementation: str) -> Any:
@@ -57,7 +77,7 @@ class Registry:
         entry = self._entries.get(implementation)
         return entry if isinstance(entry, EntryPoint) else None
 
-    def load(self, implementation: str) -> Implementation:
+    def load(self, implementation: str) -> ListedT:
         """The implementation with this id.
 
         Raises `UnknownImplementation`, or the error of the import if the adapter does not import.
@@ -67,7 +87,7 @@ class Registry:
             hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(self.names())}"
             raise UnknownImplementation(f"no implementation {implementation!r} is registered{hint}")
         provider = self._provider(implementation)
-        instance: Implementation = provider() if isinstance(provider, type) else provider
+        instance: ListedT = provider() if isinstance(provider, type) else provider
         return instance
 
     def look(self, implementation: str) -> Look:
@@ -109,5 +129,5 @@ def _registered() -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
 
 
-REGISTRY = Registry(_registered)
+REGISTRY: Registry[Implementation] = Registry(_registered)
 """Implementations of decode attention, registered under the entry point group `chunkbench.baselines`."""

@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from chunkbench.baselines.registry import Registry
+    from chunkbench.baselines.registry import Listed, Registry
     from chunkbench.experiment.point import Point
     from chunkbench.experiment.spec import Experiment
     from chunkbench.report.report import Report
@@ -51,7 +51,7 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
         return cast("type[PointT]", self.experiment.POINT)
 
     @abstractmethod
-    def implementations(self) -> Registry:
+    def implementations(self) -> Registry[Listed]:
         """What can be measured."""
 
     def passes(self, points: Iterable[PointT]) -> list[tuple[PointT, ...]]:

@@ -12,6 +12,8 @@ from chunkbench.store.results import TimedResult
 from chunkbench.workload import Workload
 
 if TYPE_CHECKING:
+    from chunkbench.baselines.contract import Implementation
+    from chunkbench.baselines.registry import Registry
     from chunkbench.experiment import SessionExperiment
     from chunkbench.experiment.point import SessionPoint
     from chunkbench.runner.estimate import Estimate
@@ -47,6 +49,10 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT]):
     def timed(self) -> bool:
         """Whether calls are timed, and the machine's peaks probed in the same rounds."""
         return issubclass(self.result, TimedResult)
+
+    @abstractmethod
+    def implementations(self) -> Registry[Implementation]:
+        """Adapters, which make sessions."""
 
     @abstractmethod
     def needs(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:

@@ -18,5 +18,5 @@ def _known() -> Mapping[str, EntryPoint | System]:
     return dict(sorted((found | ours).items()))
 
 
-SYSTEMS = Registry(_known)
+SYSTEMS: Registry[System] = Registry(_known)
 """Systems of experiments of `kind: serving`."""

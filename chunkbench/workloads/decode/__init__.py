@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from chunkbench.baselines.contract import Implementation
 from chunkbench.baselines.registry import REGISTRY, Registry
 from chunkbench.experiment import AttentionPoint, SessionExperiment
 from chunkbench.experiment.point import passes
@@ -28,7 +29,7 @@ ResultT = TypeVar("ResultT", bound=SessionResult)
 class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
     """Sessions that hold K and V of all sequences; all implementations of a point compute the same attention."""
 
-    def implementations(self) -> Registry:
+    def implementations(self) -> Registry[Implementation]:
         return REGISTRY
 
     def weight(self, point: AttentionPoint, seed: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from chunkbench.baselines.contract import Implementation
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.experiment.points import ModulesPoint
@@ -32,7 +33,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
     result = ModulesResult
     same_result = False
 
-    def implementations(self) -> Registry:
+    def implementations(self) -> Registry[Implementation]:
         return MODULES
 
     def weight(self, point: ModulesPoint, seed: int) -> int:

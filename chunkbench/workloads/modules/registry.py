@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 
+from chunkbench.baselines.contract import Implementation
 from chunkbench.baselines.registry import Registry
 
 _CLASSES = {"qkv_projection": "QkvProjection", "self_attention": "SelfAttention", "mlp": "Mlp"}
@@ -16,4 +17,4 @@ def _entry_points() -> dict[str, EntryPoint]:
     }
 
 
-MODULES = Registry(_entry_points)
+MODULES: Registry[Implementation] = Registry(_entry_points)

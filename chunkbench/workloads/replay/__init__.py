@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from chunkbench.runner.passes import PointMeasurer, Workplace
     from chunkbench.runner.target import Target
     from chunkbench.store import Manifest
+    from chunkbench.workloads.replay.managers import ManagerKind
 
 
 class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
@@ -30,7 +31,7 @@ class ReplayWorkload(Workload[ReplayExperiment, ReplayPoint, ReplayResult]):
     experiment = ReplayExperiment
     result = ReplayResult
 
-    def implementations(self) -> Registry:
+    def implementations(self) -> Registry[ManagerKind]:
         from chunkbench.workloads.replay.managers import MANAGERS
 
         return MANAGERS

@@ -135,5 +135,5 @@ KINDS: Mapping[str, ManagerKind] = {
 }
 """By the names that experiments use, in the order in which they are listed."""
 
-MANAGERS = Registry(lambda: KINDS)
+MANAGERS: Registry[ManagerKind] = Registry(lambda: KINDS)
 """Managers of experiments of `kind: replay`."""

@@ -21,7 +21,7 @@ from chunkbench.runner.target import Target
 from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.results import Status
 from chunkbench.workloads.replay.job import Answered, Job, compute
-from chunkbench.workloads.replay.managers import MANAGERS, ManagerKind
+from chunkbench.workloads.replay.managers import MANAGERS
 from chunkbench.workloads.replay.served import fitted
 from chunkbench.workloads.replay.spec import PAPER, ReplayExperiment
 
@@ -136,7 +136,7 @@ class ReplayMeasurer:
     def _facts(
         self, case: Case[ReplayPoint], answers: Sequence[Answered | tuple[Status, str]], started_at: str
     ) -> ReplayResult:
-        kind = cast(ManagerKind, MANAGERS.load(case.implementation))
+        kind = MANAGERS.load(case.implementation)
         good = [answer for answer in answers if isinstance(answer, Answered)]
         failures = [answer for answer in answers if not isinstance(answer, Answered)]
         status, reason = failures[0] if failures else ("ok", "")
@@ -181,7 +181,7 @@ def _answer(future: Future[Answered]) -> Answered | tuple[Status, str]:
 
 def step_times(experiment: ReplayExperiment) -> dict[str, StepTime]:
     """The model of step times for each manager. Raises `RunError`."""
-    kinds = {name: cast(ManagerKind, MANAGERS.load(name)) for name in experiment.implementations}
+    kinds = {name: MANAGERS.load(name) for name in experiment.implementations}
     if experiment.step_time == PAPER:
         # Imported late: the fits to the paper's tables take time, and other replays do not need them.
         from chunkbench.workloads.replay.paper_a100 import PaperA100

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.serving.servers.registry import SYSTEMS
+from chunkbench.serving.servers.system import System
 from chunkbench.store import CannotRunError
 from chunkbench.store.serving_result import ServingResult
 from chunkbench.workload import Workload
@@ -32,7 +33,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
     experiment = ServingExperiment
     result = ServingResult
 
-    def implementations(self) -> Registry:
+    def implementations(self) -> Registry[System]:
         return SYSTEMS
 
     def weight(self, point: ServingPoint, seed: int) -> int:

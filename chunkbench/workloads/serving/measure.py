@@ -309,7 +309,7 @@ def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _survey(name: str, device: str) -> _System:
     """A system, and whether it runs here."""
-    system = cast(System, SYSTEMS.load(name))
+    system = SYSTEMS.load(name)
     answer = system.availability(device)
     if not answer.ok:
         reason = f"{answer.reason}: {answer.remedy}" if answer.remedy else answer.reason

@@ -13,13 +13,12 @@ from chunkbench.experiment.look import Look
 from chunkbench.serving.servers import registry
 from chunkbench.serving.servers.endpoint import Endpoint
 from chunkbench.serving.servers.registry import SYSTEMS
-from chunkbench.serving.servers.system import Setting, System
+from chunkbench.serving.servers.system import Setting
 from tests.serving.servers.test_process import SETTING
 
 
 def command(name: str, setting: Setting, folder: Path) -> list[str]:
     system = SYSTEMS.load(name)
-    assert isinstance(system, System)
     launch = system.launch(setting, folder, 8000)
     assert launch is not None
     return list(launch.command)
