@@ -10,16 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+
+from typing_extensions import TypeVar
 
 from chunkbench.experiment.look import Look
 
 if TYPE_CHECKING:
     import torch
 
-    from chunkbench.experiment.point import AttentionPoint
+    from chunkbench.experiment.point import AttentionPoint, SessionPoint
 
-__all__ = ["YES", "Answer", "Implementation", "Inputs", "Look", "Session"]
+__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Look", "Session"]
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,6 @@ class Inputs(Protocol):
     @property
     def capacity(self) -> int:
         """Number of tokens in the longest sequence at the end: its prompt and n_c completion tokens."""
-        ...
-
-    def weights(self, name: str, rows: int, columns: int) -> torch.Tensor:
-        """A weight `[rows, columns]` of a layer, normal with variance 1 / columns; the same name, the same values."""
         ...
 
     def keys_values(self, sequence: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,8 +88,12 @@ class Session(ABC):
         return None
 
 
-class Implementation(ABC):
-    """One way to compute decode attention."""
+PointT = TypeVar("PointT", bound="SessionPoint", default="AttentionPoint", contravariant=True)
+InputsT = TypeVar("InputsT", default=Inputs, contravariant=True)
+
+
+class Implementation(ABC, Generic[PointT, InputsT]):
+    """One way to compute decode attention; with other points and inputs, what another kind of work measures."""
 
     id: str
     """Lower-case identifier, as written in experiments."""
@@ -112,16 +114,12 @@ class Implementation(ABC):
     def availability(self, device: str) -> Answer:
         """Whether it can run here on `device` (`cpu` or `cuda`); if not, the reason and the remedy."""
 
-    def supports(self, point: AttentionPoint) -> Answer:
+    def supports(self, point: PointT) -> Answer:
         """Whether it can compute this point; if not, the reason (head size, dtype, grouped heads, ragged prompts)."""
         return YES
 
-    def out_shape(self, point: AttentionPoint) -> tuple[int, ...]:
-        """Shape of the output of one decode call."""
-        return point.batch_size, point.heads, point.head_dim
-
     @abstractmethod
-    def prepare(self, inputs: Inputs) -> Session:
+    def prepare(self, inputs: InputsT) -> Session:
         """Store the prompts' K/V in the implementation's own layout. Untimed."""
 
     def package_version(self) -> str | None:
@@ -131,3 +129,6 @@ class Implementation(ABC):
     def isa(self) -> str | None:
         """Instruction set that the kernel uses; None if unknown."""
         return None
+
+
+AnyImplementation: TypeAlias = Implementation[Any, Any]

@@ -113,7 +113,7 @@ class Context(Generic[PointT, ResultT]):
 
     experiment: str
     machine: str
-    work: SessionWorkload[Any, PointT, ResultT]
+    work: SessionWorkload[Any, PointT, ResultT, Any]
     point: PointT
     seed: int
     steps: tuple[int, ...]

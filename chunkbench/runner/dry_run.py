@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from chunkbench import workload
-from chunkbench.baselines.contract import Answer, Implementation
+from chunkbench.baselines.contract import Answer, AnyImplementation
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment import Experiment, SessionExperiment, TimedExperiment
 from chunkbench.experiment.point import Point
@@ -48,7 +48,7 @@ def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Targ
     return "\n".join(lines)
 
 
-def sharing_of(experiment: SessionExperiment, registry: Registry[Implementation], target: Target) -> dict[str, bool]:
+def sharing_of(experiment: SessionExperiment, registry: Registry[AnyImplementation], target: Target) -> dict[str, bool]:
     """The implementations that a run would measure, and whether each holds shared prefixes once."""
     absent = target.device == "cuda" and not target.environment.gpus
     found = {}
@@ -68,7 +68,9 @@ def _describe(point: Point) -> str:
     )
 
 
-def _shares_storage(registry: Registry[Implementation], name: str, answer: Answer, device_absent: bool) -> bool | None:
+def _shares_storage(
+    registry: Registry[AnyImplementation], name: str, answer: Answer, device_absent: bool
+) -> bool | None:
     """Whether an implementation holds shared prefixes once; None if it would not be measured.
 
     If the device is absent, every implementation whose adapter loads counts, so that the plan shows its memory.

@@ -36,7 +36,7 @@ class SessionMeasurer(Generic[PointT, ResultT]):
 
     def __init__(
         self,
-        work: SessionWorkload[Any, PointT, ResultT],
+        work: SessionWorkload[Any, PointT, ResultT, Any],
         experiment: SessionExperiment[PointT],
         target: Target,
         points: Sequence[PointT],

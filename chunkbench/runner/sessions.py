@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias
 
 from typing_extensions import TypeVar
 
@@ -12,7 +12,7 @@ from chunkbench.store.results import TimedResult
 from chunkbench.workload import Workload
 
 if TYPE_CHECKING:
-    from chunkbench.baselines.contract import Implementation
+    from chunkbench.baselines.contract import AnyImplementation
     from chunkbench.baselines.registry import Registry
     from chunkbench.experiment import SessionExperiment
     from chunkbench.experiment.point import SessionPoint
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from chunkbench.runner.target import Target
     from chunkbench.store.results import SessionResult
     from chunkbench.workers.checks import Check
-    from chunkbench.workers.inputs import PooledInputs
+    from chunkbench.workers.inputs import PointInputs, PooledInputs
 
 SessionT = TypeVar("SessionT", bound="SessionExperiment[Any]")
 PointT = TypeVar("PointT", bound="SessionPoint")
 ResultT = TypeVar("ResultT", bound="SessionResult")
+InputsT = TypeVar("InputsT", bound="PointInputs", default="PooledInputs")
 
 
 class Amounts(NamedTuple):
@@ -39,7 +40,7 @@ class Amounts(NamedTuple):
     flops: tuple[int, ...] = ()
 
 
-class SessionWorkload(Workload[SessionT, PointT, ResultT]):
+class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, PointT, ResultT, InputsT]):
     """A kind whose implementations take turns in a worker, each checked against float64."""
 
     same_result: ClassVar[bool] = True
@@ -51,7 +52,7 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT]):
         return issubclass(self.result, TimedResult)
 
     @abstractmethod
-    def implementations(self) -> Registry[Implementation]:
+    def implementations(self) -> Registry[AnyImplementation]:
         """Adapters, which make sessions."""
 
     @abstractmethod
@@ -73,11 +74,11 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT]):
         """Bytes and FLOPs of the calls at these steps."""
 
     @abstractmethod
-    def inputs(self, point: PointT, seed: int) -> PooledInputs:
+    def inputs(self, point: PointT, seed: int) -> InputsT:
         """The inputs of a point, in the worker."""
 
     @abstractmethod
-    def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+    def check(self, inputs: InputsT, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
         """A check of an implementation's output after `steps` completion tokens, with its own queries.
 
         `nonce` seeds the queries and, if a `sample` of the output is enough, the choice of what is compared.
@@ -109,4 +110,4 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT]):
         return estimate(experiment, self, target, sharing) if sharing else "nothing of it runs here"
 
 
-AnySessions: TypeAlias = "SessionWorkload[Any, Any, Any]"
+AnySessions: TypeAlias = "SessionWorkload[Any, Any, Any, Any]"

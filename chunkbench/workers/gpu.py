@@ -17,7 +17,7 @@ from chunkbench.measure.gpu_loop import Device, decode_once, run_gpu_round
 from chunkbench.measure.rotation import calls_of
 from chunkbench.store.results import Sampling
 from chunkbench.workers.checks import Check
-from chunkbench.workers.inputs import PooledInputs
+from chunkbench.workers.inputs import PointInputs
 from chunkbench.workers.storages import visible_bytes
 
 
@@ -38,7 +38,7 @@ class GpuRounds:
         self._device.synchronise()
 
     def check(
-        self, copies: Sequence[Session], inputs: PooledInputs, check: Check, out: torch.Tensor, steps: int, mode: Mode
+        self, copies: Sequence[Session], inputs: PointInputs, check: Check, out: torch.Tensor, steps: int, mode: Mode
     ) -> dict[str, Any]:
         """Check every copy and report the worst error.
 
@@ -80,7 +80,7 @@ class GpuRounds:
     def round(
         self,
         copies: Sequence[Session],
-        inputs: PooledInputs,
+        inputs: PointInputs,
         out: torch.Tensor,
         timed: Sequence[int],
         nonce: int,

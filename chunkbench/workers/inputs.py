@@ -9,14 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import torch
 
-from chunkbench.experiment.point import AttentionPoint
+from chunkbench.experiment.point import AttentionPoint, SessionPoint
+from chunkbench.measure.loop import Feed
 
 VOCABULARY = 32000
 _POOL = 1 << 24
 _STRIDE = 16  # rows start at multiples of 16 elements, so that copies stay aligned
+
+
+class PointInputs(Feed, Protocol):
+    """What a worker needs of the inputs of a point, whatever the kind of work."""
+
+    @property
+    def point(self) -> SessionPoint: ...
+
+    def out_shape(self, implementation: str) -> tuple[int, ...]:
+        """Shape of the output of one call."""
+        ...
 
 
 def prime(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -32,7 +45,7 @@ def _pool(seed: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 class PooledInputs:
-    """The inputs of one point; the same seed gives the same values in every process."""
+    """The inputs of a point of attention; the same seed gives the same values in every process."""
 
     def __init__(self, point: AttentionPoint, seed: int) -> None:
         self.point = point
@@ -77,6 +90,10 @@ class PooledInputs:
         k, v = self.keys_values(sequence, 0, len(self.prompts[sequence]))
         rows = self._step_rows[:, :steps, sequence]
         return torch.cat([k, self._draw(rows[0])]), torch.cat([v, self._draw(rows[1])])
+
+    def out_shape(self, implementation: str) -> tuple[int, ...]:
+        """Shape of the output of one call: `[b, heads, head_dim]`."""
+        return self.point.batch_size, self.point.heads, self.point.head_dim
 
     def queries(self, *purpose: int) -> torch.Tensor:
         """Fresh queries `[b, heads, head_dim]`; equal purposes give equal queries."""

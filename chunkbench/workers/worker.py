@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chunkbench.baselines.contract import Implementation, Session
+from chunkbench.baselines.contract import AnyImplementation, Session
 from chunkbench.experiment.terms import Mode
 from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.measure.loop import run_round
@@ -21,7 +21,7 @@ from chunkbench.version import __version__
 from chunkbench.workers.checks import Check
 from chunkbench.workers.gpu import GpuRounds, cuda_rounds
 from chunkbench.workers.heap import make_room, reserve
-from chunkbench.workers.inputs import PooledInputs, prime
+from chunkbench.workers.inputs import PointInputs, prime
 from chunkbench.workers.pages import huge_share
 from chunkbench.workers.protocol import PROTOCOL, WORKER_BYTES
 from chunkbench.workers.storages import visible_storages
@@ -36,12 +36,12 @@ class Worker:
     def __init__(self, work: AnySessions) -> None:
         self._work, self._registry = work, work.implementations()
         self._threads = torch.get_num_threads()
-        self._loaded: dict[str, Implementation] = {}
+        self._loaded: dict[str, AnyImplementation] = {}
         self._sessions: dict[str, Session] = {}
         self._copies: dict[str, list[Session]] = {}
         self._gpu: GpuRounds | None = None
         self._checks: dict[tuple[int, str], Check] = {}
-        self._inputs: PooledInputs | None = None
+        self._inputs: PointInputs | None = None
         self._outs: dict[tuple[int, ...], torch.Tensor] = {}
         self._sweeper: CacheSweeper | None = None
         self._sweep_file = ""
@@ -221,7 +221,7 @@ class Worker:
             raise RuntimeError("no point is open")
         return self._probe[1].probe().model_dump()
 
-    def _load(self, name: str) -> Implementation:
+    def _load(self, name: str) -> AnyImplementation:
         if name not in self._loaded:
             self._loaded[name] = self._registry.load(name)
         return self._loaded[name]
@@ -235,13 +235,13 @@ class Worker:
 
     def _out(self, implementation: str) -> torch.Tensor:
         """The output tensor; all implementations with the same output shape share it."""
-        point = self._opened().point
-        shape = self._load(implementation).out_shape(point)
+        inputs = self._opened()
+        shape, point = inputs.out_shape(implementation), inputs.point
         if shape not in self._outs:
             self._outs[shape] = torch.empty(shape, dtype=getattr(torch, point.dtype), device=point.device)
         return self._outs[shape]
 
-    def _opened(self) -> PooledInputs:
+    def _opened(self) -> PointInputs:
         if self._inputs is None:
             raise RuntimeError("no point is open")
         return self._inputs

@@ -76,8 +76,7 @@ class FakeGpuWorker(worker.Worker):
         return reply
 
     def _out(self, implementation: str) -> torch.Tensor:
-        point = self._opened().point
-        return torch.empty(self._load(implementation).out_shape(point))
+        return torch.empty(self._opened().out_shape(implementation))
 
 
 class InProcess(WorkerClient):

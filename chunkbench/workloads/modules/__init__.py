@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chunkbench.baselines.contract import Implementation
+from chunkbench.baselines.contract import AnyImplementation
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.experiment.points import ModulesPoint
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from chunkbench.report.view import Body, View
     from chunkbench.store import Manifest
     from chunkbench.workers.checks import Check
-    from chunkbench.workers.inputs import PooledInputs
+    from chunkbench.workloads.modules.inputs import ModulesInputs
 
 
-class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesResult]):
+class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesResult, "ModulesInputs"]):
     """Calls that take hidden states. Every module computes another result; only self-attention keeps K and V."""
 
     name = "modules"
@@ -33,7 +33,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
     result = ModulesResult
     same_result = False
 
-    def implementations(self) -> Registry[Implementation]:
+    def implementations(self) -> Registry[AnyImplementation]:
         return MODULES
 
     def weight(self, point: ModulesPoint, seed: int) -> int:
@@ -72,18 +72,16 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
         moved, computed = (cost.bytes,) * len(steps), (cost.flops,) * len(steps)
         return Amounts(moved, moved, computed)
 
-    def inputs(self, point: ModulesPoint, seed: int) -> PooledInputs:
+    def inputs(self, point: ModulesPoint, seed: int) -> ModulesInputs:
         """Hidden states and weights, and K and V for self-attention."""
         from chunkbench.workloads.modules.inputs import ModulesInputs
 
         return ModulesInputs(point.layer, seed)
 
-    def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
+    def check(self, inputs: ModulesInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
         """A check against the module in float64."""
         from chunkbench.workloads.modules.checks import make_module_check
-        from chunkbench.workloads.modules.inputs import ModulesInputs
 
-        assert isinstance(inputs, ModulesInputs)
         return make_module_check(inputs, implementation, nonce)
 
     def body(self, view: View) -> Body:

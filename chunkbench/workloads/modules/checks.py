@@ -21,7 +21,7 @@ def make_module_check(inputs: ModulesInputs, module: str, nonce: int) -> Check:
         return make_check(inputs, 1, nonce)
     shape = inputs.shape
     rng = random.Random(f"check {nonce}")
-    width = {"qkv_projection": shape.qkv_size, "mlp": shape.hidden_size}[module]
+    _, width = inputs.out_shape(module)
     sequences = sorted(rng.sample(range(inputs.point.batch_size), min(_SEQUENCES, inputs.point.batch_size)))
     columns = sorted(rng.sample(range(width), min(_COLUMNS, width)))
     q = inputs.queries(nonce)

@@ -10,16 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Look, Session
 from chunkbench.baselines.naive import NaiveSession
-from chunkbench.experiment.llama import LlamaShape
-from chunkbench.experiment.point import AttentionPoint
 from chunkbench.experiment.points import LayerPoint
-
-
-def _shape(point: AttentionPoint) -> LlamaShape:
-    assert isinstance(point, LayerPoint)
-    return point.model
+from chunkbench.workloads.modules.inputs import ModulesInputs
 
 
 class _Stateless(Session):
@@ -36,17 +30,17 @@ class _Stateless(Session):
 
 
 class QkvProjectionSession(_Stateless):
-    def __init__(self, inputs: Inputs) -> None:
-        self._hidden = _shape(inputs.point).hidden_size
-        self._weight = inputs.weights("qkv_projection", _shape(inputs.point).qkv_size, self._hidden).t()
+    def __init__(self, inputs: ModulesInputs) -> None:
+        self._hidden = inputs.shape.hidden_size
+        self._weight = inputs.weights("qkv_projection", inputs.shape.qkv_size, self._hidden).t()
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
         torch.mm(q[:, : self._hidden], self._weight, out=out)
 
 
 class MlpSession(_Stateless):
-    def __init__(self, inputs: Inputs) -> None:
-        shape = _shape(inputs.point)
+    def __init__(self, inputs: ModulesInputs) -> None:
+        shape = inputs.shape
         self._hidden = shape.hidden_size
         self._gate, self._up = (
             inputs.weights(name, shape.intermediate_size, shape.hidden_size).t() for name in ("gate", "up")
@@ -66,7 +60,7 @@ class MlpSession(_Stateless):
 class SelfAttentionSession(NaiveSession):
     """Attention of one new token over n_p earlier tokens and itself; every call does the same work."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: ModulesInputs) -> None:
         super().__init__(inputs)
         point = inputs.point
         self._n_p, self._shape = point.n_p, (point.batch_size, point.heads, point.head_dim)
@@ -80,7 +74,7 @@ class SelfAttentionSession(NaiveSession):
         super().decode(q[:, : h * d].contiguous().view(self._shape), out)
 
 
-class _Module(Implementation):
+class _Module(Implementation[LayerPoint, ModulesInputs]):
     def availability(self, device: str) -> Answer:
         return YES
 
@@ -93,10 +87,7 @@ class QkvProjection(_Module):
     label = "QKV projection"
     look = Look(heading=("QKV", "proj."), colour="#0072B2", marker="s")
 
-    def out_shape(self, point: AttentionPoint) -> tuple[int, ...]:
-        return point.batch_size, _shape(point).qkv_size
-
-    def prepare(self, inputs: Inputs) -> Session:
+    def prepare(self, inputs: ModulesInputs) -> Session:
         return QkvProjectionSession(inputs)
 
 
@@ -105,7 +96,7 @@ class SelfAttention(_Module):
     label = "Self-attention"
     look = Look(heading=("Self-", "attention"), colour="#D55E00", marker="o")
 
-    def prepare(self, inputs: Inputs) -> Session:
+    def prepare(self, inputs: ModulesInputs) -> Session:
         return SelfAttentionSession(inputs)
 
 
@@ -114,8 +105,5 @@ class Mlp(_Module):
     label = "MLP"
     look = Look(heading=("MLP",), colour="#009E73", marker="^")
 
-    def out_shape(self, point: AttentionPoint) -> tuple[int, ...]:
-        return point.batch_size, _shape(point).hidden_size
-
-    def prepare(self, inputs: Inputs) -> Session:
+    def prepare(self, inputs: ModulesInputs) -> Session:
         return MlpSession(inputs)

@@ -15,6 +15,13 @@ class ModulesInputs(PooledInputs):
         super().__init__(point, seed)
         self.shape = point.model
 
+    def out_shape(self, implementation: str) -> tuple[int, ...]:
+        """`[b, heads, head_dim]` for self-attention, else `[b, columns]`."""
+        columns = {"qkv_projection": self.shape.qkv_size, "mlp": self.shape.hidden_size}
+        if implementation in columns:
+            return self.point.batch_size, columns[implementation]
+        return super().out_shape(implementation)
+
     def queries(self, *purpose: int) -> torch.Tensor:
         """Fresh hidden states `[b, width]`; a module reads as many leading columns as its input is wide."""
         point = self.point

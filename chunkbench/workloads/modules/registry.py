@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 
-from chunkbench.baselines.contract import Implementation
+from chunkbench.baselines.contract import AnyImplementation
 from chunkbench.baselines.registry import Registry
 
 _CLASSES = {"qkv_projection": "QkvProjection", "self_attention": "SelfAttention", "mlp": "Mlp"}
@@ -17,4 +17,4 @@ def _entry_points() -> dict[str, EntryPoint]:
     }
 
 
-MODULES: Registry[Implementation] = Registry(_entry_points)
+MODULES: Registry[AnyImplementation] = Registry(_entry_points)
