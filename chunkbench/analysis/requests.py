@@ -30,6 +30,8 @@ class LoadNumbers:
     requests: int
     answered: int
     failed: int
+    cancelled: int
+    """Requests that an interrupt of the client cut; neither answered nor failed."""
     seconds: float
     """From the first request's due time to the last token."""
     normalized_latency: Quantiles | None
@@ -63,6 +65,7 @@ def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = 
     done = [request for request in requests if request.status == "ok" and request.last is not None]
     seconds = max((r.last or 0.0 for r in done), default=0.0) - min((r.due for r in requests), default=0.0)
     per_s = 1 / seconds if seconds > 0 else 0.0
+    cancelled = sum(request.status == "cancelled" for request in requests)
     good = None
     if objective_s is not None:
         good = per_s * sum(normalized_latency(request) <= objective_s for request in done)
@@ -71,7 +74,8 @@ def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = 
     return LoadNumbers(
         requests=len(requests),
         answered=len(done),
-        failed=len(requests) - len(done),
+        failed=len(requests) - len(done) - cancelled,
+        cancelled=cancelled,
         seconds=max(seconds, 0.0),
         normalized_latency=_quantiles(done, normalized_latency),
         latency=_quantiles(done, lambda r: (r.last or 0.0) - r.due),

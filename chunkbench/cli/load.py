@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -93,70 +94,117 @@ def command(url: str, **options: Any) -> None:
     if (options["rate"] is None) == (options["clients"] is None) and options["trace"] is None:
         fail("give --rate for an open loop, or --clients for a closed one")
     try:
-        plan = _plan(options)
+        plan, notes = _plan(options)
         warm_up = _warm_up(plan, options)
-        out = options["out"].open("w", encoding="utf-8") if options["out"] else None
-    except (TraceError, ValueError, OSError) as error:
+    except (TraceError, ValueError) as error:
         fail(error)
     facts: list[RequestResult] = []
+    out: _Out | None = None
     how = LoadOptions(options["clients"], options["timeout"], not options["keep_eos"])
 
+    def ended(request: RequestResult) -> None:
+        facts.append(request)
+        if out is not None:
+            out.add(request)
+        if colour_wanted():
+            click.echo(f"\r\033[K{len(facts)} of {len(plan)} requests answered", nl=False, err=True)
+
     async def measure() -> float:
+        nonlocal out
         target = await describe_server(url, options["model"])
         longest = max(len(request.prompt) + request.max_tokens for request in plan)
         if target.max_length is not None and longest > target.max_length:
             raise LoadError(f"requests have up to {longest} tokens, {target.model} takes {target.max_length}")
+        out = _Out(options["out"]) if options["out"] else None
         if warm_up:
             await send(target, warm_up, dataclasses.replace(how, clients=len(warm_up)))
-        measured = await send(target, plan, how, lambda request: _ended(request, facts, len(plan), out))
+        measured = await send(target, plan, how, ended)
         return measured.client_cpu
 
     cpu, interrupted = 0.0, False
     try:
         cpu = asyncio.run(measure())
-    except LoadError as error:
+    except (LoadError, OSError) as error:
         fail(error)
     except KeyboardInterrupt:
         interrupted = True
-    finally:
-        if out is not None:
-            out.close()
     click.echo("\r\033[K" if colour_wanted() else "", nl=False, err=True)
     objective = options["objective"]
     numbers = load_numbers(facts, objective / 1e3 if objective else None)
-    show(_output(numbers, cpu, facts, len(plan), interrupted), options["form"])
-    if interrupted or numbers.failed:
-        click.get_current_context().exit(130 if interrupted else 3)
+    show(_output(numbers, cpu, facts, len(plan), interrupted, notes), options["form"])
+    unwritten = out.problem if out is not None else ""
+    if unwritten:
+        click.echo(f"chunkbench load: {unwritten}", err=True)
+    if interrupted or numbers.failed or unwritten:
+        click.get_current_context().exit(130 if interrupted else 2 if unwritten else 3)
 
 
-def _plan(options: dict[str, Any]) -> list[PlannedRequest]:
-    """The requests that the options describe. Raises TraceError and ValueError."""
+class _Out:
+    """The file of `--out`. A line that cannot be written is counted, not raised: the figures need no file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._file = path.open("wb", buffering=0)
+        self._bytes = self._written = self._lost = 0
+        self._reason = ""
+
+    def add(self, request: RequestResult) -> None:
+        """Write a line, whole or not at all."""
+        line = rest = (request.model_dump_json() + "\n").encode()
+        try:
+            while rest and not self._lost:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+            with contextlib.suppress(OSError):  # a pipe cannot be cut
+                self._file.truncate(self._bytes)
+        if rest:
+            self._lost += 1
+        else:
+            self._written += 1
+            self._bytes += len(line)
+
+    @property
+    def problem(self) -> str:
+        """What was not written, and why; empty if all was."""
+        if not self._lost:
+            return ""
+        lacks = f"it lacks {self._lost} of {self._lost + self._written} requests"
+        return f"{self._path} cannot be written: {self._reason}; {lacks}"
+
+
+def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...]]:
+    """The requests that the options describe, and what a reader must know of a trace. Raises TraceError and
+    ValueError."""
     from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
 
     rate, seed, count = options["rate"], options["seed"], options["count"]
     arrivals = Arrivals(options["arrivals"], options["spread"])
     if options["trace"]:
-        requests, timed = _trace(options)
+        requests, timed, notes = _trace(options)
         if rate is not None:
             dues = due_times(arrivals, rate, len(requests), seed)
-            return [dataclasses.replace(request, due=due) for request, due in zip(requests, dues, strict=True)]
+            return [dataclasses.replace(request, due=due) for request, due in zip(requests, dues, strict=True)], notes
         if not timed and options["clients"] is None:
             raise ValueError(f"{options['trace']} does not say when requests are due: give --rate or --clients")
-        return requests
+        return requests, notes
     prompts = Prompts(options["n_p"], options["n_s"], options["prompts"])
     drawn = draw_prompts(prompts, count, options["vocabulary"], seed)
     dues = due_times(arrivals, rate, count, seed) if rate is not None else [0.0] * count
-    return [PlannedRequest(due, prompt, options["n_c"]) for due, prompt in zip(dues, drawn, strict=True)]
+    return [PlannedRequest(due, prompt, options["n_c"]) for due, prompt in zip(dues, drawn, strict=True)], ()
 
 
-def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool]:
-    """The requests of the file, and whether it says when they are due. Raises TraceError and ValueError."""
+def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool, tuple[str, ...]]:
+    """The requests of the file, whether it says when they are due, and its notes. Raises TraceError and ValueError."""
     from chunkbench.traces import PlannedRequest, draw_traffic, read_traffic
 
     trace = read_traffic(options["trace"])
     if trace.has_token_ids:
-        return [PlannedRequest(r.due, r.prompt, r.answer_tokens) for r in trace.requests], trace.timed
-    return draw_traffic(trace, options["count"], options["vocabulary"], options["seed"], options["longest"]), True
+        requests = [PlannedRequest(r.due, r.prompt, r.answer_tokens) for r in trace.requests]
+    else:
+        requests = draw_traffic(trace, options["count"], options["vocabulary"], options["seed"], options["longest"])
+    return requests, trace.timed, trace.notes
 
 
 def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[PlannedRequest]:
@@ -168,16 +216,14 @@ def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[Planne
     return [PlannedRequest(0.0, prompt, plan[0].max_tokens) for prompt in drawn]
 
 
-def _ended(request: RequestResult, facts: list[RequestResult], planned: int, out: TextIO | None) -> None:
-    facts.append(request)
-    if out is not None:
-        out.write(request.model_dump_json() + "\n")
-        out.flush()
-    if colour_wanted():
-        click.echo(f"\r\033[K{len(facts)} of {planned} requests answered", nl=False, err=True)
-
-
-def _output(numbers: LoadNumbers, cpu: float, facts: list[RequestResult], planned: int, interrupted: bool) -> Output:
+def _output(
+    numbers: LoadNumbers,
+    cpu: float,
+    facts: list[RequestResult],
+    planned: int,
+    interrupted: bool,
+    notes: tuple[str, ...],
+) -> Output:
     from chunkbench.report.model import Column, Output, Table
     from chunkbench.report.numbers import percent, significant
 
@@ -201,10 +247,14 @@ def _output(numbers: LoadNumbers, cpu: float, facts: list[RequestResult], planne
     if numbers.cached_share is not None:
         told.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
     bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
-    reasons = {f"failed, {request.status}: {request.reason}" for request in facts if request.status != "ok"}
+    reasons = {
+        f"failed, {request.status}: {request.reason}" for request in facts if request.status not in ("ok", "cancelled")
+    }
+    if numbers.cancelled:
+        told.append(f"{numbers.cancelled} were not answered when the load was interrupted")
     return Output(
         title=f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s",
-        warnings=(bottleneck,) if numbers.client_late or cpu > 0.9 else (),
+        warnings=(*notes, bottleneck) if numbers.client_late or cpu > 0.9 else notes,
         headline="; ".join(told),
         tables=(Table("", columns, [line for line in lines if line[1] is not None]),),
         statuses=tuple(sorted(reasons)[:5]),

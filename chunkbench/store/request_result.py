@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt
 
-RequestStatus = Literal["ok", "wrong", "refused", "error", "timeout"]
+RequestStatus = Literal["ok", "wrong", "refused", "error", "timeout", "cancelled"]
 
 
 class RequestResult(BaseModel):
@@ -31,5 +31,5 @@ class RequestResult(BaseModel):
     """Prompt tokens that the server did not compute; None if it does not say."""
     status: RequestStatus = "ok"
     """ok: answered; wrong: the server's token counts are not those asked for; refused: an answer of status 4xx;
-    error: another failure; timeout: no whole answer in time."""
+    error: another failure; timeout: no whole answer in time; cancelled: the client was interrupted."""
     reason: str = ""

@@ -27,6 +27,12 @@ def test_latency_counts_from_when_a_request_was_due() -> None:
     assert numbers.client_late
 
 
+def test_what_the_client_cut_is_no_failure() -> None:
+    cut = request(1.0, 2.0, 6.0, status="cancelled")
+    numbers = load_numbers([TWO[0], cut, request(1.0, 2.0, 6.0, status="error")])
+    assert (numbers.requests, numbers.answered, numbers.failed, numbers.cancelled) == (3, 1, 1, 1)
+
+
 def test_means_rates_and_shares() -> None:
     numbers = load_numbers(TWO, objective_s=0.6)
     assert numbers.normalized_latency is not None

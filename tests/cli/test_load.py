@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +70,42 @@ def test_a_trace(served: Served, tmp_path: Path) -> None:
     trace.write_text(json.dumps({"prompt": [1], "max_tokens": 2}) + "\n")
     code, printed = load(served.url, "--trace", str(trace))
     assert (code, "does not say when requests are due: give --rate or --clients" in printed) == (2, True)
+
+
+def test_a_full_disk_loses_no_figures(served: Served) -> None:
+    code, printed = load(served.url, *SMALL, "--clients", "2", "--out", "/dev/full")
+    assert code == 2
+    assert "6 of 6 requests answered" in printed
+    assert "/dev/full cannot be written: No space left on device; it lacks 6 of 6 requests" in printed
+
+
+def test_a_disk_that_fills_up_keeps_whole_lines(served: Served, tmp_path: Path) -> None:
+    out = tmp_path / "requests.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
+    try:
+        code, printed = load(served.url, *SMALL, "--clients", "1", "--out", str(out))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    kept = [json.loads(line) for line in out.read_text().splitlines()]
+    assert code == 2
+    assert "6 of 6 requests answered" in printed
+    assert f"File too large; it lacks {6 - len(kept)} of 6 requests" in printed
+    assert 0 < len(kept) < 6
+
+
+def test_what_an_interrupt_cuts_is_no_failure(served: Served) -> None:
+    """Each answer takes 2,000 tokens, so that some run when the interrupt comes."""
+    interrupt = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    options = ["--n-p", "40", "--n-c", "2000", "--vocabulary", "300", "--rate", "9", "--warm-up", "0"]
+    code, printed = load(served.url, *options, "--format", "json")
+    numbers = json.loads(printed)
+    assert code == 130
+    assert (numbers["failed"], numbers["interrupted"]) == (0, True)
+    assert 0 < numbers["cancelled"] < 30
 
 
 def test_a_failed_request_is_exit_code_3(served: Served) -> None:

@@ -50,7 +50,7 @@ async def at_due_times(dues: Sequence[float], launch: Callable[[int], None]) -> 
     def pace() -> None:
         with _short_slices():
             for number, due in enumerate(dues):
-                if stopped.wait(due - time.perf_counter()):
+                if stopped.wait(min(due - time.perf_counter(), threading.TIMEOUT_MAX)):
                     return
                 events.call_soon_threadsafe(launch, number)
 

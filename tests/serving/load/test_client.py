@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -58,6 +59,8 @@ def stream(
 @asynccontextmanager
 async def server(handler: Handler, models: object = None) -> AsyncIterator[str]:
     async def listed(_: web.Request) -> web.Response:
+        if isinstance(models, bytes):
+            return web.Response(body=models)
         return web.json_response(models or {"data": [{"id": "m", "max_model_len": 99}]})
 
     app = web.Application()
@@ -175,3 +178,227 @@ def test_requests_are_sent_when_they_are_due() -> None:
     delays = sorted((request.sent or 9) - request.due for request in requests)
     assert delays[0] >= 0
     assert delays[len(delays) // 2] < 0.02
+
+
+def chunk(text: str = "", **fields: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "text": text}], **fields}
+
+
+def raw(*parts: bytes | float | dict[str, object]) -> Handler:
+    """Completions of these bytes and events; a number is a pause in seconds."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in parts:
+            if isinstance(part, float):
+                await asyncio.sleep(part)
+            else:
+                await response.write(event(**part) if isinstance(part, dict) else part)
+        return response
+
+    return answer
+
+
+TOKENS = [chunk(text) for text in "abcd"]
+
+
+@pytest.mark.parametrize("usage", [[], [{"choices": [], "usage": {"completion_tokens": 4}}]])
+@pytest.mark.serial
+def test_chunks_without_text_are_no_tokens(usage: list[dict[str, object]]) -> None:
+    """An empty chunk at once, four tokens after 0.3 s, an empty end after 0.6 s."""
+    (request,) = measure(raw(chunk(), 0.3, *TOKENS, 0.3, chunk(finish_reason="length"), *usage), plan(1, 0, 4)).requests
+    assert (request.status, request.tokens) == ("ok", 4)
+    assert request.sent is not None
+    assert request.first is not None
+    assert request.last is not None
+    assert 0.3 <= request.first - request.sent < 0.5
+    assert 0.3 <= request.last - request.sent < 0.5
+
+
+def test_token_ids_are_tokens_without_text() -> None:
+    """A token may be a part of a character."""
+    part = {"choices": [{"index": 0, "text": "", "token_ids": [7]}]}
+    (request,) = measure(raw(chunk(), part, chunk("a"), chunk()), plan(1, 0, 2)).requests
+    assert (request.status, request.tokens) == ("ok", 2)
+
+
+def test_event_streams_of_other_servers() -> None:
+    contents = (
+        b'\xef\xbb\xbf: hello\r\rdata: {"choices":\rdata: [{"text": "a"}]}\r\rdata: [DONE]\r\r',
+        b'data: {"choices": [{"text":\ndata: "a"}]}\n\nevent: end\ndata: [DONE]\n\n',
+        b'data:{"choices":[{"text":"a"}]}\r\n\r\ndata:\r\n\r\ndata:[DONE]\r\n\r\n',
+    )
+    answers = iter(
+        [raw(*(content[i : i + size] for i in range(0, 99, size))) for content in contents for size in (3, 99)]
+    )
+
+    async def in_turn(request: web.Request) -> web.StreamResponse:
+        return await next(answers)(request)
+
+    for request in measure(in_turn, plan(6, 0, 1), LoadOptions(clients=1)).requests:
+        assert (request.status, request.reason, request.tokens) == ("ok", "", 1)
+
+
+MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
+    (chunk("a", usage={"completion_tokens": None, "prompt_tokens_details": None}), "ok", ""),
+    (chunk("a", usage="x"), "error", "ValueError: usage: Input should be a valid dictionary"),
+    (chunk("a", usage=[]), "error", "usage: Input should be a valid dictionary"),
+    (chunk("a", usage={"completion_tokens": "1"}), "error", "usage.completion_tokens: Input should be a valid int"),
+    (chunk("a", usage={"completion_tokens": 1.5}), "error", "usage.completion_tokens: Input should be a valid int"),
+    (chunk("a", usage={"completion_tokens": -1}), "error", "usage.completion_tokens: Input should be greater"),
+    (chunk("a", usage={"prompt_tokens_details": [1]}), "error", "usage.prompt_tokens_details: Input should be"),
+    (
+        chunk("a", usage={"prompt_tokens_details": {"cached_tokens": -1}}),
+        "error",
+        "usage.prompt_tokens_details.cached_tokens: Input should be greater than or equal to 0",
+    ),
+    (
+        chunk("a", usage={"prompt_tokens_details": {"cached_tokens": 9}}),
+        "wrong",
+        "the server counts 9 cached tokens in a prompt of 4",
+    ),
+    ({"choices": "x"}, "error", "choices: Input should be a valid list"),
+    ({"choices": [None]}, "error", "choices.0: Input should be a valid dictionary"),
+    ({"choices": [{"text": 5}]}, "error", "choices.0.text: Input should be a valid string"),
+    ({"error": {"message": "half \ud800 and \x1b[31m red\n"}}, "error", "half ? and ?[31m red"),
+    (b"data: 5\n\n", "error", "an event is no JSON object: 5"),
+    (b"data: {\n\n", "error", "JSONDecodeError"),
+    (b"data: " + b"[" * 100_000 + b"\n\n", "error", "RecursionError"),
+    (b'{"choices": [{"text": "no stream"}]}', "wrong", "the stream ended without a token"),
+]
+
+
+def test_a_malformed_answer_fails_its_request_alone() -> None:
+    answers = iter([raw(part) for part, _, _ in MALFORMED] + [raw(chunk("a"))])
+
+    async def in_turn(request: web.Request) -> web.StreamResponse:
+        return await next(answers)(request)
+
+    *ended, last = measure(in_turn, plan(len(MALFORMED) + 1, 0, 1), LoadOptions(clients=1)).requests
+    for request, (part, status, reason) in zip(ended, MALFORMED, strict=True):
+        assert request.status == status, part
+        assert reason in request.reason
+        request.model_dump_json()
+    assert last.status == "ok"
+
+
+def test_a_malformed_list_of_models_is_one_error() -> None:
+    lists: list[object] = [{"data": {}}, {"data": [{}]}, {"data": [{"id": 5}]}, {"data": [[]]}, {"models": []}, "x"]
+    lists += [b"{", b"[" * 100_000, b'{"data": [{"id": "\\ud800"}]}', {"data": [{"id": None}]}, b'{"data": null}']
+
+    async def ask(models: object) -> None:
+        async with server(stream(), models) as url:
+            await describe_server(url)
+
+    async def ask_all() -> None:
+        for models in lists:
+            with pytest.raises(LoadError, match="no server of OpenAI's protocol answers: its models: "):
+                await ask(models)
+
+    asyncio.run(ask_all())
+
+
+def test_redirects() -> None:
+    """Those that keep the body are followed; the others are named."""
+    rows = [
+        (307, "completions?moved=1", ""),
+        (308, "/v1/completions?moved=1", ""),
+        (302, "https://other/v1/completions", "status 302: redirected to https://other/v1/completions; give that addr"),
+        (307, "completions", "status 307: redirected to completions; give that address"),
+        (307, "http://[bad", "Invalid"),
+        (307, "ftp://other/", "ftp://other/"),
+    ]
+
+    async def moved(request: web.Request) -> web.StreamResponse:
+        if "moved" in request.query:
+            return await stream()(request)
+        code, location, _ = rows[(await request.json())["prompt"][0]]
+        return web.Response(status=code, headers={"Location": location})
+
+    numbered = [PlannedRequest(0, (number,), 3) for number in range(len(rows))]
+    for request, (_, location, reason) in zip(measure(moved, numbered).requests, rows, strict=True):
+        assert request.status == ("error" if reason else "ok"), location
+        assert reason in request.reason
+
+
+def test_the_key_is_sent_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str | None] = []
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        heard.append(request.headers.get("Authorization"))
+        return await stream()(request)
+
+    async def run() -> tuple[str, Measured]:
+        async with server(elsewhere) as other:
+
+            async def moved(request: web.Request) -> web.StreamResponse:
+                heard.append(request.headers.get("Authorization"))
+                return web.Response(status=307, headers={"Location": f"{other}/v1/completions"})
+
+            async with server(moved) as url:
+                target = await describe_server(url)
+                return repr(target), await send(target, plan(1), LoadOptions())
+
+    monkeypatch.setenv("OPENAI_API_KEY", " secret\n")
+    told, measured = asyncio.run(run())
+    assert heard == ["Bearer secret", None]
+    assert "secret" not in told + str(measured)
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    asyncio.run(run())
+    assert heard[2:] == [None, None]
+
+
+def test_forms_of_an_address() -> None:
+    ends = ("", "/", "/v1", "/v1/", "/v1/completions", "/v1/chat/completions/", "/v1/models")
+
+    async def ask() -> None:
+        async with server(stream()) as url:
+            for start, end in itertools.product((url, url.removeprefix("http://")), ends):
+                assert (await describe_server(start + end)).url == f"{url}/v1"
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("address", ["ftp://a", "http://", "", "http://a:99999", "file:///etc", "http://[::1"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(LoadError, match=r"not the address of a server, such as http://127\.0\.0\.1:8000"):
+        asyncio.run(describe_server(address))
+
+
+@pytest.mark.parametrize("clients", [None, 2])
+def test_requests_that_the_client_cuts_are_no_failures_of_the_server(clients: int | None) -> None:
+    """One is answered, two run, and the others are not sent: they are not in the result."""
+    told: list[tuple[str, str]] = []
+    heard: list[list[int]] = []
+    requests = [PlannedRequest(0.02 * number, (number,), 3) for number in range(3)]
+    requests += [PlannedRequest(60.0, (number,), 3) for number in range(3, 9)]
+
+    async def run() -> None:
+        over = asyncio.Event()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            heard.append((await request.json())["prompt"])
+            if heard[-1] == [0]:
+                return await stream()(request)
+            response = await raw(chunk("a"))(request)
+            await over.wait()
+            return response
+
+        async with server(answer) as url:
+            target = await describe_server(url)
+            before = asyncio.all_tasks()
+            sent = send(target, requests, LoadOptions(clients), lambda r: told.append((r.status, r.reason)))
+            sending = asyncio.create_task(sent)
+            while len(heard) < 3 or not told:
+                await asyncio.sleep(0.01)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            left = {task for task in asyncio.all_tasks() - before if "send" in repr(task) or "_ask" in repr(task)}
+            over.set()
+            assert not left
+
+    asyncio.run(run())
+    assert told == [("ok", ""), *[("cancelled", "the client was interrupted")] * 2]

@@ -1,0 +1,42 @@
+"""Server-sent events, as the HTML standard defines them (section 9.2.6, "Interpreting an event stream")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_END = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class EventStream:
+    """Takes the bytes of a stream, cut anywhere, and gives the data of each event as soon as its end is there."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        """A line without its end."""
+        self._data: list[bytes] = []
+        self._at_begin = True
+        self._after_return = False
+        """The last byte was a carriage return: a line feed that follows ends no other line."""
+
+    def feed(self, piece: bytes) -> Iterator[str]:
+        """The data of the events that end in this piece."""
+        if not piece:
+            return
+        if self._after_return and piece[:1] == b"\n":
+            piece = piece[1:]
+            self._after_return = False
+        if piece:
+            self._after_return = piece.endswith(b"\r")
+        *lines, self._rest = _END.split(self._rest + piece)
+        for line in lines:
+            if self._at_begin:
+                line, self._at_begin = line.removeprefix(_BYTE_ORDER_MARK), False
+            if line:
+                field, _, value = line.partition(b":")
+                if field == b"data":
+                    self._data.append(value.removeprefix(b" "))
+            elif self._data:
+                data, self._data = b"\n".join(self._data), []
+                yield data.decode(errors="replace")
