@@ -61,7 +61,9 @@ class RaggedChunkAttention(LayeredChunkAttention):
         self._decoding: list[int] = []
         self._prompts: list[PromptRows] = []
         self._writes: list[tuple[Ints, Ints, Ints]] = []  # chunks, slots and rows of new tokens, by prompt
+        self._filled: list[Ints] = []  # chunks that the selected tokens fill, which counts as written from then on
         # Of the planned step:
+        self._planned_filled: list[Ints] = []
         self._rows = 0
         self._writing = _NONE  # rows whose K and V are new
         self._places = Append(_NONE, _NONE, _NONE, every_row=False)
@@ -95,7 +97,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         rows = len(self._decoding) + sum(prompt.count for prompt in self._prompts) + np.flatnonzero(new)
         self._writes.append((own[new], positions[new] % self.chunk_size, rows))
         self._prompts.append(PromptRows(chunks, first, count))
-        self._tree.mark_written(own[(positions + 1) % self.chunk_size == 0])
+        self._fill(own[new & ((positions + 1) % self.chunk_size == 0)])
 
     def plan_selected(self) -> int:
         """Plan the step of the selected tokens, and return their number. The next `select` begins another step."""
@@ -109,15 +111,26 @@ class RaggedChunkAttention(LayeredChunkAttention):
             last, slots = plan.last_chunks, plan.last_tokens - 1
             new = ~self._tree.written(last)
             writes = [(last[new], slots[new], np.flatnonzero(new)), *writes]
-            self._tree.mark_written(last[slots == self.chunk_size - 1])
+            self._fill(last[new & (slots == self.chunk_size - 1)])
         columns = zip(*writes, strict=True) if writes else [()] * 3
         chunks, slots, self._writing = (np.concatenate([_NONE, *column]) for column in columns)
         self._places = Append(chunks, slots, chunks[slots == 0], every_row=False)
         self._rows = len(rows) + sum(prompt.count for prompt in self._prompts)
         self._ragged.plan(plan, self._prompts)
         self._planned = False  # this is not the plan that `attend` needs
-        self._decoding, self._prompts, self._writes = [], [], []
+        self._planned_filled = self._filled
+        self._decoding, self._prompts, self._writes, self._filled = [], [], [], []
         return self._rows
+
+    def undo_planned(self) -> None:
+        """K and V of the planned step did not come, or not in all layers: its tokens have to be selected again."""
+        for chunks in self._planned_filled:
+            self._tree.mark_written(chunks, False)
+        self._planned_filled = []
+
+    def forget(self, sequence: int) -> None:
+        """When a sequence leaves, keep nothing of what it alone covers. Raises UnknownSequence."""
+        self._tree.mark_written(self._tree.own_chunks(sequence), False)
 
     def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write K and V of the selected tokens in one layer, k and v `[rows, kv_heads, head_dim]`.
@@ -148,6 +161,10 @@ class RaggedChunkAttention(LayeredChunkAttention):
         if self._rows:
             self._ragged.decode(q, out, layer)
         return out
+
+    def _fill(self, chunks: Ints) -> None:
+        self._tree.mark_written(chunks)
+        self._filled.append(chunks)
 
     def _plan_of(self, rows: Ints) -> Plan:
         """The plan of some rows; the same object as last time if nothing changed, so that the kernel keeps its work."""

@@ -114,6 +114,11 @@ class PrefixTree:
         """Chunk ids of a sequence in token order. Raises UnknownSequence."""
         return [chunk for node in path_to(self._find(sequence).leaf) for chunk in node.chunks]
 
+    def own_chunks(self, sequence: int) -> Ints:
+        """Chunks that no other live sequence covers. Raises UnknownSequence."""
+        nodes = path_to(self._find(sequence).leaf)
+        return np.array([chunk for node in nodes if node.references == 1 for chunk in node.chunks], np.int64)
+
     def tokens(self, sequence: int) -> Ints:
         """Token ids of a sequence. Raises UnknownSequence."""
         entry = self._find(sequence)
@@ -144,9 +149,9 @@ class PrefixTree:
 
     # Changes
 
-    def mark_written(self, chunks: Ints) -> None:
-        """K and V of these full chunks are there, or come before anybody reads them."""
-        self._written[chunks] = True
+    def mark_written(self, chunks: Ints, written: bool = True) -> None:
+        """K and V of these full chunks are there, or come before anybody reads them. False: they did not come."""
+        self._written[chunks] = written
 
     def join(self, tokens: Tokens, spare: int = 0) -> Join:
         """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted.

@@ -1,7 +1,7 @@
 """The engine: iteration-level batching of any decoder-only model of transformers over the prefix-aware cache."""
 
 from chunkbench.serving.engine.engine import Engine, EngineOptions, StepReport
-from chunkbench.serving.engine.errors import EngineError, ModelError, RequestRefused
+from chunkbench.serving.engine.errors import EngineError, ModelError, RequestFailed, RequestRefused
 from chunkbench.serving.engine.model import Model
 from chunkbench.serving.engine.request import Generated, Request, Sampling
 
@@ -13,6 +13,7 @@ __all__ = [
     "Model",
     "ModelError",
     "Request",
+    "RequestFailed",
     "RequestRefused",
     "Sampling",
     "StepReport",

@@ -79,5 +79,20 @@ class EngineCache(Manager):
             member.reached = length + 1
         return True
 
+    def undo(self) -> None:
+        """The planned step could not be computed: what it would have written is not there."""
+        self._attention.undo_planned()
+
+    def select_again(self, sequence: int, tokens: int) -> int:
+        """After `undo`: select what is missing of the first `tokens` tokens. Returns the first that is computed."""
+        self._live[sequence].reached = 0
+        first = min(self.held(sequence), tokens - 1)
+        self.reach(sequence, tokens)
+        return first
+
+    def forget(self, sequence: int) -> None:
+        """A sequence failed: nothing that it leaves is kept for later ones."""
+        self._attention.forget(self._live[sequence].handle)
+
     def leave(self, sequence: int) -> None:
         self._attention.remove_sequence(self._live.pop(sequence).handle)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
+import torch
+
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.scheduling import Piece, Rules, Scheduler
 from chunkbench.serving.engine.cache import EngineCache
+from chunkbench.serving.engine.errors import RequestFailed
 from chunkbench.serving.engine.model import Model
 from chunkbench.serving.engine.request import Finish, Generated, Request, Sequence
 from chunkbench.serving.engine.sampling import next_tokens
@@ -17,6 +20,9 @@ from chunkbench.serving.engine.sampling import next_tokens
 Attention = Literal["two-phase", "sequence-first", "no-sharing"]
 Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
+
+_LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
+"""After this error a GPU computes nothing any more, for nobody."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class StepReport:
     """Bytes of the chunks that live sequences cover during the step."""
     arrived: int
     """Requests that were queued before the step, since the engine's start."""
+    failed: tuple[RequestFailed, ...] = ()
+    """Requests that ended without their answer."""
 
     @property
     def seconds(self) -> float:
@@ -152,7 +160,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused."""
         self.check(request)
-        self._scheduler.add(Sequence(self._arrivals, request, list(request.prompt)))
+        ends = request.stop_ids | (frozenset() if request.ignore_eos else self.model.eos_ids)
+        self._scheduler.add(Sequence(self._arrivals, request, list(request.prompt), ends))
         self._arrivals += 1
 
     def drop(self, ids: Iterable[str]) -> None:
@@ -169,7 +178,11 @@ class Engine:
         self.model.compile(self.options.prompt_budget + self.options.max_batch)
 
     def step(self) -> StepReport:
-        """Compute one token of every running sequence, and a part of the waiting prompts."""
+        """Compute one token of every running sequence, and a part of the waiting prompts.
+
+        A request whose tokens cannot be computed, or whose logits choose no token, fails alone. Raises what ends the
+        engine: a lost GPU, or an error of its own.
+        """
         started = perf_counter()
         step = self._scheduler.schedule()
         self._cache.plan()
@@ -179,19 +192,16 @@ class Engine:
         self.peak_batch = max(self.peak_batch, step.batch)
         planned = perf_counter()
         generated: list[Generated] = []
-        computed = planned
-        if pieces:
-            sampled = _sampled(pieces)
-            tokens = [token for entry, first, count in pieces for token in entry.tokens[first : first + count]]
-            positions = [place for _, first, count in pieces for place in range(first, first + count)]
-            rows = [row for row, _ in sampled]
-            logits = self.model.logits(tokens, positions, rows or [0], self._attention)
-            computed = perf_counter()
-            sequences = [sequence for _, sequence in sampled]
-            if sequences:
-                for sequence, token in zip(sequences, next_tokens(logits, sequences), strict=True):
-                    generated.append(self._take(sequence, token))
-        done = perf_counter()
+        failed: list[RequestFailed] = []
+        self._computed = planned
+        for sequence, outcome in self._outcomes(pieces) if pieces else ():
+            if isinstance(outcome, RequestFailed):
+                self._cache.forget(sequence.arrival)
+                self._scheduler.finish(sequence)
+                failed.append(outcome)
+            else:
+                generated.append(self._take(sequence, outcome))
+        computed, done = self._computed, perf_counter()
         return StepReport(
             tuple(generated),
             step.batch,
@@ -202,14 +212,61 @@ class Engine:
             done - computed,
             kv_bytes,
             self._arrivals,
+            tuple(failed),
         )
+
+    def _outcomes(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, int | RequestFailed]]:
+        """Compute planned pieces: the next token of each sequence whose last token is among them, or why it has none.
+
+        After an exception the halves are computed apart, down to the pieces that raise it alone.
+        """
+        try:
+            return self._compute(pieces)
+        except _LOST_DEVICE:
+            raise
+        except Exception as error:
+            self._cache.undo()
+            if len(pieces) == 1:
+                sequence = pieces[0].entry
+                failure = RequestFailed(sequence.request.id, f"{type(error).__name__}: {error}")
+                failure.__cause__ = error
+                return [(sequence, failure)]
+        middle = len(pieces) // 2
+        outcomes = []
+        for half in (pieces[:middle], pieces[middle:]):
+            # A piece may have relied on chunks that another one was to write.
+            ends = [(entry, first + tokens) for entry, first, tokens in half]
+            firsts = [self._cache.select_again(entry.arrival, end) for entry, end in ends]
+            self._cache.plan()
+            again = [Piece(entry, first, end - first) for (entry, end), first in zip(ends, firsts, strict=True)]
+            outcomes += self._outcomes(again)
+        return outcomes
+
+    def _compute(self, pieces: list[Piece[Sequence]]) -> list[tuple[Sequence, int | RequestFailed]]:
+        sampled = _sampled(pieces)
+        tokens = [token for entry, first, count in pieces for token in entry.tokens[first : first + count]]
+        positions = [place for _, first, count in pieces for place in range(first, first + count)]
+        rows = [row for row, _ in sampled]
+        logits = self.model.logits(tokens, positions, rows or [0], self._attention)
+        self._computed = perf_counter()
+        sequences = [sequence for _, sequence in sampled]
+        chosen = next_tokens(logits, sequences) if sequences else []
+        return [
+            (sequence, self._no_token(sequence) if token is None else token)
+            for sequence, token in zip(sequences, chosen, strict=True)
+        ]
+
+    def _no_token(self, sequence: Sequence) -> RequestFailed:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        reason = f"the model's logits for token {sequence.length} are not numbers, or infinite"
+        return RequestFailed(sequence.request.id, f"{reason}; the model may need another dtype than {dtype}")
 
     def _take(self, sequence: Sequence, token: int) -> Generated:
         """Add a token to a sequence, which ends if it was the last one."""
         request = sequence.request
         sequence.tokens.append(token)
         finish: Finish | None = None
-        if token in request.stop_ids or (token in self.model.eos_ids and not request.ignore_eos):
+        if token in sequence.ends:
             finish = "stop"
         elif sequence.generated == request.max_tokens:
             finish = "length"

@@ -12,4 +12,17 @@ class ModelError(EngineError, ValueError):
 
 
 class RequestRefused(EngineError, ValueError):
-    """A request that the engine can never answer: too long, empty, or with token ids that the model lacks."""
+    """A request that the engine can never answer: too long, empty, or with a field out of range."""
+
+    def __init__(self, message: str, field: str = "prompt") -> None:
+        """`field`: what of the request is wrong, by its name in OpenAI's API."""
+        super().__init__(message)
+        self.field = field
+
+
+class RequestFailed(EngineError):
+    """The engine could not go on with a request. It goes on with the others."""
+
+    def __init__(self, request: str, message: str) -> None:
+        super().__init__(message)
+        self.request = request

@@ -34,8 +34,9 @@ class ModelNumbers:
         self.vocabulary: int = config.vocab_size
         self.max_length: int = getattr(config, "max_position_embeddings", 2**31)
         """Most tokens of a sequence, prompt and answer."""
-        eos = config.eos_token_id
+        eos = module.generation_config.eos_token_id
         self.eos_ids = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+        """End-of-sequence ids, as transformers' `generate` knows them."""
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
 

@@ -17,6 +17,9 @@ from chunkbench.serving.engine.errors import RequestRefused
 
 Finish = Literal["length", "stop"]
 
+COLD = 1e-5
+"""Below this temperature only the largest logit has a probability that counts, as in vLLM."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -26,13 +29,24 @@ class Sampling:
     top_p: float = 1.0
     """Choose among the most probable tokens whose probabilities add up to this."""
     seed: int | None = None
-    """Same seed, same tokens, whatever the other requests of a step are; None: a new seed."""
+    """Same seed, same tokens, whatever the other requests of a step are; None: a new seed. -2**63 to 2**64 - 1."""
+    top_k: int = 0
+    """Choose among so many of the most probable tokens, before top_p. 0: all; -1 means the same in vLLM."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 100:
-            raise ValueError(f"temperature must lie between 0 and 100, not {self.temperature}")
+            raise RequestRefused(f"temperature must lie between 0 and 100, not {self.temperature}", "temperature")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+            raise RequestRefused(f"top_p must be above 0 and at most 1, not {self.top_p}", "top_p")
+        if not -1 <= self.top_k < 2**31:
+            raise RequestRefused(f"top_k must be at least 1, or 0 for all tokens, not {self.top_k}", "top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise RequestRefused(f"seed must lie between -2**63 and 2**64 - 1, not {self.seed}", "seed")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether always the token with the largest logit is chosen."""
+        return self.temperature < COLD or self.top_k == 1
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,8 @@ class Request:
     """Token ids after which the answer ends, besides the model's own end-of-sequence ids."""
     ignore_eos: bool = False
     """Go on after the model's end-of-sequence ids."""
+    min_tokens: int = 0
+    """Before so many tokens no token is chosen that would end the answer."""
 
     def check(self, most_tokens: int, vocabulary: int) -> None:
         """Raise RequestRefused if no server answers it that takes so many tokens and has so many token ids."""
@@ -54,7 +70,10 @@ class Request:
         if prompt == 0:
             raise RequestRefused("the prompt is empty: it needs at least one token")
         if self.max_tokens < 1:
-            raise RequestRefused(f"max_tokens must be at least 1, not {self.max_tokens}")
+            raise RequestRefused(f"max_tokens must be at least 1, not {self.max_tokens}", "max_tokens")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            most = f"at least 0 and at most max_tokens = {self.max_tokens}"
+            raise RequestRefused(f"min_tokens must be {most}, not {self.min_tokens}", "min_tokens")
         if total > most_tokens:
             raise RequestRefused(
                 f"the prompt has {prompt} tokens and max_tokens is {self.max_tokens}, together {total}: "
@@ -107,6 +126,8 @@ class Sequence(Entry):
     request: Request
     tokens: list[int]
     """Prompt and generated tokens."""
+    ends: frozenset[int] = frozenset()
+    """Token ids that end the answer."""
     random: torch.Generator | None = field(default=None, repr=False)
 
     @cached_property

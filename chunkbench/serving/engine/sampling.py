@@ -11,29 +11,60 @@ from chunkbench.serving.engine.request import Sequence
 
 _LIKELY = 128
 """So many tokens reach top_p in most steps of a trained model."""
+_NEVER = -torch.inf
+"""Logit of a token that cannot be chosen."""
 
 
-def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
+def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int | None]:
     """One token for each row of logits `[n, vocabulary]`, chosen as its sequence's request says.
 
-    Rows are independent: which other sequences a step holds changes no token of a seeded request.
+    None where the logits choose no token: the largest is NaN or infinite. Rows are independent: which other sequences
+    a step holds changes no token of a seeded request.
     """
-    tokens: list[int] = logits.max(-1).indices.tolist()  # four times as fast as argmax on a CPU in bfloat16
-    drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
+    logits = _without_early_ends(logits, sequences)
+    largest = logits.max(-1)  # four times as fast as argmax on a CPU in bfloat16
+    finite = largest.values.isfinite().tolist()
+    tokens = [token if fine else None for token, fine in zip(largest.indices.tolist(), finite, strict=True)]
+    drawn = [row for row, one in enumerate(sequences) if finite[row] and not one.request.sampling.greedy]
     if drawn:
-        chosen = _draw(logits[drawn].float(), [sequences[row] for row in drawn])
-        for row, token in zip(drawn, chosen, strict=True):
+        # Without the largest logit, whatever the temperature is, no quotient overflows: the largest is 0.
+        below = logits[drawn].float() - largest.values[drawn].float()[:, None]
+        for row, token in zip(drawn, _draw(below, [sequences[row] for row in drawn]), strict=True):
             tokens[row] = token
     return tokens
 
 
+def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
+    """The logits; tokens that would end an answer before its `min_tokens` cannot be chosen."""
+    rows, ids = [], []
+    for row, sequence in enumerate(sequences):
+        if sequence.generated < sequence.request.min_tokens:
+            ends = [token for token in sequence.ends if token < logits.shape[-1]]
+            rows += [row] * len(ends)
+            ids += ends
+    if rows:
+        logits = logits.clone()
+        logits[rows, ids] = _NEVER
+    return logits
+
+
 def _draw(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
-    """Draw tokens by probability, where top_p asks for it among the most probable ones whose probabilities reach it."""
-    heat = torch.tensor([sequence.request.sampling.temperature for sequence in sequences], device=logits.device)
-    probabilities = (logits / heat[:, None]).softmax(-1)
+    """Draw tokens by probability: of all, of the `top_k` most probable, or of those whose probabilities reach top_p.
+
+    The largest logit of each row is 0.
+    """
+    settings = [sequence.request.sampling for sequence in sequences]
+    heat = torch.tensor([setting.temperature for setting in settings], device=logits.device)
+    logits = logits / heat[:, None]
+    for row, setting in enumerate(settings):
+        if 0 < setting.top_k < logits.shape[-1]:
+            best = logits[row].topk(setting.top_k)
+            logits[row] = torch.full_like(logits[row], _NEVER).scatter(0, best.indices, best.values)
+    candidates = list(_candidates(logits.softmax(-1), [setting.top_p for setting in settings]))
+    # Numbers are drawn last: a step that failed for lack of memory draws the same ones when it is computed again.
     draws = torch.tensor([torch.rand((), generator=_generator(s)).item() for s in sequences], device=logits.device)
     tokens = torch.empty(len(sequences), dtype=torch.int64)
-    for rows, weights, ids in _candidates(probabilities, [s.request.sampling.top_p for s in sequences]):
+    for rows, weights, ids in candidates:
         places = _places(weights, draws[rows])
         tokens[rows] = (places if ids is None else ids.gather(-1, places)).squeeze(-1).cpu()
     chosen: list[int] = tokens.tolist()
@@ -66,7 +97,9 @@ def _candidates(
 
 def _kept(values: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
     """Sorted probabilities, with 0 for those behind the first whose sum reaches the limit."""
-    return values * ((values.cumsum(-1) - values) < limits)
+    kept = (values.cumsum(-1) - values) < limits
+    kept[:, 0] = True  # also where a limit is 0 in float32
+    return values * kept
 
 
 def _places(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:

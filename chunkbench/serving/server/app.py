@@ -9,23 +9,28 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from chunkbench.serving.engine import Generated, Request, RequestRefused, StepReport
+from chunkbench.serving.engine import Generated, Request, RequestFailed, RequestRefused, StepReport
 from chunkbench.serving.server.backend import Backend, BackendFailed, Load
-from chunkbench.serving.server.protocol import ApiError, Body, ChatBody, CompletionBody, parse, usage
+from chunkbench.serving.server.protocol import ApiError, Body, ChatBody, CompletionBody, StreamOptions, parse, usage
 from chunkbench.serving.server.records import Log, Metrics
 from chunkbench.serving.server.text import Text
 from chunkbench.version import __version__
 
+T = TypeVar("T")
+
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion if the client names none, as in OpenAI's API."""
+SMALL_BODY = 32 << 10
+"""Bytes of a body that is read in about a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,11 @@ class ServerOptions:
     """Most tokens of prompt and answer together."""
     max_waiting: int = 1024
     """Requests in the queue above which new ones get status 429."""
+
+    @property
+    def max_body(self) -> int:
+        """Most bytes of a request's body: room for the longest prompt as text or token ids, and as much again."""
+        return (1 << 20) + 32 * self.max_length
 
 
 class Server:
@@ -75,22 +85,37 @@ class Server:
     async def completions(self, http: HttpRequest) -> Response:
         """/v1/completions"""
         received = time.perf_counter()
-        body = parse(CompletionBody, await _json(http))
-        prompt = body.one_prompt()
-        ids = self._text.encode(prompt) if isinstance(prompt, str) else prompt
+        body, ids = await self._read(http, self._completion)
         return await self._answer(http, body, ids, body.max_tokens or DEFAULT_MAX_TOKENS, _COMPLETION, received)
+
+    def _completion(self, data: bytes) -> tuple[Body, list[int]]:
+        body = parse(CompletionBody, data)
+        prompt = body.one_prompt()
+        return body, self._text.encode(prompt) if isinstance(prompt, str) else prompt
 
     async def chat(self, http: HttpRequest) -> Response:
         """/v1/chat/completions"""
         received = time.perf_counter()
-        body = parse(ChatBody, await _json(http))
-        ids = self._text.encode_chat([message.plain() for message in body.messages])
+        body, ids = await self._read(http, self._chat)
         limit = body.max_completion_tokens or body.max_tokens or max(1, self.options.max_length - len(ids))
         return await self._answer(http, body, ids, limit, _CHAT, received)
 
+    def _chat(self, data: bytes) -> tuple[ChatBody, list[int]]:
+        body = parse(ChatBody, data)
+        return body, self._text.encode_chat([message.plain() for message in body.messages])
+
     async def models(self, http: HttpRequest) -> Response:
-        """/v1/models, and what identifies this server in a measurement."""
-        model = {
+        """/v1/models"""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, http: HttpRequest) -> Response:
+        """/v1/models/{id}"""
+        self._check_name(http.path_params["id"])
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        """The model, and what identifies this server in a measurement."""
+        return {
             "id": self.options.model,
             "object": "model",
             "created": self._created,
@@ -98,7 +123,11 @@ class Server:
             "max_model_len": self.options.max_length,
             "server": {"chunkbench": __version__, **self.backend.facts()},
         }
-        return JSONResponse({"object": "list", "data": [model]})
+
+    def _check_name(self, model: str) -> None:
+        if model != self.options.model:
+            message = f"the model {model} does not exist; this server has {self.options.model}"
+            raise ApiError(message, 404, "model", "model_not_found")
 
     async def health(self, http: HttpRequest) -> Response:
         """/health: 200 while the engine works."""
@@ -110,19 +139,30 @@ class Server:
         """/metrics for Prometheus."""
         return Response(self._metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def _read(self, http: HttpRequest, read: Callable[[bytes], T]) -> T:
+        """What `read` makes of the body. Raises ApiError."""
+        parts, size, most = [], 0, self.options.max_body
+        async for part in http.stream():  # to its end: a client that still sends does not see the answer
+            size += len(part)
+            if size <= most:
+                parts.append(part)
+        if size > most:
+            raise ApiError(f"the body has {size} bytes: this server takes at most {most}", 413, code="body_too_large")
+        data = b"".join(parts)
+        # The other clients do not wait for a large one.
+        return read(data) if size <= SMALL_BODY else await asyncio.to_thread(read, data)
+
     async def _answer(
         self, http: HttpRequest, body: Body, ids: list[int], max_tokens: int, form: _Form, received: float
     ) -> Response:
-        if body.model != self.options.model:
-            message = f"the model {body.model} does not exist; this server has {self.options.model}"
-            raise ApiError(message, 404, "model", "model_not_found")
+        self._check_name(body.model)
         request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens)
         if self.failure:
             raise ApiError(str(self.failure), 503)
         try:
             self.backend.check(request)
         except RequestRefused as error:
-            raise ApiError(str(error), param="prompt") from None
+            raise ApiError(str(error), param=error.field) from None
         waiting = self.backend.load().waiting
         if waiting >= self.options.max_waiting:
             self._metrics.requests.labels("refused").inc()
@@ -130,18 +170,17 @@ class Server:
         writer = _Writer(form, request.id, self.options.model, body.return_token_ids)
         tokens = self._tokens(http, request, received)
         if body.stream:
-            events = self._events(tokens, writer, len(ids), body.stream_options.include_usage)
+            events = self._events(tokens, writer, len(ids), body.stream_options)
             return StreamingResponse(events, media_type="text/event-stream")
         answered = [token async for token in tokens]
         if not answered or answered[-1].finish is None:
             return Response(status_code=499)  # the client has gone; nobody reads this
-        decode = self._text.decoder()
-        text = "".join(decode(token.token) for token in answered)
+        text = self._text.decode([token.token for token in answered])
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
     async def _tokens(self, http: HttpRequest, request: Request, received: float) -> AsyncGenerator[Generated, None]:
         """The tokens of an answer; ends early if the client goes away. Raises ApiError if the engine breaks."""
-        arrived: asyncio.Queue[Generated | BackendFailed | None] = asyncio.Queue()
+        arrived: asyncio.Queue[Generated | RequestFailed | BackendFailed | None] = asyncio.Queue()
         gone = asyncio.create_task(_disconnected(http))
         gone.add_done_callback(lambda _: arrived.put_nowait(None))
         outcome, count, cached, first = "dropped", 0, None, None
@@ -149,7 +188,7 @@ class Server:
             self.backend.submit(request, arrived.put_nowait)
             while True:
                 token = await arrived.get()
-                if isinstance(token, BackendFailed):
+                if isinstance(token, RequestFailed | BackendFailed):
                     raise token
                 if token is None:
                     return
@@ -161,9 +200,9 @@ class Server:
                 yield token
                 if token.finish is not None:
                     return
-        except BackendFailed as error:
+        except (RequestFailed, BackendFailed) as error:
             outcome = "failed"
-            raise ApiError(str(error), 503) from None
+            raise ApiError(str(error), 503 if isinstance(error, BackendFailed) else 500) from None
         finally:
             gone.cancel()
             self.backend.drop(request.id)
@@ -183,21 +222,25 @@ class Server:
             )
 
     async def _events(
-        self, tokens: AsyncGenerator[Generated, None], writer: _Writer, prompt: int, with_usage: bool
+        self, tokens: AsyncGenerator[Generated, None], writer: _Writer, prompt: int, options: StreamOptions
     ) -> AsyncIterator[str]:
         """Server-sent events of a stream."""
-        decode = self._text.decoder()
+        text = self._text.stream()
         count, cached = 0, None
         try:
             async with contextlib.aclosing(tokens):
                 async for token in tokens:
                     count += 1
                     cached = token.cached_tokens
-                    yield _event(writer.event(token, decode(token.token), count == 1))
+                    piece = text.add(token.token, token.finish is not None)
+                    event = writer.event(token, piece, count == 1)
+                    yield _event(
+                        event | {"usage": usage(prompt, count, cached)} if options.continuous_usage_stats else event
+                    )
         except ApiError as error:  # the status has been sent: the error is an event
             yield _event(error.body())
             return
-        if with_usage:
+        if options.include_usage:
             yield _event({**writer.head(writer.form.event), "choices": [], "usage": usage(prompt, count, cached)})
         yield "data: [DONE]\n\n"
 
@@ -273,10 +316,11 @@ def application(server: Server) -> Starlette:
             Route("/v1/completions", server.completions, methods=["POST"]),
             Route("/v1/chat/completions", server.chat, methods=["POST"]),
             Route("/v1/models", server.models),
+            Route("/v1/models/{id:path}", server.model),
             Route("/health", server.health),
             Route("/metrics", server.metrics),
         ],
-        exception_handlers={ApiError: _refuse, HTTPException: _no_route},
+        exception_handlers={ApiError: _refuse, HTTPException: _no_route, ClientDisconnect: _gone, Exception: _broken},
         lifespan=lifespan,
     )
 
@@ -292,11 +336,13 @@ async def _no_route(http: HttpRequest, error: Exception) -> Response:
     return JSONResponse(ApiError(message, error.status_code).body(), status_code=error.status_code)
 
 
-async def _json(http: HttpRequest) -> Any:
-    try:
-        return json.loads(await http.body())
-    except ValueError as error:
-        raise ApiError(f"the body is not JSON: {error}") from None
+async def _gone(_: HttpRequest, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads this
+
+
+async def _broken(_: HttpRequest, error: Exception) -> Response:
+    """An error of the server itself, whose traceback uvicorn writes."""
+    return JSONResponse(ApiError(f"{type(error).__name__}: {error}", 500).body(), status_code=500)
 
 
 async def _disconnected(http: HttpRequest) -> None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chunkbench.serving.engine import Engine, Generated, Request, StepReport
+from chunkbench.serving.engine import Engine, Generated, Request, RequestFailed, StepReport
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class BackendFailed(Exception):
     """The engine broke. It answers nothing any more."""
 
 
-Deliver = Callable[[Generated | BackendFailed], None]
-"""Takes the tokens of one answer in order; runs on the event loop."""
+Deliver = Callable[[Generated | RequestFailed | BackendFailed], None]
+"""Takes the tokens of one answer in order, or why it ends without the last; runs on the event loop."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,12 @@ class ChunkBackend:
             while self._take_in():
                 report = self._engine.step()
                 self._observer.step(time.perf_counter(), report, self.load())
-                if report.generated:
-                    self._tell(self._deliver, report.generated)
+                for failure in report.failed:
+                    _LOGGER.error("request %s failed: %s", failure.request, failure, exc_info=failure.__cause__)
+                if report.generated or report.failed:
+                    self._tell(self._deliver, (*report.generated, *report.failed))
         except Exception as error:
-            traceback.print_exc()
+            _LOGGER.exception("the engine broke")
             self._tell(self._fail, BackendFailed(f"the engine broke: {type(error).__name__}: {error}"))
 
     def _tell(self, function: Callable[[Any], None], what: Any) -> None:
@@ -159,14 +163,14 @@ class ChunkBackend:
             self._engine.drop(gone)
         return not self._closing
 
-    def _deliver(self, generated: tuple[Generated, ...]) -> None:
-        for token in generated:
-            answer = self._answers.get(token.request)
+    def _deliver(self, outcomes: tuple[Generated | RequestFailed, ...]) -> None:
+        for outcome in outcomes:
+            answer = self._answers.get(outcome.request)
             if answer is None:  # its client has just gone away
                 continue
-            if token.finish is not None:
-                del self._answers[token.request]
-            answer(token)
+            if isinstance(outcome, RequestFailed) or outcome.finish is not None:
+                del self._answers[outcome.request]
+            answer(outcome)
 
     def _fail(self, error: BackendFailed) -> None:
         self._failed = error

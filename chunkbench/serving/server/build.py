@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,15 +39,19 @@ class ModelChoice:
     @property
     def folder(self) -> Path | None:
         """The checkpoint; None: random weights."""
-        return None if self.model in SHAPES or self.model.endswith(".json") else Path(self.model)
+        path = Path(self.model)
+        shape = self.model in SHAPES or (path.suffix == ".json" and not path.is_dir())
+        return None if shape else path
 
     @property
     def name(self) -> str:
         """The model's name for clients."""
         if self.model in SHAPES:
             return self.model
-        path = Path(self.model).resolve()
-        return path.stem if self.folder is None else path.name
+        path = Path(os.path.abspath(self.model))  # a link has the name that its user gave it
+        if self.folder is not None:
+            return path.name
+        return path.parent.name if path.name == "config.json" else path.stem
 
     def config(self) -> Any:
         """transformers' configuration of a model with random weights. Raises ModelError."""

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic_core import from_json
 
-from chunkbench.serving.engine import Request, Sampling
+from chunkbench.serving.engine import Request, RequestRefused, Sampling
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "stop": ([], ""),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-"""Fields that the server lacks -> the values that ask for nothing, which it takes."""
-_IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"}
-"""Fields that change no answer."""
+Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class ApiError(Exception):
@@ -54,60 +29,124 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-class StreamOptions(BaseModel):
+class Fields(BaseModel):
+    """An object of a body. A field that is null counts as left out.
+
+    A field that is not there is refused with ApiError, unless it can change no answer or asks for nothing.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    _within: ClassVar[str | None] = None
+    """The field of the body that holds such objects; None: this is the body."""
+    _labels: ClassVar[frozenset[str]] = frozenset()
+    """Fields that change no answer."""
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Fields that the server lacks -> the values that ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_nulls_out(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _refuse_others(self) -> Fields:
+        for name, value in (self.model_extra or {}).items():
+            if name not in self._labels and not any(_same(value, neutral) for neutral in self._neutral.get(name, ())):
+                path = f"{self._within}.{name}" if self._within else name
+                message = f"the field {path:.80} = {value!r:.80} is not supported; leave it out"
+                raise ApiError(message, param=self._within or name)
+        return self
+
+
+class StreamOptions(Fields):
     """What a stream carries besides tokens."""
 
-    model_config = ConfigDict(extra="ignore")
+    _within = "stream_options"
+    _labels = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
+    continuous_usage_stats: bool = False
+    """Usage in every chunk."""
 
 
-class Message(BaseModel):
+class Message(Fields):
     """A message of a chat; its text may come in parts."""
 
-    model_config = ConfigDict(extra="ignore")
+    _within = "messages"
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("tool_calls", "annotations"), ([],)),
+        **dict.fromkeys(("refusal", "reasoning", "reasoning_content"), ("",)),
+    }
 
-    role: str
+    role: Annotated[str, Field(max_length=64)]
     content: str | list[dict[str, Any]] = ""
+    name: Annotated[str, Field(max_length=1024)] | None = None
 
     def plain(self) -> dict[str, str]:
-        """Role and text. Raises ApiError for images and other parts."""
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        for part in self.content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ApiError(f"a message has a part of type {part.get('type')!r}; text only", param="messages")
-        return {"role": self.role, "content": "".join(part["text"] for part in self.content)}
+        """What a chat template gets. Raises ApiError for images and other parts."""
+        text = self.content
+        if isinstance(text, list):
+            for part in text:
+                if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                    message = f"a message has a part of type {part.get('type')!r:.80}; text only"
+                    raise ApiError(message, param="messages")
+            text = "".join(part["text"] for part in text)
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **named}
 
 
-class Body(BaseModel):
-    """Fields that both kinds of completion take."""
+class Body(Fields):
+    """Fields that both kinds of completion take. `Sampling` and `Request` of the engine know their ranges."""
 
-    model_config = ConfigDict(extra="allow")
+    _labels = frozenset(
+        {
+            *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id"),
+            *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+            *("parallel_tool_calls", "include_reasoning", "prediction"),
+        }
+    )
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("n", "best_of", "repetition_penalty", "length_penalty", "stream_interval"), (1,)),
+        **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "top_logprobs", "priority"), (0,)),
+        **dict.fromkeys(("echo", "logprobs", "use_beam_search", "include_stop_str_in_output"), (False,)),
+        **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "watermarking"), (False,)),
+        **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+        **dict.fromkeys(("logit_bias", "structured_outputs", "vllm_xargs", "kv_transfer_params"), ({},)),
+        **dict.fromkeys(("tools", "functions", "bad_words"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        "stop": ([], ""),
+        "suffix": ("",),
+        "response_format": ({"type": "text"},),
+    }
 
-    model: str
-    max_tokens: PositiveInt | None = None
+    model: Annotated[str, Field(max_length=1024)]
+    max_tokens: Count | None = None
+    min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    stop_token_ids: list[NonNegativeInt] = []
+    stop_token_ids: Annotated[list[NonNegativeInt], Field(max_length=1024)] = []
     ignore_eos: bool = False
     return_token_ids: bool = False
 
     def request(self, id: str, prompt: list[int], max_tokens: int) -> Request:
         """The engine's request. Raises ApiError if the sampling is out of range."""
         try:
-            sampling = Sampling(self.temperature, self.top_p, self.seed)
-        except ValueError as error:
-            raise ApiError(str(error)) from None
-        return Request(id, prompt, max_tokens, sampling, frozenset(self.stop_token_ids), self.ignore_eos)
+            sampling = Sampling(self.temperature, self.top_p, self.seed, self.top_k)
+        except RequestRefused as error:
+            raise ApiError(str(error), param=error.field) from None
+        stop = frozenset(self.stop_token_ids)
+        return Request(id, prompt, max_tokens, sampling, stop, self.ignore_eos, self.min_tokens)
 
 
 class CompletionBody(Body):
     """Body of /v1/completions."""
+
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Body._neutral, "add_special_tokens": (True,)}
 
     prompt: str | list[int] | list[str] | list[list[int]]
 
@@ -124,30 +163,44 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """Body of /v1/chat/completions."""
 
-    messages: list[Message]
-    max_completion_tokens: PositiveInt | None = None
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **Body._neutral,
+        **dict.fromkeys(("add_special_tokens", "continue_final_message"), (False,)),
+        **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
+        "add_generation_prompt": (True,),
+        "documents": ([],),
+        "modalities": (["text"],),
+        "verbosity": ("medium",),
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
 
 
 B = TypeVar("B", bound=Body)
 
 
-def parse(kind: type[B], raw: Any) -> B:
-    """Check a JSON body. A field that is null counts as left out. Raises ApiError that names the field."""
-    if not isinstance(raw, dict):
-        raise ApiError("the body must be a JSON object")
-    given = {name: value for name, value in raw.items() if value is not None}
+def parse(kind: type[B], data: bytes) -> B:
+    """Read a body. Raises ApiError that names the field."""
     try:
-        body = kind.model_validate(given, strict=False)
+        given = from_json(data.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ApiError("the body must be a JSON object")
+    try:
+        return kind.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0]) if first["loc"] else None
-        missing = first["type"] == "missing"
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = str(first["loc"][0])
+        missing = first["type"] == "missing" and len(first["loc"]) == 1
         problem = "is missing" if missing else f"is not valid: {first['msg'][0].lower()}{first['msg'][1:]}"
         raise ApiError(f"the field {field} {problem}", param=field) from None
-    for name, value in (body.model_extra or {}).items():
-        if name not in _IGNORED and not any(value == neutral for neutral in _NEUTRAL.get(name, ())):
-            raise ApiError(f"the field {name} = {value!r:.80} is not supported; leave it out", param=name)
-    return body
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Whether two values of JSON are equal. To Python, false is 0 and true is 1."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from chunkbench.serving.server.protocol import ApiError
 
 NO_TOKENIZER = "this model has no tokenizer: send the prompt as a list of token ids"
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_INCOMPLETE = "\ufffd"
+"""What a decoder writes for bytes that are no character, or only a part of one."""
 
 
 class Text:
@@ -21,37 +23,95 @@ class Text:
         if folder is not None and any((folder / name).is_file() for name in _FILES):
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer = tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer("")  # the first call sets what calls in several threads must not set together
+            vocabulary = tokenizer.get_vocab()
+            self._ids = frozenset(vocabulary.values())
+            self._bytes = frozenset(vocabulary[name] for n in range(256) if (name := f"<0x{n:02X}>") in vocabulary)
+            fast = getattr(tokenizer, "backend_tokenizer", None)
+            self._cleaned = (
+                tokenizer.clean_up_tokenization_spaces and type(getattr(fast, "model", None)).__name__ != "BPE"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model expects. Raises ApiError."""
         if self._tokenizer is None:
             raise ApiError(NO_TOKENIZER, param="prompt")
-        ids: list[int] = self._tokenizer(text)["input_ids"]
-        return ids
+        return self._encode("prompt", text)
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of a conversation that the model is to go on with. Raises ApiError."""
         if self._tokenizer is None or not self._tokenizer.chat_template:
             raise ApiError("this model has no chat template; use /v1/completions", param="messages")
-        from jinja2 import TemplateError
-
         try:
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except TemplateError as error:
+        except Exception as error:  # a template is a program of its own and may raise anything
             raise ApiError(f"the model's chat template refuses these messages: {error}", param="messages") from None
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._encode("messages", text, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of an answer, without special tokens."""
+        if self._tokenizer is None:
+            return ""
+        text: str = self._tokenizer.decode([token for token in ids if token in self._ids], skip_special_tokens=True)
+        return text
+
+    def stream(self) -> TextStream:
+        """The text of an answer, token by token."""
+        if self._tokenizer is None:
+            return TextStream(self.decode)
+        return TextStream(self.decode, self._bytes, self._cleaned)
+
+    def _encode(self, field: str, text: str, **options: bool) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer(text, **options)["input_ids"]
+        except Exception as error:  # such as a word that is not in the vocabulary, which has no token for unknown ones
+            raise ApiError(f"the model's tokenizer cannot read this text: {error}", param=field) from None
         return ids
 
-    def decoder(self) -> Callable[[int], str]:
-        """A function for one answer: takes its tokens one after the other and gives the text that each adds.
 
-        A character can need several tokens; the text then comes with the last of them.
-        """
-        if self._tokenizer is None:
-            return lambda token: ""
-        from tokenizers.decoders import DecodeStream
+class TextStream:
+    """The text of an answer that comes token by token. The pieces together are `decode` of all tokens.
 
-        stream = DecodeStream(skip_special_tokens=True)
-        tokenizer = self._tokenizer.backend_tokenizer
-        return lambda token: stream.step(tokenizer, token) or ""
+    So a piece is given when no later token can change it. A character may need several tokens. Tokens of single bytes
+    are decoded together, and to U+FFFD all of them if one does not fit.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], byte_ids: frozenset[int] = frozenset(), cleaned: bool = False
+    ) -> None:
+        """`byte_ids`: tokens of single bytes. `cleaned`: any later token may change the spaces of the text."""
+        self._decode = decode
+        self._bytes = byte_ids
+        self._cleaned = cleaned
+        self._in_bytes = False
+        self._ids: list[int] = []
+        """Tokens whose text is not given yet, behind those of the piece before, because decoders strip the begin."""
+        self._before = 0
+        """How many of them belong to the piece before."""
+        self._given = ""
+        """The text of these."""
+
+    def add(self, token: int, last: bool) -> str:
+        """The text that can be given after one more token; after the last one, all that is left."""
+        self._ids.append(token)
+        if not last and self._waits(token):
+            return ""
+        text = self._decode(self._ids)
+        if not last and text.endswith(_INCOMPLETE):
+            return ""
+        piece = text[len(self._given) :]
+        if piece:
+            self._ids = self._ids[self._before :]
+            self._before = len(self._ids)
+            self._given = self._decode(self._ids)
+        return piece
+
+    def _waits(self, token: int) -> bool:
+        if token in self._bytes:
+            self._in_bytes = True
+        elif self._in_bytes and self._decode([token]):  # a special token has no text, and ends no run of bytes
+            self._in_bytes = False
+        waiting = len(self._ids) - self._before
+        # To decode a long run at every token would take time in proportion to its square.
+        return self._cleaned or self._in_bytes or (waiting > 8 and waiting & (waiting - 1) != 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from chunkbench.serving.engine import EngineOptions, Generated, ModelError, Request, RequestRefused
+from chunkbench.serving.engine import EngineOptions, Generated, ModelError, Request, RequestFailed, RequestRefused
 from chunkbench.serving.engine.model import ModelNumbers
 from chunkbench.serving.engine.request import Finish
 from chunkbench.serving.server.backend import BackendFailed, Deliver, Load, Observer
@@ -62,8 +62,10 @@ class TransformersBackend:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def check(self, request: Request) -> None:
-        if request.sampling.temperature != 0:
-            raise RequestRefused("the engine transformers is greedy here: send temperature = 0")
+        if not request.sampling.greedy:
+            raise RequestRefused("the engine transformers is greedy here: send temperature = 0", "temperature")
+        if request.min_tokens and self._ends(request):
+            raise RequestRefused("the engine transformers has no min_tokens; leave it out", "min_tokens")
         request.check(self.max_length, self._model.vocabulary)
 
     def submit(self, request: Request, deliver: Deliver) -> None:
@@ -118,7 +120,7 @@ class TransformersBackend:
             return
         if output.error:
             del self._answers[output.request_id]
-            answer.deliver(BackendFailed(f"transformers: {output.error}"))
+            answer.deliver(RequestFailed(output.request_id, f"transformers: {output.error}"))
             return
         new = output.generated_tokens[answer.tokens :]
         answer.tokens += len(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu import decode
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
 from chunkbench.serving.engine.model import load_module
-from tests.serving.engine.models import VOCABULARY, write_checkpoint
+from chunkbench.serving.server.transformers_backend import TransformersBackend
+from tests.serving.engine.models import VOCABULARY, answers_of, write_checkpoint
 
 TIE = 1e-4
 """Batches of other shapes sum in another order. Where the reference's two largest logits differ by less than this share
@@ -175,6 +177,26 @@ def test_control_an_ignored_prefix_changes_tokens(grouped: Pair, monkeypatch: py
     requests = some_requests(16)
     options = EngineOptions(kv_bytes=8 << 20, prompt_budget=80)
     assert grouped.compare(requests, answer(grouped.model, requests, options)).different > 5
+
+
+@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
+def test_an_answer_ends_where_generate_ends_it(grouped: Pair, tmp_path: Path, where: str) -> None:
+    """Llama 3's end-of-sequence ids are a list that stands in generation_config.json alone."""
+    prompt = list(range(20))
+    going_on = grouped.reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, 20:].tolist()
+    module = grouped.reference
+    module.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    settings = json.loads((tmp_path / where).read_text()) if where == "config.json" else {}
+    settings["eos_token_id"] = [VOCABULARY - 1, going_on[5]]
+    (tmp_path / where).write_text(json.dumps(settings))
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, 20:].tolist()
+    engine = Engine(Model(load_module(tmp_path, torch.float32)), EngineOptions(kv_bytes=1 << 20))
+    assert answers_of(engine, Request("r", prompt, 12))["r"] == expected == going_on[: going_on.index(going_on[5]) + 1]
+    backend = TransformersBackend(load_module(tmp_path, torch.float32, "sdpa"), EngineOptions(kv_bytes=1 << 20))
+    assert backend._ends(Request("r", prompt, 12)) == {VOCABULARY - 1, going_on[5]}
+    assert backend._ends(Request("r", prompt, 12, ignore_eos=True)) == set()
 
 
 def test_preemption_changes_no_token(grouped: Pair) -> None:

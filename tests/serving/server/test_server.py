@@ -22,8 +22,10 @@ from tests.serving.engine.models import VOCABULARY, sharp_module
 from tests.serving.server.processes import Served, serve
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+POISON = VOCABULARY - 1
+"""A token of which the served model makes NaN. Other prompts lead to it with no probability that counts."""
 TEMPLATE = "{% for m in messages %}{% if m.role == 'odd' %}{{ raise_exception('no odd roles') }}{% endif %}"
-TEMPLATE += "w{{ loop.index }} {{ m.content }} {% endfor %}"
+TEMPLATE += "{% if m.role == 'sum' %}{{ m.content + 1 }}{% endif %}w{{ loop.index }} {{ m.content }} {% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("checkpoint")
-    sharp_module("llama-grouped", "eager").save_pretrained(folder)
+    module = sharp_module("llama-grouped", "eager")
+    module.model.embed_tokens.weight.data[POISON] = float("nan")
+    module.lm_head.weight.data[POISON] = 0
+    module.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
@@ -114,6 +119,21 @@ def test_sampling_with_a_seed_repeats(client: openai.OpenAI) -> None:
     assert hot(1) != hot(2)
 
 
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1}, {"stream": True}], ids=str)
+def test_a_request_whose_logits_are_not_numbers_fails_alone(
+    served: Served, client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    prompt = [n % 250 for n in range(150)]
+    stream = ask(client, prompt=prompt, max_tokens=100, stream=True, return_token_ids=True)
+    whole = [next(iter(stream)).choices[0].token_ids[0]]
+    with pytest.raises(openai.APIError, match="logits for token 151 are not numbers"):
+        list(ask(client, prompt=[*prompt, POISON], **fields))
+    whole += [piece.choices[0].token_ids[0] for piece in stream]
+    assert ask(client, prompt=prompt, max_tokens=100, return_token_ids=True).choices[0].token_ids == whole
+    assert served.metric('requests_total{outcome="failed"}') >= 1
+    assert json.loads(served.get("/health")) == {"status": "ok"}
+
+
 def test_chat_uses_the_template(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "system", "content": "w7"}, {"role": "user", "content": [{"type": "text", "text": "w8"}]}]
     chat = client.chat.completions.create(model="sharp", messages=messages, max_tokens=4, temperature=0)
@@ -147,12 +167,34 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
         ({"prompt": {"a": 1}}, 400, "the field prompt is not valid", "prompt"),
         ({"prompt": None}, 400, "the field prompt is missing", "prompt"),
         ({"max_tokens": 0}, 400, "the field max_tokens is not valid", "max_tokens"),
-        ({"temperature": -1}, 400, "temperature must lie between", None),
-        ({"top_p": 0}, 400, "top_p must be above 0", None),
+        ({"max_tokens": 10**400}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"max_tokens": "6"}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"max_tokens": True}, 400, "the field max_tokens is not valid", "max_tokens"),
+        ({"temperature": -1}, 400, "temperature must lie between", "temperature"),
+        ({"temperature": 10**400}, 400, "the field temperature is not valid", "temperature"),
+        ({"top_p": 0}, 400, "top_p must be above 0", "top_p"),
+        ({"seed": 2**64, "temperature": 1}, 400, "seed must lie between -2**63 and 2**64 - 1", "seed"),
+        ({"seed": -(2**63) - 1}, 400, "seed must lie between", "seed"),
+        ({"top_k": -2}, 400, "top_k must be at least 1", "top_k"),
+        ({"top_k": 2**64}, 400, "top_k must be at least 1", "top_k"),
+        ({"min_tokens": 7}, 400, "min_tokens must be at least 0 and at most max_tokens = 6, not 7", "min_tokens"),
+        ({"min_tokens": -1}, 400, "min_tokens must be at least 0", "min_tokens"),
+        ({"stop_token_ids": [-1]}, 400, "the field stop_token_ids is not valid", "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, 400, "the field stop_token_ids is not valid", "stop_token_ids"),
+        ({"prompt": [2**64]}, 400, "token ids of the prompt must lie between 0 and 299", "prompt"),
+        ({"prompt": [1, True]}, 400, "the field prompt is not valid", "prompt"),
+        ({"stream_options": {"include_usage": 1}}, 400, "the field stream_options is not valid", "stream_options"),
+        ({"stream_options": {"odd": 1}}, 400, "the field stream_options.odd = 1 is not supp", "stream_options"),
+        ({"model": "m" * 2000}, 400, "the field model is not valid", "model"),
         ({"n": 2}, 400, "the field n = 2 is not supported; leave it out", "n"),
         ({"logprobs": 5}, 400, "the field logprobs = 5 is not supported", "logprobs"),
         ({"stop": ["w1"]}, 400, "the field stop = ['w1'] is not supported", "stop"),
         ({"nonsense": 1}, 400, "the field nonsense = 1 is not supported", "nonsense"),
+        ({"logprobs": 0}, 400, "the field logprobs = 0 is not supported", "logprobs"),
+        ({"min_p": 0.1}, 400, "the field min_p = 0.1 is not supported", "min_p"),
+        ({"presence_penalty": 0.5}, 400, "the field presence_penalty = 0.5 is not supported", "presence_penalty"),
+        ({"tools": [{}]}, 400, "the field tools = [{}] is not supported", "tools"),
+        ({"reasoning_effort": "high"}, 400, "the field reasoning_effort = 'high' is not supp", "reasoning_effort"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -166,9 +208,99 @@ def test_what_cannot_be_done_is_refused(
 
 
 def test_fields_that_ask_for_nothing_are_taken(served: Served) -> None:
-    neutral = {"n": 1, "logprobs": None, "stop": None, "echo": False, "presence_penalty": 0, "user": "me", "best_of": 1}
-    status, _ = served.post("/v1/completions", {"model": "sharp", "prompt": PROMPT, "max_tokens": 1, **neutral})
+    neutral = {"n": 1, "logprobs": None, "stop": None, "echo": False, "presence_penalty": 0, "best_of": 1}
+    neutral |= {"top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+    labels = {"user": "me", "metadata": {"run": "1"}, "store": True, "service_tier": "flex", "safety_identifier": "a"}
+    labels |= {"prompt_cache_key": "b", "request_id": "c", "parallel_tool_calls": True}
+    fields = {"model": "sharp", "max_tokens": 1, **neutral, **labels}
+    status, plain = served.post("/v1/completions", {"model": "sharp", "max_tokens": 1, "prompt": PROMPT, "seed": 1})
     assert status == 200
+    status, answer = served.post("/v1/completions", {**fields, "prompt": PROMPT, "seed": 1})
+    assert (status, answer.get("choices")) == (200, plain["choices"])
+    message = {"role": "user", "content": "w8", "name": None, "tool_calls": [], "refusal": None}
+    chat = {"messages": [message], "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto"}
+    assert served.post("/v1/chat/completions", {**fields, **chat})[0] == 200
+
+
+def test_top_k_and_min_tokens_change_the_answer(served: Served, client: openai.OpenAI) -> None:
+    greedy = ask(client, return_token_ids=True).choices[0].token_ids
+    fields = {"temperature": 50, "seed": 3, "max_tokens": 6, "return_token_ids": True, "prompt": PROMPT}
+
+    def hot(**others: Any) -> Any:
+        return served.post("/v1/completions", {"model": "sharp", **fields, **others})[1]["choices"][0]["token_ids"]
+
+    assert hot(top_k=1) == greedy != hot()
+    longer = hot(top_k=1, min_tokens=5, stop_token_ids=[greedy[1]])
+    assert (longer[0], len(longer) >= 5, greedy[1] in longer[:4]) == (greedy[0], True, False)
+
+
+def test_usage_in_every_chunk_where_it_is_asked_for(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = list(ask(client, stream=True, stream_options=options))
+    assert [piece.usage.completion_tokens for piece in pieces] == [1, 2, 3, 4, 5, 6, 6]
+    assert {piece.usage.prompt_tokens for piece in pieces} == {8}
+
+
+def test_a_model_by_its_name(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("sharp").id == "sharp"
+    with pytest.raises(openai.NotFoundError, match="the model other/one does not exist"):
+        client.models.retrieve("other/one")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "message", "param"),
+    [
+        ("completions", b"[" * 100_000, "the body is not JSON: recursion limit exceeded", None),
+        ("completions", b'{"model": "sharp", "prompt": "\\ud800 "}', "the body is not JSON: ", None),
+        ("completions", b'{"model": "\\udc00", "prompt": "w1"}', "the body is not JSON: ", None),
+        ("completions", b'{"\\ud800": 1}', "the body is not JSON: ", None),
+        ("completions", b'{"model": "\xff"}', "the body is not JSON: ", None),
+        ("completions", b'{"temperature": NaN}', "the body is not JSON: ", None),
+        ("completions", b'{"model": "sharp", "prompt": "w1", "temperature": 1e999}', "must lie between", "temperature"),
+        ("chat/completions", b'{"model": "sharp", "messages": [{"role": "\\ud800"}]}', "the body is not JSON: ", None),
+        ("chat/completions", b'{"model": "sharp", "messages": []}', "the field messages is not valid", "messages"),
+        ("chat/completions", b'{"model": "sharp", "messages": [[]]}', "the field messages is not valid", "messages"),
+        ("chat/completions", b'{"model": "sharp", "messages": [{"role": 1}]}', "the field messages is", "messages"),
+        (
+            "chat/completions",
+            b'{"model": "sharp", "messages": [{"role": "user", "tool_calls": [{"id": 1}]}]}',
+            "the field messages.tool_calls = [{'id': 1}] is not supported",
+            "messages",
+        ),
+        ("chat/completions", b'{"model": "sharp", "messages": [{"role": "sum"}]}', "template refuses", "messages"),
+    ],
+)
+def test_bodies_that_no_client_should_send(
+    served: Served, route: str, body: bytes, message: str, param: str | None
+) -> None:
+    status, answer = served.post(f"/v1/{route}", body)
+    assert (status, answer["error"]["type"], answer["error"]["param"]) == (400, "invalid_request_error", param)
+    assert message in answer["error"]["message"]
+
+
+def test_a_body_that_is_too_large_keeps_nobody_waiting(served: Served) -> None:
+    """Neither does one that is as large as it may be."""
+    most = (1 << 20) + 32 * 2048
+    bodies = [
+        b'{"prompt": [' + b"1," * (20 << 20) + b"1]}",
+        b'{"model": "sharp", "prompt": [%s1]}' % (b"1," * (most // 2 - 99)),
+    ]
+    answers: list[tuple[int, Any]] = []
+    senders = [
+        threading.Thread(target=lambda body=body: answers.append(served.post("/v1/completions", body)))
+        for body in bodies
+    ]
+    for sender in senders:
+        sender.start()
+    slowest = 0.0
+    while any(sender.is_alive() for sender in senders):
+        begin = time.monotonic()
+        served.get("/health")
+        slowest = max(slowest, time.monotonic() - begin)
+    assert slowest < 1
+    by_status = {status: answer["error"]["message"] for status, answer in answers}
+    assert by_status[413] == f"the body has {len(bodies[0])} bytes: this server takes at most {most}"
+    assert "this server takes at most 2048" in by_status[400]
 
 
 def test_broken_bodies_and_routes(served: Served) -> None:
@@ -312,10 +444,15 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def test_a_checkpoint_is_served_under_the_name_of_its_folder() -> None:
+def test_a_checkpoint_is_served_under_the_name_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from chunkbench.serving.server.build import ModelChoice
 
     names = {"models/Llama-3.2-1B/": "Llama-3.2-1B", "small-llama": "small-llama", "shapes/tiny.json": "tiny"}
+    names |= {"shapes/Llama-3.2-1B.json": "Llama-3.2-1B", "models/Llama-3.2-1B/config.json": "Llama-3.2-1B"}
+    names |= {"mine-1.0": "mine-1.0", "odd.json": "odd.json", "mine-1.0/../mine-1.0/.": "mine-1.0"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.json").mkdir()
+    (tmp_path / "mine-1.0").symlink_to(tmp_path / "odd.json")
     assert {model: ModelChoice(model, torch.float32).name for model in names} == names
