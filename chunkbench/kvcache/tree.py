@@ -93,11 +93,6 @@ class PrefixTree:
         return self.pool.in_use - (self.idle.chunks if self.idle else 0)
 
     @property
-    def chunks_left(self) -> int | None:
-        """Chunks that live sequences can still take, idle ones included; None if the pool has no limit."""
-        return None if self.pool.limit is None else self.pool.limit - self.live_chunks
-
-    @property
     def waste(self) -> int:
         """Token slots of chunks in use that hold no token; at most (chunk_size - 1) per live sequence."""
         return int((self.chunk_size - self._slots.last_tokens[self.slots]).sum())

@@ -102,25 +102,14 @@ def _parsed(path: Path, name: str) -> inspect.Signature:
         ]
     assert isinstance(scope, ast.FunctionDef)
     arguments = scope.args
-    parameter = inspect.Parameter
-    positional = [*arguments.posonlyargs, *arguments.args]
-    required = len(positional) - len(arguments.defaults)
-    parameters = [
-        parameter(
-            argument.arg,
-            parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else parameter.POSITIONAL_OR_KEYWORD,
-            default=None if index >= required else parameter.empty,
-        )
-        for index, argument in enumerate(positional)
-    ]
-    if arguments.vararg:
-        parameters.append(parameter(arguments.vararg.arg, parameter.VAR_POSITIONAL))
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        empty = parameter.empty if default is None else None
-        parameters.append(parameter(argument.arg, parameter.KEYWORD_ONLY, default=empty))
-    if arguments.kwarg:
-        parameters.append(parameter(arguments.kwarg.arg, parameter.VAR_KEYWORD))
-    return inspect.Signature(parameters)
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    # What a default is does not matter, and its names are not known here.
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
+    function = ast.Expression(ast.Lambda(arguments, ast.Constant(None)))
+    return inspect.signature(eval(compile(ast.fix_missing_locations(function), str(path), "eval")))
 
 
 def bound(signature: inspect.Signature | None, call: Callable[..., Any]) -> Callable[..., Any]:

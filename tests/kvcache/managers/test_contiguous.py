@@ -1,3 +1,5 @@
+"""Examples, and what the random operations of `test_against_reference` do not reach."""
+
 import pytest
 
 from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
@@ -80,31 +82,6 @@ def test_accounts_of_a_reservation_for_the_longest_sequence() -> None:
     assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 64, 0)
     assert manager.join(1, text(5, 4), 6) == 0
     assert manager.accounts() == Accounts(6, 3, 11, 12, 0, 32, 6)
-
-
-def test_free_pieces_are_lost_while_a_join_waits_that_they_are_too_small_for() -> None:
-    manager = Contiguous(32, "exact", 32)
-    assert manager.join(1, text(9, 1), 9) == 0  # slots 0 to 15
-    assert manager.join(2, text(2, 1), 2) == 0  # slots 16 to 19; pieces of 4 and 8 are free
-    assert manager.accounts() == Accounts(11, 2, 0, 6 + 1, 0, 12, 11)
-    assert manager.join(3, text(7, 2), 7) is None  # needs 16
-    assert manager.accounts() == Accounts(11, 2, 0, 6 + 1 + 12, 0, 0, 11)
-    manager.leave(1)
-    assert manager.accounts() == Accounts(2, 1, 0, 1 + 12, 0, 16, 2)
-    assert manager.join(3, text(7, 2), 7) == 0
-    assert list(manager.table(3)) == list(range(16))
-    assert manager.accounts() == Accounts(9, 3, 0, 7 + 1, 0, 12, 9)
-
-
-def test_a_twin_gets_a_piece_of_its_own() -> None:
-    manager = Contiguous(16, "exact", 16)
-    assert manager.join(1, text(3, 1), 3) == 0
-    assert manager.fork(1, 2, text(3, 5))
-    assert list(manager.table(2)) == list(range(8, 16))
-    assert manager.accounts() == Accounts(6, 6, 0, 0, 0, 4, 6)
-    assert not manager.fork(1, 3, text(3, 3))
-    assert manager.append([1, 2])
-    assert manager.reads() == Reads(8, 0, 0)
 
 
 def test_a_reservation_never_grows() -> None:

@@ -1,3 +1,5 @@
+"""Examples, and what the random operations of `test_against_reference` do not reach."""
+
 import pytest
 
 from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
@@ -38,38 +40,6 @@ def test_full_blocks_are_found_but_never_the_last_token() -> None:
     assert manager.accounts() == Accounts(9, 0, 3, 0, 0, 28, 9)
 
 
-def test_a_block_is_found_in_the_step_that_fills_it() -> None:
-    manager = HashedBlocks(10, 4)
-    assert manager.join(1, text((1, 9)), 9) == 0
-    assert manager.join(2, text((1, 9)), 9) == 0
-    assert manager.reach(1, 6)
-    assert manager.join(3, text((1, 9)), 9) == 4
-    assert manager.reads() == Reads(private=2, shared=4, shared_covered=8)
-    assert manager.reach(1, 9)  # fills the second block, which was partial
-    assert manager.held(3) == 4
-    assert manager.cached(text((1, 9))) == 8
-    # The second sequence found nothing when it joined, so it has blocks of its own.
-    assert manager.reach(2, 9)
-    assert not set(manager.table(1)) & set(manager.table(2))
-    assert manager.accounts() == Accounts(9 + 9, 0, 3 + 3, 0, 0, 40 - 24, 9 + 9 + 4)
-
-
-def test_an_answer_has_keys_too() -> None:
-    manager = HashedBlocks(10, 4)
-    one = text((1, 5), (2, 3), (3, 1), prompt=5)
-    assert manager.join(1, one, 5) == 0
-    assert manager.reach(1, 5)
-    assert manager.accounts() == Accounts(5, 3, 0, 0, 0, 32, 5)
-    follow_up = text((1, 5), (2, 3), (4, 2))
-    for found in (4, 4, 8):
-        assert manager.append([1])
-        assert manager.cached(follow_up) == found
-    assert manager.append([1])
-    assert len(manager.table(1)) == 3
-    manager.leave(1)
-    assert manager.join(1, one, 9) == 8  # its own blocks, the answer included
-
-
 def test_the_least_recently_used_block_is_taken_first_and_the_last_of_a_sequence_before_its_first() -> None:
     manager = HashedBlocks(6, 1)
     run(manager, 1, text((1, 3)))
@@ -84,98 +54,6 @@ def test_the_least_recently_used_block_is_taken_first_and_the_last_of_a_sequence
     assert manager.cached(text((2, 4))) == 0
     assert manager.cached(text((1, 4))) == 2
     assert manager.cached(text((3, 2))) == 1
-
-
-def test_a_free_block_that_a_sequence_uses_again_is_not_taken() -> None:
-    manager = HashedBlocks(3, 2)
-    run(manager, 1, text((1, 4)))
-    assert manager.join(2, text((1, 3)), 3) == 2
-    assert manager.accounts() == Accounts(2, 0, 0, 0, 2, 2, 2)
-    assert manager.join(3, text((3, 4)), 4) == 0
-    assert manager.reach(3, 4)
-    assert manager.accounts() == Accounts(6, 0, 0, 0, 0, 0, 6)
-    assert not manager.reach(2, 3)
-    assert manager.held(2) == 2
-    manager.leave(3)
-    assert manager.reach(2, 3)
-
-
-def test_several_blocks_with_one_key() -> None:
-    manager = HashedBlocks(4, 2)
-    for sequence in (1, 2):
-        assert manager.join(sequence, text((1, 3)), 3) == 0
-    for sequence in (1, 2):
-        assert manager.reach(sequence, 3)
-    first, second = manager.table(1)[0], manager.table(2)[0]
-    manager.leave(1)
-    manager.leave(2)
-    assert manager.accounts() == Accounts(0, 0, 0, 0, 4, 4, 0)
-    assert manager.join(3, text((1, 3)), 3) == 2
-    assert list(manager.table(3)) == [first]
-    manager.leave(3)
-    # Free are now, in this order: the partial blocks of the second and the first sequence, `second`, `first`.
-    assert manager.join(4, text((4, 5)), 5) == 0
-    assert manager.reach(4, 5)
-    assert second in manager.table(4)
-    assert manager.cached(text((1, 3))) == 2
-    manager.leave(4)
-    # Free: the partial block of the fourth sequence, `first`, the two others of the fourth.
-    assert run(manager, 5, text((5, 2))) == 0
-    assert manager.cached(text((1, 3))) == 2
-    assert run(manager, 6, text((6, 4))) == 0
-    assert manager.cached(text((1, 3))) == 0
-
-
-def test_when_the_first_block_of_a_key_is_taken_the_next_is_found() -> None:
-    manager = HashedBlocks(2, 2)
-    for sequence in (1, 2):
-        assert manager.join(sequence, text((1, 2)), 2) == 0
-    for sequence in (1, 2):
-        assert manager.reach(sequence, 2)
-    first, second = manager.table(1)[0], manager.table(2)[0]
-    manager.leave(1)
-    assert manager.join(3, text((3, 2)), 2) == 0
-    assert manager.reach(3, 2)
-    assert manager.table(3) == [first]
-    assert manager.cached(text((1, 3))) == 2
-    manager.leave(3)
-    assert manager.join(4, text((1, 3)), 3) == 2
-    assert manager.table(4) == [second]
-    assert manager.reads() == Reads(0, 2, 4)
-
-
-def test_a_block_that_was_not_the_first_of_its_key_is_taken() -> None:
-    manager = HashedBlocks(3, 2)
-    for sequence in (1, 2, 3):
-        assert manager.join(sequence, text((1, 2)), 2) == 0
-    for sequence in (1, 2, 3):
-        assert manager.reach(sequence, 2)
-    second = list(manager.table(2))
-    manager.leave(3)
-    assert manager.join(4, text((4, 2)), 2) == 0
-    assert manager.reach(4, 2)  # takes the third block
-    manager.leave(1)
-    assert manager.join(5, text((5, 2)), 2) == 0
-    assert manager.reach(5, 2)  # takes the first block
-    assert manager.evictions == 2
-    manager.leave(4)
-    assert manager.join(6, text((1, 3)), 3) == 2
-    assert manager.table(6) == second
-
-
-def test_a_join_needs_a_free_block_beside_those_that_it_finds() -> None:
-    manager = HashedBlocks(2, 2)
-    run(manager, 1, text((1, 4)))
-    before = manager.accounts()
-    assert manager.join(2, text((1, 4)), 4) == 2
-    manager.leave(2)
-    assert manager.join(3, text((3, 2)), 2) == 0
-    assert manager.reach(3, 2)
-    assert manager.cached(text((1, 4))) == 2
-    assert manager.join(4, text((1, 4)), 4) is None
-    assert manager.cached(text((1, 4))) == 2
-    manager.leave(3)
-    assert manager.accounts() == before
 
 
 def test_a_text_that_the_memory_can_never_hold() -> None:
@@ -215,17 +93,6 @@ def test_a_twin_shares_full_blocks_and_copies_a_partial_one() -> None:
         manager.leave(sequence)
     assert manager.accounts() == Accounts(0, 0, 0, 0, 12, 8, 0)
     assert manager.reads() == Reads(0, 0, 0)
-
-
-def test_an_append_for_some_sequences_is_refused_for_all() -> None:
-    manager = HashedBlocks(3, 2)
-    for sequence in (1, 2):
-        assert manager.join(sequence, text((sequence, 6), prompt=2), 2) == 0
-        assert manager.reach(sequence, 2)
-    before = manager.accounts()
-    assert not manager.append([1, 2])
-    assert manager.accounts() == before
-    assert manager.append([2])
 
 
 def test_tokens_that_the_text_does_not_know_have_no_key() -> None:

@@ -1,3 +1,5 @@
+"""Examples, and what the random operations of `test_against_reference` do not reach."""
+
 from collections.abc import Callable
 
 import pytest
@@ -29,15 +31,6 @@ def test_blocks_come_with_the_prompt_and_then_one_by_one() -> None:
     assert manager.reads() == Reads(9, 0, 0)
     manager.leave(1)
     assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 40, 0)
-
-
-def test_equal_prompts_share_nothing() -> None:
-    manager = Paged(4, 4, watermark=0)
-    assert [manager.join(sequence, text(8), 8) for sequence in (1, 2)] == [0, 0]
-    assert not set(manager.table(1)) & set(manager.table(2))
-    assert manager.accounts().saved == 0
-    assert manager.join(3, text(1), 1) is None
-    assert not manager.append([1])
 
 
 def test_a_join_leaves_the_watermark_free_and_appends_use_it() -> None:
@@ -94,16 +87,6 @@ def test_copies_that_do_not_fit() -> None:
     assert manager.append([2])
     assert manager.copies == 1
     assert not manager.append([1])
-
-
-def test_an_append_for_some_sequences_is_refused_for_all() -> None:
-    manager = Paged(3, 2, watermark=0)
-    assert manager.join(1, text(2, 4), 2) == 0
-    assert manager.join(2, text(2, 4), 2) == 0
-    before = manager.accounts()
-    assert not manager.append([1, 2])
-    assert manager.accounts() == before
-    assert manager.append([1])
 
 
 def test_swapping_takes_all_of_a_sequence_or_nothing() -> None:
