@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from chunkbench.kernels.reference import attention
+from examples import two_phase as example
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "two_phase.py"
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("two_phase", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["two_phase"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+EXAMPLE = Path(example.__file__)
 
 
 @pytest.mark.parametrize("shared", [0, 1, 63, 64, 200])
-def test_both_kinds_of_attention_equal_the_reference(example: ModuleType, shared: int) -> None:
+def test_both_kinds_of_attention_equal_the_reference(shared: int) -> None:
     rng, vocabulary = random.Random(shared), 50
     prefix = rng.choices(range(vocabulary), k=shared)
     prompts = [prefix + rng.choices(range(vocabulary), k=130) for _ in range(4)]
@@ -45,7 +33,7 @@ def test_both_kinds_of_attention_equal_the_reference(example: ModuleType, shared
         torch.testing.assert_close(plain[:, sequence], expected)
 
 
-def test_a_chunk_is_shared_where_everything_before_its_end_is_equal(example: ModuleType) -> None:
+def test_a_chunk_is_shared_where_everything_before_its_end_is_equal() -> None:
     prompts = [[1] * 64 + [2] * 64, [1] * 64 + [3] * 64 + [4], [5] * 64 + [2] * 64]
     k, v = torch.randn(2, 1, 6, 4)
     sharers = [chunk.sequences for chunk in example.prefix_tree(prompts, k, v)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import getpass
-import importlib.util
 import json
 import os
 import re
@@ -19,8 +18,7 @@ import pytest
 import torch
 
 from chunkbench.environment import Environment, fingerprint, hardware_id, scrub
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "build_chunk_attn_authors.py"
+from scripts import build_chunk_attn_authors
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +102,8 @@ def test_importing_chunkbench_environment_does_not_import_torch(tmp_path: Path) 
 
 @pytest.mark.skipif(shutil.which("gcc") is None or not torch.backends.mkl.is_available(), reason="needs gcc and MKL")
 def test_a_preloaded_library_that_turns_mkl_to_intels_path_is_noted(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("build_chunk_attn_authors", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    library = tmp_path / script.ANY_CPU
-    script.build_any_cpu(library, tmp_path)
+    library = tmp_path / build_chunk_attn_authors.ANY_CPU
+    build_chunk_attn_authors.build_any_cpu(library, tmp_path)
     program = "from chunkbench.environment.software import read_torch; print(read_torch('AuthenticAMD').note)"
     notes = [
         subprocess.run(

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from scripts import build_docs as builder
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts" / "build_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_links_fit_the_site(builder: ModuleType) -> None:
+def test_links_fit_the_site() -> None:
     readme, page = ROOT / "README.md", ROOT / "docs" / "serving.md"
     assert builder.moved(readme, "docs/ci.md#what-a-recording-is") == "ci.md#what-a-recording-is"
     assert builder.moved(readme, "docs/images/table3.svg") == "images/table3.svg"
@@ -31,9 +21,7 @@ def test_links_fit_the_site(builder: ModuleType) -> None:
     assert builder.moved(page, "../../elsewhere") is None
 
 
-def test_what_comes_from_another_host_is_found(
-    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_from_another_host_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "SITE", tmp_path)
     (tmp_path / "good.html").write_text('<link rel="canonical" href="https://a.example/"><a href="https://b.example">')
     assert builder.loaded_from_elsewhere() == []
@@ -42,6 +30,6 @@ def test_what_comes_from_another_host_is_found(
     assert builder.loaded_from_elsewhere() == ["bad.css: https://d.example/f.woff2", "bad.html: https://c.example/x.js"]
 
 
-def test_every_recorded_machine_has_a_page(builder: ModuleType) -> None:
+def test_every_recorded_machine_has_a_page() -> None:
     folders = {path.name for path in builder.RECORDED.iterdir() if any(path.glob("*/manifest.json"))}
     assert folders == builder.REPORTS.keys()

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from chunkbench.baselines.registry import REGISTRY
+from scripts import gpu_check
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 
 
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_register_makes_a_checkout_and_its_implementations_importable(script: ModuleType, tmp_path: Path) -> None:
-    environment = script.register(tmp_path / "site")
+def test_register_makes_a_checkout_and_its_implementations_importable(tmp_path: Path) -> None:
+    environment = gpu_check.register(tmp_path / "site")
     imports = "from importlib.metadata import version; from chunkbench.baselines.registry import REGISTRY"
     command = [sys.executable, "-c", f"{imports}; print(version('chunkbench'), *REGISTRY.names())"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -36,13 +25,13 @@ def test_register_makes_a_checkout_and_its_implementations_importable(script: Mo
     assert set(names) == set(REGISTRY.names())
 
 
-def test_compiled_at_first_use_lists_the_implementations_that_compile(script: ModuleType, tmp_path: Path) -> None:
-    compiling = script.compiled_at_first_use(script.register(tmp_path / "site"))
+def test_compiled_at_first_use_lists_the_implementations_that_compile(tmp_path: Path) -> None:
+    compiling = gpu_check.compiled_at_first_use(gpu_check.register(tmp_path / "site"))
     assert compiling == ["flashinfer_cascade", "flashinfer_cascade_fa3", "flashinfer_flat", "flashinfer_paged"]
 
 
-def test_steps_keep_their_output_and_end_at_their_time_limit(script: ModuleType, tmp_path: Path) -> None:
-    steps = script.Steps(tmp_path, script.register(tmp_path / "site"), seconds=60)
+def test_steps_keep_their_output_and_end_at_their_time_limit(tmp_path: Path) -> None:
+    steps = gpu_check.Steps(tmp_path, gpu_check.register(tmp_path / "site"), seconds=60)
     assert steps.run("words", [sys.executable, "-c", "print('two words')"], 30) == 0
     assert (tmp_path / "words.txt").read_text() == "two words\n"
     assert steps.run("code", [sys.executable, "-c", "raise SystemExit(3)"], 30) == 3

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import chunkbench
 from chunkbench.pins import VLLM_CPU_TORCH
+from scripts import set_up
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-
-@pytest.fixture(scope="module")
-def set_up() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("set_up", ROOT / "scripts/set_up.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -84,15 +73,13 @@ def test_a_finished_set_up_is_repeated_only_after_a_change_of_its_sources(tmp_pa
     assert "set_up.py" in make("-n", f"VENV={tmp_path}", "setup").stdout
 
 
-def test_every_extra_of_set_up_is_made_of_extras_of_the_project(set_up: ModuleType) -> None:
+def test_every_extra_of_set_up_is_made_of_extras_of_the_project() -> None:
     assert {part for parts in set_up.EXTRAS.values() for part in parts} <= PYPROJECT["project"][
         "optional-dependencies"
     ].keys()
 
 
-def test_a_torch_that_is_already_there_replaces_the_pinned_one(
-    set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_that_is_already_there_replaces_the_pinned_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "bin" / "python"
     assert set_up.limits(python) == ["--constraint", str(set_up.CONSTRAINTS)]
     monkeypatch.setattr(set_up, "output_of", lambda *command: "2.11.0+cu130")
@@ -115,7 +102,7 @@ def test_a_torch_that_is_already_there_replaces_the_pinned_one(
     ],
 )
 def test_set_up_says_why_vllm_does_not_fit(
-    set_up: ModuleType, system: str, machine: str, torch: str, words: str, monkeypatch: pytest.MonkeyPatch
+    system: str, machine: str, torch: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: machine)
@@ -126,7 +113,7 @@ def test_set_up_says_why_vllm_does_not_fit(
     assert bool(why) == bool(words)
 
 
-def test_the_reason_names_a_missing_libnuma(set_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_a_missing_libnuma(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(name)
 
@@ -137,13 +124,13 @@ def test_the_reason_names_a_missing_libnuma(set_up: ModuleType, monkeypatch: pyt
     assert "libnuma1" in set_up.why_vllm_does_not_fit(Path(sys.executable))
 
 
-def test_the_pinned_torch_is_the_one_that_vllm_needs(set_up: ModuleType) -> None:
+def test_the_pinned_torch_is_the_one_that_vllm_needs() -> None:
     pinned = next(line for line in set_up.CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     assert pinned == f"torch=={VLLM_CPU_TORCH}"
 
 
 def test_byte_code_is_written_even_if_the_environment_forbids_it(
-    set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "imported_by_set_up.py").write_text("")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -153,6 +140,6 @@ def test_byte_code_is_written_even_if_the_environment_forbids_it(
     assert list((tmp_path / "__pycache__").glob("imported_by_set_up.*.pyc"))
 
 
-def test_the_modules_that_set_up_imports_can_be_imported(set_up: ModuleType) -> None:
+def test_the_modules_that_set_up_imports_can_be_imported() -> None:
     done = subprocess.run([sys.executable, "-c", set_up.IMPORTED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
