@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +17,6 @@ from tests.attention.contexts import ACTIONS, Contexts, act_and_check
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 16
 KERNELS: list[Kernel] = ["torch", *(["native"] if cpu.native() is not None else [])]  # type: ignore[list-item]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread: with tiny tensors on a busy machine, threads mostly wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def contexts_of(kernel: Kernel, dtype: torch.dtype = torch.float32) -> Contexts:

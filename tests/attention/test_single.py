@@ -20,15 +20,6 @@ from tests.attention.contexts import ACTIONS, TOLERANCE, Contexts, act_and_check
 PARTITIONS = ("two-phase", "sequence-first")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """One thread: with tiny tensors on a busy machine, threads mostly wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def contexts_of(heads=4, head_dim=16, kv_heads=None, scale=1.0, **options):
     return Contexts(ChunkAttention(heads, head_dim, kv_heads, **options), scale)
 

@@ -256,12 +256,6 @@ def test_random_forests(
     cache.check()
 
 
-def test_an_instruction_set_that_the_cpu_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHUNKBENCH_ISA", "avx1024")
-    with pytest.raises(ValueError, match="CHUNKBENCH_ISA=avx1024: this CPU can run portable"):
-        ChunkAttention(1, 16, kernel="native")
-
-
 def test_results_do_not_depend_on_the_number_of_threads_beyond_rounding(threads: int) -> None:
     outputs = []
     for count in (threads, 1):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import chain, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,56 +22,7 @@ from chunkbench.kernels.cpu.planner import (
     cut,
 )
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
-from chunkbench.kvcache import ChunkPool, Plan, PrefixTree
-
-
-class Forest(NamedTuple):
-    """A plan as `kvcache` makes it, and the chunk ids of every row in token order."""
-
-    plan: Plan
-    contexts: list[list[int]]
-
-
-@st.composite
-def forests(draw: st.DrawFn) -> Forest:
-    """Groups of rows that may share runs, on up to three levels, and one own run per row."""
-    rows = draw(st.integers(1, 30))
-    order = np.random.default_rng(draw(st.integers(0, 99))).permutation(rows).tolist()
-    contexts: list[list[int]] = [[] for _ in range(rows)]
-    segments: list[tuple[list[int], int, int]] = []
-    ids = iter(np.random.default_rng(draw(st.integers(0, 99))).permutation(6000).tolist())
-
-    def segment(begin: int, end: int, length: int) -> None:
-        chunks = [next(ids) for _ in range(length)]
-        segments.append((chunks, begin, end))
-        for row in order[begin:end]:
-            contexts[row] += chunks
-
-    def share(begin: int, end: int, depth: int) -> None:
-        if end - begin > 1 and depth < 3:
-            if draw(st.booleans()):
-                segment(begin, end, draw(st.integers(1, 40)))
-            middle = draw(st.integers(begin + 1, end - 1))
-            share(begin, middle, depth + 1)
-            share(middle, end, depth + 1)
-        else:
-            for position in range(begin, end):
-                segment(position, position + 1, draw(st.integers(1, 60)))
-
-    share(0, rows, 0)
-    runs, begins, ends = zip(*segments, strict=True)
-    plan = Plan(
-        chunk_size=16,
-        chunks=np.array(list(chain.from_iterable(runs))),
-        starts=np.cumsum([0, *map(len, runs)]),
-        begins=np.array(begins),
-        ends=np.array(ends),
-        order=np.array(order),
-        chunks_by_slot=np.array([context[-1] for context in contexts]),
-        tokens_by_slot=np.full(rows, 3),
-        slots=slice(None),
-    )
-    return Forest(plan, contexts)
+from tests.kernels.prompts import planned, prompts
 
 
 def table_items(contexts: list[list[int]]) -> Items:
@@ -83,8 +33,9 @@ def table_items(contexts: list[list[int]]) -> Items:
 GRAINS = st.builds(Grain, st.integers(1, 70), st.sampled_from([1, 2, 8]), st.sampled_from([1, 3, 8, 100]))
 
 
-def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
-    """Compare item arrays with the chunk ids of every row."""
+def check(flat: ItemArrays, contexts: list[list[int]], chunk_first: bool = False) -> None:
+    """Compare item arrays with the chunk ids of every row. With `chunk_first`, one item reads what rows share."""
+    readers = Counter(chain.from_iterable(contexts))
     chunks_read: dict[int, list[int]] = defaultdict(list)
     tail_chunks: dict[int, list[int]] = defaultdict(list)
     row_of_partial: dict[int, int] = {}
@@ -110,7 +61,7 @@ def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
             tail_chunks[tail].append(chunks[-1])
     for row, context in enumerate(contexts):
         assert sorted(chunks_read[row]) == sorted(context)
-        assert tail_chunks[row] == [context[-1]]
+        assert tail_chunks[row] == ([] if chunk_first and readers[context[-1]] > 1 else [context[-1]])
     assert sorted(row_of_partial) == list(range(flat.partials))
     assert set(folds_of_row) == set(range(len(contexts)))
     partials_of_row: dict[int, list[int]] = defaultdict(list)
@@ -122,18 +73,19 @@ def check(flat: ItemArrays, contexts: list[list[int]]) -> None:
 
 
 @settings(max_examples=60)
-@given(forest=forests(), grain=GRAINS, chunk_first=st.booleans())
-def test_every_row_reads_each_of_its_chunks_once(forest: Forest, grain: Grain, chunk_first: bool) -> None:
-    items, heads = cut(items_of_forest(forest.plan, chunk_first), grain)
-    check(arrays(items, heads, len(forest.contexts)), forest.contexts)
+@given(drawn=prompts(), grain=GRAINS, chunk_first=st.booleans())
+def test_every_row_reads_each_of_its_chunks_once(drawn: list[list[int]], grain: Grain, chunk_first: bool) -> None:
+    plan, contexts = planned(drawn, 1)
+    items, heads = cut(items_of_forest(plan, chunk_first), grain)
+    check(arrays(items, heads, len(contexts)), contexts, chunk_first)
     if not chunk_first:
         assert (items.row_count == 1).all()
 
 
 @settings(max_examples=40)
-@given(forest=forests(), grain=GRAINS)
-def test_items_are_bounded_and_expensive_items_come_first(forest: Forest, grain: Grain) -> None:
-    items, _ = cut(items_of_forest(forest.plan, True), grain)
+@given(drawn=prompts(), grain=GRAINS)
+def test_items_are_bounded_and_expensive_items_come_first(drawn: list[list[int]], grain: Grain) -> None:
+    items, _ = cut(items_of_forest(planned(drawn, 1)[0], True), grain)
     assert (items.row_count * grain.group <= max(MAX_QUERIES, grain.group)).all()
     for earlier, later in pairwise(zip(items.chunk_count.tolist(), items.row_count.tolist(), strict=True)):
         # An item with at most as many chunks and rows as another one costs no more, so it cannot come before it.
@@ -159,10 +111,8 @@ def test_private_rows_read_several_heads_chunk_by_chunk_and_shared_ones_head_by_
     # A block that two tables share: its readers go head by head, so that its K and V stay in the cache.
     shared = [[7, *row] for row in own[:2]] + own[2:]
     assert sorted(cut(table_items(shared), grain)[1].tolist()) == [1, 1] + [HEADS_TOGETHER] * 30
-    tree = PrefixTree(16, ChunkPool())
-    for row in range(4):
-        tree.join([*range(320), *range(1000 * (row + 1), 1000 * (row + 1) + 320)])
-    items, heads = cut(items_of_forest(tree.plan(), True), grain)
+    plan, _ = planned([[*range(320), *range(1000 * (row + 1), 1000 * (row + 1) + 320)] for row in range(4)], 16)
+    items, heads = cut(items_of_forest(plan, True), grain)
     assert set(heads[items.row_count > 1].tolist()) == {1}
     assert set(heads[items.row_count == 1].tolist()) == {32 // STAGES}
 
@@ -194,33 +144,13 @@ def test_no_sequences_give_no_items() -> None:
 
 @pytest.mark.parametrize("chunk_first", [True, False])
 def test_a_prefix_tree_of_three_levels_and_256_rows(chunk_first: bool) -> None:
-    size = 64
-    tree = PrefixTree(size, ChunkPool())
-    for row in range(256):
-        system = list(range(1024))
-        group = [10_000 + row // 16 * 1000 + token for token in range(512)]
-        own = [100_000 + row * 1000 + token for token in range(200 + row)]
-        tree.join([*system, *group, *own])
-    plan = tree.plan()
+    system, own = list(range(1024)), [200 + row for row in range(256)]
+    groups = [list(range(10_000 * group, 10_000 * group + 512)) for group in range(1, 17)]
+    private = [list(range(10**6 * (row + 1), 10**6 * (row + 1) + tokens)) for row, tokens in enumerate(own)]
+    plan, contexts = planned([[*system, *groups[row // 16], *tokens] for row, tokens in enumerate(private)], 64)
     flat = arrays(*cut(items_of_forest(plan, chunk_first), Grain(8, 4, 2)), 256)
+    check(flat, contexts, chunk_first)
     # Expected from the token ids: 16 chunks that all rows share, 8 for every group of 16 rows, and own chunks.
-    readers: dict[int, int] = defaultdict(int)
-    contexts: list[list[int]] = [[] for _ in range(256)]
-    for first, count, _, first_row, rows, *_ in flat.items.tolist():
-        for row in flat.rows[first_row : first_row + rows].tolist():
-            contexts[row] += flat.chunks[first : first + count].tolist()
-    for row, context in enumerate(contexts):
-        assert len(context) == len(set(context)) == 16 + 8 + -(-(200 + row) // size)
-        for chunk in context:
-            readers[chunk] += 1
-    counts = list(readers.values())
-    assert counts.count(256) == 16
-    assert counts.count(16) == 16 * 8
-    assert counts.count(1) == sum(-(-(200 + row) // size) for row in range(256))
-    check(
-        flat,
-        [
-            [*(c for c in context if c != last), int(last)]
-            for context, last in zip(contexts, plan.last_chunks, strict=True)
-        ],
-    )
+    assert [len(context) for context in contexts] == [16 + 8 + -(-tokens // 64) for tokens in own]
+    readers = Counter(Counter(chain.from_iterable(contexts)).values())
+    assert readers == {256: 16, 16: 16 * 8, 1: sum(-(-tokens // 64) for tokens in own)}

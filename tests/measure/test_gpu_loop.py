@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeDevice, FakeFeed, FakeSession
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from chunkbench.measure.clocks import ClockGuard
 from chunkbench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
 from chunkbench.measure.loop import Round
 from chunkbench.measure.rotation import calls_of
+from tests.measure.fake_gpu import FakeDevice, FakeFeed, FakeSession
 
 
 def measured(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +22,8 @@ from chunkbench.runner.target import resolve
 from chunkbench.store.results import DecodeResult
 from chunkbench.workers import gpu, main, worker
 from chunkbench.workers.gpu import GpuRounds
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
-from fake_gpu import FakeDevice
+from tests.measure.conftest import freeze_heap  # noqa: F401 - a fixture
+from tests.measure.fake_gpu import FakeDevice
 
 TEXT = """\
 name: gpu
@@ -104,14 +101,6 @@ def experiment(tmp_path: Path) -> TimedExperiment:
     loaded = load_experiment(tmp_path / "gpu.yaml")
     assert isinstance(loaded, TimedExperiment)
     return loaded
-
-
-@pytest.fixture(scope="module", autouse=True)
-def freeze_heap() -> Iterator[None]:
-    """Like a worker, exclude existing objects from the garbage collections before rounds."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -13,20 +13,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from chunkbench.kernels.items import items_of_forest, items_of_tables
 from chunkbench.kernels.triton.planner import Descriptors, Shape, describe
-from chunkbench.kvcache import Plan, PrefixTree
+from tests.kernels.prompts import planned, prompts
 
 H100 = Shape(
     kv_heads=32, group=1, chunk_size=64, multiprocessors=132, blocks=3, narrow_blocks=5, narrow=16, lanes=64,
     head_tokens=2.0, tails=True,
 )  # fmt: skip
-
-
-def forest(draws: list[list[int]], chunk_size: int) -> tuple[PrefixTree, Plan]:
-    """A tree with one sequence per list of token ids, and its plan."""
-    tree = PrefixTree(chunk_size)
-    for ids in draws:
-        tree.join(ids)
-    return tree, tree.plan()
 
 
 def chunks_read(work: Descriptors) -> dict[int, Counter[int]]:
@@ -63,17 +55,6 @@ def check_partials(work: Descriptors, tail_rows: dict[int, int]) -> None:
         assert direct[row] == (0 if folds or tail else 1)
 
 
-@st.composite
-def prompts(draw: st.DrawFn) -> list[list[int]]:
-    """Prompts that share prefixes at any depth: each continues a prefix of an earlier prompt."""
-    lists: list[list[int]] = []
-    for number in range(draw(st.integers(1, 20))):
-        base = draw(st.sampled_from(lists)) if lists and draw(st.booleans()) else []
-        prefix = base[: draw(st.integers(0, len(base)))]
-        lists.append([*prefix, *(1000 * (number + 1) + token for token in range(draw(st.integers(1, 120))))])
-    return lists
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     drawn=prompts(),
@@ -86,10 +67,9 @@ def prompts(draw: st.DrawFn) -> list[list[int]]:
 def test_every_row_reads_each_of_its_chunks_once(
     drawn: list[list[int]], kv_heads: int, group: int, multiprocessors: int, tails: bool, two_phase: bool
 ) -> None:
-    tree, plan = forest(drawn, 16)
+    plan, paths = planned(drawn, 16)
     shape = H100._replace(kv_heads=kv_heads, group=group, chunk_size=16, multiprocessors=multiprocessors, tails=tails)
     work = describe(items_of_forest(plan, two_phase), len(drawn), shape)
-    paths = [tree.path(sequence) for sequence in tree.sequences]
     assert chunks_read(work) == {row: Counter(path) for row, path in enumerate(paths)}
     private = Counter(chunk for path in paths for chunk in path)
     ends = {row: path[-1] for row, path in enumerate(paths) if private[path[-1]] == 1 or not two_phase}
@@ -101,14 +81,14 @@ def test_every_row_reads_each_of_its_chunks_once(
 def test_short_shared_runs_move_into_their_children() -> None:
     """A chunk of 16 tokens that two rows share is cheaper to read twice than to merge."""
     common = list(range(16))
-    _, plan = forest([[*common, *range(100, 400)], [*common, *range(500, 800)]], 16)
+    plan, _ = planned([[*common, *range(100, 400)], [*common, *range(500, 800)]], 16)
     work = describe(items_of_forest(plan, True), 2, H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1))
     assert work.widest() == 1
 
 
 def test_long_shared_runs_stay() -> None:
     common = list(range(512))
-    _, plan = forest([[*common, *range(1000, 1300)], [*common, *range(5000, 5300)]], 16)
+    plan, _ = planned([[*common, *range(1000, 1300)], [*common, *range(5000, 5300)]], 16)
     work = describe(items_of_forest(plan, True), 2, H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1))
     assert work.widest() == 2
 
@@ -116,7 +96,7 @@ def test_long_shared_runs_stay() -> None:
 def test_the_merge_takes_short_tails() -> None:
     """In Table 3 each row has one own token after the shared prompt: an item for it would cost more than it saves."""
     common = list(range(1024))
-    _, plan = forest([[*common, 5000 + row] for row in range(32)], 64)
+    plan, _ = planned([[*common, 5000 + row] for row in range(32)], 64)
     work = describe(items_of_forest(plan, True), 32, H100)
     assert (work.rows[:, 3] == 1).all()
     assert (work.items[:, 3] == 32).all()
@@ -129,7 +109,7 @@ def test_balance_for_table_3(n_p: int, share: float, multiprocessors: int) -> No
     """32 sequences, 32 heads: the last multiprocessor ends at most 10% later than with evenly distributed reads."""
     n_s = int(n_p * share)
     drawn = [[*range(n_s), *range(10_000 * (row + 1), 10_000 * (row + 1) + n_p - n_s)] for row in range(32)]
-    _, plan = forest(drawn, 64)
+    plan, _ = planned(drawn, 64)
     a100 = {"blocks": 2, "narrow_blocks": 4}
     shape = H100._replace(multiprocessors=multiprocessors, **(a100 if multiprocessors == 108 else {}))
     blocks = shape.blocks if n_s else shape.narrow_blocks

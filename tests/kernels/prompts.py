@@ -1,0 +1,26 @@
+"""Prompts that share prefixes, and the plan of their tree: what tests of planners start from."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from chunkbench.kvcache import Plan, PrefixTree
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[list[int]]:
+    """Prompts that share prefixes at any depth: each continues a prefix of an earlier prompt."""
+    lists: list[list[int]] = []
+    for number in range(draw(st.integers(1, 20))):
+        base = draw(st.sampled_from(lists)) if lists and draw(st.booleans()) else []
+        prefix = base[: draw(st.integers(0, len(base)))]
+        lists.append([*prefix, *(1000 * (number + 1) + token for token in range(draw(st.integers(1, 120))))])
+    return lists
+
+
+def planned(drawn: list[list[int]], chunk_size: int) -> tuple[Plan, list[list[int]]]:
+    """The plan of a tree with these sequences, and the chunk ids of every row in token order."""
+    tree = PrefixTree(chunk_size)
+    for ids in drawn:
+        tree.join(ids)
+    return tree.plan(), [tree.path(sequence) for sequence in tree.sequences]
