@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from chunkbench.experiment.points import ReplayPoint
-from chunkbench.store.results import Result, Samples
+from chunkbench.store.results import Facts, Result, Samples
 
 
 class MemoryMoment(NamedTuple):
@@ -28,10 +28,8 @@ class MemoryMoment(NamedTuple):
     """Tokens of all live sequences, each sequence by itself."""
 
 
-class ReplaySeed(BaseModel):
+class ReplaySeed(Facts):
     """The replay of one arrival seed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     arrival_seed: NonNegativeInt
     requests: NonNegativeInt
@@ -58,10 +56,8 @@ class ReplaySeed(BaseModel):
     timeline: tuple[MemoryMoment, ...] = ()
 
 
-class ForkFacts(BaseModel):
+class ForkFacts(Facts):
     """What the answers of one request share, summed over all steps and requests."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     saved: NonNegativeFloat
     """Share of the memory that sharing saves."""

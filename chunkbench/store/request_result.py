@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat, NonNegativeInt
+
+from chunkbench.store.results import Facts
 
 RequestStatus = Literal["ok", "wrong", "refused", "error", "timeout", "cancelled"]
 
 
-class RequestResult(BaseModel):
+class RequestResult(Facts):
     """One request. Times in seconds after the start of the measurement, on the client's clock."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     due: NonNegativeFloat
     """When it should be sent. With closed-loop clients: when the client was free."""

@@ -23,10 +23,14 @@ Positive = Annotated[float, Field(gt=0)]
 Samples = tuple[Annotated[tuple[Positive, ...], Field(min_length=1)], ...]
 
 
-class Peaks(BaseModel):
-    """Peak rates of the machine, probed inside one round like an implementation."""
+class Facts(BaseModel):
+    """Recorded values: finite, never changed, and none that is not declared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Peaks(Facts):
+    """Peak rates of the machine, probed inside one round like an implementation."""
 
     read_bytes_per_s: Positive
     matrix_flops_per_s: Positive
@@ -42,10 +46,8 @@ class Peaks(BaseModel):
     higher rate is `read_bytes_per_s`."""
 
 
-class Noise(BaseModel):
+class Noise(Facts):
     """Other activity of the machine while the case was measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steal_fraction: float = 0.0
     """Share of CPU time that the hypervisor took."""
@@ -54,10 +56,8 @@ class Noise(BaseModel):
     load_average: float = 0.0
 
 
-class Yardsticks(BaseModel):
+class Yardsticks(Facts):
     """Times of fixed pieces of work, measured beside one round of one case."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     arithmetic_us: Positive
     """Matrix products that stay in a core's own cache, on every thread."""
@@ -65,10 +65,8 @@ class Yardsticks(BaseModel):
     """One sweep of the caches; None for warm caches."""
 
 
-class GpuState(BaseModel):
+class GpuState(Facts):
     """State of the GPU during one round of one case; None where the driver does not report it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     sm_mhz: int | None = None
     """Median clock of the multiprocessors, read after every kept sample."""
@@ -86,10 +84,8 @@ class GpuState(BaseModel):
     """Device memory that these processes hold."""
 
 
-class Sampling(BaseModel):
+class Sampling(Facts):
     """How samples were taken on a GPU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     copies: int
     """Sessions that took turns, so that each found the L2 cache filled by the other sessions."""
@@ -111,14 +107,12 @@ _OLDER_FIELDS = frozenset(
 """Before schema version 8, the lines of all kinds of work had all axes, and the fields of timed results."""
 
 
-class Result(BaseModel):
+class Result(Facts):
     """One line of `cases.jsonl`: the names of a case, its status, and where it was measured.
 
     The result of a kind of work is also a point of that kind, so it has the axes as fields. `threads` is the number
     that was used.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     VERB: ClassVar[str] = "measured"
     """What was done with the case."""

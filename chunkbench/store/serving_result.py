@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.store.request_result import RequestResult
-from chunkbench.store.results import Result, Samples
+from chunkbench.store.results import Facts, Result, Samples
 
 TIMELINE = 100
 """Most parts of a timeline."""
@@ -36,10 +36,8 @@ class Moment:
     """Prompt tokens that the step computed."""
 
 
-class ServerFacts(BaseModel):
+class ServerFacts(Facts):
     """What a server did during one measurement, from its moments. A new fact stands in both classes and in `of`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     sampled: bool
     """Whether the server was asked now and then, so that peaks between two questions are missed."""
@@ -93,10 +91,8 @@ def _most_bytes(moments: Sequence[Moment]) -> int | None:
     return max((moment.kv_bytes for moment in moments if moment.kv_bytes is not None), default=None)
 
 
-class Measurement(BaseModel):
+class Measurement(Facts):
     """The requests of one arrival seed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     arrival_seed: NonNegativeInt
     requests: tuple[RequestResult, ...]
