@@ -191,8 +191,7 @@ class LayeredChunkAttention:
         """
         self._check_layer(layer)
         rows = tokens.tokens if isinstance(tokens, Join) else len(tokens.chunks)
-        k = self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
-        v = self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
+        k, v = self._checked_kv(k, v, rows)
         if isinstance(tokens, Join):
             self._store.fill(tokens.chunks, k, v, layer)
         else:
@@ -207,17 +206,25 @@ class LayeredChunkAttention:
         if fits and out is not None and self._decode_dense is not None and self._decode_dense(q, out, layer):
             return out
         self._check_layer(layer)
-        shape = (len(self._tree), self.heads, self.head_dim)
+        q, out = self._checked_q(q, out, len(self._tree))
+        if len(out):
+            self.plan()
+            self._kernel.decode(q, out, layer)
+        return out
+
+    def _checked_kv(self, k: torch.Tensor, v: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of `rows` tokens, without gradients."""
+        shape = (rows, self.kv_heads, self.head_dim)
+        return self._spec.check("k", k, shape), self._spec.check("v", v, shape)
+
+    def _checked_q(self, q: torch.Tensor, out: torch.Tensor | None, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The queries of `rows` tokens, without gradients, and `out` or a new tensor."""
+        shape = (rows, self.heads, self.head_dim)
         q = self._spec.check("q", q, shape)
         if out is None:
-            out = torch.empty(shape, dtype=self.dtype, device=self.device)
-        else:
-            self._spec.check_out(out, shape)
-        if shape[0] == 0:
-            return out
-        self.plan()
-        self._kernel.decode(q, out, layer)
-        return out
+            return q, torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._spec.check_out(out, shape)
+        return q, out
 
     def _check_layer(self, layer: int) -> None:
         # A write to a layer that does not exist would overwrite another chunk.

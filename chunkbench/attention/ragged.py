@@ -138,8 +138,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         Tokens whose K and V are in the cache already are left alone.
         """
         self._check_layer(layer)
-        k = self._spec.check("k", k, (self._rows, self.kv_heads, self.head_dim))
-        v = self._spec.check("v", v, (self._rows, self.kv_heads, self.head_dim))
+        k, v = self._checked_kv(k, v, self._rows)
         if len(self._writing) < self._rows:
             index = torch.from_numpy(self._writing).to(self.device)
             k, v = k.index_select(0, index), v.index_select(0, index)
@@ -152,12 +151,7 @@ class RaggedChunkAttention(LayeredChunkAttention):
         q and out `[rows, heads, head_dim]`. Without `out` a new tensor is made; returns out.
         """
         self._check_layer(layer)
-        shape = (self._rows, self.heads, self.head_dim)
-        q = self._spec.check("q", q, shape)
-        if out is None:
-            out = torch.empty(shape, dtype=self.dtype, device=self.device)
-        else:
-            self._spec.check_out(out, shape)
+        q, out = self._checked_q(q, out, self._rows)
         if self._rows:
             self._ragged.decode(q, out, layer)
         return out

@@ -47,8 +47,7 @@ class ChunkAttention(LayeredChunkAttention):
         if rows not in (len(ids), len(ids) - cached):
             expected = f"{len(ids)} rows" + (f", or {len(ids) - cached} for the tokens not cached" if cached else "")
             raise WrongTensor(f"k has {rows} rows for {len(ids)} tokens: it needs {expected}")
-        k = self._spec.check("k", k, (rows, self.kv_heads, self.head_dim))
-        v = self._spec.check("v", v, (rows, self.kv_heads, self.head_dim))
+        k, v = self._checked_kv(k, v, rows)
         joined = self.join(ids)
         cached_rows = rows - joined.tokens
         self._store.fill(joined.chunks, k[cached_rows:], v[cached_rows:])
@@ -68,8 +67,7 @@ class ChunkAttention(LayeredChunkAttention):
         `tokens` lists the tokens of the first sequence, then those of the next; k and v have one row per token.
         """
         ids = token_array(tokens)
-        k = self._spec.check("k", k, (len(ids), self.kv_heads, self.head_dim))
-        v = self._spec.check("v", v, (len(ids), self.kv_heads, self.head_dim))
+        k, v = self._checked_kv(k, v, len(ids))
         self._store.append(self.extend(ids, sequences, counts), k, v)
 
     def decode(self, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
