@@ -78,7 +78,6 @@ def read_seconds(buffer: torch.Tensor, threads: int) -> float:
         )
     if buffer.numel() == 0:
         raise ValueError("buffer is empty")
-    _check_threads(threads)
     seconds: float = module.read_pass(buffer.detach().view(-1), threads)[0]
     return seconds
 
@@ -91,9 +90,7 @@ def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float) -> float:
     float16, the rate is that of float32, because the kernels widen the numbers to float32. Matrix units (AMX) are not
     counted. Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
     """
-    module = required()
-    _check_threads(threads)
-    rate: float = module.matrix_flops_per_s(dtype, threads, milliseconds)
+    rate: float = required().matrix_flops_per_s(dtype, threads, milliseconds)
     return rate
 
 
@@ -103,8 +100,3 @@ def required() -> ModuleType:
     if module is None:
         raise NativeMissing(why)
     return module
-
-
-def _check_threads(threads: int) -> None:
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")

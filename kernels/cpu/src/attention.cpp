@@ -6,10 +6,8 @@
 #include "parallel.h"
 
 namespace chunkbench {
-namespace {
 
 Loops loops_of(Isa isa, Dtype dtype) {
-    // What these sets add is for bfloat16, and their loops are for it alone.
     const bool adds_bfloat16 = isa == Isa::avx512_bf16 || isa == Isa::amx_bf16;
     switch (adds_bfloat16 && dtype != Dtype::bfloat16 ? Isa::avx512 : isa) {
 #ifdef CHUNKBENCH_HAVE_X86
@@ -25,6 +23,8 @@ Loops loops_of(Isa isa, Dtype dtype) {
         default: return loops_portable();
     }
 }
+
+namespace {
 
 // Tell the CPU that this thread only waits.
 inline void pause() {

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu_features.h"
@@ -102,11 +103,18 @@ struct Next {
     const std::int64_t* taken;
 };
 
-// The loops of one instruction set.
+// The loops of one instruction set: those of `decode`, and those of the probes (probe_loops.h says what they do).
 using ItemLoop = void (*)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch);
 struct Loops {
     ItemLoop item, read;
+    float (*sum)(const float* data, std::size_t count);
+    float (*multiply_add)(std::int64_t iterations);
+    double flops;  // of one iteration of multiply_add
 };
+
+// The loops that compute with a dtype. What instruction sets above AVX-512 add is for bfloat16 alone.
+Loops loops_of(Isa isa, Dtype dtype);
+
 Loops loops_portable();
 #ifdef CHUNKBENCH_HAVE_X86
 Loops loops_avx2();

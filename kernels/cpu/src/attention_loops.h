@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "probe_loops.h"
 #include "products.h"
 #include "softmax.h"
 #include "tile_products.h"
@@ -294,6 +295,8 @@ void item(const Shape& shape, const Work& work, const Item& current, Heads heads
     }
 #endif
 }
+
+Loops loops() { return {item<false>, item<true>, sum_of, multiply_add, kFlops}; }
 
 }  // namespace
 }  // namespace CHUNKBENCH_NAMESPACE

@@ -9,5 +9,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_amx_bf16() { return {amx_bf16::item<false>, amx_bf16::item<true>}; }
+Loops loops_amx_bf16() { return amx_bf16::loops(); }
 }  // namespace chunkbench

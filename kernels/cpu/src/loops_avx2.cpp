@@ -4,5 +4,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_avx2() { return {avx2::item<false>, avx2::item<true>}; }
+Loops loops_avx2() { return avx2::loops(); }
 }  // namespace chunkbench

@@ -6,5 +6,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_avx512() { return {avx512::item<false>, avx512::item<true>}; }
+Loops loops_avx512() { return avx512::loops(); }
 }  // namespace chunkbench

@@ -7,5 +7,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_avx512_bf16() { return {avx512_bf16::item<false>, avx512_bf16::item<true>}; }
+Loops loops_avx512_bf16() { return avx512_bf16::loops(); }
 }  // namespace chunkbench

@@ -3,5 +3,5 @@
 #include "attention_loops.h"
 
 namespace chunkbench {
-Loops loops_portable() { return {portable::item<false>, portable::item<true>}; }
+Loops loops_portable() { return portable::loops(); }
 }  // namespace chunkbench

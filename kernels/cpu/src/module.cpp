@@ -44,9 +44,10 @@ std::pair<double, double> read_pass(const FloatBuffer& buffer, int threads, cons
 }
 
 double matrix_flops_per_s(const std::string& dtype, int threads, double milliseconds, const std::string& isa) {
+    const chunkbench::Dtype of = chunkbench::dtype_named(dtype);
     const chunkbench::Isa chosen = chunkbench::isa_named(isa);
     nb::gil_scoped_release release;
-    return chunkbench::matrix_flops_per_s(dtype, threads, milliseconds, chosen);
+    return chunkbench::matrix_flops_per_s(of, threads, milliseconds, chosen);
 }
 
 chunkbench::Numbers numbers(const Ints& array) { return {array.data(), array.data() + array.size()}; }

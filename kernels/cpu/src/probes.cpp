@@ -5,10 +5,9 @@
 #include <chrono>
 #include <functional>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
-
-#include "probe_loops.h"
 
 namespace chunkbench {
 namespace {
@@ -51,6 +50,7 @@ double run_together(int threads, const std::function<void(int)>& work) {
 ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa) {
     // Parts begin at multiples of 16 floats (a cache line), so that no two threads read the same line.
     const std::size_t lines = count / 16;
+    const Loops loops = loops_of(isa, Dtype::float32);
     std::vector<double> sums(std::max(threads, 0));
     const double seconds = run_together(threads, [&](int index) {
         const std::size_t begin = lines * index / threads * 16;
@@ -58,7 +58,7 @@ ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa) {
         // Sum in blocks: a float sum has 24 bits and would lose small values in a buffer of hundreds of megabytes.
         constexpr std::size_t block = std::size_t{1} << 20;
         double total = 0.0;
-        for (std::size_t at = begin; at < end; at += block) total += sum(isa, data + at, std::min(block, end - at));
+        for (std::size_t at = begin; at < end; at += block) total += loops.sum(data + at, std::min(block, end - at));
         sums[index] = total;
     });
     double total = 0.0;
@@ -66,28 +66,26 @@ ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa) {
     return {seconds, total};
 }
 
-double matrix_flops_per_s(const std::string& dtype, int threads, double milliseconds, Isa isa) {
-    if (dtype != "float32" && dtype != "bfloat16" && dtype != "float16")
-        throw std::invalid_argument("dtype must be float32, bfloat16 or float16, got '" + dtype + "'");
+double matrix_flops_per_s(Dtype dtype, int threads, double milliseconds, Isa isa) {
     if (!(milliseconds > 0.0 && milliseconds <= 60000.0))
         throw std::invalid_argument("milliseconds must be above 0 and at most 60000");
-    const MatrixProbe probe = matrix_probe(isa, dtype == "bfloat16");
+    const Loops loops = loops_of(isa, dtype);
     constexpr std::int64_t iterations = 4096;  // tens of microseconds: few clock reads, but an exact end
-    std::vector<std::int64_t> loops_run(std::max(threads, 0));
+    std::vector<std::int64_t> runs_of(std::max(threads, 0));
     std::vector<float> results(std::max(threads, 0));
     const double seconds = run_together(threads, [&](int index) {
         const Clock::time_point start = Clock::now();
-        std::int64_t loops = 0;
+        std::int64_t runs = 0;
         float result = 0.0f;
         do {
-            result += probe.loop(iterations);
-            ++loops;
+            result += loops.multiply_add(iterations);
+            ++runs;
         } while (seconds_between(start, Clock::now()) * 1e3 < milliseconds);
-        loops_run[index] = loops;
+        runs_of[index] = runs;
         results[index] = result;
     });
     double flops = 0.0;
-    for (std::int64_t loops : loops_run) flops += static_cast<double>(loops) * iterations * probe.flops_per_iteration;
+    for (std::int64_t runs : runs_of) flops += static_cast<double>(runs) * iterations * loops.flops;
     for (float result : results)
         if (!(result == result)) throw std::runtime_error("the multiply-add loop gave NaN");
     return flops / seconds;

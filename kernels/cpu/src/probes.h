@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
-#include "cpu_features.h"
+#include "attention.h"
 
 namespace chunkbench {
 
@@ -17,7 +16,7 @@ struct ReadPass {
 ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa);
 
 // Floating-point operations per second of multiply-add loops in registers, all threads together, measured for about
-// `milliseconds`. dtype is float32, bfloat16 or float16; throws std::invalid_argument for another dtype.
-double matrix_flops_per_s(const std::string& dtype, int threads, double milliseconds, Isa isa);
+// `milliseconds`.
+double matrix_flops_per_s(Dtype dtype, int threads, double milliseconds, Isa isa);
 
 }  // namespace chunkbench

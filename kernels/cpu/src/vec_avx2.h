@@ -13,6 +13,7 @@ struct V16 {
     __m256 lo, hi;
 };
 
+constexpr int kRegisters = 2;   // of one V16
 constexpr int kRows = 6;        // query rows in registers at a time: 6 x 2 sums, 2 operands, 1 broadcast; 16 registers
 constexpr int kPairRows = 5;    // the same if a product needs two operands at a time
 constexpr int kBlocks = 1;      // blocks per step when several rows are multiplied

@@ -16,6 +16,7 @@ struct V16 {
     __m512 all;
 };
 
+constexpr int kRegisters = 1;
 constexpr int kRows = 12;  // by 2 blocks: 24 sums, 2 operands (4 if pairs are widened) and a broadcast
 constexpr int kPairRows = 12;
 constexpr int kBlocks = 2;  // two products share a broadcast; one broadcast per product would saturate the load ports

@@ -12,6 +12,7 @@ struct V16 {
     float x[16];
 };
 
+constexpr int kRegisters = 4;
 constexpr int kRows = 4;
 constexpr int kPairRows = 4;
 constexpr int kBlocks = 1;
