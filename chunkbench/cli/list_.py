@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import click
 
+from chunkbench import workload
 from chunkbench.cli.output import format_option, show
 from chunkbench.experiment import AXES, bundled_experiments, load_experiment, reading_order
 
 Row = dict[str, str | int | bool]
 
 
-def _experiments() -> list[Row]:
+def _experiments(kind: str) -> list[Row]:
     rows: list[Row] = []
     for name in sorted(bundled_experiments(), key=reading_order):
         experiment = load_experiment(name)
+        if kind not in ("", experiment.kind):
+            continue
         points = experiment.points("cpu", "float32")
         rows.append({"experiment": name, "points": len(points), "title": experiment.title})
     return rows
 
 
-def _axes() -> list[Row]:
+def _axes(kind: str) -> list[Row]:
+    known = workload.get(kind).point.axes() if kind else AXES
     return [
         {"axis": name, "meaning": axis.description, "values": axis.values, "default": axis.default_words}
         for name, axis in AXES.items()
+        if name in known
     ]
 
 
-def _implementations() -> list[Row]:
+def _implementations(kind: str) -> list[Row]:
     # Importing torch takes seconds. The other lists do not need it.
     import torch
-
-    from chunkbench.baselines.registry import REGISTRY
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return [
@@ -42,7 +45,7 @@ def _implementations() -> list[Row]:
             "reason": state.answer.reason,
             "remedy": state.answer.remedy,
         }
-        for state in REGISTRY.survey(device)
+        for state in workload.get(kind or workload.default()).implementations().survey(device)
     ]
 
 
@@ -60,17 +63,21 @@ def _words(value: str | int | bool) -> str:
     Examples:
       chunkbench list
       chunkbench list implementations
-      chunkbench list axes --format json
+      chunkbench list implementations --kind serving
+      chunkbench list axes --kind replay --format json
     """,
 )
 @click.argument("subject", type=click.Choice(list(_SUBJECTS)), default="experiments")
+@click.option("--kind", default="", help="Only those of this kind of work.  [default: all; implementations: decode]")
 @format_option("documents", "records", "data")
-def command(subject: str, form: str) -> None:
+def command(subject: str, kind: str, form: str) -> None:
     """List bundled experiments (the default), implementations with their state on this machine, or the axes of a
     sweep."""
     from chunkbench.report.model import Column, Output, Table
 
-    rows = _SUBJECTS[subject]()
+    if kind and kind not in workload.names():
+        raise click.BadParameter(f"{kind!r} is none of {', '.join(workload.names())}", param_hint="--kind")
+    rows = _SUBJECTS[subject](kind)
     if not rows:
         click.echo(f"no {subject} are registered; install ChunkBench (make setup)", err=True)
 

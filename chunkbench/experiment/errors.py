@@ -92,6 +92,12 @@ def unknown(noun: str, name: object, known: Sequence[str]) -> str:
     return f"unknown {noun}{did_you_mean(str(name)[:60], known)}"
 
 
+def only_for(kinds: Sequence[str]) -> str:
+    """The message about a key or an axis that only these kinds of work have."""
+    *first, last = (f"`kind: {kind}`" for kind in kinds)
+    return f"is only for {' and '.join([', '.join(first), last] if first else [last])}; leave it out"
+
+
 def show(value: object) -> str:
     """A value as messages quote it: short, with quotes around text but not around numbers."""
     if isinstance(value, Misread):

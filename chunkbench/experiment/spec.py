@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from chunkbench import workload
-from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, show, unknown
+from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, only_for, show, unknown
 from chunkbench.experiment.fields import Axes, Blocks, Count, ImplementationId, Implementations, Seconds
 from chunkbench.experiment.point import Case, Point, PointT
 from chunkbench.experiment.sweep import Required, Rules, Sweep
@@ -186,10 +186,9 @@ def _unknown_key(model: type[Experiment[Any]], path: Path) -> str:
     key = str(path[-1])
     if len(path) > 1:
         return unknown("key", key, list(model.nested_keys()))
-    for other in workload.all_kinds():
-        if key in yaml_keys(other.experiment):
-            own = next(one.name for one in workload.all_kinds() if one.experiment is model)
-            return model.REFUSED.get(key, f"does not apply to `kind: {own}`; leave it out")
+    having = [one.name for one in workload.all_kinds() if key in yaml_keys(one.experiment)]
+    if having:
+        return model.REFUSED.get(key, only_for(having))
     return unknown("key", key, list(yaml_keys(model)))
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from chunkbench import workload
 from chunkbench.experiment.axes import AXES, read_axis
-from chunkbench.experiment.errors import Finding, Path, unknown
+from chunkbench.experiment.errors import Finding, Path, only_for, unknown
 from chunkbench.experiment.point import Point
 from chunkbench.experiment.terms import Device, Dtype
 from chunkbench.experiment.values import AxisValue, LengthRange, Share
@@ -76,8 +76,7 @@ def _not_here(axis: str) -> str:
     """The message about an axis that nothing has, or only other kinds of work."""
     if axis not in AXES:
         return unknown("axis", axis, list(AXES))
-    having = [f"`kind: {one.name}`" for one in workload.all_kinds() if axis in one.point.axes()]
-    return f"is only for {' and '.join(having)}; leave it out"
+    return only_for([one.name for one in workload.all_kinds() if axis in one.point.axes()])
 
 
 def merged(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:

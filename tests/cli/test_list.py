@@ -57,6 +57,28 @@ def test_without_implementations_the_remedy_is_printed(monkeypatch: pytest.Monke
     assert "make setup" in CliRunner().invoke(command, ["implementations"]).stderr
 
 
+@pytest.mark.parametrize(
+    ("subject", "kind", "has", "lacks"),
+    [
+        ("experiments", "replay", "replay-forks", "table3"),
+        ("implementations", "replay", "radix_tree", "chunk_attn"),
+        ("implementations", "serving", "endpoint", "naive"),
+        ("implementations", "modules", "mlp", "naive"),
+        ("axes", "modules", "model", "n_s"),
+    ],
+)
+def test_only_those_of_a_kind(subject: str, kind: str, has: str, lacks: str) -> None:
+    rows = json.loads(CliRunner().invoke(command, [subject, "--kind", kind, "--format", "json"]).output)
+    names = [row[subject.rstrip("s").replace("axe", "axis")] for row in rows]
+    assert has in names
+    assert lacks not in names
+
+
+def test_an_unknown_kind_is_wrong_usage() -> None:
+    done = CliRunner().invoke(command, ["axes", "--kind", "gemm"])
+    assert (done.exit_code, "is none of decode, memory" in done.stderr) == (2, True)
+
+
 def test_unknown_subject_is_wrong_usage() -> None:
     assert CliRunner().invoke(command, ["everything"]).exit_code == 2
 

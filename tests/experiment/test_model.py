@@ -87,12 +87,22 @@ def test_known_implementations_are_the_registered_ones() -> None:
     assert registered() <= set(workload.implementations("decode"))
     assert workload.implementations("modules") == ("qkv_projection", "self_attention", "mlp")
     assert {"chunk_llama", "vllm", "endpoint"} <= set(workload.implementations("serving"))
-    kinds = ("decode", "modules", "serving", "replay")
-    assert set(workload.implementations()) == {name for kind in kinds for name in workload.implementations(kind)}
+    every = {name for kind in workload.names() for name in workload.implementations(kind)}
+    assert set(workload.implementations()) == every
+
+
+def test_a_key_of_another_kind_is_refused_by_a_class_that_is_no_registered_kind() -> None:
+    class Other(type(load_experiment("memory"))):  # type: ignore[misc]
+        pass
+
+    raw = {"name": "x", "kind": "memory", "implementations": ["chunk_attn"], "sweep": [{"n_p": 8, "n_s": 0}]}
+    with pytest.raises(ValueError, match="is only for `kind: decode`; leave it out"):
+        Other.model_validate({**raw, "figure": "checks"})
 
 
 def test_the_fields_of_points_are_axes_and_the_device_and_each_axis_has_a_kind() -> None:
-    kinds = (AttentionPoint, ModulesPoint, ServingPoint, ReplayPoint)
+    kinds = {kind.point for kind in workload.all_kinds()}
+    assert {AttentionPoint, ModulesPoint, ServingPoint, ReplayPoint} <= kinds
     for kind in kinds:
         assert set(kind.model_fields) == {*kind.axes(), "device"}
     assert {axis for kind in kinds for axis in kind.axes()} == set(AXES)

@@ -144,7 +144,7 @@ def test_dry_run(run: tuple[Path, Path]) -> None:
         ("load: [50, 150]}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
         ("load: 50, rate: 3}", "cannot be used together with rate"),
         ("load: 50, heads: 3}", "follows from model; leave it out"),
-        ("load: 50}\nprotocols: paper", "does not apply to `kind: serving`"),
+        ("load: 50}\nprotocols: paper", "protocols: is only for `kind: decode` and `kind: modules`; leave it out"),
     ],
 )
 def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str) -> None:
