@@ -79,7 +79,12 @@ def command(subject: str, kind: str, form: str) -> None:
         raise click.BadParameter(f"{kind!r} is none of {', '.join(workload.names())}", param_hint="--kind")
     rows = _SUBJECTS[subject](kind)
     if not rows:
-        click.echo(f"no {subject} are registered; install ChunkBench (make setup)", err=True)
+        lack = (
+            f"no {subject} of `kind: {kind}`"
+            if kind
+            else f"no {subject} are registered; install ChunkBench (make setup)"
+        )
+        click.echo(lack, err=True)
 
     def column(number: int, name: str) -> Column[Row]:
         # Users copy the names, which are in the first column: do not wrap them.

@@ -89,7 +89,7 @@ def _software(manifest: Manifest, rows: Sequence[Row]) -> str:
 
 
 def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
-    drawn = "; K, V and queries standard normal" if any(row.session for row in rows) else ""
+    drawn = "; inputs standard normal" if any(row.session for row in rows) else ""
     parts = [
         f"{_list(row.facts.dtype for row in rows)}{drawn}",
         f"seed {_list(row.facts.seed for row in rows)}",

@@ -12,8 +12,17 @@ from chunkbench.workloads.modules import ModulesWorkload
 from chunkbench.workloads.replay import ReplayWorkload
 from chunkbench.workloads.serving import ServingWorkload
 
+KINDS: tuple[workload.AnyWorkload, ...] = (
+    DecodeWorkload(),
+    MemoryWorkload(),
+    ModulesWorkload(),
+    ServingWorkload(),
+    ReplayWorkload(),
+)
+"""An experiment that names no kind is of the first kind."""
+
 
 def register() -> None:
-    """Add all kinds of work to the registry, in order: an experiment that names no kind is of the first kind."""
-    for kind in (DecodeWorkload(), MemoryWorkload(), ModulesWorkload(), ServingWorkload(), ReplayWorkload()):
+    """Add all kinds of work to the registry, in order."""
+    for kind in KINDS:
         workload.add(kind)

@@ -75,7 +75,7 @@ def test_only_those_of_a_kind(subject: str, kind: str, has: str, lacks: str) -> 
 
 
 def test_an_unknown_kind_is_wrong_usage() -> None:
-    done = CliRunner().invoke(command, ["axes", "--kind", "gemm"])
+    done = CliRunner().invoke(command, ["axes", "--kind", "decoding"])
     assert (done.exit_code, "is none of decode, memory" in done.stderr) == (2, True)
 
 

@@ -149,7 +149,7 @@ def test_the_footer_describes_machine_software_data_and_timing(table3) -> None:
     for part in (
         "Invented CPU 9000, 2 cores, 24 GiB",
         "torch 2.13.0",
-        "bfloat16; K, V and queries standard normal; seed 0",
+        "bfloat16; inputs standard normal; seed 0",
         "protocol strict",
         "caches cold",
         "rounds a point: 3",
