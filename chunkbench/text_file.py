@@ -76,6 +76,11 @@ def from_json(text: str) -> Any:
     return value
 
 
+def is_text(text: str) -> bool:
+    """Whether UTF-8 has all characters: not half of a surrogate pair, as names of files have that are not UTF-8."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def csv_rows(text: str) -> Iterator[tuple[int, list[str] | ValueError]]:
     """Number of the first line and cells of each row that is not blank, without the blanks around cells; an error in
     place of a row that is not CSV."""

@@ -157,9 +157,33 @@ def open_page(path: Path) -> None:
         click.echo(f"no browser found; open {path}", err=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file that the user named, or end with a message."""
+def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda path: None) -> None:
+    """Write a file that the user named, whole or not at all, or end with a message. `check` reads it first."""
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe or a device, which no file can replace
+            path.write_text(text, encoding="utf-8")
+            return
+        place = path.resolve()  # a link stays one
+        temporary = place.with_name(f".{place.name[:60]}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            check(temporary)
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")
+
+
+def write_experiment(path: Path, text: str) -> Path:
+    """Write an experiment, which has to be valid, or end with a message. The path that it got: with `.yaml`, if it had
+    no suffix of YAML."""
+    from chunkbench.experiment import ExperimentError, load_experiment
+
+    if path.suffix not in (".yaml", ".yml"):
+        path = path.with_name(f"{path.name}.yaml")
+    try:
+        write_text(path, text, load_experiment)
+    except ExperimentError as error:
+        fail(f"{path} is not written, it would not be valid: {error.problems[0].message}")
+    return path

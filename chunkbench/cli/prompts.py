@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail, format_option, show, write_text
+from chunkbench.cli.output import fail, format_option, show, write_experiment, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -72,6 +72,6 @@ def command(
         click.echo(f"wrote {trace}; see what it asks for: chunkbench traces {trace}", err=True)
     stats = sharing(groups, chunk_size, n_c)
     if experiment is not None:
-        write_text(experiment, as_experiment(stats, shape, chunk_size, max(1, n_c)))
+        experiment = write_experiment(experiment, as_experiment(stats, shape, chunk_size, max(1, n_c)))
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
     show(document(stats, shape, chunk_size, n_c), form)

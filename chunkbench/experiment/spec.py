@@ -29,6 +29,7 @@ from chunkbench.experiment.terms import Device, Dtype
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+MAX_TITLE = 200
 _WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -66,7 +67,7 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="name of the run directory; default: the file's name"
     )
-    title: str = Field("", max_length=200, description="heading of tables and figures")
+    title: str = Field("", max_length=MAX_TITLE, description="heading of tables and figures")
     kind: str = Field(default_factory=workload.default, description="the kind of work", validate_default=True)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(

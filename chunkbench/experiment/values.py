@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, get_args
 from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, show, unknown
 from chunkbench.experiment.llama import LlamaShape, ShapeError, shape_of
 from chunkbench.experiment.terms import Dtype, TreeNode
+from chunkbench.text_file import is_text
 
 _SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p")
 MAX_TOKENS = 1 << 20
 """Largest number of tokens of one prompt or completion."""
-MAX_NAME = 200
+MAX_NAME = 4096
+"""Longest name or path: that of a file on Linux."""
 MAX_SEQUENCES = 1 << 16
 DTYPES: tuple[str, ...] = ("auto", *get_args(Dtype))
 
@@ -132,7 +134,7 @@ def read_model(raw: object) -> LlamaShape:
 
 def read_name(raw: object) -> str:
     """A name or a path; the kind of work knows which ones exist."""
-    if not isinstance(raw, str) or not raw.strip() or len(raw) > MAX_NAME:
+    if not isinstance(raw, str) or not raw.strip() or len(raw) > MAX_NAME or not is_text(raw):
         raise Findings(Finding((), f"must be a name or a path of at most {MAX_NAME} characters, not {show(raw)}"))
     return raw
 

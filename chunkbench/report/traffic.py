@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 
+import yaml
+
 from chunkbench.analysis.traffic import Hits, Spread, TrafficNumbers
+from chunkbench.experiment.spec import MAX_TITLE
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
@@ -37,20 +40,23 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
     )
 
 
-def experiment(path: str, numbers: TrafficNumbers, block_tokens: int) -> str:
+def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
     """An experiment that replays the trace at `path` through cache managers, as YAML.
 
     The smallest memory holds four requests of the largest size, the largest one all different blocks.
     """
-    least = 4 * int(numbers.prompt_tokens.most + numbers.answer_tokens.most)
+    chunk = block_tokens if 0 < block_tokens <= _LARGEST_CHUNK else 16
+    least = max(chunk, 4 * int(numbers.prompt_tokens.most + numbers.answer_tokens.most))
     tokens = [numbers.distinct_blocks * block_tokens, int(numbers.requests * numbers.prompt_tokens.mean)]
     most = max(least, tokens[0] or tokens[1])
     sizes = sorted({round(least * (most / least) ** (step / 4)) for step in range(5)})
-    chunk = block_tokens if 0 < block_tokens <= _LARGEST_CHUNK else 16
+    title = f"Cache managers, replayed on {path.name}"[:MAX_TITLE]
+    # A name without suffix and folder could be that of a kind of traffic.
+    traffic = str(path) if path.suffix or path.parent != Path() else f"./{path}"
     return "\n".join(
         [
             "# Replays a trace through cache managers on a virtual clock: docs/managers.md.",
-            f'title: "Cache managers, replayed on {Path(path).name}"',
+            f"title: {_quoted(title)}",
             "kind: replay",
             "",
             "implementations: [paged, paged_prefix, prefix_tree, radix_tree]",
@@ -65,10 +71,16 @@ def experiment(path: str, numbers: TrafficNumbers, block_tokens: int) -> str:
             f"  chunk_size: {chunk}",
             "",
             "sweep:",
-            f"  - {{traffic: {json.dumps(path)}, memory: {sizes}}}",
+            f"  - {{traffic: {_quoted(traffic)}, memory: {sizes}}}",
             "",
         ]
     )
+
+
+def _quoted(text: str) -> str:
+    """Text in double quotes, in one line of YAML."""
+    quoted: str = yaml.safe_dump(text, default_style='"', width=math.inf, allow_unicode=True)
+    return quoted.rstrip("\n")
 
 
 def _headline(block_tokens: int, numbers: TrafficNumbers) -> str:

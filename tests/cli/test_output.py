@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from chunkbench.cli.output import colour_wanted, explain, run_exit_code
+from chunkbench.cli.main import cli
+from chunkbench.cli.output import colour_wanted, explain, run_exit_code, write_experiment, write_text
 from chunkbench.store import RunError
 
 
@@ -50,3 +53,19 @@ def test_colours_go_to_terminals_that_know_them(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("chunkbench.cli.output.on_terminal", lambda: True)
     assert colour_wanted() is wanted
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("old")
+    path.chmod(0o644)
+    (tmp_path / "link").symlink_to(path)
+    with click.Context(cli, info_name="traces"):
+        write_text(tmp_path / "link", "new")
+        assert (path.read_text(), (tmp_path / "link").is_symlink()) == ("new", True)
+        with pytest.raises(SystemExit):
+            write_experiment(path, "title: 5\n")
+        with pytest.raises(SystemExit):
+            write_text(Path("/dev/full"), "text")
+    assert path.read_text() == "new"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["e.yaml", "link"]

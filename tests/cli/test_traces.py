@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from chunkbench import traces
 from chunkbench.cli.traces import command
+from chunkbench.experiment import load_experiment
+from chunkbench.experiment.points import ReplayPoint
+from chunkbench.traces.generated import GENERATED
 
 
 @pytest.fixture
@@ -51,3 +55,71 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(tmp_path / "none.jsonl")])
     assert done.exit_code == 2
     assert "none.jsonl: cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            'a"b.jsonl',
+            "a\\b.jsonl",
+            "\U0001f600.jsonl",
+            f"{'x' * 240}.jsonl",
+            "a: b #c.jsonl",
+            "it's.jsonl",
+            "\u2028.jsonl",
+        ),
+        *(
+            "no-suffix",
+            "sharegpt",
+            "fixed",
+            "1e3",
+            "true",
+            "010",
+            "*a",
+            "&a",
+            "{a}",
+            "-",
+            " led",
+            "new\nline",
+            "esc\x1b[31m",
+        ),
+    ],
+)
+def test_an_experiment_is_valid_whatever_the_trace_is_called(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace.rename(name)
+    done = CliRunner().invoke(command, ["--experiment", "replay", "--", name])
+    assert done.exit_code == 0, done.output
+    (case, *_) = load_experiment(tmp_path / "replay.yaml").points("cpu", "float32")
+    assert isinstance(case, ReplayPoint)
+    assert case.traffic is not None
+    assert Path(case.traffic) == Path(name)
+    assert case.traffic not in GENERATED
+
+
+def test_small_traces_have_valid_experiments(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [2**64]}))
+    done = CliRunner().invoke(command, [str(path), "--experiment", str(tmp_path / "r.yml")])
+    assert done.exit_code == 0, done.output
+    assert len(load_experiment(tmp_path / "r.yml").points("cpu", "float32")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("b\udcff.jsonl", "the name is not UTF-8"), ("/dev/stdin", "is no file; a replay reads")]
+)
+def test_no_experiment_is_written_that_cannot_be_read(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name != "/dev/stdin":
+        trace.rename(name)
+    else:
+        read = traces.read_traffic
+        monkeypatch.setattr(traces, "read_traffic", lambda path: read(trace))
+    done = CliRunner().invoke(command, [name, "--experiment", "r.yaml"])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.output
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name if name == "/dev/stdin" else name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -81,10 +82,11 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
 
 def _traffic_conflicts(given: Mapping[str, Any], traffic: str) -> Iterator[Finding]:
     """Conflicts where traffic decides the lengths of requests."""
-    if traffic not in GENERATED and not Path(traffic).suffix:
+    found = os.path.isfile(traffic)  # False also for names that no file can have
+    if traffic not in GENERATED and not found and not Path(traffic).suffix and "/" not in traffic:
         known = did_you_mean(traffic, list(GENERATED))
         yield Finding(("traffic",), f"there is no traffic {traffic!r}, and no file has this name{known}")
-    elif traffic not in GENERATED and not Path(traffic).is_file():
+    elif traffic not in GENERATED and not found:
         yield Finding(("traffic",), f"there is no file {traffic!r} here: {Path(traffic).absolute().parent}")
     for axis in ("n_p", "n_c", "tree", *(() if traffic in GENERATED else ("n_s", "prompts"))):
         if axis in given:
