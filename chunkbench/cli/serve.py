@@ -138,6 +138,7 @@ def command(
         from chunkbench.serving.engine import EngineError, EngineOptions
         from chunkbench.serving.server.app import ServerOptions
         from chunkbench.serving.server.build import ModelChoice, build_backend
+        from chunkbench.serving.server.records import Log
         from chunkbench.serving.server.run import bind, run
     except ModuleNotFoundError as error:
         fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
@@ -147,6 +148,11 @@ def command(
         listening = bind(host, port)
     except OSError as error:
         fail(f"cannot listen on {host}:{port}: {error.strerror or error}")
+    try:
+        records = Log(log)
+    except OSError as error:
+        listening.close()
+        fail(f"--log {log}: {error.strerror}")
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
     try:
         limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
@@ -162,5 +168,5 @@ def command(
         click.echo(f"{name} is served at http://{where}:{bound}/v1 (Ctrl-C ends it)")
 
     options = ServerOptions(name, room, max_waiting)
-    if not run(backend, options, choice.folder, listening, log, announce):
+    if not run(backend, options, choice.folder, listening, records, announce):
         context.exit(1)

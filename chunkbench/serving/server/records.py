@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import threading
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -48,16 +51,20 @@ class Metrics:
 
 class Log:
     """Lines of JSON about steps and requests, in a folder. Times in seconds of the clock of `time.perf_counter`,
-    which all processes of a Linux host share."""
+    which all processes of a Linux host share.
+
+    A file that cannot be written any more, because the disk is full, ends with its last whole line, and the server
+    goes on without it.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         """Files are begun anew. None: nothing is written. Raises OSError."""
         self._lock = threading.Lock()
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, FileIO] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            # Line by line: what stands in the file survives a killed server.
-            self._files = {name: (folder / f"{name}.jsonl").open("w", buffering=1) for name in ("steps", "requests")}
+            # Without a buffer: what stands in the file survives a killed server.
+            self._files = {name: FileIO(folder / f"{name}.jsonl", "w") for name in ("steps", "requests")}
 
     def step(self, ended: float, report: StepReport, load: Load) -> None:
         """A line about a step."""
@@ -90,5 +97,16 @@ class Log:
 
     def _write(self, name: str, fields: dict[str, Any]) -> None:
         with self._lock:
-            if name in self._files:
-                self._files[name].write(json.dumps(fields) + "\n")
+            file = self._files.get(name)
+            if file is None:
+                return
+            line, written = json.dumps(fields).encode() + b"\n", 0
+            try:
+                while written < len(line):
+                    written += file.write(line[written:])
+            except OSError as error:
+                del self._files[name]
+                logging.getLogger(__name__).error("%s ends here: %s", file.name, error.strerror)
+                with contextlib.suppress(OSError):
+                    file.truncate(file.tell() - written)
+                file.close()

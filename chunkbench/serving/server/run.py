@@ -42,14 +42,10 @@ def run(
     options: ServerOptions,
     checkpoint: Path | None,
     listening: socket.socket,
-    log: Path | None,
+    log: Log,
     announce: Callable[[], None],
 ) -> bool:
-    """Serve until SIGTERM or SIGINT; requests that run are answered first. False if the engine broke.
-
-    Raises OSError if the log cannot be written.
-    """
-    log_file = Log(log)
+    """Serve until SIGTERM or SIGINT; what runs is answered first. Closes the log. False if the engine broke."""
     # A thread that waits for Python's lock asks for it only after this time. The engine gives the lock up in every
     # operation of PyTorch; with Python's 5 ms it would wait that long whenever tokens are being sent.
     sys.setswitchinterval(SWITCH_S)
@@ -57,7 +53,7 @@ def run(
     def ended() -> None:
         web.should_exit = True
 
-    server = Server(backend, options, Text(checkpoint), log_file, ended)
+    server = Server(backend, options, Text(checkpoint), log, ended)
     web = _Announcing(uvicorn.Config(application(server), log_level="warning", access_log=False, lifespan="on"))
     web.announce = announce
     # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.
@@ -66,5 +62,5 @@ def run(
         web.run(sockets=[listening])
     finally:
         signal.signal(signal.SIGTERM, previous)
-        log_file.close()
+        log.close()
     return server.failure is None

@@ -368,6 +368,10 @@ def test_the_log_has_each_step_and_each_request(served: Served, client: openai.O
 
 
 def test_a_full_queue_is_429_and_sigterm_answers_what_runs(checkpoint: Path, tmp_path: Path) -> None:
+    """The disk of its log is full, which changes nothing."""
+    (tmp_path / "log").mkdir()
+    for name in ("steps.jsonl", "requests.jsonl"):
+        (tmp_path / "log" / name).symlink_to("/dev/full")
     limits = ["--max-batch", "1", "--max-waiting", "1", "--dtype", "float32", "--served-name", "sharp"]
     with serve(tmp_path / "log", str(checkpoint), *limits) as server:
         long = {"model": "sharp", "prompt": PROMPT, "max_tokens": 150, "temperature": 0, "ignore_eos": True}
@@ -384,6 +388,9 @@ def test_a_full_queue_is_429_and_sigterm_answers_what_runs(checkpoint: Path, tmp
             client.join()
         assert [status for status, _ in answers] == [200, 200]
         assert all(answer["usage"]["completion_tokens"] == 150 for _, answer in answers)
+        errors = (tmp_path / "log.err").read_text()
+        assert errors.count("steps.jsonl ends here: No space left on device") == 1
+        assert errors.count("requests.jsonl ends here: No space left on device") == 1
 
 
 def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, client: openai.OpenAI) -> None:
