@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -156,7 +157,7 @@ def command(
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
     try:
         limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
-        backend, room = build_backend(choice, engine, limits)  # type: ignore[arg-type]
+        backend, room = build_backend(choice, engine, limits, partial(click.echo, err=True))  # type: ignore[arg-type]
     except (EngineError, ValueError) as error:
         listening.close()
         fail(error)

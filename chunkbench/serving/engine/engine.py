@@ -21,6 +21,9 @@ Attention = Literal["two-phase", "sequence-first", "no-sharing"]
 Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
 
+WARM_UP_S = 3.0
+"""Longest time of `Engine.warm_up`, about."""
+
 _LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
 """After this error a GPU computes nothing any more, for nobody."""
 
@@ -175,7 +178,8 @@ class Engine:
 
     def warm_up(self) -> None:
         """Do now what would make the first steps slow."""
-        self.model.compile(self.options.prompt_budget + self.options.max_batch)
+        batch = self.options.max_batch
+        self.model.compile(self.options.prompt_budget + batch, batch, WARM_UP_S)
 
     def step(self) -> StepReport:
         """Compute one token of every running sequence, and a part of the waiting prompts.

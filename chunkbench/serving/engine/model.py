@@ -85,10 +85,13 @@ class Model(ModelNumbers):
         return logits
 
     @torch.inference_mode()
-    def compile(self, most_rows: int) -> None:
-        """Let libraries compile now what steps of up to `most_rows` tokens need."""
+    def compile(self, most_rows: int, most_logits: int, seconds: float) -> None:
+        """Let libraries compile now what steps need, of up to `most_rows` tokens and `most_logits` rows of logits.
+
+        After so many seconds the rest, of the largest steps, is left until it is needed.
+        """
         if self.packed:
-            compile_products(self._module, most_rows)
+            compile_products(self._module, most_rows, self._module.get_output_embeddings(), most_logits, seconds)
 
 
 def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:

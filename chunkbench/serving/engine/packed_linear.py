@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 
 import torch
 from torch import nn
@@ -17,16 +18,19 @@ _FEW, _SMALL_STEP, _STEP = 64, 8, 32
 def padded_rows(rows: int) -> int:
     """Number of rows that a product gets for `rows` rows: a multiple of 8 up to 64, above it of 32.
 
-    oneDNN compiles a product for each number of rows, which takes as long as computing it with hundreds of rows. Steps
-    of a server have any number of rows; padded, they have few numbers, and the engine compiles these at its start.
+    oneDNN compiles a product for each number of rows, which takes milliseconds, as much as a step of few rows. Steps of
+    a server have any number of rows; padded, they have few numbers, and the engine compiles these at its start.
     """
     step = _SMALL_STEP if rows <= _FEW else _STEP
     return -(-rows // step) * step
 
 
-def padded_sizes(most: int) -> list[int]:
-    """All values of `padded_rows` for up to `most` rows."""
-    return sorted({padded_rows(rows) for rows in range(1, most + 1)})
+def padded_sizes(most: int) -> Iterator[int]:
+    """All values of `padded_rows` for up to `most` rows, from the smallest on."""
+    rows = 0
+    while rows < most:
+        rows = padded_rows(rows + 1)
+        yield rows
 
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -98,14 +102,26 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def compile_products(model: nn.Module, most_rows: int) -> None:
-    """Compile the products of all packed layers for steps of up to `most_rows` rows."""
+def compile_products(model: nn.Module, most_rows: int, head: nn.Module, most_logits: int, seconds: float) -> None:
+    """Compile the products of all packed layers for steps of up to `most_rows` rows, of which the layer `head` gets at
+    most `most_logits`: the smallest first, as many as so many seconds allow.
+
+    To be compiled, a product has to be computed: all sizes take time in proportion to the square of the rows. What is
+    left is compiled when it is needed, and those are the products beside whose own time that counts least.
+    """
     layers = {
-        (layer.in_features, layer.out_features): layer for layer in model.modules() if isinstance(layer, PackedLinear)
+        (layer.in_features, layer.out_features): layer
+        for layer in model.modules()
+        if isinstance(layer, PackedLinear) and layer is not head
     }
-    for layer in layers.values():
-        for rows in padded_sizes(most_rows):
+    done, end = 0, monotonic() + seconds
+    for rows in padded_sizes(most_rows):
+        wanted = [*layers.values(), *([head] if isinstance(head, PackedLinear) and done < most_logits else [])]
+        for layer in wanted:
             layer(torch.zeros(rows, layer.in_features, dtype=layer.dtype))
+        done = rows
+        if monotonic() > end:
+            break
 
 
 def pack_linear_layers(model: nn.Module) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -75,18 +76,22 @@ class ModelChoice:
                 raise ModelError(f"{name} belongs to the named shapes; {self.model} says this itself")
 
 
-def build_backend(choice: ModelChoice, engine: EngineName, options: EngineOptions) -> tuple[Backend, int]:
+def build_backend(
+    choice: ModelChoice, engine: EngineName, options: EngineOptions, say: Callable[[str], None]
+) -> tuple[Backend, int]:
     """The engine with its model, and the most tokens that it takes for prompt and answer together.
 
-    Raises EngineError and ValueError.
+    `say` gets a line before each part that takes long. Raises EngineError and ValueError.
     """
     choice.check()
+    say(f"{choice.name}: {'drawing random' if choice.folder is None else 'loading the'} weights")
     attention = INTERFACE if engine == "chunk" else "sdpa"
     if choice.folder is not None:
         module = load_module(choice.folder, choice.dtype, attention)
     else:
         module = random_module(choice.config(), choice.dtype, attention, choice.seed)
     module = module.to(choice.device)
+    say(f"{choice.name}: preparing the engine: memory for K/V, products of up to {options.prompt_budget} tokens a step")
     if engine == "transformers":
         backend = TransformersBackend(module.eval(), options)
         return backend, backend.max_length
