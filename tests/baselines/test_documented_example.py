@@ -6,11 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from chunkbench.experiment.point import AttentionPoint
-from chunkbench.workers.checks import make_check
-from chunkbench.workers.inputs import PooledInputs
+from tests.baselines.checks import check, inputs_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-baseline.md"
 
@@ -29,20 +25,8 @@ def test_the_example_of_the_documentation_is_correct() -> None:
     implementation = names["MyKernel"]()
     assert implementation.availability("cpu").ok
     assert not implementation.availability("cuda").ok
-    point = AttentionPoint(
-        n_p=(20, 30), n_s=10, n_c=3, batch_size=3, heads=4, kv_heads=2, head_dim=32, chunk_size=16, block_size=16,
-        dtype="float32", device="cpu",
-    )  # fmt: skip
-    inputs = PooledInputs(point, seed=3)
+    inputs = inputs_of(n_p=(20, 30), n_s=10, n_c=3, batch_size=3, kv_heads=2, head_dim=32)
     session = implementation.prepare(inputs)
-    for _ in range(2):
-        session.rewind()
-        for step in range(1, 4):
-            session.append(*inputs.completion(step))
-            session.plan()
-        check = make_check(inputs, 3, nonce=1)
-        out = torch.full((3, 4, 32), float("nan"))
-        session.decode(check.q, out)
-        assert check.max_error(out) < 1e-5
+    check(session, inputs)
     held = sum(len(prompt) + 3 for prompt in inputs.prompts)
-    assert session.kv_bytes() == held * point.token_bytes
+    assert session.kv_bytes() == held * inputs.point.token_bytes

@@ -1,18 +1,16 @@
-"""The tree's segments as paged requests: compares index arrays with the tree, and merged results with float64."""
+"""The tree's segments as paged requests: compares index arrays with the tree."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkbench.baselines.segments import Requests, flat, levels
-from chunkbench.kernels.reference import attention
 from chunkbench.kvcache import PrefixTree
 
-SIZE, HEADS, KV_HEADS, D = 4, 4, 2, 8
+SIZE = 4
 
 
 @st.composite
@@ -118,34 +116,6 @@ def test_requests_grow_with_tokens_appended_inside_chunks(tree: PrefixTree) -> N
     np.testing.assert_equal(vars(tree_levels[-1].grown(new_plan)), vars(levels(new_plan)[-1]))
     for shared in tree_levels[:-1]:
         np.testing.assert_equal(vars(shared.grown(new_plan)), vars(shared))
-
-
-@settings(max_examples=30)
-@given(tree=forests(), seed=st.integers(0, 1 << 30))
-def test_merged_flat_results_are_attention_in_float64(tree: PrefixTree, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    k, v = normal(tree.pool.capacity * SIZE, KV_HEADS, D), normal(tree.pool.capacity * SIZE, KV_HEADS, D)
-    q = normal(len(tree), HEADS, D)
-    layout = flat(tree.plan())
-    out, lse = (
-        torch.zeros(len(layout.rows) + 1, HEADS, D).double(),
-        torch.full((len(layout.rows) + 1, HEADS), -1e30).double(),
-    )
-    for request in range(len(layout.requests.last_page_len)):
-        rows = slice(int(layout.requests.qo_indptr[request]), int(layout.requests.qo_indptr[request + 1]))
-        held = slots(layout.requests, request)
-        out[rows] = attention(q[layout.rows[rows]], k[held], v[held])
-        keys = k[held].repeat_interleave(HEADS // KV_HEADS, 1)
-        lse[rows] = (torch.einsum("rhd,nhd->rhn", q[layout.rows[rows]], keys) * D**-0.5).logsumexp(-1)
-    weights = torch.softmax(lse[layout.states], 1)[..., None]
-    merged = (weights * out[layout.states]).sum(1)
-    for row, sequence in enumerate(tree.sequences):
-        held = slots_of(tree, sequence)
-        torch.testing.assert_close(merged[row], attention(q[row], k[held], v[held]))
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,14 @@ def measure(experiment: Experiment, executor: Executor, out: Path, listener: Hea
     return run_experiment(experiment, executor, out, resume, [], listener)
 
 
+def measure_once(fleet: Fleet, points: int, folder: Path, listener: Heard, **patience: float) -> Run:
+    """Run an experiment of so many points that waits; afterwards every point has its row."""
+    experiment = waiting(folder, points)
+    outcome = measure(experiment, executor_of(fleet, experiment, **patience), folder / "run", listener)
+    keys_once(outcome.run, points)
+    return outcome.run
+
+
 def keys_once(run: Run, points: int) -> None:
     """Every point has its row, and no row is there twice."""
     lines = (run.path / "cases.jsonl").read_text().splitlines()

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from chunkbench.cluster.fleet import Fleet
-from tests.cluster.conftest import Raylets, executor_of, keys_once, measure, waiting
+from tests.cluster.conftest import Raylets, executor_of, keys_once, measure, measure_once, waiting
 from tests.cluster.listening import Heard
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -27,12 +27,10 @@ def actors() -> list[psutil.Process]:
 def test_points_are_spread_and_measured_once(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     heard = Heard()
-    experiment = waiting(tmp_path, 9)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 9)
-    assert {case.machine for case in outcome.run.cases} == {"a", "b"}
-    assert outcome.run.manifest.machines.keys() == {"a", "b"}
-    assert not outcome.run.manifest.interrupted
+    run = measure_once(fleet, 9, tmp_path, heard)
+    assert {case.machine for case in run.cases} == {"a", "b"}
+    assert run.manifest.machines.keys() == {"a", "b"}
+    assert not run.manifest.interrupted
     assert sorted(n_p for n_p, _, _ in raylets.log()) == [16 * (1 + number) for number in range(9)]
     assert heard.problems == []
 
@@ -40,10 +38,8 @@ def test_points_are_spread_and_measured_once(many: tuple[Raylets, Fleet], tmp_pa
 def test_a_worker_that_is_killed_costs_only_time(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     _, fleet = many
     heard = Heard({1: lambda: actors()[0].kill()})
-    experiment = waiting(tmp_path, 6)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 6)
-    assert {case.status for case in outcome.run.cases} == {"ok"}
+    run = measure_once(fleet, 6, tmp_path, heard)
+    assert {case.status for case in run.cases} == {"ok"}
     assert any(problem.startswith("lost ") for problem in heard.problems)
 
 
@@ -51,12 +47,10 @@ def test_a_point_that_kills_two_machines_is_a_row(many: tuple[Raylets, Fleet], t
     raylets, fleet = many
     (raylets.folder / "kill").write_text("32")
     heard = Heard()
-    experiment = waiting(tmp_path, 5)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 5)
-    statuses = {case.n_p: case.status for case in outcome.run.cases}
+    run = measure_once(fleet, 5, tmp_path, heard)
+    statuses = {case.n_p: case.status for case in run.cases}
     assert statuses == {16: "ok", 32: "crashed", 48: "ok", 64: "ok", 80: "ok"}
-    (crashed,) = (case for case in outcome.run.cases if case.status == "crashed")
+    (crashed,) = (case for case in run.cases if case.status == "crashed")
     assert crashed.reason.startswith("lost with 2 machines: ")
     assert [n_p for n_p, _, _ in raylets.log()].count(32) == 2
 
@@ -65,10 +59,8 @@ def test_a_machine_that_hangs_is_given_up(many: tuple[Raylets, Fleet], tmp_path:
     raylets, fleet = many
     (raylets.folder / "stop").write_text("32")
     heard = Heard()
-    experiment = waiting(tmp_path, 5)
-    outcome = measure(experiment, executor_of(fleet, experiment, silent_s=4.0), tmp_path / "run", heard)
-    keys_once(outcome.run, 5)
-    assert {case.status for case in outcome.run.cases} == {"ok"}
+    run = measure_once(fleet, 5, tmp_path, heard, silent_s=4.0)
+    assert {case.status for case in run.cases} == {"ok"}
     assert any("has not answered for 4 s" in problem for problem in heard.problems)
 
 
@@ -79,7 +71,6 @@ def test_a_full_object_store_does_not_matter(many: tuple[Raylets, Fleet], tmp_pa
     import ray
 
     heard = Heard()
-    experiment = waiting(tmp_path, 6)
 
     class Hoarder:
         def fill(self) -> int:
@@ -88,8 +79,7 @@ def test_a_full_object_store_does_not_matter(many: tuple[Raylets, Fleet], tmp_pa
 
     hoarders = [fleet.cluster.remote(Hoarder, node.resources, num_cpus=0).remote() for node in fleet.nodes]
     assert ray.get([hoarder.fill.remote() for hoarder in hoarders]) == [12] * len(fleet.nodes)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 6)
+    measure_once(fleet, 6, tmp_path, heard)
     assert heard.problems == []
 
 
@@ -141,10 +131,8 @@ def test_a_machine_that_joins_takes_part(many: tuple[Raylets, Fleet], tmp_path: 
 
     actions = dict.fromkeys(range(2, 60), hurry)
     heard = Heard({1: lambda: raylets.add("c", resources={"accelerator_type:A100": 1}), **actions})
-    experiment = waiting(tmp_path, 60)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 60)
-    assert {case.machine for case in outcome.run.cases} == {"a", "b", "c"}
+    run = measure_once(fleet, 60, tmp_path, heard)
+    assert {case.machine for case in run.cases} == {"a", "b", "c"}
     assert any("joined" in problem for problem in heard.problems)
 
 
@@ -153,9 +141,7 @@ def test_a_node_that_is_lost_costs_only_time(many: tuple[Raylets, Fleet], tmp_pa
     (raylets.folder / "seconds").write_text("0.5")
     heard = Heard({1: lambda: raylets.remove("a")})
     # There are enough points for all machines twice more: an idle machine could be lost without a word.
-    experiment = waiting(tmp_path, 12)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 12)
-    assert {case.status for case in outcome.run.cases} == {"ok"}
+    run = measure_once(fleet, 12, tmp_path, heard)
+    assert {case.status for case in run.cases} == {"ok"}
     lost = next(number for number, problem in enumerate(heard.problems) if problem.startswith("lost a at"))
     assert "a" not in {machine for _, machine in heard.points[heard.points_before[lost] + 1 :]}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chunkbench.store import RunError, open_run
-from tests.cluster.conftest import Raylets, executor_of, fleet_of, keys_once, measure, waiting
+from tests.cluster.conftest import Raylets, executor_of, fleet_of, keys_once, measure, measure_once, waiting
 from tests.cluster.listening import Heard
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -80,14 +80,12 @@ def test_a_clock_that_is_an_hour_off_is_noticed_and_corrected(
     monkeypatch.setenv("RAY_LD_PRELOAD_ON_WORKERS", "1")
     raylets.add("late")
     heard = Heard()
-    experiment = waiting(tmp_path, 3)
-    outcome = measure(experiment, executor_of(fleet_of(raylets, heard), experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 3)
-    manifest = outcome.run.manifest
+    run = measure_once(fleet_of(raylets, heard), 3, tmp_path, heard)
+    manifest = run.manifest
     offset = manifest.machines["late"].model_dump()["clock_offset_s"]
     assert offset == pytest.approx(3600, abs=5)
     started = manifest.model_dump()["started_at"]
-    for case in outcome.run.cases:
+    for case in run.cases:
         assert abs(_seconds(case.started_at) - _seconds(started)) < 120
 
 
@@ -101,7 +99,6 @@ def test_a_busy_machine_is_named(raylets: Raylets, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("chunkbench.cluster.executor._WAITING_S", 1.0)
     raylets.add("a")
     heard = Heard()
-    experiment = waiting(tmp_path, 2)
     fleet = fleet_of(raylets, heard)
 
     @ray.remote(num_cpus=1)
@@ -110,7 +107,6 @@ def test_a_busy_machine_is_named(raylets: Raylets, tmp_path: Path, monkeypatch: 
 
     busy = other_work.remote()
     time.sleep(1)
-    outcome = measure(experiment, executor_of(fleet, experiment), tmp_path / "run", heard)
-    keys_once(outcome.run, 2)
+    measure_once(fleet, 2, tmp_path, heard)
     assert any(problem.startswith("waiting for a at") for problem in heard.problems)
     ray.get(busy)
