@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from chunkbench.report import build, figures, text_table
+from chunkbench.report import build, text_table
 from chunkbench.report.model import Column, Table
 from chunkbench.store import Manifest
+from tests.workloads.drawings import drawn
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -270,9 +271,7 @@ def test_points_of_every_kind_in_one_run(make_case, make_run) -> None:
     assert "2.00x to 2.00x as fast as the strongest other implementation at each of 9 points" in " ".join(lines)
     assert row_after(lines, "Latency", "96-256")[1:] == ["64", "1", "-", "32", "10.00", "20.00"]
     # A range of lengths and a tree have no n_s / n_p, so the figure leaves them out.
-    picture = figures.draw(build(run), run.manifest)
-    assert picture is not None
-    titles = [plot.get_title() for plot in picture.axes if plot.get_visible()]
+    titles = [plot.get_title() for plot in drawn(run).axes if plot.get_visible()]
     assert len(titles) == 3
     assert all("tree" not in title and "-" not in title for title in titles)
 

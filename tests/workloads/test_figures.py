@@ -9,14 +9,9 @@ import pytest
 from chunkbench.experiment.llama import shape_of
 from chunkbench.report import build, figures
 from chunkbench.store.results import MemoryResult, ModulesResult, Peaks
+from tests.workloads.drawings import caption, check_inside, drawn
 
 PEAKS = Peaks(read_bytes_per_s=4e10, matrix_flops_per_s=8e11, matrix_torch_flops_per_s=8e11)
-
-
-def drawn(run):
-    figure = figures.draw(build(run), run.manifest)
-    assert figure is not None
-    return figure
 
 
 def shown(run):
@@ -27,10 +22,6 @@ def stated(run):
     """The right axis, with the rates that the paper states."""
     (plot,) = (plot for plot in drawn(run).axes if plot.get_ylabel().startswith("paper"))
     return plot
-
-
-def caption(run) -> str:
-    return " ".join(" ".join(text.get_text() for text in drawn(run).texts).split())
 
 
 @pytest.fixture
@@ -197,10 +188,6 @@ def test_there_is_no_figure_without_measurements(make_case, make_run) -> None:
 
 def test_nothing_is_cut_off_at_the_edges(rates) -> None:
     picture = drawn(rates)
-    picture.canvas.draw()
-    renderer = picture.canvas.get_renderer()
-    width, height = picture.canvas.get_width_height()
     for plot in picture.axes:
-        for text in (plot.xaxis.label, plot.yaxis.label, plot.title, *plot.get_xticklabels(), *plot.get_yticklabels()):
-            box = text.get_window_extent(renderer)
-            assert not text.get_text() or (box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height), text
+        labels = (plot.xaxis.label, plot.yaxis.label, plot.title, *plot.get_xticklabels(), *plot.get_yticklabels())
+        check_inside(picture, labels)

@@ -7,12 +7,7 @@ import pytest
 from chunkbench.report import build, figures
 from chunkbench.report.figures.style import MOST_PANELS
 from chunkbench.workloads.decode.curves import panels, x_axis
-
-
-def drawn(run):
-    figure = figures.draw(build(run), run.manifest)
-    assert figure is not None
-    return figure
+from tests.workloads.drawings import caption, check_inside, drawn
 
 
 def lines(plot) -> dict[str, tuple[list[float], list[float]]]:
@@ -73,7 +68,7 @@ def test_all_curves_and_1_lie_inside_the_limits(table3) -> None:
 
 
 def test_the_caption_names_machine_dtype_and_protocol(table3) -> None:
-    text = " ".join(" ".join(t.get_text() for t in drawn(table3).texts).split())
+    text = caption(table3)
     for part in ("Invented CPU 9000", "bfloat16", "protocol strict, caches cold", "A100 80 GB, float16"):
         assert part in text
 
@@ -110,7 +105,7 @@ def test_doubling_values_are_evenly_spaced_and_trees_are_left_out_of_a_prompts_a
     (plot,) = (plot for plot in drawn(run).axes if plot.get_visible())
     assert plot.get_xscale() == "log"
     assert lines(plot)["Naive"][0] == [1, 2, 4, 8]
-    assert "1 point without a place on this axis" in " ".join(t.get_text().replace("\n", " ") for t in drawn(run).texts)
+    assert "1 point without a place on this axis" in caption(run)
 
 
 def test_surplus_panels_are_left_out_and_the_caption_says_so(make_case, make_run) -> None:
@@ -121,9 +116,8 @@ def test_surplus_panels_are_left_out_and_the_caption_says_so(make_case, make_run
     ]
     run = make_run(cases)
     assert len(panels(build(run))) == 11
-    figure = drawn(run)
-    assert sum(plot.get_visible() for plot in figure.axes) == MOST_PANELS
-    assert "The first 9 of 11 panels" in " ".join(t.get_text().replace("\n", " ") for t in figure.texts)
+    assert sum(plot.get_visible() for plot in drawn(run).axes) == MOST_PANELS
+    assert "The first 9 of 11 panels" in caption(run)
 
 
 def test_no_figure_without_a_comparison(make_case, make_run) -> None:
@@ -151,14 +145,5 @@ def test_nothing_is_cut_off_at_the_edges(table3, make_case, make_run) -> None:
     )
     for run in (table3, small):
         picture = drawn(run)
-        picture.canvas.draw()
-        renderer = picture.canvas.get_renderer()
-        width, height = picture.canvas.get_width_height()
-        texts = [*picture.texts, *picture.legends[0].get_texts()]
-        texts += [plot.yaxis.label for plot in picture.axes]
-        for text in (text for text in texts if text.get_text()):
-            box = text.get_window_extent(renderer)
-            assert box.x0 >= 0, text
-            assert box.y0 >= 0, text
-            assert box.x1 <= width, text
-            assert box.y1 <= height, text
+        labels = [plot.yaxis.label for plot in picture.axes]
+        check_inside(picture, [*picture.texts, *picture.legends[0].get_texts(), *labels])

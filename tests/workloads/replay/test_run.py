@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 
 from chunkbench.cli.main import cli
 from chunkbench.experiment import load_experiment
-from chunkbench.report import build, figures, render
+from chunkbench.report import build, render
 from chunkbench.store import open_run
+from tests.workloads.drawings import drawn
 
 HEAD = "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\n"
 
@@ -73,8 +74,7 @@ def test_the_papers_table_4_stands_beside(table4: Path) -> None:
     assert "4 ms of the host in each step, fitted to Table 4" in text
     assert "standard normal" not in text
     assert "replayed on cpu" in text
-    figure = figures.draw(build(recorded), recorded.manifest)
-    assert figure is not None
+    figure = drawn(recorded)
     assert [axes.get_ylabel() for axes in figure.axes[:1]] == ["normalized latency, ms/token"]
 
 
@@ -90,8 +90,7 @@ def test_contiguous_memory_is_wasted_and_the_claim_says_so(tmp_path: Path) -> No
     assert 0.1 < waste["measured"] < 0.35
     assert waste["verdict"] in ("holds", "different here")
     recorded = open_run(out)
-    figure = figures.draw(build(recorded), recorded.manifest)
-    assert figure is not None
+    figure = drawn(recorded)
     assert figure.axes[0].get_ylabel() == "share of the memory taken, %"
 
 

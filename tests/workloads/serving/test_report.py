@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from chunkbench.report import build, figures, render
+from chunkbench.report import build, render
 from chunkbench.store import Run
 from chunkbench.store.serving_result import ServerFacts, ServingResult
 from tests.analysis.servers import measurement, serving_facts
+from tests.workloads.drawings import drawn
 
 LATENCY = {
     # Nothing shared: both alike. Everything shared, at 60, 90 and 400%: vLLM gives way, ours does not.
@@ -57,8 +58,7 @@ def test_sustained_rates_stand_beside_the_papers(run: Run) -> None:
 
 
 def test_the_figure_has_latencies_memory_and_batches(run: Run) -> None:
-    figure = figures.draw(build(run), run.manifest)
-    assert figure is not None
+    figure = drawn(run)
     latency, memory, batch = (plot for plot in figure.axes if plot.get_visible())
     assert [plot.get_ylabel() for plot in (latency, memory, batch)] == [
         "normalized latency, ms/token",
@@ -87,8 +87,7 @@ def test_points_with_several_prefixes_or_a_tree_are_on_no_line(make_run: Any) ->
     runs = [make_run(chosen, **named) for chosen in (facts(), facts() + four + tree)]
     counts = []
     for run in runs:
-        figure = figures.draw(build(run), run.manifest)
-        assert figure is not None
+        figure = drawn(run)
         counts.append([len(line.get_ydata()) for line in figure.axes[0].get_lines()])
     assert counts[0] == counts[1]
 
@@ -96,8 +95,7 @@ def test_points_with_several_prefixes_or_a_tree_are_on_no_line(make_run: Any) ->
 def test_without_several_rates_there_are_memory_and_batches_of_every_point(make_run: Any) -> None:
     chosen = [fact for fact in facts() + facts(2048) if fact.load == 90]
     run = make_run(chosen, name="table4", kind="serving", baseline="chunk_llama")
-    figure = figures.draw(build(run), run.manifest)
-    assert figure is not None
+    figure = drawn(run)
     labels = [plot.get_ylabel() for plot in figure.axes if plot.get_visible()]
     assert labels == ["K/V of live requests, MB"] * 4 + ["batch, sequences"] * 4
 
