@@ -25,6 +25,15 @@ class TextError(ValueError):
         self.message, self.line, self.column = message, line, column
 
 
+_STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a name is that of a pipe or of a file that this process has open: it tells nothing of what is inside, and
+    nothing at all to another process."""
+    return path.parent in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
+
+
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8, without a byte order mark. It is opened once, so it may be a pipe. Raises
     `TextError`."""

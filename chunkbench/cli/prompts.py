@@ -25,7 +25,9 @@ Examples:
     "--tokenizer", metavar="NAME|FILE", help="tokenizer.json, tiktoken encoding or Hugging Face model; ids need none."
 )
 @click.option("--group-by", metavar="FIELD", help="JSON field that names a prompt's group.  [default: group]")
-@click.option("--n-c", type=click.IntRange(0), default=512, show_default=True, help="Completion tokens of a prompt.")
+@click.option(
+    "--n-c", type=click.IntRange(0, 1 << 20), default=512, show_default=True, help="Completion tokens of a prompt."
+)
 @click.option("--chunk-size", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a chunk.")
 @click.option("--model", default="llama2-7b", show_default=True, help="Model, or its config.json: for bytes of K/V.")
 @click.option(

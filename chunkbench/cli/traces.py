@@ -15,8 +15,6 @@ Examples:
   chunkbench traces conversation_trace.jsonl --cache 2000 --cache 20000 --format json
   chunkbench traces conversation_trace.jsonl --experiment replay.yaml
 """
-_STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-"""Folders of names that mean something else in another process."""
 _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
 
 
@@ -46,7 +44,7 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
     from chunkbench.analysis.traffic import traffic_numbers
     from chunkbench.report.traffic import document
     from chunkbench.report.traffic import experiment as as_experiment
-    from chunkbench.text_file import is_text
+    from chunkbench.text_file import is_stream, is_text
     from chunkbench.traces import TraceError, read_traffic
 
     try:
@@ -58,7 +56,7 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
     if experiment is not None:
         if experiment.exists():
             fail(f"{experiment} exists already; give another name, or remove it")
-        if not path.is_file() or path.parent in _STREAMS:
+        if is_stream(path):
             fail(f"{path} is no file; a replay reads the trace again: save it first")
         if not is_text(str(path)):
             fail(f"{path}: the name is not UTF-8, and an experiment is; rename the file")

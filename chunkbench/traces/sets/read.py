@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkbench.text_file import TextError, from_json, lines, read_text
+from chunkbench.text_file import TextError, from_json, is_stream, lines, read_text
 from chunkbench.traces.request import MOST_TOKEN_IDS
 
 _TOKENS, _TEXTS = ("token_ids", "input_ids", "prompt_token_ids", "tokens"), ("prompt", "text")
@@ -33,12 +33,12 @@ class Prompt:
 def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
     """All prompts of the files, in order. Raises `PromptsError`.
 
-    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt. A prompt
-    is a text, a list of token ids, a list of chat messages (`role`, `content`), or an object with one of these fields:
-    `prompt` or `text`; `token_ids` (or `input_ids`, `prompt_token_ids`, `tokens`); `messages`; ShareGPT's
-    `conversations` (messages of `from`, `value`), which is left out if it is empty. The value of the field `group_by`
-    (default: `group`) is the prompt's group. Without that field, the group is the file's name for JSON and the folder's
-    name for text.
+    A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt; a pipe
+    has no suffix, and its first line tells. A prompt is a text, a list of token ids, a list of chat messages (`role`,
+    `content`), or an object with one of these fields: `prompt` or `text`; `token_ids` (or `input_ids`,
+    `prompt_token_ids`, `tokens`); `messages`; ShareGPT's `conversations` (messages of `from`, `value`), which is left
+    out if it is empty. The value of the field `group_by` (default: `group`) is the prompt's group. Without that field,
+    the group is the file's name for JSON and the folder's name for text.
     """
     prompts: list[Prompt] = []
     for path in paths:
@@ -46,10 +46,11 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
             content = read_text(path)
         except TextError as error:
             raise PromptsError(str(error)) from None
-        if path.suffix not in (".json", ".jsonl"):
+        suffix = _suffix_of(content) if is_stream(path) else path.suffix
+        if suffix not in (".json", ".jsonl"):
             prompts.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
             continue
-        for place, value in _values(path, content):
+        for place, value in _values(path, content, suffix):
             if not (isinstance(value, dict) and value.get("conversations") == []):  # ShareGPT's own file has such
                 prompts.append(_prompt(value, place, path.stem, group_by))
     for prompt in prompts:
@@ -58,8 +59,20 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
     return prompts
 
 
-def _values(path: Path, content: str) -> Iterator[tuple[str, Any]]:
-    if path.suffix == ".json":
+def _suffix_of(content: str) -> str:
+    """What the suffix of a pipe would be: its content begins as JSON, and its first line is whole or not."""
+    _, first = next(lines(content), (0, ""))
+    if not first.lstrip().startswith(("{", "[", '"')):
+        return ""
+    try:
+        from_json(first)
+    except ValueError:
+        return ".json"
+    return ".jsonl"
+
+
+def _values(path: Path, content: str, suffix: str) -> Iterator[tuple[str, Any]]:
+    if suffix == ".json":
         try:
             values = from_json(content)
         except ValueError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,23 @@ def test_conversations_of_sharegpt(tmp_path: Path) -> None:
     assert prompt.text == "<|user|>\na\u2028b\n<|assistant|>\nc\n<|system|>\nd\n"
     line = write(tmp_path, "s.jsonl", json.dumps({"conversations": said}, ensure_ascii=False))
     assert [one.text for one in read([line])] == [prompt.text]
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('"a"\n{"prompt": "b"}\n', ["a", "b"]),
+        ('[\n "a",\n "b"\n]\n', ["a", "b"]),
+        ("two\nlines\n", ["two\nlines\n"]),
+    ],
+)
+def test_a_pipe_is_what_its_first_line_is(tmp_path: Path, content: str, texts: list[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(content,))
+    writer.start()
+    assert [prompt.text for prompt in read([pipe])] == texts
+    writer.join()
 
 
 def test_json_lists_and_text_files(tmp_path: Path) -> None:
