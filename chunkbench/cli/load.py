@@ -185,7 +185,8 @@ def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...
         requests, timed, notes = _trace(options)
         if rate is not None:
             dues = due_times(arrivals, rate, len(requests), seed)
-            return [dataclasses.replace(request, due=due) for request, due in zip(requests, dues, strict=True)], notes
+            moved = [dataclasses.replace(one, due=due, after=None) for one, due in zip(requests, dues, strict=True)]
+            return moved, notes
         if not timed and options["clients"] is None:
             raise ValueError(f"{options['trace']} does not say when requests are due: give --rate or --clients")
         return requests, notes

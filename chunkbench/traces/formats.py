@@ -87,8 +87,8 @@ def _mooncake(path: Path, name: str, text: str, reader: MooncakeLines) -> Trace:
     told = []
     if reader.later_turns:
         told.append(
-            f"{reader.later_turns} requests are later turns: their prompts repeat what was said before, and without a "
-            "timestamp they are due their delay after the turn before was due"
+            f"{reader.later_turns} requests are later turns: their prompts repeat what was said before. A delay counts "
+            "from the answer before where there is one (load), else from when the turn before was due"
         )
     if not reader.timed:
         told.append("the file does not say when requests are due" + ("; first turns are due at 0" * reader.delayed))

@@ -26,7 +26,7 @@ class MooncakeLines:
     A line with the `session_id` of an earlier one is the next turn of that conversation, as AIPerf sends it. Its
     `input_length` and `hash_ids` are those of the new text; its prompt is all that was said before, and the new text.
     Only if its ids begin as those of the conversation, or `context_mode` is `message_array_with_responses`, the line
-    has the whole prompt. Without a `timestamp`, a later turn is due `delay` after the turn before was due.
+    has the whole prompt. Without a `timestamp`, a later turn comes `delay` after the answer to the turn before.
     """
 
     def __init__(self, block_tokens: int, per_second: float) -> None:
@@ -47,7 +47,7 @@ class MooncakeLines:
         answer = count(line["output_length"], "output_length")
         session, ids = line.get("session_id"), self._ids(line.get("hash_ids"), tokens)
         before = None if session is None else self._last.get(session)
-        due = self._due(line, before)
+        due, delay = self._times(line, before)
         pieces = self._pieces(ids, tokens)
         if before is not None:
             self.later_turns += 1
@@ -58,9 +58,11 @@ class MooncakeLines:
             first_id = before.first_id if before is not None else ids[0] if ids else None
             self._last[session] = _Turn(due, first_id, (*pieces, (self._new_text(), 0, answer)))
         total = count(sum(end - begin for _, begin, end in pieces), "the prompt of a turn")
-        return TraceRequest(due, total, answer, self._blocks(pieces))
+        number = None if session is None else self._number(("session", session))
+        return TraceRequest(due, total, answer, self._blocks(pieces), (), number, delay)
 
-    def _due(self, line: Any, before: _Turn | None) -> float:
+    def _times(self, line: Any, before: _Turn | None) -> tuple[float, float | None]:
+        """When the request is due, and its delay after the answer before, in seconds."""
         timestamp, delay = line.get("timestamp"), line.get("delay")
         if before is None:
             if self.timed and timestamp is None:
@@ -69,9 +71,10 @@ class MooncakeLines:
                 raise ValueError("has a timestamp; requests before it have none")
             self.timed = timestamp is not None
         if timestamp is not None:
-            return seconds(timestamp) / self._per_second
+            return seconds(timestamp) / self._per_second, None
         self.delayed |= delay is not None
-        return (before.due if before is not None else 0.0) + seconds(delay or 0) / self._per_second
+        wait = seconds(delay or 0) / self._per_second
+        return (wait, None) if before is None else (before.due + wait, wait)
 
     def _ids(self, ids: Any, tokens: int) -> list[int] | None:
         if ids is None:

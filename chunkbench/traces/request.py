@@ -13,8 +13,10 @@ class PlannedRequest:
     """What a client will send, and when."""
 
     due: float
-    """Seconds after the start of the measurement."""
+    """Seconds after the start of the measurement, or after the end of the request `after`."""
     prompt: tuple[int, ...]
     """Token ids."""
     max_tokens: int
     """Tokens to generate."""
+    after: int | None = None
+    """Number in the plan of the request that has to end first; it comes before this one."""

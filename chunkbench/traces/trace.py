@@ -26,6 +26,11 @@ class TraceRequest(NamedTuple):
     equal blocks. Empty where the trace says nothing about sharing."""
     prompt: tuple[int, ...] = ()
     """Token ids of the prompt; empty where the trace has none."""
+    session: int | None = None
+    """Number of its conversation; None if it is no turn of one."""
+    delay: float | None = None
+    """Seconds after the answer to the turn before. `due` counts as if that answer took no time. None: only `due` is
+    known."""
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,24 @@ def draw_traffic(
 ) -> list[PlannedRequest]:
     """The first `count` requests of a trace with at most `longest` tokens, with drawn token ids; due from 0 s on.
 
+    A turn of a conversation that has a delay is sent so long after the answer before it.
+
     Blocks with one id get the same tokens, other blocks others, as far as the vocabulary goes. A trace that says
     nothing about sharing gets prompts that share nothing. Raises ValueError if no request is short enough.
     """
     fitting = trace.first(count, longest)
     start = fitting[0].due
-    return [
-        PlannedRequest(
-            request.due - start, _prompt(request, number, trace.block_tokens, vocabulary, seed), request.answer_tokens
-        )
-        for number, request in enumerate(fitting)
-    ]
+    turn_before: dict[int, int] = {}
+    plan = []
+    for number, request in enumerate(fitting):
+        prompt = _prompt(request, number, trace.block_tokens, vocabulary, seed)
+        due, after = request.due - start, None
+        if request.session is not None:
+            if request.delay is not None and request.session in turn_before:
+                due, after = request.delay, turn_before[request.session]
+            turn_before[request.session] = number
+        plan.append(PlannedRequest(due, prompt, request.answer_tokens, after))
+    return plan
 
 
 def _prompt(request: TraceRequest, number: int, block_tokens: int, vocabulary: int, seed: int | str) -> tuple[int, ...]:

@@ -257,6 +257,18 @@ def test_turns_repeat_what_was_said_and_wait_for_their_delay(tmp_path: Path) -> 
     assert "3 requests are later turns" in trace.notes[0]
 
 
+def test_turns_with_a_delay_wait_for_the_answer_before(tmp_path: Path) -> None:
+    lines = [turn("a", 30, delay=7), turn("b", 30), turn("b", 30, delay=2), turn("a", 3000, delay=1), turn("a", 9)]
+    trace = read_traffic(write(tmp_path / "t.jsonl", *lines))
+    sent = draw_traffic(trace, 9, 2048, seed=0, longest=200)
+    assert [(request.due, request.after) for request in sent] == [(0, None), (0.002, 0), (0.007, None)]
+    assert [(request.due, request.after) for request in draw_traffic(trace, 9, 2048, seed=0)][2:] == [
+        (0.007, None),
+        (0.001, 2),
+        (0, 3),
+    ]
+
+
 def test_turns_without_ids_share_their_conversation(tmp_path: Path) -> None:
     trace = read_traffic(write(tmp_path / "t.jsonl", turn("a", 300, 40), turn("b", 600), turn("a", 250, 20, delay=2)))
     assert [(r.due, r.prompt_tokens) for r in trace.requests] == [(0, 300), (0, 600), (0.002, 590)]

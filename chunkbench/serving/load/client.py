@@ -198,10 +198,12 @@ async def send(
 
             async def client(numbers: Iterator[int]) -> None:
                 for number in numbers:
-                    await one(number, now())
+                    async with turns.turn(number):
+                        await one(number, now())
 
+            turns = _Turns(plan)
             if options.clients is None:
-                await _open_loop([request.due for request in plan], started, one)
+                await _open_loop(plan, turns, started, one)
             else:
                 left = iter(range(len(plan)))
                 await _all([client(left) for _ in range(options.clients)])
@@ -210,21 +212,50 @@ async def send(
     return Measured(started, done, (time.process_time() - cpu) / max(took, 1e-9))
 
 
-async def _open_loop(dues: Sequence[float], started: float, one: Callable[..., Coroutine[Any, Any, None]]) -> None:
-    """Send every request at its due time. Its connection is opened a little earlier."""
-    sendings = [asyncio.get_running_loop().create_future() for _ in dues]
+class _Turns:
+    """Requests that wait for the end of others."""
 
-    async def prepared(number: int) -> None:
-        await asyncio.sleep(started + dues[number] - LEAD_S - time.perf_counter())
-        await one(number, dues[number], sendings[number])
+    def __init__(self, plan: Sequence[PlannedRequest]) -> None:
+        self._after = [request.after for request in plan]
+        self._ended = {number: asyncio.Event() for number in self._after if number is not None}
+
+    @asynccontextmanager
+    async def turn(self, number: int) -> AsyncIterator[None]:
+        """The time of a request, from the end of the one before it."""
+        after = self._after[number]
+        if after is not None:
+            await self._ended[after].wait()
+        try:
+            yield
+        finally:
+            if number in self._ended:
+                self._ended[number].set()
+
+
+async def _open_loop(
+    plan: Sequence[PlannedRequest], turns: _Turns, started: float, one: Callable[..., Coroutine[Any, Any, None]]
+) -> None:
+    """Send every request at its due time. Its connection is opened a little earlier."""
+    loop = asyncio.get_running_loop()
+    sendings = [loop.create_future() for _ in plan]
+    fixed = [number for number, request in enumerate(plan) if request.after is None]
 
     def begin(number: int) -> None:
         if not sendings[number].done():  # a request without a connection has ended before it was due
             sendings[number].set_result(None)
 
-    await _all(
-        [prepared(number) for number in range(len(dues))] + [at_due_times([started + due for due in dues], begin)]
-    )
+    async def prepared(number: int) -> None:
+        async with turns.turn(number):
+            due = plan[number].due
+            if plan[number].after is not None:
+                loop.call_later(due, begin, number)
+                due += time.perf_counter() - started
+            await asyncio.sleep(started + due - LEAD_S - time.perf_counter())
+            await one(number, due, sendings[number])
+
+    dues = [started + plan[number].due for number in fixed]
+    sending = at_due_times(dues, lambda place: begin(fixed[place]))
+    await _all([*(prepared(number) for number in range(len(plan))), sending])
 
 
 async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -120,6 +120,26 @@ def test_more_requests_at_once_than_aiohttp_allows_by_default() -> None:
     assert {request.status for request in measured.requests} == {"ok"}
 
 
+@pytest.mark.parametrize("clients", [None, 3])
+def test_a_turn_waits_for_the_answer_before_it(clients: int | None) -> None:
+    """Also if that answer fails. The answer takes 0.3 s, the others are not held up."""
+    turns = [PlannedRequest(0, (0,), 3), PlannedRequest(0.1, (1,), 3, after=0), PlannedRequest(0.01, (2,), 3)]
+    turns.append(PlannedRequest(0, (3,), 3, after=1))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        number = (await request.json())["prompt"][0]
+        return await stream(wait=0.1 if number == 0 else 0, fault="500" if number == 1 else "")(request)
+
+    first, second, other, third = measure(answer, turns, LoadOptions(clients)).requests
+    assert (first.status, second.status, other.status, third.status) == ("ok", "error", "ok", "ok")
+    assert first.last is not None
+    assert second.sent is not None
+    assert second.due >= first.last + (0.1 if clients is None else 0)
+    assert second.sent >= second.due - 1e-6
+    assert other.due < 0.2
+    assert third.due >= second.sent
+
+
 def test_closed_loop_clients_take_turns() -> None:
     measured = measure(stream(wait=0.02), plan(6), LoadOptions(clients=2))
     dues = sorted(request.due for request in measured.requests)
