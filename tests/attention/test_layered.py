@@ -31,20 +31,6 @@ def test_random_forests(history: list[tuple[Any, ...]], kernel: Kernel, dtype: t
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_step_of_a_server(kernel: Kernel) -> None:
-    """In one step some sequences decode, one gets a part of its prompt, one joins, and one leaves."""
-    contexts = contexts_of(kernel)
-    for own in range(4):
-        contexts.add([0, 1] * 20 + [own % 2])
-    for _ in range(20):
-        first, second, third, fourth = list(contexts.tokens)
-        contexts.append_to({third: 1, first: 7, fourth: 1})
-        contexts.add([1, 0] * 18)
-        contexts.remove(second)
-        contexts.check()
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
 def test_more_layers_need_more_bytes_but_one_plan(kernel: Kernel) -> None:
     layered, single = (
         LayeredChunkAttention(LAYERS, HEADS, DIM, chunk_size=16, kernel=kernel),

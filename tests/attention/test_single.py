@@ -58,35 +58,6 @@ def test_head_dimensions(head_dim, dtype):
     contexts.check()
 
 
-@pytest.mark.parametrize("length", [1, 5, 8, 9, 30])
-def test_one_sequence(length):
-    contexts = contexts_of(chunk_size=8)
-    contexts.add(range(length))
-    contexts.check()
-    contexts.append([1])
-    contexts.check()
-
-
-@pytest.mark.parametrize("partition", PARTITIONS)
-def test_a_sequence_that_is_a_prefix_of_another(partition):
-    contexts = contexts_of(chunk_size=4, partition=partition)
-    for length in (16, 8, 12, 10, 8):
-        contexts.add(range(length))
-    contexts.check()
-    contexts.append([50, 51, 52, 53, 54])
-    contexts.check()
-
-
-@pytest.mark.parametrize("partition", PARTITIONS)
-def test_interleaved_prefixes_need_no_permutation_by_the_caller(partition):
-    contexts = contexts_of(chunk_size=4, partition=partition)
-    for row in range(9):
-        contexts.add([row % 3] * 8 + [row] * (1 + row))
-    contexts.check()
-    contexts.append(list(range(9)))
-    contexts.check()
-
-
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_very_large_scores_do_not_overflow(partition):
     contexts = contexts_of(head_dim=64, chunk_size=8, scale=100.0, partition=partition)  # scores around 1e4 * 8
@@ -109,28 +80,6 @@ def test_a_chunk_whose_scores_are_all_minus_infinity_has_zero_weight():
     q = torch.rand(2, 1, 16) + 0.1
     expected = torch.stack([attention(q[0], *first), attention(q[1], *last)])
     torch.testing.assert_close(instance.decode(q).double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_fork_then_diverge():
-    contexts = contexts_of(chunk_size=4)
-    first = contexts.add(range(6))
-    contexts.fork(first)
-    contexts.check()
-    for step in range(5):
-        contexts.append([step, 100 + step])
-        contexts.check()
-
-
-def test_remove_then_append():
-    contexts = contexts_of(chunk_size=4)
-    ids = [contexts.add([*range(8), row]) for row in range(4)]
-    contexts.check()
-    contexts.remove(ids[1])
-    contexts.append([7, 8, 9])
-    contexts.check()
-    contexts.remove(ids[0])
-    contexts.add([*range(8), 3, 3])
-    contexts.check()
 
 
 def test_add_sequence_matches_chunks_filled_by_append():
@@ -174,18 +123,6 @@ def test_stale_values_of_a_removed_sequence_reach_no_other_sequence():
         contexts.attention.truncate(sequence, len(contexts.tokens[sequence]))
     contexts.check()
     assert contexts.attention.length(kept) == 11
-
-
-def test_scattered_chunks():
-    contexts = contexts_of(chunk_size=2)
-    ids = [contexts.add([row, row + 1, row + 2, row + 3]) for row in range(0, 60, 10)]
-    for sequence in ids[::2]:
-        contexts.remove(sequence)
-    contexts.add(range(200, 209))
-    contexts.add(range(300, 304))
-    for step in range(5):
-        contexts.append([step] * 5)
-        contexts.check()
 
 
 def test_grown_and_reserved_stores_hold_the_same():

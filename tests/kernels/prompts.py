@@ -14,7 +14,8 @@ def prompts(draw: st.DrawFn) -> list[list[int]]:
     for number in range(draw(st.integers(1, 20))):
         base = draw(st.sampled_from(lists)) if lists and draw(st.booleans()) else []
         prefix = base[: draw(st.integers(0, len(base)))]
-        lists.append([*prefix, *(1000 * (number + 1) + token for token in range(draw(st.integers(1, 120))))])
+        own = draw(st.integers(0 if prefix else 1, 120))
+        lists.append([*prefix, *range(1000 * (number + 1), 1000 * (number + 1) + own)])
     return lists
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from chunkbench.integrations.vllm.forest import BlockForest
 from chunkbench.kvcache.plan import Plan
+from tests.kernels.prompts import planned, prompts
 
 SIZE = 16
 
@@ -42,35 +43,22 @@ def padded(tables: list[list[int]]) -> np.ndarray:
     return np.array([table + [7] * (width - len(table)) for table in tables], np.int32)
 
 
-@st.composite
-def forests(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
-    """Tables of sequences that fork from others after whole blocks."""
-    tables: list[list[int]] = []
-    lengths: list[int] = []
-    free = iter(range(1000))
-    for _ in range(draw(st.integers(1, 12))):
-        base: list[int] = []
-        if tables and draw(st.booleans()):
-            parent = draw(st.integers(0, len(tables) - 1))
-            base = tables[parent][: draw(st.integers(0, lengths[parent] // SIZE))]
-        own = draw(st.integers(0 if base else 1, 4))
-        table = base + [next(free) for _ in range(own)]
-        tables.append(table)
-        lengths.append(len(table) * SIZE - (draw(st.integers(0, SIZE - 1)) if own else 0))
-    return tables, lengths
+def tables_of(drawn: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Tables of sequences with these tokens, which share blocks as a prefix tree does, and their lengths."""
+    return planned(drawn, SIZE)[1], [len(tokens) for tokens in drawn]
 
 
-@given(forests())
+@given(prompts())
 @settings(max_examples=150, deadline=None)
-def test_a_plan_reads_what_the_tables_say(forest: tuple[list[list[int]], list[int]]) -> None:
-    tables, lengths = forest
+def test_a_plan_reads_what_the_tables_say(drawn: list[list[int]]) -> None:
+    tables, lengths = tables_of(drawn)
     check(BlockForest(SIZE).plan(padded(tables), np.array(lengths)), tables, lengths)
 
 
-@given(forests(), st.lists(st.integers(1, 2 * SIZE), min_size=1, max_size=40))
+@given(prompts(), st.lists(st.integers(1, 2 * SIZE), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_plans_grow_with_their_tables(forest: tuple[list[list[int]], list[int]], steps: list[int]) -> None:
-    tables, lengths = [list(table) for table in forest[0]], list(forest[1])
+def test_plans_grow_with_their_tables(drawn: list[list[int]], steps: list[int]) -> None:
+    tables, lengths = tables_of(drawn)
     planner, free = BlockForest(SIZE), 1000
     for step, grown in enumerate(steps):
         for row in range(len(tables)):
