@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 
@@ -24,63 +23,36 @@ class Scratch:
         return buffer[:size].view(shape)
 
 
-class Products(Protocol):
-    """Batched products `[B, ...]` with float32 scores, probabilities and outputs."""
+class Products:
+    """Batched products `[B, ...]` in float32, with float32 scores, probabilities and outputs."""
 
-    dtype: torch.dtype
-    """The dtype to which queries must be converted."""
-    loads: bool
-    """Whether `load` copies. If so, pieces should fit into the cache."""
+    def __init__(self, scale: float, scratch: Scratch, dtype: torch.dtype = torch.float32, loads: bool = False) -> None:
+        self._scale = scale
+        self._scratch = scratch
+        self.dtype = dtype
+        """The dtype to which queries must be converted."""
+        self.loads = loads
+        """Whether K and V have another dtype and `load` converts them. If so, pieces should fit into the cache."""
 
     def load(self, source: torch.Tensor) -> torch.Tensor:
         """K or V of some chunks in the dtype of the products; valid until the next `load`."""
-        ...
-
-    def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
-        """out `[B, r, n]` = q `[B, r, d]` times k `[B, n, d]` transposed, scaled."""
-        ...
-
-    def outputs(self, out: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, add: bool = False) -> None:
-        """out `[B, r, d]` = weights `[B, r, n]` times v `[B, n, d]`; with `add`, added to out."""
-        ...
-
-
-class Float32Products:
-    """Products in float32; K and V of another dtype are converted piece by piece."""
-
-    dtype = torch.float32
-
-    def __init__(self, scale: float, scratch: Scratch, loads: bool) -> None:
-        self._scale = scale
-        self._scratch = scratch
-        self.loads = loads
-
-    def load(self, source: torch.Tensor) -> torch.Tensor:
         return self._scratch.take("loaded", tuple(source.shape)).copy_(source) if self.loads else source
 
     def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+        """out `[B, r, n]` = q `[B, r, d]` times k `[B, n, d]` transposed, scaled."""
         out.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=self._scale)
 
     def outputs(self, out: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, add: bool = False) -> None:
+        """out `[B, r, d]` = weights `[B, r, n]` times v `[B, n, d]`; with `add`, added to out."""
         out.baddbmm_(weights, v, beta=1 if add else 0)
 
 
-class HalfProducts:
+class HalfProducts(Products):
     """Products in float16 or bfloat16, for processors with matrix instructions for these types.
 
     The scale is applied inside the product, before rounding. So a float16 score overflows only if the scaled score
     itself is too large (beyond 65504).
     """
-
-    loads = False
-
-    def __init__(self, scale: float, scratch: Scratch, dtype: torch.dtype) -> None:
-        self._scale = scale
-        self._scratch = scratch
-        self.dtype = dtype
-
-    def load(self, source: torch.Tensor) -> torch.Tensor:
-        return source
 
     def scores(self, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
         rounded = self._scratch.take("rounded scores", tuple(out.shape), self.dtype)
@@ -112,4 +84,4 @@ def products_for(dtype: torch.dtype, device: torch.device, scale: float, scratch
     """The products for chunks of this dtype on this device."""
     if dtype != torch.float32 and has_native_products(dtype, device):
         return HalfProducts(scale, scratch, dtype)
-    return Float32Products(scale, scratch, loads=dtype != torch.float32)
+    return Products(scale, scratch, loads=dtype != torch.float32)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TABLE = Path(__file__).with_name("tuning.json")
 VARIABLE = "CHUNKBENCH_TUNING"
@@ -45,27 +44,18 @@ def path() -> Path:
     return Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else TABLE
 
 
-@cache
-def _table(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    try:
-        table: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UnusableTable(
-            f"{path}: cannot be read as a tuning table: {error}; `chunkbench tune` writes one"
-        ) from None
-    return table
-
-
 def read(table: Path | None = None) -> dict[str, dict[int, Tuning]]:
     """All rows, by generation (`sm_80`), then by head dimension. Raises UnusableTable."""
     source = path() if table is None else table
     try:
         return {
             generation: {int(head_dim): Tuning(**row) for head_dim, row in rows.items()}
-            for generation, rows in _table(source).items()
+            for generation, rows in json.loads(source.read_text()).items()
         }
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UnusableTable(f"{source}: not a tuning table: {error}; `chunkbench tune` writes one") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UnusableTable(
+            f"{source}: cannot be read as a tuning table: {error}; `chunkbench tune` writes one"
+        ) from None
 
 
 def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
@@ -75,7 +65,6 @@ def write(table: Mapping[str, Mapping[int, Tuning]], target: Path) -> None:
         for generation, rows in sorted(table.items())
     }
     target.write_text(json.dumps(plain, indent=1) + "\n")
-    _table.cache_clear()
 
 
 def tuning_for(capability: int, head_dim: int) -> Tuning:

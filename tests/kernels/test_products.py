@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from chunkbench.kernels.products import Float32Products, HalfProducts, Scratch, has_native_products, products_for
+from chunkbench.kernels.products import HalfProducts, Products, Scratch, has_native_products, products_for
 
 CPU = torch.device("cpu")
 
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 def test_both_kinds_of_products_agree_with_float64(half, dtype, add):
     torch.manual_seed(0)
     scratch = Scratch(CPU)
-    products = HalfProducts(0.25, scratch, dtype) if half else Float32Products(0.25, scratch, loads=True)
+    products = HalfProducts(0.25, scratch, dtype) if half else Products(0.25, scratch, loads=True)
     q, k, v = torch.randn(3, 2, 16).to(dtype), torch.randn(3, 5, 16).to(dtype), torch.randn(3, 5, 16).to(dtype)
     scores = torch.full((3, 2, 5), torch.nan)
     products.scores(scores, q.to(products.dtype), products.load(k))
