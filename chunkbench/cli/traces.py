@@ -51,7 +51,7 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
         trace = read_traffic(path)
     except TraceError as error:
         fail(error)
-    dues, prompts, answers, blocks, _ = zip(*trace.requests, strict=True)
+    dues, prompts, answers, blocks, *_ = zip(*trace.requests, strict=True)
     numbers = traffic_numbers(dues, prompts, answers, blocks, trace.block_tokens, caches or _CACHES)
     if experiment is not None:
         if experiment.exists():
