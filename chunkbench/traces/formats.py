@@ -198,8 +198,8 @@ def _azure(row: dict[str, str]) -> TraceRequest:
 
 
 def _burst_gpt(row: dict[str, str]) -> TraceRequest | None:
-    answer = int(row["Response tokens"])
-    if answer == 0:
+    answer = row["Response tokens"]
+    if answer == "0":
         return None
     return TraceRequest(seconds(row["Timestamp"]), count(row["Request tokens"]), count(answer), ())
 

@@ -60,9 +60,17 @@ class Trace:
         return fitting
 
 
+def _plain(value: Any) -> Any:
+    """The value, if it is no text in which only Python sees a number: `1_000`, or digits of other scripts. Raises
+    ValueError."""
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        raise ValueError(f"{value[:20]!r} is no number")
+    return value
+
+
 def count(value: Any, name: str = "tokens") -> int:
     """A number of tokens. Raises ValueError and TypeError."""
-    number = int(value)
+    number = int(_plain(value))
     if isinstance(value, bool) or not 1 <= number <= MOST_TOKENS or number != float(value):
         raise ValueError(f"{name} is {str(value)[:20]}; it must be a whole number from 1 on, at most {MOST_TOKENS:,}")
     return number
@@ -71,7 +79,7 @@ def count(value: Any, name: str = "tokens") -> int:
 def seconds(value: Any) -> float:
     """A time in units of the file. Raises ValueError and TypeError."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(value, bool) else float(_plain(value))
     except OverflowError:
         number = math.inf
     if not 0 <= number < math.inf:
