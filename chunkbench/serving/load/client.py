@@ -121,7 +121,12 @@ class Measured:
 async def describe_server(url: str, model: str | None = None, timeout_s: float = 10.0) -> Target:
     """Ask a server for its model. `url`: its address, with or without `http://`, `/v1` and what stands behind it. The
     key in `OPENAI_API_KEY`, if any, is sent with every request. Raises LoadError."""
-    base, key = _base(url), os.environ.get("OPENAI_API_KEY", "").strip()
+    address = _base(url)
+    base, shown = str(address), str(address.with_user(None))
+    # An address with a name and a password has the place of a key.
+    key = "" if address.user else os.environ.get("OPENAI_API_KEY", "").strip()
+    if not key.isprintable():
+        raise LoadError("OPENAI_API_KEY holds a line break or another control character")
     try:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         asking = aiohttp.ClientSession(timeout=timeout, headers=_bearer(key))
@@ -130,23 +135,23 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
             if answer.status != 200:
                 sent = "the key in OPENAI_API_KEY was sent" if key else "OPENAI_API_KEY holds no key to send"
                 hint = f" ({sent})" if answer.status in (401, 403) else ""
-                raise LoadError(f"{base}/models answers with status {answer.status}: {_message(text)}{hint}")
+                raise LoadError(f"{shown}/models answers with status {answer.status}: {_message(text)}{hint}")
     except (*_FAILURES, TimeoutError) as error:
-        raise LoadError(f"{base}: no server of OpenAI's protocol answers: {_said(error)}") from None
+        raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {_said(error)}") from None
     try:
         models = _Models.model_validate(from_json(text)).data
     except ValueError as error:
-        raise LoadError(f"{base}: no server of OpenAI's protocol answers: its models: {_invalid(error)}") from None
+        raise LoadError(f"{shown}: no server of OpenAI's protocol answers: its models: {_invalid(error)}") from None
     names = [entry.id for entry in models]
     if model is None and len(names) != 1:
-        raise LoadError(f"{base} serves {', '.join(names) or 'no model'}; name one")
+        raise LoadError(f"{shown} serves {', '.join(names) or 'no model'}; name one")
     if model is not None and model not in names:
-        raise LoadError(f"{base} serves {', '.join(names) or 'no model'}, not {model}")
+        raise LoadError(f"{shown} serves {', '.join(names) or 'no model'}, not {model}")
     found = next(entry for entry in models if model in (None, entry.id))
     return Target(base, found.id, found.length, found.model_dump(exclude_unset=True), key)
 
 
-def _base(url: str) -> str:
+def _base(url: str) -> URL:
     """The address of a server up to and including /v1. Raises LoadError."""
     try:
         address = URL(url if "://" in url else f"http://{url}")
@@ -157,7 +162,7 @@ def _base(url: str) -> str:
     path = address.path.rstrip("/")
     for end in ("/models", "/completions", "/chat"):
         path = path.removesuffix(end)
-    return str(address.with_path(path.removesuffix("/v1") + "/v1"))
+    return address.with_path(path.removesuffix("/v1") + "/v1")
 
 
 def _bearer(key: str) -> dict[str, str]:

@@ -368,6 +368,30 @@ def test_the_key_is_sent_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OPENAI_API_KEY", "")
     asyncio.run(run())
     assert heard[2:] == [None, None]
+    monkeypatch.setenv("OPENAI_API_KEY", "sec\nret")
+    with pytest.raises(LoadError, match="OPENAI_API_KEY holds a line break"):
+        asyncio.run(run())
+
+
+def test_a_password_in_an_address_takes_the_place_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        heard.append(request.headers.get("Authorization"))
+        return await stream()(request)
+
+    async def run(models: object) -> None:
+        async with server(answer, models) as url:
+            target = await describe_server(url.replace("//", "//me:pass@"))
+            (request,) = (await send(target, plan(1), LoadOptions())).requests
+            assert request.status == "ok"
+
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    asyncio.run(run(None))
+    assert heard == ["Basic bWU6cGFzcw=="]
+    with pytest.raises(LoadError) as caught:
+        asyncio.run(run({"data": {}}))
+    assert "pass" not in str(caught.value)
 
 
 def test_forms_of_an_address() -> None:
