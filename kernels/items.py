@@ -33,6 +33,17 @@ class Items(NamedTuple):
         """The items with these indices, in this order."""
         return Items(self.chunks, self.rows, *(column[index] for column in self[2:]))
 
+    def split_rows(self, parts: Ints) -> Items:
+        """Item i as `parts[i]` items of nearly as many rows each."""
+        index, _, first, count = _split(self.first_row, self.row_count, parts)
+        return self.take(index)._replace(first_row=first, row_count=count)
+
+    def split_chunks(self, parts: Ints) -> Items:
+        """Item i as `parts[i]` items of nearly as many chunks each. The last one has the tail."""
+        index, is_last, first, count = _split(self.first_chunk, self.chunk_count, parts)
+        tails = np.where(is_last, self.tail_row[index], -1)
+        return self.take(index)._replace(first_chunk=first, chunk_count=count, tail_row=tails)
+
 
 def items_of_forest(plan: Plan, chunk_first: bool) -> Items:
     """One item for each segment of a forest. Without `chunk_first`, one item for each row with all of its chunks."""
@@ -98,7 +109,7 @@ def together(first: Items, second: Items) -> Items:
     return Items(*(np.concatenate(pair) for pair in zip(first, moved, strict=True)))
 
 
-def split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, npt.NDArray[np.bool_], Ints, Ints]:
+def _split(first: Ints, count: Ints, parts: Ints) -> tuple[Ints, npt.NDArray[np.bool_], Ints, Ints]:
     """Cut range i into `parts[i]` pieces whose lengths differ by at most one.
 
     Returns for each piece: the index of its range, whether it is the last piece of that range, its begin, its length.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.items import Items, split
+from chunkbench.kernels.items import Items
 from chunkbench.kvcache.integers import Ints, ranges
 
 MAX_QUERIES = 64
@@ -66,18 +66,15 @@ def cut(items: Items, grain: Grain) -> tuple[Items, Ints]:
     read, too: a head's chunks then stay in the cache.
     """
     most_rows = max(1, MAX_QUERIES // grain.group)
-    index, _, first, count = split(items.first_row, items.row_count, -(-items.row_count // most_rows))
-    narrow = items.take(index)._replace(first_row=first, row_count=count)
+    narrow = items.split_rows(-(-items.row_count // most_rows))
     heads = np.where((narrow.row_count > 1) | _read_twice(narrow), 1, _heads_together(narrow, grain))
     cost = _cost(narrow, grain)
     unit = cost.sum() * grain.kv_heads / (grain.threads * UNITS_PER_THREAD)
     parts_for_balance = np.ceil(cost * heads / unit).astype(np.int64)
     parts = np.maximum(1, np.minimum(parts_for_balance, narrow.chunk_count // MIN_CHUNKS))
-    index, is_last, first, count = split(narrow.first_chunk, narrow.chunk_count, parts)
-    fine = narrow.take(index)._replace(first_chunk=first, chunk_count=count)
-    fine = fine._replace(tail_row=np.where(is_last, fine.tail_row, -1))
+    fine = narrow.split_chunks(parts)
     order = np.argsort(-_cost(fine, grain), kind="stable")
-    return fine.take(order), heads[index][order]
+    return fine.take(order), np.repeat(heads, parts)[order]
 
 
 def arrays(items: Items, heads: Ints, batch: int) -> ItemArrays:

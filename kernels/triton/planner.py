@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kernels.items import Items, split
+from chunkbench.kernels.items import Items
 from chunkbench.kvcache.integers import Ints, ranges
 
 ITEM_TOKENS = 24
@@ -157,10 +157,7 @@ def fold_short(items: Items, shape: Shape) -> Items:
 def split_rows(items: Items, shape: Shape) -> Items:
     """Cut items of more rows than a tile holds. The parts stay adjacent, so they read K and V from the L2 cache."""
     parts = -(-items.row_count // (shape.lanes // shape.group))
-    if (parts == 1).all():
-        return items
-    index, _, first, count = split(items.first_row, items.row_count, parts)
-    return items.take(index)._replace(first_row=first, row_count=count)
+    return items if (parts == 1).all() else items.split_rows(parts)
 
 
 def find_tails(items: Items, batch: int) -> npt.NDArray[np.bool_]:
@@ -188,10 +185,7 @@ def split_keys(items: Items, shape: Shape) -> Items:
     # The coarsest cut within 1% of the best estimate.
     best = parts[np.argmax(estimates <= 1.01 * estimates.min())]
     if best.max() > 1:
-        index, is_last, first, count = split(items.first_chunk, items.chunk_count, best)
-        items = items.take(index)._replace(
-            first_chunk=first, chunk_count=count, tail_row=np.where(is_last, items.tail_row[index], -1)
-        )
+        items = items.split_chunks(best)
     return items.take(np.argsort(-items.chunk_count, kind="stable"))
 
 
