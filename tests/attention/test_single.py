@@ -258,15 +258,17 @@ def test_misuse_is_refused_before_anything_changes(call, error, message):
     assert before[3] == after[3]
 
 
-def test_out_may_have_any_strides_and_may_be_q():
-    contexts = contexts_of(chunk_size=4)
+@pytest.mark.parametrize("chunk_size", [4, 16])  # the native kernel takes multiples of 16
+def test_out_may_have_any_strides_and_may_be_q(chunk_size):
+    contexts = contexts_of(chunk_size=chunk_size)
     contexts.add(range(6))
     contexts.add(range(3))
     q = contexts.normal(2, 4, 16)
     expected = contexts.attention.decode(q)
-    strided = torch.empty(16, 4, 2).permute(2, 1, 0)
-    contexts.attention.decode(q.transpose(0, 1).contiguous().transpose(0, 1), strided)
-    assert torch.equal(strided, expected)
+    wide = torch.full((16, 8, 2), 7.0).permute(2, 1, 0)
+    contexts.attention.decode(q.transpose(0, 1).contiguous().transpose(0, 1), wide[:, ::2])
+    assert torch.equal(wide[:, ::2], expected)
+    assert (wide[:, 1::2] == 7.0).all()
     contexts.attention.decode(q, q)
     assert torch.equal(q, expected)
 

@@ -2,23 +2,14 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.experiment.point import AttentionPoint
 from chunkbench.workers.inputs import PooledInputs
+from tests.baselines.checks import make_point
 
-AXES = {
-    "n_c": 4,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 16,
-    "chunk_size": 16,
-    "block_size": 16,
-    "dtype": "float32",
-    "device": "cpu",
-}
+SHAPE = {"n_p": 50, "n_s": 20, "n_c": 4, "batch_size": 3, "kv_heads": 2, "head_dim": 16}
 
 
 def inputs(seed: int = 0, **axes: object) -> PooledInputs:
-    return PooledInputs(AttentionPoint.model_validate({**AXES, "n_p": 50, "n_s": 20, "batch_size": 3} | axes), seed)
+    return PooledInputs(make_point(**SHAPE | axes), seed)
 
 
 def test_shared_tokens_have_the_same_ids_and_values_and_private_ones_differ() -> None:

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from chunkbench.integrations.vllm.gpu_steps import BlockPlaces, DecodeSteps
+from chunkbench.kernels.reference import attention
 from chunkbench.kernels.triton.tuning import Tuning
 from tests.kernels.triton.interpreter import mend_interpreter
 from tests.pairs import values
@@ -36,10 +37,8 @@ def caches(kv_heads: int, size: int, dim: int, dtype: torch.dtype, tokens_first:
 
 def expected(q: torch.Tensor, cache: torch.Tensor, table: list[int], length: int) -> torch.Tensor:
     """Attention of one row q `[heads, dim]`."""
-    held = cache[table].transpose(1, 2).reshape(-1, cache.shape[1], cache.shape[3])[:length].double()
-    k, v = held.repeat_interleave(HEADS // cache.shape[1], 1).chunk(2, -1)
-    weights = (torch.einsum("hd,nhd->hn", q.double(), k) * SCALE).softmax(-1)
-    return torch.einsum("hn,nhd->hd", weights, v)
+    held = cache[table].transpose(1, 2).reshape(-1, cache.shape[1], cache.shape[3])[:length]
+    return attention(q, *held.chunk(2, -1), SCALE)
 
 
 @pytest.mark.parametrize(
