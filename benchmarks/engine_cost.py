@@ -25,7 +25,6 @@ def main() -> None:
         config = llama_config(SHAPES["small-llama"], 1, vocabulary)
         model = Model(random_module(config, torch.bfloat16))
         engine = Engine(model, EngineOptions(kv_bytes=model.token_bytes * BATCH * (N_P + 2 * STEPS)))
-        engine.warm_up()
         for name, sampling in HOW.items():
             for number in range(BATCH):
                 prompt = torch.randint(vocabulary, (N_P,), generator=torch.Generator().manual_seed(number)).tolist()

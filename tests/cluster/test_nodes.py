@@ -34,6 +34,7 @@ def answer(**changes: Any) -> dict[str, Any]:
         "revision": "abc",
         "environment": environment,
         "machine": "m",
+        "machine_source": "CHUNKBENCH_MACHINE",
     }
     return whole | changes
 

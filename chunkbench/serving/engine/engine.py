@@ -21,9 +21,6 @@ Attention = Literal["two-phase", "sequence-first", "no-sharing"]
 Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
 
-WARM_UP_S = 3.0
-"""Longest time of `Engine.warm_up`, about."""
-
 _LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
 """After this error a GPU computes nothing any more, for nobody."""
 
@@ -175,11 +172,6 @@ class Engine:
         gone = set(ids)
         members = (*self._scheduler.running, *self._scheduler.waiting)
         self._scheduler.drop([sequence for sequence in members if sequence.request.id in gone])
-
-    def warm_up(self) -> None:
-        """Do now what would make the first steps slow."""
-        batch = self.options.max_batch
-        self.model.compile(self.options.prompt_budget + batch, batch, WARM_UP_S)
 
     def step(self) -> StepReport:
         """Compute one token of every running sequence, and a part of the waiting prompts.

@@ -10,7 +10,7 @@ import torch
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.serving.engine.errors import ModelError
-from chunkbench.serving.engine.packed_linear import can_pack, compile_products, pack_linear_layers, padded_rows
+from chunkbench.serving.engine.llama import LlamaForward, fits, pack_linear_layers
 
 try:
     import transformers
@@ -60,38 +60,31 @@ class Model(ModelNumbers):
     def __init__(self, module: Any) -> None:
         """`module`: from `load_module` or `random_module`, on its device. Raises ModelError."""
         super().__init__(module)
-        self._module = module.eval()
         _refuse(module.config)
-        self.packed = pack_linear_layers(module) if self.device.type == "cpu" and can_pack(self.dtype) else 0
-        """Number of linear layers whose weights are packed."""
+        self._llama = LlamaForward(module) if fits(module) else None
+        if self._llama is None:
+            pack_linear_layers(module)
+        self._module = module.eval()
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"forward": "transformers" if self._llama is None else "native"}
 
     @torch.inference_mode()
     def logits(
         self, tokens: list[int], positions: list[int], rows: list[int], attention: RaggedChunkAttention
     ) -> torch.Tensor:
         """Logits `[len(rows), vocabulary]` of some rows of a step. `attention` has planned these tokens."""
-        # Rows behind the last token only fill up products.
-        spare = padded_rows(len(tokens)) - len(tokens) if self.packed else 0
-        spare_logits = padded_rows(len(rows)) - len(rows) if self.packed else 0
+        if self._llama is not None:
+            return self._llama.logits(tokens, positions, rows, attention)
         output = self._module(
-            input_ids=torch.tensor([tokens + [0] * spare], device=self.device),
-            position_ids=torch.tensor([positions + [0] * spare], device=self.device),
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
-            logits_to_keep=torch.tensor(rows + rows[-1:] * spare_logits, device=self.device),
+            logits_to_keep=torch.tensor(rows, device=self.device),
             chunk_attention=attention,
-            chunk_rows=len(tokens),
         )
-        logits: torch.Tensor = output.logits[0, : len(rows)]
+        logits: torch.Tensor = output.logits[0]
         return logits
-
-    @torch.inference_mode()
-    def compile(self, most_rows: int, most_logits: int, seconds: float) -> None:
-        """Let libraries compile now what steps need, of up to `most_rows` tokens and `most_logits` rows of logits.
-
-        After so many seconds the rest, of the largest steps, is left until it is needed.
-        """
-        if self.packed:
-            compile_products(self._module, most_rows, self._module.get_output_embeddings(), most_logits, seconds)
 
 
 def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) -> Any:
@@ -152,27 +145,22 @@ def _attend(
     scaling: float | None = None,
     *,
     chunk_attention: RaggedChunkAttention | None = None,
-    chunk_rows: int = 0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: query, key, value `[1, heads, tokens, d]` to `[1, tokens, heads, d]`.
-
-    The first `chunk_rows` tokens are real. The result of the others is zero.
-    """
+    """transformers' attention function: query, key, value `[1, heads, tokens, d]` to `[1, tokens, heads, d]`."""
     if chunk_attention is None:
         raise ModelError("this attention runs inside the engine only: it needs the argument chunk_attention")
     for argument, what in _REFUSED.items():
         if others.get(argument) is not None:
             raise ModelError(f"this model's attention has {what} ({argument}); the engine computes full attention only")
     layer = module.layer_idx
-    q, k, v = (tensor[0, :, :chunk_rows].transpose(0, 1) for tensor in (query, key, value))
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     usual = chunk_attention.head_dim**-0.5  # the kernels' own scale
     if scaling is not None and abs(scaling / usual - 1) > 1e-6:
         q = q * (scaling / usual)
     chunk_attention.write_selected(layer, k, v)
-    out = torch.empty(query.shape[2], *q.shape[1:], dtype=q.dtype, device=q.device)
-    out[chunk_rows:].zero_()
-    chunk_attention.attend_selected(layer, q, out[:chunk_rows])
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    chunk_attention.attend_selected(layer, q, out)
     return out[None], None
 
 

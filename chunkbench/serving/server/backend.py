@@ -122,7 +122,6 @@ class ChunkBackend:
             "chunk_size": options.chunk_size,
             "kv_bytes": self._engine.max_tokens * model.token_bytes,
             **model.facts(),
-            "packed_linear_layers": model.packed,
         }
 
     def close(self) -> None:

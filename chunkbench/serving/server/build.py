@@ -51,8 +51,8 @@ class ModelChoice:
             return self.model
         path = Path(os.path.abspath(self.model))  # a link has the name that its user gave it
         if self.folder is not None:
-            return text_of(path.name)
-        return text_of(path.parent.name if path.name == "config.json" else path.stem)
+            return path.name
+        return path.parent.name if path.name == "config.json" else path.stem
 
     def config(self) -> Any:
         """transformers' configuration of a model with random weights. Raises ModelError."""
@@ -76,11 +76,6 @@ class ModelChoice:
                 raise ModelError(f"{name} belongs to the named shapes; {self.model} says this itself")
 
 
-def text_of(name: str) -> str:
-    """A name of a file or an argument as text that JSON can carry, with U+FFFD for bytes that are no UTF-8."""
-    return os.fsencode(name).decode(errors="replace")
-
-
 def build_backend(
     choice: ModelChoice, engine: EngineName, options: EngineOptions, say: Callable[[str], None]
 ) -> tuple[Backend, int]:
@@ -96,10 +91,9 @@ def build_backend(
     else:
         module = random_module(choice.config(), choice.dtype, attention, choice.seed)
     module = module.to(choice.device)
-    say(f"{choice.name}: preparing the engine: memory for K/V, products of up to {options.prompt_budget} tokens a step")
+    say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
     if engine == "transformers":
         backend = TransformersBackend(module.eval(), options)
         return backend, backend.max_length
     served = Engine(Model(module), options)
-    served.warm_up()
     return ChunkBackend(served), served.max_length

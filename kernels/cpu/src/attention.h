@@ -103,10 +103,17 @@ struct Next {
     const std::int64_t* taken;
 };
 
-// The loops of one instruction set: those of `decode`, and those of the probes (probe_loops.h says what they do).
+struct LinearWork;
+
+// The loops of one instruction set: those of `decode`, of linear layers (linear.h), and of the probes (probe_loops.h).
 using ItemLoop = void (*)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch);
 struct Loops {
     ItemLoop item, read;
+    // All rows of `blocks` blocks from `first` on. scratch: kLinearRows * (16 * kLinearBlocks + in) floats.
+    void (*linear)(const LinearWork&, std::int64_t first, int blocks, float* scratch);
+    // One row of rms_norm; one row of heads, rotated: pairs (x[i], x[i + d/2]) by angle i.
+    void (*norm)(Dtype, const float* from, std::int64_t size, const float* weight, float epsilon, void* to);
+    void (*rotate)(Dtype, const void* x, int heads, int d, const float* cosines, const float* sines, void* to);
     float (*sum)(const float* data, std::size_t count);
     float (*multiply_add)(std::int64_t iterations);
     double flops;  // of one iteration of multiply_add

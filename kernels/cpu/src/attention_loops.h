@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "linear_loops.h"
 #include "probe_loops.h"
 #include "products.h"
 #include "softmax.h"
@@ -296,7 +297,7 @@ void item(const Shape& shape, const Work& work, const Item& current, Heads heads
 #endif
 }
 
-Loops loops() { return {item<false>, item<true>, sum_of, multiply_add, kFlops}; }
+Loops loops() { return {item<false>, item<true>, linear_of, norm_of, rotate_of, sum_of, multiply_add, kFlops}; }
 
 }  // namespace
 }  // namespace CHUNKBENCH_NAMESPACE

@@ -8,6 +8,7 @@
 
 #include "cpu_features.h"
 #include "decode_plan.h"
+#include "linear.h"
 #include "packing.h"
 #include "parallel.h"
 #include "probes.h"
@@ -121,6 +122,84 @@ void cut(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, s
     chunkbench::cut(shape, reinterpret_cast<void*>(chunk), tokens, held);
 }
 
+chunkbench::Finish finish_named(const std::string& name) {
+    using chunkbench::Finish;
+    static const std::map<std::string, Finish> finishes = {
+        {"store", Finish::store}, {"store32", Finish::store32}, {"add32", Finish::add32}, {"gate", Finish::gate}};
+    return finishes.at(name);
+}
+
+chunkbench::Linear make_linear(const std::string& dtype, std::int64_t in, std::int64_t blocks, std::uintptr_t weights,
+                               std::uintptr_t bias, const std::string& finish) {
+    if (in < 16 || in % 16 != 0 || blocks < 1) throw std::invalid_argument("linear: in is a multiple of 16");
+    return {chunkbench::dtype_named(dtype),
+            in,
+            blocks,
+            reinterpret_cast<const void*>(weights),
+            reinterpret_cast<const float*>(bias),
+            finish_named(finish)};
+}
+
+void linear(const chunkbench::Linear& layer, std::uintptr_t x, std::int64_t rows, std::uintptr_t y, int threads,
+            const std::string& isa) {
+    if (rows < 0 || threads < 1) throw std::invalid_argument("linear: threads is at least 1");
+    const chunkbench::Isa chosen = chunkbench::isa_named(isa);
+    nb::gil_scoped_release release;
+    chunkbench::linear({layer, reinterpret_cast<const void*>(x), rows, reinterpret_cast<void*>(y)}, threads, chosen);
+}
+
+void rms_norm(const std::string& dtype, std::uintptr_t from, std::int64_t rows, std::int64_t size,
+              std::uintptr_t weight, float epsilon, std::uintptr_t to, int threads) {
+    if (rows < 0 || size < 16 || size % 16 != 0) throw std::invalid_argument("rms_norm: size is a multiple of 16");
+    const chunkbench::Dtype type = chunkbench::dtype_named(dtype);
+    const chunkbench::Isa isa = chunkbench::isa_named("");
+    nb::gil_scoped_release release;
+    chunkbench::rms_norm(type, reinterpret_cast<const float*>(from), rows, size, reinterpret_cast<const float*>(weight),
+                         epsilon, reinterpret_cast<void*>(to), threads, isa);
+}
+
+chunkbench::DecoderLayer make_layer(const chunkbench::Linear& qkv, const chunkbench::Linear& out,
+                                    const chunkbench::Linear& gate_up, const chunkbench::Linear& down,
+                                    std::uintptr_t first_norm, std::uintptr_t second_norm, float epsilon, int heads,
+                                    int kv_heads, int d) {
+    if (d % 32 != 0) throw std::invalid_argument("the head dimension is a multiple of 32");
+    return {qkv,
+            out,
+            gate_up,
+            down,
+            reinterpret_cast<const float*>(first_norm),
+            reinterpret_cast<const float*>(second_norm),
+            epsilon,
+            heads,
+            kv_heads,
+            d};
+}
+
+chunkbench::StepBuffers make_buffers(std::int64_t rows, std::uintptr_t hidden, std::uintptr_t normed,
+                                     std::uintptr_t qkv, std::uintptr_t q, std::uintptr_t k, std::uintptr_t v,
+                                     std::uintptr_t attended, std::uintptr_t gated, std::uintptr_t cosines,
+                                     std::uintptr_t sines) {
+    const auto at = [](std::uintptr_t address) { return reinterpret_cast<void*>(address); };
+    return {rows,
+            static_cast<float*>(at(hidden)),
+            at(normed),
+            at(qkv),
+            at(q),
+            at(k),
+            at(v),
+            at(attended),
+            at(gated),
+            static_cast<float*>(at(cosines)),
+            static_cast<float*>(at(sines))};
+}
+
+template <void (*Half)(const chunkbench::DecoderLayer&, const chunkbench::StepBuffers&, int, chunkbench::Isa)>
+void half_layer(const chunkbench::DecoderLayer& self, const chunkbench::StepBuffers& step, int threads) {
+    const chunkbench::Isa isa = chunkbench::isa_named("");
+    nb::gil_scoped_release release;
+    Half(self, step, threads, isa);
+}
+
 std::uintptr_t dense_address(nb::handle tensor, const nb::tuple& shape, const std::string& dtype) {
     constexpr std::size_t kMost = 4;
     if (shape.size() > kMost) throw std::invalid_argument("shape: at most four dimensions");
@@ -143,6 +222,20 @@ NB_MODULE(_native, m) {
     m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "k"_a, "v"_a, "chunks"_a, "slots"_a,
           "threads"_a,
           "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at chunks[i].");
+    nb::class_<chunkbench::Linear>(m, "Linear", "Packed weights of a linear layer; see linear.h.");
+    m.def("make_linear", &make_linear, "dtype"_a, "in_"_a, "blocks"_a, "weights"_a, "bias"_a, "finish"_a,
+          "Weights at an address, a float32 bias or 0; finish: store, store32, add32 or gate.");
+    m.def("linear", &linear, "layer"_a, "x"_a, "rows"_a, "y"_a, "threads"_a, "isa"_a = "", "y = x W^T + bias.");
+    m.def("rms_norm", &rms_norm, "dtype"_a, "from_"_a, "rows"_a, "size"_a, "weight"_a, "epsilon"_a, "to"_a, "threads"_a,
+          "Root-mean-square norm of float32 rows.");
+    nb::class_<chunkbench::StepBuffers>(m, "StepBuffers", "Addresses of what a step computes; see linear.h.");
+    m.def("make_buffers", &make_buffers, "rows"_a, "hidden"_a, "normed"_a, "qkv"_a, "q"_a, "k"_a, "v"_a, "attended"_a,
+          "gated"_a, "cosines"_a, "sines"_a);
+    nb::class_<chunkbench::DecoderLayer>(m, "DecoderLayer", "A layer of the Llama family; see linear.h.")
+        .def("before_attention", &half_layer<chunkbench::before_attention>, "step"_a, "threads"_a)
+        .def("after_attention", &half_layer<chunkbench::after_attention>, "step"_a, "threads"_a);
+    m.def("make_layer", &make_layer, "qkv"_a, "out"_a, "gate_up"_a, "down"_a, "first_norm"_a, "second_norm"_a,
+          "epsilon"_a, "heads"_a, "kv_heads"_a, "d"_a);
     m.def(
         "use_tensors_of", [](nb::handle type) { return chunkbench::use_tensors_of(type.ptr()); }, "type"_a,
         "From now on `dense_address` reads tensors of this class. False if it cannot.");

@@ -19,7 +19,7 @@ SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_attention_heads": 4,
-    "head_dim": 16,
+    "head_dim": 32,
     "num_hidden_layers": 2,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 2048,

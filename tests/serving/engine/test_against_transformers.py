@@ -85,6 +85,11 @@ def pair(request: pytest.FixtureRequest, grouped: Pair, tmp_path_factory: pytest
     return Pair(request.param, tmp_path_factory.mktemp(request.param))
 
 
+def test_our_own_forward_computes_what_it_can(pair: Pair) -> None:
+    own = "transformers" if pair.kind == "qwen3" or cpu.native() is None else "native"
+    assert pair.model.facts()["forward"] == own
+
+
 def some_requests(count: int, seed: int = 0) -> dict[str, Request]:
     """Prompts that share nothing, a part, all, or a path of a tree."""
     chance = random.Random(seed)
