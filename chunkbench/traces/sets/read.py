@@ -10,7 +10,7 @@ from typing import Any
 from chunkbench.text_file import TextError, from_json, is_stream, lines, read_text
 from chunkbench.traces.request import MOST_TOKEN_IDS
 
-_TOKENS, _TEXTS = ("token_ids", "input_ids", "prompt_token_ids", "tokens"), ("prompt", "text")
+_TOKENS, _TEXTS = ("token_ids", "input_ids", "prompt_token_ids", "tokens"), ("prompt", "text", "text_input")
 _CHATS = ("messages", "conversations")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -35,7 +35,7 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
 
     A `.jsonl` file has one prompt per line, a `.json` file is a list of prompts, any other file is one prompt; a pipe
     has no suffix, and its first line tells. A prompt is a text, a list of token ids, a list of chat messages (`role`,
-    `content`), or an object with one of these fields: `prompt` or `text`; `token_ids` (or `input_ids`,
+    `content`), or an object with one of these fields: `prompt`, `text` or `text_input`; `token_ids` (or `input_ids`,
     `prompt_token_ids`, `tokens`); `messages`; ShareGPT's `conversations` (messages of `from`, `value`), which is left
     out if it is empty. The value of the field `group_by` (default: `group`) is the prompt's group. Without that field,
     the group is the file's name for JSON and the folder's name for text.

@@ -30,16 +30,17 @@ def test_every_form_of_a_prompt_in_a_line(tmp_path: Path) -> None:
             [1, 2, 3],
             {"prompt": "b", "group": "g"},
             {"text": "c"},
+            {"text_input": "d", "session_id": "s", "delay": 4},
             {"input_ids": [4]},
             chat,
             {"messages": chat},
         ],
     )
     prompts = read([path])
-    assert [prompt.group for prompt in prompts] == ["traffic", "traffic", "g", *["traffic"] * 4]
-    assert [prompt.text for prompt in prompts[:1] + prompts[2:4]] == ["a text", "b", "c"]
-    assert [prompt.tokens for prompt in (prompts[1], prompts[4])] == [(1, 2, 3), (4,)]
-    assert prompts[5].text == prompts[6].text == "<|system|>\nbe brief\n<|user|>\nhi\n"
+    assert [prompt.group for prompt in prompts] == ["traffic", "traffic", "g", *["traffic"] * 5]
+    assert [prompt.text for prompt in prompts[:1] + prompts[2:5]] == ["a text", "b", "c", "d"]
+    assert [prompt.tokens for prompt in (prompts[1], prompts[5])] == [(1, 2, 3), (4,)]
+    assert prompts[6].text == prompts[7].text == "<|system|>\nbe brief\n<|user|>\nhi\n"
     assert prompts[3].place == f"{path}:4"
 
 
