@@ -66,6 +66,11 @@ class Contexts:
         """Append one token to every sequence."""
         self._append({sequence: [token] for sequence, token in zip(self.tokens, tokens, strict=True)}, ())
 
+    def step(self) -> None:
+        """Append a new token to every sequence."""
+        first = 10_000 + sum(map(len, self.tokens.values()))
+        self.append(range(first, first + len(self.tokens)))
+
     def append_to(self, counts: dict[int, int]) -> None:
         """Append tokens 0, 1, 0, ... to some sequences. `counts` maps a sequence id to the number of its new tokens."""
         new = {sequence: [n % 2 for n in range(count)] for sequence, count in counts.items()}

@@ -52,12 +52,6 @@ class Checked(Contexts):
             for isa in ISAS:
                 patched.setenv("CHUNKBENCH_ISA", isa)
                 self.kernels[isa] = TppNative(store, heads, chunk_first)
-        self.next = 10_000
-
-    def step(self) -> None:
-        """Append a new token to every sequence."""
-        self.append(range(self.next, self.next + len(self.tokens)))
-        self.next += len(self.tokens)
 
     def plan(self) -> None:
         plan = self.attention._tree.plan()

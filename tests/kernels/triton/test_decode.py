@@ -59,10 +59,6 @@ class Forest(Contexts):
         for path in paths:
             self.add(path)
 
-    def step(self) -> None:
-        """Append a new token to every sequence."""
-        self.append([10_000 + self.tree.length(sequence) for sequence in self.tokens])
-
     def leave(self, row: int) -> None:
         self.remove(self.attention.sequences[row])
 
