@@ -37,7 +37,7 @@ class Traits:
 
 
 def survey(
-    implementations: Sequence[str], device: str, start: Callable[[], WorkerClient], limit_s: float = _LIMIT_S
+    implementations: Sequence[str], device: str, start: Callable[[], WorkerClient]
 ) -> tuple[WorkerClient, dict[str, Traits]]:
     """Start a worker and ask it for the traits of each implementation; `start` also replaces a lost worker."""
     worker = start()
@@ -49,7 +49,7 @@ def survey(
     try:
         for name in implementations:
             try:
-                reply = worker.ask("survey", limit_s, implementations=[name], device=device)
+                reply = worker.ask("survey", _LIMIT_S, implementations=[name], device=device)
                 traits[name] = Traits(**reply[name])
             except WorkerError as error:
                 refuse(name, "error", error)

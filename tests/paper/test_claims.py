@@ -47,6 +47,7 @@ def test_without_runs_only_analytic_claims_hold() -> None:
     assert by_verdict["not measured"] >= {"F5-1024", "F5-2048", "T4-kv", "T4-batch", "T4-noregress"}
     assert by_verdict.keys() == {"holds", "not measured"}
     assert all(not claim.rows for claim in judged.values())
+    assert judged["T1-arith"].measured == 27  # of 27 figures
     assert judged["S1-gpt3-kv"].measured == 4.5
     assert judged["PA-kv13b"].measured == 800
 

@@ -78,6 +78,6 @@ class Evidence:
                     points[name] = MeasuredPoint(values, (*earlier, group.rows))
         return iter(points.values())
 
-    def point(self, implementation: str = "chunk_attn", **axes: Any) -> MeasuredPoint | None:
+    def point(self, **axes: Any) -> MeasuredPoint | None:
         """The first point that `points` gives, or None."""
-        return next(self.points(implementation, **axes), None)
+        return next(self.points(**axes), None)
