@@ -29,9 +29,8 @@ class Text:
             self._ids = frozenset(vocabulary.values())
             self._bytes = frozenset(vocabulary[name] for n in range(256) if (name := f"<0x{n:02X}>") in vocabulary)
             fast = getattr(tokenizer, "backend_tokenizer", None)
-            self._cleaned = (
-                tokenizer.clean_up_tokenization_spaces and type(getattr(fast, "model", None)).__name__ != "BPE"
-            )
+            cleaned = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+            self._cleaned = cleaned and type(getattr(fast, "model", None)).__name__ != "BPE"
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model expects. Raises ApiError."""
