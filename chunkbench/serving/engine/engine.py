@@ -254,7 +254,7 @@ class Engine:
 
     def _no_token(self, sequence: Sequence) -> RequestFailed:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        reason = f"the model's logits for token {sequence.length} are not numbers, or infinite"
+        reason = f"the model's logits for token {sequence.length} are NaN or infinite"
         return RequestFailed(sequence.request.id, f"{reason}; the model may need another dtype than {dtype}")
 
     def _take(self, sequence: Sequence, token: int) -> Generated:
