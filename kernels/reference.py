@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float | None = None,
-    heads: Sequence[int] | None = None,
-) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None) -> torch.Tensor:
     """softmax(q k^T * scale) v in float64.
 
     q is `[h, d]`, or `[b, h, d]` for b queries over the same context; k and v are `[n, h_kv, d]` with h % h_kv == 0,
-    and query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given. `heads` selects query
-    heads, to check a few heads of a large case; the result is then `[len(heads), d]` or `[b, len(heads), d]`.
+    and query head i reads KV head i // (h / h_kv). `scale` is 1/sqrt(d) unless given.
 
     Finite scores of any size are exact to float64. A score of -inf gets weight zero. Scores of +inf share the whole
     weight evenly (the limit of equal scores that grow without bound). If every score is -inf, the softmax is undefined
@@ -30,12 +21,8 @@ def attention(
     n, h_kv, _ = k.shape
     if n == 0 or h_kv == 0 or h % h_kv != 0:
         raise ValueError(f"attention of {h} heads over {n} tokens with {h_kv} KV heads is undefined")
-    query_heads = torch.arange(h, device=q.device) if heads is None else torch.as_tensor(heads, device=q.device)
-    queries = q.index_select(-2, query_heads).double()
-    kv_heads = query_heads // (h // h_kv)
-    keys = k.index_select(1, kv_heads).double()
-    values = v.index_select(1, kv_heads).double()
-    scores = torch.einsum("...hd,nhd->...hn", queries, keys) * (d**-0.5 if scale is None else scale)
+    keys, values = (both.double().repeat_interleave(h // h_kv, 1) for both in (k, v))
+    scores = torch.einsum("...hd,nhd->...hn", q.double(), keys) * (d**-0.5 if scale is None else scale)
     top = scores.amax(-1, keepdim=True)
     weights = torch.where(top == torch.inf, (scores == torch.inf).double(), torch.exp(scores - top))
     weights = weights / weights.sum(-1, keepdim=True)

@@ -36,15 +36,13 @@ def test_agrees_with_plain_python(heads, kv_heads):
     torch.testing.assert_close(attention(q, k, v, scale=3.0), expected, rtol=1e-13, atol=1e-13)
 
 
-def test_several_queries_and_selected_heads():
+def test_several_queries():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 6, 16), torch.randn(7, 2, 16), torch.randn(7, 2, 16)
     complete = attention(q, k, v)
     assert complete.shape == (3, 6, 16)
     for row in range(3):
         torch.testing.assert_close(complete[row], attention(q[row], k, v))
-    torch.testing.assert_close(attention(q, k, v, heads=[5, 0]), complete[:, [5, 0]])
-    torch.testing.assert_close(attention(q[1], k, v, heads=[2]), complete[1, [2]])
 
 
 def test_huge_scores_do_not_overflow():
