@@ -11,7 +11,6 @@ import torch
 
 from chunkbench.baselines.contract import Session
 from chunkbench.experiment.terms import Mode
-from chunkbench.measure.caches import CacheSweeper
 from chunkbench.measure.clocks import ClockGuard
 from chunkbench.measure.gpu_loop import Device, decode_once, run_gpu_round
 from chunkbench.measure.rotation import calls_of
@@ -26,7 +25,6 @@ class GpuRounds:
 
     def __init__(self, device: Device, guard: ClockGuard, l2_bytes: int, free_bytes: Callable[[], int]) -> None:
         self._device, self._guard, self._l2_bytes, self._free_bytes = device, guard, l2_bytes, free_bytes
-        self._sweeper: CacheSweeper | None = None
 
     def room(self) -> dict[str, Any]:
         """Free memory and L2 size of the device. Call it after the sessions of the last point are released."""
@@ -85,9 +83,9 @@ class GpuRounds:
         timed: Sequence[int],
         nonce: int,
         mode: Mode,
-        sweep: bool,
+        sweep: Callable[[], None] | None,
     ) -> dict[str, Any]:
-        """One round; the reply also has the device's state and how the samples were taken."""
+        """A round of `run_gpu_round`; the reply also has the device's state and how the samples were taken."""
         result = run_gpu_round(
             copies,
             inputs,
@@ -96,12 +94,17 @@ class GpuRounds:
             frozenset(timed),
             nonce,
             mode,
-            self._sweep(inputs.point.device) if sweep else None,
+            sweep,
             self._device,
             self._guard,
         )
         state, discarded = self._guard.finish()
-        sampling = Sampling(copies=len(copies), calls=calls_of(mode, len(copies)), swept=sweep, l2_bytes=self._l2_bytes)
+        sampling = Sampling(
+            copies=len(copies),
+            calls=calls_of(mode, len(copies)),
+            swept=sweep is not None,
+            l2_bytes=self._l2_bytes,
+        )
         return {
             "samples_us": result.decode_us,
             "append_us": result.append_us,
@@ -112,11 +115,6 @@ class GpuRounds:
             "gpu": None if state is None else state.model_dump(mode="json"),
             "sampling": sampling.model_dump(),
         }
-
-    def _sweep(self, device: str) -> Callable[[], None]:
-        if self._sweeper is None:
-            self._sweeper = CacheSweeper(device, self._l2_bytes)
-        return self._sweeper.sweep
 
 
 def cuda_rounds() -> GpuRounds:

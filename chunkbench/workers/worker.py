@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -85,9 +86,7 @@ class Worker:
             stated = look.model_dump(mode="json", exclude_defaults=True)
             entry: dict[str, Any] = {
                 "label": label,
-                "ok": answer.ok,
-                "reason": answer.reason,
-                "remedy": answer.remedy,
+                **asdict(answer),
                 "look": stated | {"line": look.line} if stated else {},
             }
             if answer.ok:
@@ -136,8 +135,7 @@ class Worker:
         self._inputs = None
 
     def supports(self, implementation: str) -> dict[str, Any]:
-        answer = self._load(implementation).supports(self._opened().point)
-        return {"ok": answer.ok, "reason": answer.reason, "remedy": answer.remedy}
+        return asdict(self._load(implementation).supports(self._opened().point))
 
     def prepare(self, implementation: str, needs: int, copies: int = 1) -> dict[str, Any]:
         """Build a session, on a GPU `copies` of it. On a CPU, first make `needs` bytes available."""
@@ -214,7 +212,8 @@ class Worker:
     ) -> dict[str, Any]:
         """A round on a GPU: the first `copies` sessions take turns; `sweep` clears the cache before each call."""
         inputs, sessions = self._opened(), self._copies[implementation][:copies]
-        return self._gpu_rounds().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweep)
+        sweeps = self._sweep_of(inputs.point.device) if sweep else None
+        return self._gpu_rounds().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweeps)
 
     def peaks(self) -> dict[str, Any]:
         if self._probe is None:

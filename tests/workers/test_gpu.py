@@ -172,7 +172,7 @@ def test_if_the_copies_do_not_fit_the_cache_is_swept(
     experiment: TimedExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[int] = []
-    monkeypatch.setattr(GpuRounds, "_sweep", lambda self, device: lambda: swept.append(1))
+    monkeypatch.setattr(worker.Worker, "_sweep_of", lambda self, device: lambda: swept.append(1))
     cases, _ = measure(experiment, FakeDevice(), free=0)
     assert {case.status for case in cases} == {"oom"}, "a device without free memory gives rows with status oom"
     monkeypatch.setattr(memory_guard, "room_of", lambda free: free)
