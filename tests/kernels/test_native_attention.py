@@ -191,14 +191,6 @@ def test_one_head_and_one_long_sequence_on_several_threads(threads: int) -> None
     assert (cache.attention.work_items > 1) == (threads > 0)
 
 
-def test_more_queries_than_one_item_holds() -> None:
-    cache = Checked(8, 1, 32, 16, torch.float32)
-    for k in range(40):
-        cache.add([*range(64), 100 + k])
-    cache.step()
-    cache.check()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_scores_of_ten_thousand(dtype: torch.dtype) -> None:
     cache = Checked(2, 2, 64, 16, dtype)
@@ -248,14 +240,3 @@ def test_random_forests(
     for _ in range(steps):
         cache.step()
     cache.check()
-
-
-def test_results_do_not_depend_on_the_number_of_threads_beyond_rounding(threads: int) -> None:
-    outputs = []
-    for count in (threads, 1):
-        torch.set_num_threads(count)
-        cache = Checked(2, 1, 64, 16, torch.float32)
-        for k in range(3):
-            cache.add([*range(700), 900 + k])
-        outputs.append(cache.outputs(torch.ones(3, 2, 64)))
-    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
