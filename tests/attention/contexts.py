@@ -17,6 +17,12 @@ from chunkbench.kvcache import SharedChunk
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+    """Attention of the last tokens of a context, q `[n, h, d]`, each over all tokens up to itself; in float64."""
+    first = len(k) - len(q) + 1
+    return torch.stack([attention(row, k[: first + i], v[: first + i], scale) for i, row in enumerate(q)])
+
+
 class Contexts:
     """A cache, and the tokens, K and V of every sequence. The ids up to a token determine its K and V in each layer."""
 

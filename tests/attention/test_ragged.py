@@ -12,10 +12,11 @@ import torch
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.kernels import cpu
 from chunkbench.kvcache import PoolExhausted, UnknownSequence, WrongTokens
+from tests.attention.contexts import causal_attention
+from tests.pairs import pairs
 
 KERNELS = ["torch", *(["native"] if cpu.native() is not None else [])]
 HEADS, DIM, LAYERS = 4, 32, 2
-DTYPE = torch.float64
 
 
 TABLES = {
@@ -91,20 +92,13 @@ class Server:
         row = 0
         for sequence, first, count in parts:
             live = self.live[sequence]
-            k, v = (live.rows(w, layer, self.kv_heads, 0, first + count).to(DTYPE) for w in "kv")
-            k, v = (t.repeat_interleave(HEADS // self.kv_heads, 1) for t in (k, v))
-            q = live.rows("q", layer, HEADS, first, count).to(DTYPE)
-            scores = torch.einsum("nhd,mhd->hnm", q, k) * DIM**-0.5
-            seen = torch.ones(count, first + count, dtype=torch.bool).tril(first)
-            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-            expected = torch.einsum("hnm,mhd->nhd", weights, v)
-            torch.testing.assert_close(out[row : row + count].to(DTYPE), expected, rtol=1e-4, atol=1e-5)
+            k, v = (live.rows(w, layer, self.kv_heads, 0, first + count) for w in "kv")
+            expected = causal_attention(live.rows("q", layer, HEADS, first, count), k, v)
+            torch.testing.assert_close(out[row : row + count].double(), expected, rtol=1e-4, atol=1e-5)
             row += count
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("partition", ["two-phase", "sequence-first"])
+@pytest.mark.parametrize(("kernel", "kv_heads", "partition"), pairs(KERNELS, [4, 2], ["two-phase", "sequence-first"]))
 def test_prompts_in_pieces_beside_decoding_sequences(kernel: Any, kv_heads: int, partition: Any) -> None:
     server = Server(kernel, kv_heads, partition=partition)
     chance = random.Random(3)

@@ -11,7 +11,7 @@ import torch
 
 from chunkbench.integrations.vllm.steps import Blocks, Steps
 from chunkbench.kernels import cpu
-from chunkbench.kernels.reference import attention
+from tests.attention.contexts import causal_attention
 from tests.pairs import values
 
 pytestmark = pytest.mark.skipif(cpu.native() is None, reason="needs the native module")
@@ -96,11 +96,9 @@ class Engine:
             q = self.random(int(starts[-1]), HEADS)
             out = torch.empty_like(q)
             self.steps.attend(q, out, cache.data_ptr(), 0.2)
-            for row, (sequence, count) in enumerate(parts):
+            for row, (sequence, _) in enumerate(parts):
                 span = slice(int(starts[row]), int(starts[row + 1]))
-                k, v = sequence.kv[layer]
-                seen = range(len(k) - count + 1, len(k) + 1)  # tokens that each row attends to
-                expected = torch.stack([attention(q[span][i], k[:n], v[:n], 0.2) for i, n in enumerate(seen)])
+                expected = causal_attention(q[span], *sequence.kv[layer], 0.2)
                 torch.testing.assert_close(out[span].double(), expected, rtol=0, atol=TOLERANCE[self.dtype])
 
     def slots(self, sequence: Live, count: int) -> np.ndarray:

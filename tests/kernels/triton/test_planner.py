@@ -78,19 +78,12 @@ def test_every_row_reads_each_of_its_chunks_once(
     assert tails or not work.rows[:, 3].any()
 
 
-def test_short_shared_runs_move_into_their_children() -> None:
+@pytest.mark.parametrize(("shared", "widest"), [(16, 1), (512, 2)])
+def test_short_shared_runs_move_into_their_children_and_long_ones_stay(shared: int, widest: int) -> None:
     """A chunk of 16 tokens that two rows share is cheaper to read twice than to merge."""
-    common = list(range(16))
-    plan, _ = planned([[*common, *range(100, 400)], [*common, *range(500, 800)]], 16)
+    plan, _ = planned([[*range(shared), *range(1000 * row, 1000 * row + 300)] for row in (1, 2)], 16)
     work = describe(items_of_forest(plan, True), 2, H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1))
-    assert work.widest() == 1
-
-
-def test_long_shared_runs_stay() -> None:
-    common = list(range(512))
-    plan, _ = planned([[*common, *range(1000, 1300)], [*common, *range(5000, 5300)]], 16)
-    work = describe(items_of_forest(plan, True), 2, H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1))
-    assert work.widest() == 2
+    assert work.widest() == widest
 
 
 def test_the_merge_takes_short_tails() -> None:
