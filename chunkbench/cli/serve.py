@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 
@@ -138,7 +139,7 @@ def command(
 
         from chunkbench.serving.engine import EngineError, EngineOptions
         from chunkbench.serving.server.app import ServerOptions
-        from chunkbench.serving.server.build import ModelChoice, build_backend
+        from chunkbench.serving.server.build import ModelChoice, build_backend, text_of
         from chunkbench.serving.server.records import Log
         from chunkbench.serving.server.run import bind, run
     except ModuleNotFoundError as error:
@@ -157,17 +158,23 @@ def command(
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
     try:
         limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
-        backend, room = build_backend(choice, engine, limits, partial(click.echo, err=True))  # type: ignore[arg-type]
+        backend, room = build_backend(choice, engine, limits, partial(_say, err=True))  # type: ignore[arg-type]
     except (EngineError, ValueError) as error:
         listening.close()
         fail(error)
-    name = served_name or choice.name
+    name = text_of(served_name or choice.name)
     address, bound = listening.getsockname()[:2]
     where = f"[{address}]" if ":" in address else address
 
     def announce() -> None:
-        click.echo(f"{name} is served at http://{where}:{bound}/v1 (Ctrl-C ends it)")
+        _say(f"{name} is served at http://{where}:{bound}/v1 (Ctrl-C ends it)")
 
     options = ServerOptions(name, room, max_waiting)
     if not run(backend, options, choice.folder, listening, records, announce):
         context.exit(1)
+
+
+def _say(message: str, err: bool = False) -> None:
+    """Print a line. A full disk behind the output does not end a server."""
+    with contextlib.suppress(OSError):
+        click.echo(message, err=err)

@@ -28,7 +28,7 @@ def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int 
     drawn = [row for row, one in enumerate(sequences) if finite[row] and not one.request.sampling.greedy]
     if drawn:
         # Without the largest logit, whatever the temperature is, no quotient overflows: the largest is 0.
-        below = logits[drawn].float() - largest.values[drawn].float()[:, None]
+        below = logits[drawn].float().sub_(largest.values[drawn].float()[:, None])  # indexing has made a copy
         for row, token in zip(drawn, _draw(below, [sequences[row] for row in drawn]), strict=True):
             tokens[row] = token
     return tokens
@@ -51,11 +51,11 @@ def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> t
 def _draw(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
     """Draw tokens by probability: of all, of the `top_k` most probable, or of those whose probabilities reach top_p.
 
-    The largest logit of each row is 0.
+    The largest logit of each row is 0. The logits are changed.
     """
     settings = [sequence.request.sampling for sequence in sequences]
     heat = torch.tensor([setting.temperature for setting in settings], device=logits.device)
-    logits = logits / heat[:, None]
+    logits.div_(heat[:, None])
     for row, setting in enumerate(settings):
         if 0 < setting.top_k < logits.shape[-1]:
             best = logits[row].topk(setting.top_k)

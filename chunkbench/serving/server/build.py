@@ -51,8 +51,8 @@ class ModelChoice:
             return self.model
         path = Path(os.path.abspath(self.model))  # a link has the name that its user gave it
         if self.folder is not None:
-            return path.name
-        return path.parent.name if path.name == "config.json" else path.stem
+            return text_of(path.name)
+        return text_of(path.parent.name if path.name == "config.json" else path.stem)
 
     def config(self) -> Any:
         """transformers' configuration of a model with random weights. Raises ModelError."""
@@ -74,6 +74,11 @@ class ModelChoice:
         for name, value in given.items():
             if value is not None and self.model not in SHAPES:
                 raise ModelError(f"{name} belongs to the named shapes; {self.model} says this itself")
+
+
+def text_of(name: str) -> str:
+    """A name of a file or an argument as text that JSON can carry, with U+FFFD for bytes that are no UTF-8."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def build_backend(

@@ -458,7 +458,12 @@ def test_a_checkpoint_is_served_under_the_name_of_its_folder(tmp_path: Path, mon
 
     names = {"models/Llama-3.2-1B/": "Llama-3.2-1B", "small-llama": "small-llama", "shapes/tiny.json": "tiny"}
     names |= {"shapes/Llama-3.2-1B.json": "Llama-3.2-1B", "models/Llama-3.2-1B/config.json": "Llama-3.2-1B"}
-    names |= {"mine-1.0": "mine-1.0", "odd.json": "odd.json", "mine-1.0/../mine-1.0/.": "mine-1.0"}
+    names |= {
+        "m\udcff": "m\ufffd",
+        "mine-1.0": "mine-1.0",
+        "odd.json": "odd.json",
+        "mine-1.0/../mine-1.0/.": "mine-1.0",
+    }
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.json").mkdir()
     (tmp_path / "mine-1.0").symlink_to(tmp_path / "odd.json")
