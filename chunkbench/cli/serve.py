@@ -13,6 +13,7 @@ from chunkbench.cli.output import fail
 EPILOG = """\b
 Examples:
   chunkbench serve small-llama                              random weights, for measurements
+  chunkbench serve smollm2-135m --dtype float32             a small trained model, from the package index
   chunkbench serve ~/models/Llama-3.2-1B --dtype bfloat16   a checkpoint
   chunkbench serve llama2-7b --layers 2 --attention no-sharing
   chunkbench serve small-llama --engine transformers --port 8001
@@ -115,9 +116,9 @@ def command(
 ) -> None:
     """Serve MODEL with iteration-level batching over the prefix-aware cache.
 
-    MODEL is the folder of a checkpoint (Llama, Qwen, Mistral and others that transformers loads). The name of a shape,
-    or the path of a config.json, gets random weights. Routes: /v1/completions, /v1/chat/completions, /v1/models,
-    /health, /metrics.
+    MODEL is the folder of a checkpoint (Llama, Qwen, Mistral and others that transformers loads), or smollm2-135m, a
+    small trained model. The name of another shape, or the path of a config.json, gets random weights. Routes:
+    /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
     SIGTERM and Ctrl-C answer what runs and end. Exit code 1 if the engine breaks.
     """

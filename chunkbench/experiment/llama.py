@@ -29,6 +29,8 @@ class LlamaShape(BaseModel):
     num_attention_heads: _Count
     num_key_value_heads: _Count
     head_dim: _Count
+    folder: Annotated[str, Field(exclude=True)] = ""
+    """Folder of a checkpoint with weights; empty: none, or the model of that name (`smollm2-135m`)."""
 
     def __str__(self) -> str:
         return self.name
@@ -73,6 +75,7 @@ SHAPES = {
         _llama("llama3-8b", 4096, 14336, 32, 32, 8),
         _llama("llama3-70b", 8192, 28672, 80, 64, 8),
         _llama("mistral-7b", 4096, 14336, 32, 32, 8),
+        _llama("smollm2-135m", 576, 1536, 30, 9, 3),
         # For servers on two cores: attention takes about twice the time of the products at 2048 tokens, as on the
         # paper's GPU (Table 1).
         LlamaShape(
@@ -110,7 +113,9 @@ def shape_of(model: str) -> LlamaShape:
 
 def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
     """Fill in what older files leave out: as many KV heads as heads, and head_dim = hidden_size / heads."""
-    fields: dict[str, Any] = {name: config.get(name) for name in LlamaShape.model_fields if name != "name"}
+    fields: dict[str, Any] = {
+        name: config.get(name) for name in LlamaShape.model_fields if name not in ("name", "folder")
+    }
     heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
     if fields["num_key_value_heads"] is None:
         fields["num_key_value_heads"] = heads
@@ -118,10 +123,14 @@ def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
         fields["head_dim"] = hidden // heads
     name = str(config.get("_name_or_path") or config.get("model_type") or path.parent.name or "model")
     try:
-        return LlamaShape(name=name, **fields)
+        return LlamaShape(name=name, folder=str(path.parent) if _has_weights(path.parent) else "", **fields)
     except ValidationError as error:
         wrong = "; ".join(
             f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else detail["msg"]
             for detail in error.errors()
         )
         raise ShapeError(f"{path}: not the config of a Llama-like model: {wrong}") from None
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in ("*.safetensors", "pytorch_model*.bin"))

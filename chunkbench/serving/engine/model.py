@@ -16,6 +16,7 @@ try:
     import transformers
 except ModuleNotFoundError as error:
     raise ModelError("the engine needs transformers: pip install 'chunkbench[serving]'") from error
+transformers.utils.logging.disable_progress_bar()
 
 INTERFACE = "chunkbench"
 """Our name in transformers' table of attention functions."""

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from chunkbench.experiment.llama import SHAPES
+from chunkbench.serving import smollm2
 from chunkbench.serving.engine import Engine, EngineOptions, Model, ModelError
 from chunkbench.serving.engine.model import INTERFACE, llama_config, load_module, random_module
 from chunkbench.serving.server.backend import Backend, ChunkBackend
@@ -25,7 +26,7 @@ class ModelChoice:
     """Which model a server runs."""
 
     model: str
-    """Folder of a checkpoint; name of a shape, or path of a config.json: random weights."""
+    """Folder of a checkpoint, or `smollm2-135m`; name of another shape, or path of a config.json: random weights."""
     dtype: torch.dtype
     device: str = "cpu"
     layers: int | None = None
@@ -39,7 +40,9 @@ class ModelChoice:
 
     @property
     def folder(self) -> Path | None:
-        """The checkpoint; None: random weights."""
+        """The checkpoint; None: random weights. Raises ModelError."""
+        if self.model == smollm2.NAME:
+            return smollm2.checkpoint()
         path = Path(self.model)
         shape = self.model in SHAPES or (path.suffix == ".json" and not path.is_dir())
         return None if shape else path
@@ -72,7 +75,7 @@ class ModelChoice:
             )
         given = {"layers": self.layers, "vocabulary": self.vocabulary, "max_length": self.max_length}
         for name, value in given.items():
-            if value is not None and self.model not in SHAPES:
+            if value is not None and (folder is not None or self.model not in SHAPES):
                 raise ModelError(f"{name} belongs to the named shapes; {self.model} says this itself")
 
 
@@ -88,6 +91,8 @@ def build_backend(
 
     `say` gets a line before each part that takes long. Raises EngineError and ValueError.
     """
+    if choice.model == smollm2.NAME:
+        say(f"{choice.name}: looking for its checkpoint; the first time it is made, in some seconds")
     choice.check()
     say(f"{choice.name}: {'drawing random' if choice.folder is None else 'loading the'} weights")
     attention = INTERFACE if engine == "chunk" else "sdpa"

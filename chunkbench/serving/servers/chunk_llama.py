@@ -84,7 +84,10 @@ class ChunkbenchServer(System):
         }
         words = [str(word) for option in options.items() for word in option]
         threads = {"OMP_NUM_THREADS": str(setting.threads)}
-        return Launch([sys.executable, "-m", "chunkbench", "serve", str(setting.write_config(folder)), *words], threads)
+        model = setting.model_folder(folder)
+        if setting.checkpoint is None:
+            model /= "config.json"
+        return Launch([sys.executable, "-m", "chunkbench", "serve", str(model), *words], threads)
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
         return StepLog(folder / "steps.jsonl")

@@ -22,7 +22,7 @@ class Setting:
     """What all systems of a run get alike."""
 
     shape: LlamaShape
-    """The model, with random weights."""
+    """The model."""
     layers: int
     vocabulary: int
     max_length: int
@@ -37,6 +37,8 @@ class Setting:
     seed: int = 0
     endpoint: str = ""
     """URL of a server that runs already, for the system `endpoint`."""
+    checkpoint: Path | None = None
+    """Folder of the model's weights; None: random ones."""
 
     @property
     def token_bytes(self) -> int:
@@ -44,8 +46,10 @@ class Setting:
         shape = self.shape.model_copy(update={"num_hidden_layers": self.layers})
         return shape.kv_bytes(element_bytes(self.dtype))
 
-    def write_config(self, folder: Path) -> Path:
-        """Write a Hugging Face `config.json` of the model into a folder, and return its path."""
+    def model_folder(self, folder: Path) -> Path:
+        """The folder of the model: its checkpoint, else this one, with a Hugging Face `config.json` and no weights."""
+        if self.checkpoint is not None:
+            return self.checkpoint
         config = {
             **self.shape.model_dump(exclude={"name"}),
             "num_hidden_layers": self.layers,
@@ -62,9 +66,8 @@ class Setting:
             "torch_dtype": self.dtype,
         }
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "config.json"
-        path.write_text(json.dumps(config))
-        return path
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,9 @@ class Vllm(System):
         return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
 
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
-        # A checkpoint without weights: vLLM draws them.
-        words = ["--model", str(setting.write_config(folder).parent), "--load-format", "dummy", "--skip-tokenizer-init"]
+        words = ["--model", str(setting.model_folder(folder)), "--skip-tokenizer-init"]
+        if setting.checkpoint is None:
+            words += ["--load-format", "dummy"]  # vLLM draws the weights
         blocks = setting.kv_bytes // (setting.token_bytes * self.block)
         words += ["--served-model-name", "model", "--dtype", setting.dtype, "--host", "127.0.0.1", "--port", str(port)]
         words += ["--max-model-len", str(setting.max_length), "--max-num-seqs", str(setting.max_batch)]

@@ -25,6 +25,7 @@ from chunkbench.serving.load import LoadOptions, Measured, send
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import System
+from chunkbench.serving.smollm2 import ModelMissing
 from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
@@ -69,7 +70,11 @@ class ServingMeasurer:
         points: Sequence[ServingPoint],
         place: Workplace[ServingResult],
     ) -> None:
-        """Ask each system whether it runs here. Raises `CannotRunError` if none does."""
+        """Ask each system whether it runs here. Raises `CannotRunError` if none does or the model is missing."""
+        try:
+            self._setting = setting_of(experiment, target, points)
+        except ModelMissing as error:
+            raise CannotRunError(str(error)) from None
         systems = {name: _survey(name, target.device) for name in experiment.implementations}
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
@@ -77,7 +82,6 @@ class ServingMeasurer:
         self._experiment, self._target = experiment, target
         self._log = place.log
         self._systems = systems
-        self._setting = setting_of(experiment, target, points)
         self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-serving-"))
         self._capacity = {
             requests_id(case): (case.reference, case.capacity_per_s)

@@ -11,6 +11,7 @@ from chunkbench.experiment.values import show_value
 from chunkbench.runner.target import Target
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Setting
+from chunkbench.serving.smollm2 import checkpoint_of
 from chunkbench.store import RunError
 from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads.serving.spec import ServingExperiment
@@ -45,7 +46,10 @@ def asked_requests(requests: int, load: int | None) -> int:
 
 
 def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[ServingPoint]) -> Setting:
-    """What all systems of a run get. Raises `RunError` if its points need different servers."""
+    """What all systems of a run get.
+
+    Raises `RunError` if its points need different servers, `ModelMissing` if its model is not there.
+    """
     models = {(str(point.model), point.batch_size, point.dtype, point.threads) for point in points}
     if len(models) > 1:
         raise RunError("the points of a serving run must have one model, batch_size, dtype and threads; split the file")
@@ -53,8 +57,12 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
 
     point = points[0]
     longest = max(point.n_p + point.n_c for point in points)
+    checkpoint = checkpoint_of(point.model)
+    if checkpoint is not None and experiment.layers:
+        raise RunError(f"layers: {point.model} has its own; leave it out")
     setting = Setting(
         shape=point.model,
+        checkpoint=checkpoint,
         layers=experiment.layers or point.model.num_hidden_layers,
         vocabulary=experiment.vocabulary,
         max_length=longest,

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,7 @@ def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def test_the_configuration_is_that_of_the_shape(tmp_path: Path) -> None:
-    config = json.loads(SETTING.write_config(tmp_path).read_text())
+    config = json.loads((SETTING.model_folder(tmp_path / "new") / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (2048, 2, 300)
     assert SETTING.token_bytes == 2 * 2 * 32 * 128 * 4
+    assert replace(SETTING, checkpoint=tmp_path).model_folder(tmp_path / "new") == tmp_path
