@@ -16,6 +16,8 @@ from chunkbench.kvcache.tokens import Tokens, token_array
 
 _MOST_BLOCKS = 1 << 24
 """A sequence has fewer blocks than this, and fewer tokens."""
+_MOST_SEGMENTS = 1 << 38
+"""Ids of segments are below this, so that an id and a place make a number of 62 bits."""
 
 
 class Text(Protocol):
@@ -74,10 +76,12 @@ class SegmentText:
     """
 
     segments: Sequence[tuple[int, int]]
-    """Ids (0 to 2**38) and their numbers of tokens, prompt and answer."""
+    """Ids (from 0 on, below 2**38) and their numbers of tokens, prompt and answer."""
     prompt: int
 
     def __post_init__(self) -> None:
+        if not all(0 <= segment < _MOST_SEGMENTS for segment, _ in self.segments):
+            raise WrongTokens(f"ids of segments lie between 0 and {_MOST_SEGMENTS - 1}")
         if self.total >= _MOST_BLOCKS:
             raise WrongTokens(f"a text has at most {_MOST_BLOCKS - 1} tokens, not {self.total}")
 

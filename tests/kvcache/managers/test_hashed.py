@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkbench.kvcache.errors import EmptySequence, UnknownSequence
+from chunkbench.kvcache.errors import EmptySequence, UnknownSequence, WrongTokens
 from chunkbench.kvcache.managers.hashed import HashedBlocks
 from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
 from chunkbench.kvcache.text import SegmentText, TokenText
@@ -121,3 +121,10 @@ def test_misuse() -> None:
         manager.join(1, text((1, 1)), 0)
     with pytest.raises(UnknownSequence, match="no live sequence has the id 7"):
         manager.table(7)
+
+
+@pytest.mark.parametrize("segment", [-1, 1 << 38, 1 << 64])
+def test_ids_that_a_key_cannot_hold_are_refused(segment: int) -> None:
+    with pytest.raises(WrongTokens, match="ids of segments lie between 0 and 274877906943"):
+        SegmentText([(segment, 4)], 4)
+    assert SegmentText([((1 << 38) - 1, 4)], 4).keys(4) >= 0
