@@ -57,7 +57,7 @@ def read_traffic(path: Path) -> Trace:
     if first.lstrip().startswith("{"):
         return _of_json_lines(path, text, first)
     rows = csv_rows(text)
-    _, header = next(rows)
+    _, header = next(rows, (number, []))
     if not isinstance(header, ValueError):
         for name, columns, parse in _CSV:
             if set(columns) <= set(header):

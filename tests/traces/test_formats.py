@@ -197,6 +197,7 @@ def test_headers_of_csv(tmp_path: Path, header: str) -> None:
         (json.dumps(mooncake(hash_ids=[True, 2])), "1: hash_ids is no list"),
         (json.dumps(mooncake()) + "\n" + "[" * 100_000, "2: not JSON that can be read: it is nested too deeply"),
         (json.dumps(mooncake()) + "\n{\u2028", "2: not JSON"),
+        ('""', "1: neither JSON lines nor"),
         ("[" * 100_000, "1: neither JSON lines nor"),
         (AZURE + "2023-11-16 18:15:46,374," + "4" * 200_000, "2: not CSV: field larger than field limit"),
         (AZURE + "2023-11-16 18:15:46,374,1e999", "2: invalid literal"),
