@@ -1,9 +1,8 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkbench.kvcache import BlockTables, UnknownSequence
+from chunkbench.kvcache import BlockTables
 
 
 def read(tables, memory):
@@ -65,12 +64,3 @@ def test_the_table_is_contiguous_and_keeps_its_width_up_to_max_tokens():
         assert tables.table.flags.c_contiguous
     assert tables.table.dtype == np.int32
     assert tables.lengths.dtype == np.int32
-
-
-def test_a_removed_sequence_is_unknown():
-    tables = BlockTables(2, share=True)
-    sequence = tables.join([1]).sequence
-    tables.tree.leave(sequence)
-    with pytest.raises(UnknownSequence):
-        tables.tree.truncate(sequence, 1)
-    assert tables.table.shape[0] == 0
