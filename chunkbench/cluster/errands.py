@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
-import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,21 +27,20 @@ class Done:
     printed: str
     said: str
     """Its standard error."""
-    files: bytes
-    """A tar archive of its folder `remote.OUT`."""
+    files: dict[str, bytes]
+    """Path and content of all files of its folder `remote.OUT`."""
 
     def unpack(self, folder: Path) -> None:
         """Write the files into a folder. Raises `RunError`."""
-        with writing(folder), tarfile.open(fileobj=io.BytesIO(self.files)) as archive:
-            folder.mkdir(parents=True, exist_ok=True)
-            archive.extractall(folder, filter="data")
+        with writing(folder):
+            remote.write_files(folder, self.files)
 
 
 def run_errand(
     cluster: Cluster,
     node: Node,
     words: Sequence[str],
-    files: Mapping[str, bytes],
+    files: dict[str, bytes],
     checkout: bytes | None,
     tell: Callable[[str], None],
 ) -> Done:
@@ -55,7 +52,7 @@ def run_errand(
     ray = cluster.ray
     share = node.resources
     errand = cluster.start_actor(remote.Errand, share, num_cpus=share.cpus, num_gpus=share.gpus)
-    running = errand.run.remote(list(words), _packed(files), checkout)
+    running = errand.run.remote(list(words), files, checkout)
     said = ""
     try:
         while not ray.wait([running], timeout=_LOOK_S)[0]:
@@ -69,7 +66,7 @@ def run_errand(
         raise RunError(f"{node.name} was lost while the command ran: {lines_of(error)[-1]}") from None
     finally:
         ray.kill(errand, no_restart=True)
-    return Done(answer["code"], answer["printed"], answer["said"], answer["out"])
+    return Done(**answer)
 
 
 def packed_checkout(project: Path, base: str) -> bytes:
@@ -100,13 +97,3 @@ def packed_checkout(project: Path, base: str) -> bytes:
         bundle = Path(temporary) / "bundle"
         git("bundle", "create", "-q", str(bundle), *heads, GIT_DIR=str(bare))
         return bundle.read_bytes()
-
-
-def _packed(files: Mapping[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return packed.getvalue()

@@ -6,14 +6,12 @@ So this module imports nothing of ChunkBench before it is asked to, and answers 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from functools import partial
@@ -154,9 +152,9 @@ class Errand:
         lines = self._said.read_text(errors="replace").splitlines() if self._said.exists() else []
         return lines[-1] if lines else ""
 
-    def run(self, words: list[str], files: bytes, checkout: bytes | None) -> dict[str, Any]:
-        """Run `chunkbench WORDS` among files (a tar archive). Returns the exit code, what it printed, and the files of
-        its folder `OUT`.
+    def run(self, words: list[str], files: dict[str, bytes], checkout: bytes | None) -> dict[str, Any]:
+        """Run `chunkbench WORDS` among files. Returns the exit code, what it printed, and the files of its folder
+        `OUT`.
 
         `{project}` among the words stands for the folder of ChunkBench's own checkout on this node, or of the
         `checkout` (a bundle of git).
@@ -170,8 +168,7 @@ class Errand:
             (self._folder / "bundle").write_bytes(checkout)
             project = self._folder / "project"
             _unbundle(self._folder / "bundle", project)
-        with tarfile.open(fileobj=io.BytesIO(files)) as archive:
-            archive.extractall(work, filter="data")
+        write_files(work, files)
         command = [word.replace("{project}", str(project)) for word in words]
         with self._said.open("wb") as said:
             done = subprocess.run(
@@ -182,14 +179,22 @@ class Errand:
                 check=False,
                 preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
             )
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-            if (work / OUT).exists():
-                archive.add(work / OUT, ".")
-        answer = {"code": done.returncode, "out": packed.getvalue(), "printed": done.stdout.decode(errors="replace")}
-        answer["said"] = self._said.read_text(errors="replace")
+        left = (path for path in (work / OUT).rglob("*") if path.is_file())
+        answer = {
+            "code": done.returncode,
+            "files": {str(path.relative_to(work / OUT)): path.read_bytes() for path in left},
+            "printed": done.stdout.decode(errors="replace"),
+            "said": self._said.read_text(errors="replace"),
+        }
         shutil.rmtree(self._folder, ignore_errors=True)
         return answer
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files by their paths in the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def _unbundle(bundle: Path, project: Path) -> None:
