@@ -80,7 +80,8 @@ def command(url: str, **options: Any) -> None:
     from when it was sent: a request that waited in the client has waited. Prompts differ from seed to seed; a server
     that keeps prefixes finds those of an earlier call with the same seed, so give each call its own.
 
-    Ctrl-C prints what was measured so far. Exit code 3 if a request failed.
+    Ctrl-C prints what was measured so far. The key in OPENAI_API_KEY is sent. Exit code 3 if a request failed, 2 if
+    --out could not be written.
     """
     import asyncio
 

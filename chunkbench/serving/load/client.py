@@ -7,13 +7,11 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
-
-from chunkbench.serving.load.event_stream import EventStream
+from chunkbench.serving.load.answer import Models, Tokens, events, explain, message
 from chunkbench.serving.load.timing import at_due_times, punctual
 from chunkbench.store.request_result import RequestResult, RequestStatus
 from chunkbench.text_file import from_json
@@ -29,7 +27,6 @@ LEAD_S = 0.2
 """How long before its due time a request gets its connection. The first is due so long after the start."""
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RecursionError, asyncio.IncompleteReadError)
 _MOST_REDIRECTS = 5
-M = TypeVar("M", bound=BaseModel)
 
 
 class LoadError(RuntimeError):
@@ -49,48 +46,6 @@ class Target:
     """What /v1/models says of the model."""
     key: str = field(default="", repr=False)
     """Sent as bearer token; never printed or stored."""
-
-
-class _Answer(BaseModel):
-    """What is read of an answer; the rest is not looked at."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Details(_Answer):
-    cached_tokens: NonNegativeInt | None = None
-
-
-class _Usage(_Answer):
-    prompt_tokens: NonNegativeInt | None = None
-    completion_tokens: NonNegativeInt | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Choice(_Answer):
-    text: str | None = None
-    token_ids: list[int] | None = None
-
-
-class _Chunk(_Answer):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-
-
-class _Model(_Answer):
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    max_model_len: Any = None
-
-    @property
-    def length(self) -> int | None:
-        """Most tokens of prompt and answer; None if the server does not say."""
-        return self.max_model_len if type(self.max_model_len) is int and self.max_model_len > 0 else None
-
-
-class _Models(_Answer):
-    data: list[_Model]
 
 
 @dataclass(frozen=True)
@@ -135,20 +90,21 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
             if answer.status != 200:
                 sent = "the key in OPENAI_API_KEY was sent" if key else "OPENAI_API_KEY holds no key to send"
                 hint = f" ({sent})" if answer.status in (401, 403) else ""
-                raise LoadError(f"{shown}/models answers with status {answer.status}: {_message(text)}{hint}")
+                raise LoadError(f"{shown}/models answers with status {answer.status}: {message(text)}{hint}")
     except (*_FAILURES, TimeoutError) as error:
-        raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {_said(error)}") from None
+        raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {explain(error)}") from None
     try:
-        models = _Models.model_validate(from_json(text)).data
+        models = Models.model_validate(from_json(text)).data
     except ValueError as error:
-        raise LoadError(f"{shown}: no server of OpenAI's protocol answers: its models: {_invalid(error)}") from None
+        raise LoadError(f"{shown}: no server of OpenAI's protocol answers: its models: {explain(error)}") from None
     names = [entry.id for entry in models]
     if model is None and len(names) != 1:
         raise LoadError(f"{shown} serves {', '.join(names) or 'no model'}; name one")
     if model is not None and model not in names:
         raise LoadError(f"{shown} serves {', '.join(names) or 'no model'}, not {model}")
     found = next(entry for entry in models if model in (None, entry.id))
-    return Target(base, found.id, found.length, found.model_dump(exclude_unset=True), key)
+    length = found.max_model_len if type(found.max_model_len) is int and found.max_model_len > 0 else None
+    return Target(base, found.id, length, found.model_dump(exclude_unset=True), key)
 
 
 def _base(url: str) -> URL:
@@ -304,7 +260,7 @@ async def _ask(
     `now`: seconds since the start. If it is cancelled after it was sent, `ended` hears that, too.
     """
     sent: float | None = None
-    tokens = _Tokens()
+    tokens = Tokens()
     status: RequestStatus = "ok"
     reason = ""
     cut: asyncio.CancelledError | None = None
@@ -320,20 +276,20 @@ async def _ask(
         async with _post(session, target, payload, len(body)) as answer:
             if answer.status != 200:
                 status = "refused" if 400 <= answer.status < 500 else "error"
-                reason = f"status {answer.status}: {_message(await answer.text(errors='replace'))}"
-                if "Location" in answer.headers:
+                reason = f"status {answer.status}: {message(await answer.text(errors='replace'))}"
+                if 300 <= answer.status < 400 and "Location" in answer.headers:
                     reason = f"status {answer.status}: redirected to {answer.headers['Location']}; give that address"
             else:
-                async for event in _events(answer):
+                async for event in events(answer.content.iter_any()):  # a wait for each piece, not for each line
                     tokens.add(event, now())
                     if event.get("error"):
-                        status, reason = "error", _message(json.dumps(event))
+                        status, reason = "error", message(json.dumps(event))
     except TimeoutError:
         status, reason = "timeout", f"no whole answer within {session.timeout.total:g} s"
     except asyncio.CancelledError as error:
         status, reason, cut = "cancelled", "the client was interrupted", error
     except _FAILURES as error:
-        status, reason = "error", _said(error)
+        status, reason = "error", explain(error)
     if status == "ok":
         reason = tokens.wrong(request)
         status = "wrong" if reason else "ok"
@@ -371,105 +327,3 @@ async def _post(
                 yield answer
                 return
             url = url.join(URL(answer.headers["Location"]))
-
-
-class _Tokens:
-    """When the tokens of one answer came, and how many."""
-
-    def __init__(self) -> None:
-        self._times: dict[bool, tuple[float, float, int]] = {}
-        """Of chunks with and without text: the first, the last, and their number."""
-        self._usage = _Usage()
-
-    def add(self, event: dict[str, Any], at: float) -> None:
-        """An event of the stream. Raises ValueError."""
-        chunk = _validated(_Chunk, event)
-        self._usage = chunk.usage or self._usage
-        if chunk.choices:
-            text = any(choice.text or choice.token_ids for choice in chunk.choices)
-            first, _, count = self._times.get(text, (at, at, 0))
-            self._times[text] = first, at, count + 1
-
-    @property
-    def _told(self) -> tuple[float | None, float | None, int]:
-        """A chunk without text is no token, except where no chunk has text: some servers have no tokenizer."""
-        return self._times.get(True) or self._times.get(False) or (None, None, 0)
-
-    @property
-    def first(self) -> float | None:
-        """When the first token came."""
-        return self._told[0]
-
-    @property
-    def last(self) -> float | None:
-        """When the last token came."""
-        return self._told[1]
-
-    @property
-    def count(self) -> int:
-        """Tokens of the answer: as the server counts, else chunks."""
-        counted = self._usage.completion_tokens
-        return self._told[2] if counted is None else counted
-
-    @property
-    def cached(self) -> int | None:
-        """Prompt tokens that were not computed; None if the server does not say."""
-        details = self._usage.prompt_tokens_details
-        return details.cached_tokens if details else None
-
-    def wrong(self, request: PlannedRequest) -> str:
-        """Why the answer is not what was asked for; empty if it is."""
-        if self.last is None or self.count == 0:
-            return "the stream ended without a token"
-        if self.count != request.max_tokens:
-            return f"{self.count} tokens generated, {request.max_tokens} asked for"
-        counted, prompt = self._usage.prompt_tokens, len(request.prompt)
-        if counted is not None and counted != prompt:
-            return f"the server counts {counted} prompt tokens, {prompt} were sent"
-        if (self.cached or 0) > prompt:
-            return f"the server counts {self.cached} cached tokens in a prompt of {prompt}"
-        return ""
-
-
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of server-sent events up to [DONE]. Raises ValueError."""
-    stream = EventStream()
-    async for piece in answer.content.iter_any():  # a wait for each piece instead of each line
-        for data in stream.feed(piece):
-            if data.strip() == "[DONE]":
-                return
-            if data.strip():
-                event = json.loads(data)
-                if not isinstance(event, dict):
-                    raise ValueError(f"an event is no JSON object: {data[:80]}")
-                yield event
-
-
-def _message(text: str) -> str:
-    """The message of an error in OpenAI's form, or the text as it is, shortened and in one line."""
-    with suppress(ValueError, KeyError, TypeError, RecursionError):
-        text = str(json.loads(text)["error"]["message"])
-    return _line(text)
-
-
-def _said(error: BaseException) -> str:
-    return _line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-
-
-def _line(text: str) -> str:
-    """Text of a server as one line that can be printed."""
-    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split())[:300])
-
-
-def _validated(model: type[M], value: Any) -> M:
-    try:
-        return model.model_validate(value)
-    except ValueError as error:
-        raise ValueError(_invalid(error)) from None
-
-
-def _invalid(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return _line(str(error))
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"

@@ -1,0 +1,142 @@
+"""What is read of a server's answers: its models, and the tokens of a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from chunkbench.serving.load.event_stream import EventStream
+from chunkbench.traces import PlannedRequest
+
+
+class _Answer(BaseModel):
+    """What is read of an answer; the rest is not looked at."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Details(_Answer):
+    cached_tokens: NonNegativeInt | None = None
+
+
+class _Usage(_Answer):
+    prompt_tokens: NonNegativeInt | None = None
+    completion_tokens: NonNegativeInt | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(_Answer):
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Chunk(_Answer):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+
+
+class Model(_Answer):
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    max_model_len: Any = None
+
+
+class Models(_Answer):
+    data: list[Model]
+
+
+class Tokens:
+    """When the tokens of one answer came, and how many."""
+
+    def __init__(self) -> None:
+        self._times: dict[bool, tuple[float, float, int]] = {}
+        """Of chunks with and without text: the first, the last, and their number."""
+        self._usage = _Usage()
+
+    def add(self, event: dict[str, Any], at: float) -> None:
+        """An event of the stream. Raises ValueError."""
+        chunk = _Chunk.model_validate(event)
+        self._usage = chunk.usage or self._usage
+        if chunk.choices:
+            text = any(choice.text or choice.token_ids for choice in chunk.choices)
+            first, _, count = self._times.get(text, (at, at, 0))
+            self._times[text] = first, at, count + 1
+
+    @property
+    def _told(self) -> tuple[float | None, float | None, int]:
+        """A chunk without text is no token, except where no chunk has text: some servers have no tokenizer."""
+        return self._times.get(True) or self._times.get(False) or (None, None, 0)
+
+    @property
+    def first(self) -> float | None:
+        """When the first token came."""
+        return self._told[0]
+
+    @property
+    def last(self) -> float | None:
+        """When the last token came."""
+        return self._told[1]
+
+    @property
+    def count(self) -> int:
+        """Tokens of the answer: as the server counts, else chunks."""
+        counted = self._usage.completion_tokens
+        return self._told[2] if counted is None else counted
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens that were not computed; None if the server does not say."""
+        details = self._usage.prompt_tokens_details
+        return details.cached_tokens if details else None
+
+    def wrong(self, request: PlannedRequest) -> str:
+        """Why the answer is not what was asked for; empty if it is."""
+        if self.last is None or self.count == 0:
+            return "the stream ended without a token"
+        if self.count != request.max_tokens:
+            return f"{self.count} tokens generated, {request.max_tokens} asked for"
+        counted, prompt = self._usage.prompt_tokens, len(request.prompt)
+        if counted is not None and counted != prompt:
+            return f"the server counts {counted} prompt tokens, {prompt} were sent"
+        if (self.cached or 0) > prompt:
+            return f"the server counts {self.cached} cached tokens in a prompt of {prompt}"
+        return ""
+
+
+async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of server-sent events up to [DONE]. Raises ValueError."""
+    stream = EventStream()
+    async for piece in pieces:
+        for data in stream.feed(piece):
+            if data.strip() == "[DONE]":
+                return
+            if data.strip():
+                event = json.loads(data)
+                if not isinstance(event, dict):
+                    raise ValueError(f"an event is no JSON object: {data[:80]}")
+                yield event
+
+
+def message(text: str) -> str:
+    """The message of an error in OpenAI's form, or the text as it is, shortened and in one line."""
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        text = str(json.loads(text)["error"]["message"])
+    return one_line(text)
+
+
+def explain(error: BaseException) -> str:
+    """An exception in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"
+    return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+def one_line(text: str) -> str:
+    """The begin of a server's text as one line that can be printed."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split())[:300])
