@@ -260,12 +260,8 @@ class _Measuring:
         lane.ready = True
 
     def _measured(self, lane: Lane, one: Pass, answer: Mapping[str, Any]) -> None:
-        model = workload.of(self._job.experiment).result
-        points: list[Point] = pickle.loads(answer["points"])
-        rows = {
-            point: [_checked(model.model_validate_json(line), lane) for line in lines]
-            for point, lines in zip(points, answer["lines"], strict=True)
-        }
+        measured: dict[Point, Sequence[Result]] = pickle.loads(answer["measured"])
+        rows = {point: [_checked(case, lane) for case in cases] for point, cases in measured.items()}
         lane.one = None
         self._restarts.pop(lane.node.resources.id, None)
         self._hand_over(lane, one, rows)

@@ -47,8 +47,6 @@ class Node:
     resources: Resources
     machine: str
     environment: Environment
-    stored_id: bool
-    """Whether somebody gave the machine its id; otherwise machines with the same hardware have the same id."""
 
     @property
     def kind(self) -> str:
@@ -99,8 +97,7 @@ def problem_of(answer: Mapping[str, Any], here: Software) -> str:
 
 def node_of(resources: Resources, answer: Mapping[str, Any]) -> Node:
     """A node that answered a probe without a problem."""
-    environment = Environment.model_validate(answer["environment"])
-    return Node(resources, answer["machine"], environment, answer["machine_source"] != "from the hardware")
+    return Node(resources, answer["machine"], Environment.model_validate(answer["environment"]))
 
 
 def choose_kinds(nodes: Sequence[Node], machines: Machines, wanted: str | None) -> list[str]:

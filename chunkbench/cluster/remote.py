@@ -61,8 +61,7 @@ def probe() -> dict[str, Any]:
     except ImportError as error:
         answer["problem"] = f"PyTorch cannot be imported there ({error})"
         return answer
-    named = machine_id(environment)
-    return answer | {"environment": environment, "machine": named.id, "machine_source": named.source}
+    return answer | {"environment": environment, "machine": machine_id(environment).id}
 
 
 class Measurer:
@@ -105,11 +104,10 @@ class Measurer:
         return {"looks": dict(self._measurer.looks), "log": self._news()}
 
     def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:
-        """Measure a pass, a pickled tuple of points. Returns for each point its lines of `cases.jsonl`."""
+        """Measure a pass, a pickled tuple of points. Returns the rows of each point, pickled."""
         self._text, self._share = "starting", 0.0
         measured = self._measurer.measure(pickle.loads(points), self._cases, budget_s, self._announce, self._advance)
-        lines = [[case.model_dump_json() for case in cases] for cases in measured.values()]
-        return {"points": pickle.dumps(list(measured)), "lines": lines, "log": self._news()}
+        return {"measured": pickle.dumps(dict(measured)), "log": self._news()}
 
     def end(self) -> None:
         """Release what the last experiment holds on the node."""

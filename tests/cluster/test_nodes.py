@@ -34,7 +34,6 @@ def answer(**changes: Any) -> dict[str, Any]:
         "revision": "abc",
         "environment": environment,
         "machine": "m",
-        "machine_source": "CHUNKBENCH_MACHINE",
     }
     return whole | changes
 
