@@ -21,7 +21,7 @@ from chunkbench.measure.caches import last_level_cache_bytes
 from chunkbench.measure.rotation import L2_FACTOR
 
 REPLAYS = 15
-TOLERANCE = 4e-3
+LARGEST_ERROR = 4e-3
 CHUNK = 64
 START = Tuning(
     tile=32, wide=64, warps=4, stages=5, blocks=1, narrow_blocks=1, merge_tile=32, merge_warps=4, fold=2, in_place=False
@@ -168,6 +168,6 @@ class Stopwatch:
         # All sequences hold the same K and V, so all copies must give the same output, also after all replays.
         expected = torch.stack([attention(query, k, v) for query in q])
         worst = max(((result.double() - expected).abs().max() / expected.abs().max()).item() for result in outs)
-        if not worst <= TOLERANCE:  # also true for NaN
+        if not worst <= LARGEST_ERROR:  # also true for NaN
             return f"wrong: max_error {worst:.1e} at {workload}"
         return float(median(times[1:]))

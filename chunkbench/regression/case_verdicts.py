@@ -15,7 +15,7 @@ from chunkbench.regression.matching import calm
 from chunkbench.regression.own_ratio import NO_CHANGE, OwnRatio, own_ratio
 from chunkbench.regression.rank_intervals import Shift, fewest_apart, fewest_in_pairs
 from chunkbench.regression.time_ratios import TimeRatio, counts_of, time_ratio, time_ratio_apart, value_of
-from chunkbench.regression.verdicts import EXACT, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
+from chunkbench.regression.verdicts import EXACT, WORDS, CaseVerdict, FailOn, Metric, Verdict, judge, units_to_settle
 from chunkbench.store.results import FAILED
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class CaseJudge:
                 return CaseVerdict(**fields, verdict=verdict)
             ratios = ", ".join("nothing" if math.isnan(part) else f"{math.exp(part):.3f}x" for part in times.parts)
             parts = "measured again" if again else "its two halves"
-            return self._inconclusive(fields, f"looks {verdict}, but {parts}: {ratios}", None)
+            return self._inconclusive(fields, f"looks {WORDS[verdict]}, but {parts}: {ratios}", None)
         if verdict == "inconclusive" and own != NO_CHANGE:
             reason = f"without the machine's own ratio, {math.exp(low):.3f}x to {math.exp(high):.3f}x is left"
             return CaseVerdict(**fields, verdict="inconclusive", reason=reason)

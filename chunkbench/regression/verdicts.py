@@ -11,7 +11,15 @@ from pydantic import BaseModel, ConfigDict
 Verdict = Literal["faster", "same", "slower", "inconclusive", "incorrect", "missing", "new"]
 VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive", "faster", "new", "same")
 """Worst first, as reports list them."""
-WORDS: Mapping[Verdict, str] = {verdict: verdict for verdict in VERDICTS}
+WORDS: Mapping[Verdict, str] = {
+    "incorrect": "incorrect",
+    "slower": "slower",
+    "missing": "missing",
+    "inconclusive": "inconclusive",
+    "faster": "faster",
+    "new": "new",
+    "same": "same",
+}
 """What reports print for a verdict. JSON and options keep the names above."""
 Metric = Literal["latency", "token_rate", "kv_bytes", "work_items", "append", "plan"]
 EXACT: frozenset[Metric] = frozenset({"kv_bytes", "work_items"})

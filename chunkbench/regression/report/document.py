@@ -239,8 +239,9 @@ def _legend(comparison: Comparison) -> tuple[str, ...]:
         f"rounds, with an interval of {settings.case_confidence:.4%} confidence",
         "compared: number of comparable processes of BASE:HEAD, or of rounds if one process measured each side",
         *((_ACROSS,) if across else ()),
-        f"slower, faster: the whole interval lies beyond {settings.threshold:.1%}, and a re-measurement (or each half "
-        f"of the rounds) agrees; same: the whole interval lies within {settings.threshold:.1%}; inconclusive: neither",
+        f"{WORDS['slower']}, {WORDS['faster']}: the whole interval lies beyond {settings.threshold:.1%}, and a "
+        f"re-measurement (or each half of the rounds) agrees; {WORDS['same']}: the whole interval lies within "
+        f"{settings.threshold:.1%}; {WORDS['inconclusive']}: neither",
     )
 
 
