@@ -41,10 +41,9 @@ Examples:
 )
 @click.option(
     "--cache",
-    type=click.Choice(["live", "radix"]),
-    default="live",
-    show_default=True,
-    help="Of our engine: chunks of running requests only, or kept for later ones until their memory is needed.",
+    type=click.Choice(["radix", "live"]),
+    help="Of our engine: chunks are kept for later requests until their memory is needed, or are those of running"
+    " requests only, as in the paper.  [default: radix; live with --attention no-sharing, which keeps nothing]",
 )
 @click.option(
     "--schedule",
@@ -96,7 +95,7 @@ def command(
     model: str,
     engine: str,
     attention: str,
-    cache: str,
+    cache: str | None,
     schedule: str,
     layers: int | None,
     vocabulary: int | None,
@@ -133,8 +132,9 @@ def command(
         ("--cache", cache, "live"),
         ("--schedule", schedule, "fcfs"),
     ):
-        if engine == "transformers" and value != usual:
+        if engine == "transformers" and value not in (None, usual):
             fail(f"{option} is for our engine; --engine transformers has its own")
+    cache = cache or ("live" if attention == "no-sharing" else "radix")
     try:
         import torch
 

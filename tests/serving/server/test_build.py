@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
+from click.testing import CliRunner
 
+from chunkbench.cli.main import cli
 from chunkbench.serving.engine import EngineOptions, Request
+from chunkbench.serving.server import build
 from chunkbench.serving.server.build import ModelChoice, build_backend
 from tests.serving.engine.models import config
 
@@ -17,3 +21,27 @@ def test_no_budget_makes_the_start_long_and_lines_say_what_it_does(tmp_path: Pat
     backend, most = build_backend(choice, "chunk", EngineOptions(kv_bytes=1 << 20, prompt_budget=2**40), said.append)
     backend.check(Request("r", [1], most - 1))
     assert [line.split()[:2] for line in said] == [["Llama-3.2-1B:", "drawing"], ["Llama-3.2-1B:", "preparing"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache"),
+    [
+        ([], "radix"),
+        (["--attention", "sequence-first"], "radix"),
+        (["--attention", "no-sharing"], "live"),
+        (["--cache", "live"], "live"),
+    ],
+)
+def test_prefixes_are_kept_unless_the_words_say_otherwise(
+    arguments: list[str], cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EngineOptions] = []
+
+    def note(choice: object, engine: object, options: EngineOptions, say: object) -> None:
+        asked.append(options)
+        raise ValueError("not built")
+
+    monkeypatch.setattr(build, "build_backend", note)
+    result = CliRunner().invoke(cli, ["serve", "small-llama", "--port", "0", *arguments])
+    assert "not built" in result.output
+    assert [options.cache for options in asked] == [cache]

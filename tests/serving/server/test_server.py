@@ -429,6 +429,8 @@ def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path
         (["small-llama", "--kv-memory", "much"], "--kv-memory much: not a size"),
         (["small-llama", "--kv-memory", "1KiB", "--layers", "1"], "does not hold one chunk"),
         (["small-llama", "--engine", "transformers", "--attention", "no-sharing"], "--attention is for our engine"),
+        (["small-llama", "--engine", "transformers", "--cache", "radix"], "--cache is for our engine"),
+        (["small-llama", "--attention", "no-sharing", "--cache", "radix"], "attention no-sharing does not share"),
         (["none.json"], "none.json: transformers cannot read it"),
         (["none.json", "--layers", "1"], "layers belongs to the named shapes"),
         (["small-llama", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
