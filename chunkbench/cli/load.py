@@ -41,7 +41,7 @@ Examples:
 )
 @click.option(
     "--spread",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(1e-3, 1e3),
     default=1.0,
     show_default=True,
     help="gamma: standard deviation of the gaps over their mean.",

@@ -20,8 +20,8 @@ class Arrivals:
     """gamma only: standard deviation of the gaps over their mean. 1 is poisson; above 1 requests come in bursts."""
 
     def __post_init__(self) -> None:
-        if not self.spread > 0:
-            raise ValueError(f"the spread of arrivals must be above 0, not {self.spread}")
+        if not 1e-3 <= self.spread <= 1e3:  # beyond, gaps of the gamma law overflow
+            raise ValueError(f"the spread of arrivals must be from 0.001 to 1000, not {self.spread}")
 
 
 def due_times(arrivals: Arrivals, rate: float, count: int, seed: int | str) -> list[float]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationE
 from chunkbench.text_file import TextError, csv_rows, from_json, lines, read_text
 from chunkbench.traces.mooncake import MooncakeLines
 from chunkbench.traces.request import MOST_TOKEN_IDS
-from chunkbench.traces.trace import MOST_TOKENS, Trace, TraceError, TraceRequest, count, seconds
+from chunkbench.traces.trace import MOST_TOKENS, Trace, TraceError, TraceRequest, count, plain_number, seconds
 
 T = TypeVar("T")
 _MOST_BAD_LINES = 5
@@ -33,7 +33,7 @@ class _OwnLine(BaseModel):
 
 
 Parse = Callable[[Any], TraceRequest | None]
-"""Reads one line; None: a request that failed, which is left out. Raises ValueError, KeyError or TypeError."""
+"""Reads one line; None: a request that failed, which is left out. Raises ValueError or KeyError."""
 
 
 def read_traffic(path: Path) -> Trace:
@@ -51,19 +51,24 @@ def read_traffic(path: Path) -> Trace:
         text = read_text(path)
     except TextError as error:
         raise TraceError(str(error)) from None
-    number, first = next(lines(text), (0, ""))
+    line, first = next(lines(text), (0, ""))
     if not first:
         raise TraceError(f"{path}: has no request")
     if first.lstrip().startswith("{"):
         return _of_json_lines(path, text, first)
+    if first.lstrip().startswith("["):
+        texts = f"of texts, chunkbench prompts makes a trace: chunkbench prompts {path} --tokenizer NAME --trace FILE"
+        raise TraceError(f"{path}:{line}: a list; a trace has a JSON object in every line ({texts})")
     rows = csv_rows(text)
-    _, header = next(rows, (number, []))
+    _, header = next(rows, (line, []))
     if not isinstance(header, ValueError):
         for name, columns, parse in _CSV:
             if set(columns) <= set(header):
+                if twice := [column for column in columns if header.count(column) > 1]:
+                    raise TraceError(f"{path}:{line}: has two columns {twice[0]}")
                 return _trace(name, _parsed(path, _csv_lines(header, rows), parse))
     known = "; ".join(f"{name}: {', '.join(columns)}" for name, columns, _ in _CSV)
-    raise TraceError(f"{path}:{number}: neither JSON lines nor a CSV with the columns of a known trace ({known})")
+    raise TraceError(f"{path}:{line}: neither JSON lines nor a CSV with the columns of a known trace ({known})")
 
 
 def _of_json_lines(path: Path, text: str, first: str) -> Trace:
@@ -119,6 +124,8 @@ def _own(path: Path, text: str) -> Trace:
 
 
 def _own_line(line: Any) -> _OwnLine:
+    if isinstance(line.get("prompt"), str):
+        raise ValueError("prompt is a text, not token ids; chunkbench prompts makes them, with --trace")
     try:
         return _OwnLine.model_validate(line)
     except ValidationError as error:
@@ -155,7 +162,7 @@ def _parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[An
             if isinstance(line, ValueError):
                 raise line
             request = parse(line)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, OverflowError) as error:
             missing = f"has no {error}" if isinstance(error, KeyError) else str(error)
             bad.append(f"{path}:{number}: {missing}")
             if len(bad) == _MOST_BAD_LINES:
@@ -176,7 +183,8 @@ def _parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[An
 def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
     for number, line in lines(text):
         try:
-            yield number, from_json(line)
+            value = from_json(line)
+            yield number, value if isinstance(value, dict) else ValueError("the line is no JSON object")
         except ValueError as error:
             yield number, error
 
@@ -199,7 +207,7 @@ def _azure(row: dict[str, str]) -> TraceRequest:
 
 def _burst_gpt(row: dict[str, str]) -> TraceRequest | None:
     answer = row["Response tokens"]
-    if answer == "0":
+    if plain_number(answer) == 0:
         return None
     return TraceRequest(seconds(row["Timestamp"]), count(row["Request tokens"]), count(answer), ())
 

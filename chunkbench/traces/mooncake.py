@@ -42,10 +42,12 @@ class MooncakeLines:
         self.tells_sharing = False
 
     def read(self, line: Any) -> TraceRequest:
-        """One request. Raises ValueError, KeyError or TypeError."""
+        """One request. Raises ValueError or KeyError."""
         tokens = count(line["input_length"], "input_length")
         answer = count(line["output_length"], "output_length")
         session, ids = line.get("session_id"), self._ids(line.get("hash_ids"), tokens)
+        if session is not None and type(session) not in (str, int):
+            raise ValueError("session_id is neither text nor a whole number")
         before = None if session is None else self._last.get(session)
         due, delay = self._times(line, before)
         pieces = self._pieces(ids, tokens)
@@ -73,7 +75,7 @@ class MooncakeLines:
         if timestamp is not None:
             return seconds(timestamp) / self._per_second, None
         self.delayed |= delay is not None
-        wait = seconds(delay or 0) / self._per_second
+        wait = seconds(0 if delay is None else delay) / self._per_second
         return (wait, None) if before is None else (before.due + wait, wait)
 
     def _ids(self, ids: Any, tokens: int) -> list[int] | None:

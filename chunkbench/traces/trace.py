@@ -60,28 +60,29 @@ class Trace:
         return fitting
 
 
-def _plain(value: Any) -> Any:
-    """The value, if it is no text in which only Python sees a number: `1_000`, or digits of other scripts. Raises
-    ValueError."""
-    if isinstance(value, str) and ("_" in value or not value.isascii()):
-        raise ValueError(f"{value[:20]!r} is no number")
-    return value
+def plain_number(value: Any) -> float:
+    """A number or the text of one; NaN for True and False. Raises ValueError, also for text in which only Python sees a
+    number: `1_000`, or digits of other scripts."""
+    python_only = isinstance(value, str) and ("_" in value or not value.isascii())
+    try:
+        return math.nan if isinstance(value, bool) else float("" if python_only else value)
+    except OverflowError:
+        return math.inf
+    except (ValueError, TypeError):
+        raise ValueError(f"{repr(value)[:22]} is no number") from None
 
 
 def count(value: Any, name: str = "tokens") -> int:
-    """A number of tokens. Raises ValueError and TypeError."""
-    number = int(_plain(value))
-    if isinstance(value, bool) or not 1 <= number <= MOST_TOKENS or number != float(value):
+    """A number of tokens. Raises ValueError."""
+    found = plain_number(value)
+    if not (1 <= found <= MOST_TOKENS and found == int(found)):
         raise ValueError(f"{name} is {str(value)[:20]}; it must be a whole number from 1 on, at most {MOST_TOKENS:,}")
-    return number
+    return int(found)
 
 
 def seconds(value: Any) -> float:
-    """A time in units of the file. Raises ValueError and TypeError."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(_plain(value))
-    except OverflowError:
-        number = math.inf
-    if not 0 <= number < math.inf:
+    """A time in units of the file. Raises ValueError."""
+    found = plain_number(value)
+    if not 0 <= found < math.inf:
         raise ValueError(f"the time is {str(value)[:20]}; it must be a number from 0 on")
-    return number
+    return abs(found)  # -0.0 is 0

@@ -41,10 +41,11 @@ def test_azure(tmp_path: Path) -> None:
 
 
 def test_burst_gpt_leaves_failures_out_and_says_so(tmp_path: Path) -> None:
-    rows = "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,0,1087,API log\n118,GPT-4,417,276,693,API log"
+    rows = "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,0,1087,API log\n118,GPT-4,417.0,276,693,API log\n"
+    rows += "119,GPT-4,4.0,0.0,4,API log"
     trace = read_traffic(write(tmp_path / "t.csv", BURST + rows))
     assert [request[:3] for request in trace.requests] == [(0.0, 472, 18), (113.0, 417, 276)]
-    assert trace.notes == ("1 requests without an answer are left out",)
+    assert trace.notes == ("2 requests without an answer are left out",)
 
 
 def test_token_ids_share_what_their_tokens_share(tmp_path: Path) -> None:
@@ -72,9 +73,13 @@ def test_coarse_times_are_named(tmp_path: Path) -> None:
         (mooncake(input_length=0), "input_length is 0; it must be a whole number from 1 on"),
         (mooncake(output_length=1.5), "output_length is 1.5"),
         (mooncake(timestamp=-1), "the time is -1"),
-        (mooncake(timestamp="soon"), "could not convert"),
+        (mooncake(timestamp="soon"), "'soon' is no number"),
+        (mooncake(input_length=None), "None is no number"),
         ({"timestamp": 1, "input_length": 3, "hash_ids": [1]}, "has no 'output_length'"),
-        ("[1]", "list indices"),
+        ("[1]", "the line is no JSON object"),
+        ("null", "the line is no JSON object"),
+        (mooncake(session_id={}), "session_id is neither text nor a whole number"),
+        (mooncake(session_id=True), "session_id is neither text nor a whole number"),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_read(tmp_path: Path, line: Any, why: str) -> None:
@@ -92,7 +97,9 @@ def test_a_bad_line_is_named_and_nothing_is_read(tmp_path: Path, line: Any, why:
         ("a,b\n1,2\n", "neither JSON lines nor a CSV"),
         (AZURE + "2023-11-16 18:15:46,374\n", "2: has another number of columns"),
         (AZURE + "yesterday,374,3\n", "2: Invalid isoformat"),
-        (BURST + "5,ChatGPT,472,many,490,x\n", "2: invalid literal"),
+        (BURST + "5,ChatGPT,472,many,490,x\n", "2: 'many' is no number"),
+        (AZURE.replace("\n", ",ContextTokens\n") + "2023-11-16 18:15:46,3,4,5\n", "1: has two columns ContextTokens"),
+        ('[{"conversations": []}]', "1: a list; a trace has a JSON object in every line"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, why: str) -> None:
@@ -198,9 +205,9 @@ def test_headers_of_csv(tmp_path: Path, header: str) -> None:
         (json.dumps(mooncake()) + "\n" + "[" * 100_000, "2: not JSON that can be read: it is nested too deeply"),
         (json.dumps(mooncake()) + "\n{\u2028", "2: not JSON"),
         ('""', "1: neither JSON lines nor"),
-        ("[" * 100_000, "1: neither JSON lines nor"),
+        ("[" * 100_000, "1: a list; a trace has a JSON object in every line"),
         (AZURE + "2023-11-16 18:15:46,374," + "4" * 200_000, "2: not CSV: field larger than field limit"),
-        (AZURE + "2023-11-16 18:15:46,374,1e999", "2: invalid literal"),
+        (AZURE + "2023-11-16 18:15:46,374,1e999", "2: tokens is 1e999"),
         (AZURE + "2023-11-16 18:15:46,1_0,4", "2: '1_0' is no number"),
         (AZURE + "2023-11-16 18:15:46,4,\u0663", "2: '\u0663' is no number"),
         (BURST + "1_0.5,GPT-4,4,8,9,Log", "2: '1_0.5' is no number"),
@@ -210,7 +217,13 @@ def test_headers_of_csv(tmp_path: Path, header: str) -> None:
         ('{"prompt": [18446744073709551616], "max_tokens": 1}', "1: prompt.0: Input should be less than 2147483648"),
         ('{"prompt": [1], "max_tokens": 1, "due": 1e999}', "1: not JSON: 1e999 is no finite number"),
         ('{"conversations": []}', "holds texts; a trace holds lengths or token ids"),
-        ('{"session_id": [], "input_length": 3, "output_length": 3}', "1: unhashable"),
+        ('{"prompt": "hello", "max_tokens": 1}', "1: prompt is a text, not token ids"),
+        (
+            '{"session_id": 1, "input_length": 3, "output_length": 3}\n'
+            '{"session_id": 1, "input_length": 3, "output_length": 3, "delay": false}',
+            "2: the time is False",
+        ),
+        ('{"session_id": [], "input_length": 3, "output_length": 3}', "1: session_id is neither"),
     ],
 )
 def test_what_cannot_be_read_has_a_place(tmp_path: Path, text: str, why: str) -> None:

@@ -23,6 +23,7 @@ def gaps(arrivals: Arrivals, rate: float = 2.0, seed: int = 1) -> list[float]:
     ("arrivals", "spread"),
     [
         (Arrivals("poisson"), 1),
+        (Arrivals("gamma", 0.001), 0.001),
         (Arrivals("gamma", 0.5), 0.5),
         (Arrivals("gamma", 2), 2),
         (Arrivals("gamma"), 1),
@@ -50,8 +51,12 @@ def test_the_first_request_is_due_at_once() -> None:
 def test_a_rate_is_above_zero(rate: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         due_times(Arrivals(), rate, 3, 0)
-    with pytest.raises(ValueError, match="above 0"):
-        Arrivals("gamma", rate)
+
+
+@pytest.mark.parametrize("spread", [0.0, -1.0, float("nan"), 1e-320, 1e-4, 1e308, float("inf")])
+def test_a_spread_is_one_that_can_be_drawn(spread: float) -> None:
+    with pytest.raises(ValueError, match=r"the spread of arrivals must be from 0\.001 to 1000"):
+        Arrivals("gamma", spread)
 
 
 def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:

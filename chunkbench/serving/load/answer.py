@@ -109,9 +109,11 @@ class Tokens:
 
 
 async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of server-sent events up to [DONE]. Raises ValueError."""
+    """The JSON of server-sent events up to [DONE]. Raises ValueError, also for bytes without an event."""
     stream = EventStream()
+    begin, found = b"", False
     async for piece in pieces:
+        begin = begin or piece
         for data in stream.feed(piece):
             if data.strip() == "[DONE]":
                 return
@@ -119,14 +121,33 @@ async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
                 event = json.loads(data)
                 if not isinstance(event, dict):
                     raise ValueError(f"an event is no JSON object: {data[:80]}")
+                found = True
                 yield event
+    if begin.strip() and not found:
+        raise ValueError(f"no event came, but {message(begin.decode(errors='replace'))}")
+
+
+def failure(event: dict[str, Any]) -> str:
+    """The message of an event that is an error, as servers write it; empty for another event."""
+    if event.get("error") or (event.get("message") and not event.get("choices")):
+        return _said(event)
+    return ""
 
 
 def message(text: str) -> str:
-    """The message of an error in OpenAI's form, or the text as it is, shortened and in one line."""
-    with suppress(ValueError, KeyError, TypeError, RecursionError):
-        text = str(json.loads(text)["error"]["message"])
+    """The message of an error in JSON, or the text as it is, shortened and in one line."""
+    with suppress(ValueError, RecursionError):
+        return _said(json.loads(text))
     return one_line(text)
+
+
+def _said(answer: Any) -> str:
+    """What an error says in OpenAI's form (`error.message`), in vLLM's of old (`message`), TGI's (`error`) or FastAPI's
+    (`detail`)."""
+    for key in ("error", "message", "detail"):
+        if isinstance(answer, dict) and answer.get(key):
+            answer = answer[key]
+    return one_line(answer if isinstance(answer, str) else json.dumps(answer))
 
 
 def explain(error: BaseException) -> str:
@@ -134,6 +155,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or 'the answer'}: {first['msg']}"
+    if type(error) is ValueError:
+        return one_line(str(error))
     return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from chunkbench.serving.load.answer import Models, Tokens, events, explain, message
+from chunkbench.serving.load.answer import Models, Tokens, events, explain, failure, message, one_line
 from chunkbench.serving.load.timing import at_due_times, punctual
 from chunkbench.store.request_result import RequestResult, RequestStatus
 from chunkbench.text_file import from_json
@@ -97,11 +97,12 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
         models = Models.model_validate(from_json(text)).data
     except ValueError as error:
         raise LoadError(f"{shown}: no server of OpenAI's protocol answers: its models: {explain(error)}") from None
-    names = [entry.id for entry in models]
+    names = dict.fromkeys(entry.id for entry in models)  # a proxy names a model once for each server behind it
+    served = ", ".join(map(one_line, names)) or "no model"
     if model is None and len(names) != 1:
-        raise LoadError(f"{shown} serves {', '.join(names) or 'no model'}; name one")
+        raise LoadError(f"{shown} serves {served}; name one")
     if model is not None and model not in names:
-        raise LoadError(f"{shown} serves {', '.join(names) or 'no model'}, not {model}")
+        raise LoadError(f"{shown} serves {served}, not {model}")
     found = next(entry for entry in models if model in (None, entry.id))
     length = found.max_model_len if type(found.max_model_len) is int and found.max_model_len > 0 else None
     return Target(base, found.id, length, found.model_dump(exclude_unset=True), key)
@@ -276,14 +277,14 @@ async def _ask(
         async with _post(session, target, payload, len(body)) as answer:
             if answer.status != 200:
                 status = "refused" if 400 <= answer.status < 500 else "error"
-                reason = f"status {answer.status}: {message(await answer.text(errors='replace'))}"
+                reason = f"status {answer.status}: {message(await answer.text(errors='replace')) or answer.reason}"
                 if 300 <= answer.status < 400 and "Location" in answer.headers:
                     reason = f"status {answer.status}: redirected to {answer.headers['Location']}; give that address"
             else:
                 async for event in events(answer.content.iter_any()):  # a wait for each piece, not for each line
                     tokens.add(event, now())
-                    if event.get("error"):
-                        status, reason = "error", message(json.dumps(event))
+                    if failed := failure(event):
+                        status, reason = "error", failed
     except TimeoutError:
         status, reason = "timeout", f"no whole answer within {session.timeout.total:g} s"
     except asyncio.CancelledError as error:

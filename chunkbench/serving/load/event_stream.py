@@ -13,7 +13,7 @@ class EventStream:
     """Takes the bytes of a stream, cut anywhere, and gives the data of each event as soon as its end is there."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         """A line without its end."""
         self._data: list[bytes] = []
         self._at_begin = True
@@ -29,8 +29,9 @@ class EventStream:
             self._after_return = False
         if piece:
             self._after_return = piece.endswith(b"\r")
-        *lines, self._rest = _END.split(self._rest + piece)
-        for line in lines:
+        *ended, rest = _END.split(piece)
+        for end in ended:
+            line, self._rest = bytes(self._rest) + end, bytearray()
             if self._at_begin:
                 line, self._at_begin = line.removeprefix(_BYTE_ORDER_MARK), False
             if line:
@@ -40,3 +41,4 @@ class EventStream:
             elif self._data:
                 data, self._data = b"\n".join(self._data), []
                 yield data.decode(errors="replace")
+        self._rest += rest

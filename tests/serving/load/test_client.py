@@ -184,6 +184,7 @@ def test_the_model_of_a_server() -> None:
     assert asyncio.run(ask(two, "b")) == "b"
     with pytest.raises(LoadError, match="serves a, b; name one"):
         asyncio.run(ask(two, None))
+    assert asyncio.run(ask({"data": [{"id": "a"}, {"id": "a"}]}, None)) == "a"
     with pytest.raises(LoadError, match="serves a, b, not c"):
         asyncio.run(ask(two, "c"))
     with pytest.raises(LoadError, match="no server of OpenAI's protocol answers"):
@@ -283,10 +284,16 @@ MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
     ({"choices": [None]}, "error", "choices.0: Input should be a valid dictionary"),
     ({"choices": [{"text": 5}]}, "error", "choices.0.text: Input should be a valid string"),
     ({"error": {"message": "half \ud800 and \x1b[31m red\n"}}, "error", "half ? and ?[31m red"),
+    ({"object": "error", "message": "out of memory", "code": 500}, "error", "out of memory"),
+    ({"error": "generation failed", "error_type": "generation"}, "error", "generation failed"),
+    (b'event: error\ndata: {"detail": [], "message": "overloaded"}\n\n', "error", "overloaded"),
     (b"data: 5\n\n", "error", "an event is no JSON object: 5"),
     (b"data: {\n\n", "error", "JSONDecodeError"),
     (b"data: " + b"[" * 100_000 + b"\n\n", "error", "RecursionError"),
-    (b'{"choices": [{"text": "no stream"}]}', "wrong", "the stream ended without a token"),
+    (b'{"choices": [{"text": "a"}]}', "error", 'no event came, but {"choices": [{"text": "a"}]}'),
+    (b'{"detail": "log in"}', "error", "no event came, but log in"),
+    (b": ping\n\n", "error", "no event came, but : ping"),
+    (b"", "wrong", "the stream ended without a token"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -53,3 +54,12 @@ def test_an_event_is_told_at_the_first_byte_that_ends_it(end: bytes) -> None:
 def test_a_part_of_an_event_is_none() -> None:
     assert list(EventStream().feed(b"data: a\n")) == []
     assert list(EventStream().feed(b"data: \xff\n\n")) == ["\ufffd"]
+
+
+def test_a_long_line_takes_time_by_its_length() -> None:
+    """A line that is read again for each of its pieces takes minutes here."""
+    reader = EventStream()
+    began = time.process_time()
+    for _ in range(100_000):
+        assert not list(reader.feed(b"x"))
+    assert time.process_time() - began < 3
