@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,9 +99,14 @@ def test_a_disk_that_fills_up_keeps_whole_lines(served: Served, tmp_path: Path) 
 
 
 def test_what_an_interrupt_cuts_is_no_failure(served: Served) -> None:
-    """Each answer takes 2,000 tokens, so that some run when the interrupt comes."""
-    interrupt = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
+    """The interrupt comes when the server is at work; an answer has 2,000 tokens."""
+
+    def interrupt() -> None:
+        while b"chunkbench_requests_running 0" in urllib.request.urlopen(f"{served.url}/metrics").read():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     options = ["--n-p", "40", "--n-c", "2000", "--vocabulary", "300", "--rate", "9", "--warm-up", "0"]
     code, printed = load(served.url, *options, "--format", "json")
     numbers = json.loads(printed)
