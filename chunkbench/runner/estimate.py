@@ -127,11 +127,11 @@ def _least(
     calls = experiment.min_rounds * steps if isinstance(experiment, TimedExperiment) else 0
     caches = len({case.cache for case in experiment.cases(one[-1])})
     read = sum(needs.values()) * (calls * caches + _PASSES) + len(needs) * calls * swept
-    return _POINT_S * timed + _EACH_S * len(needs) + read / _bandwidth()
+    return _POINT_S * timed + _EACH_S * len(needs) + read / read_bandwidth()
 
 
 @cache
-def _bandwidth() -> float:
+def read_bandwidth() -> float:
     """Bytes per second that all cores read together: the best of a few tries."""
     buffer = torch.ones(_PROBED_BYTES // 4)
     best = 0.0

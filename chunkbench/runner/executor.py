@@ -85,7 +85,7 @@ class LocalExecutor:
         cases: dict[Point, tuple[Case, ...]] = {
             point: experiment.cases(point) for one in job.passes for point in one.points
         }
-        place = Workplace(job.log, job.earlier)
+        place = Workplace(job.log, job.earlier, listener.problem)
         measurer = workload.of(experiment).start(experiment, target, list(cases), place, job.options)
         environment = target.environment.model_dump(mode="json")
         try:

@@ -22,7 +22,7 @@ KV = 32 * (1024 + 64 + 64) * 2 * 32 * 128 * 2 * 1.04
 @pytest.fixture
 def expected(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the estimate of a budget; the machine reads 20 GB/s and has 30 GB free."""
-    monkeypatch.setattr(estimate, "_bandwidth", lambda: 20.0 * GB)
+    monkeypatch.setattr(estimate, "read_bandwidth", lambda: 20.0 * GB)
     monkeypatch.setattr(estimate, "available_memory", lambda: 30 * GB)
     monkeypatch.setattr(estimate, "last_level_cache_bytes", lambda _: 32 << 20)
 

@@ -14,6 +14,8 @@ class Endpoint(System):
 
     label = "endpoint"
     look = Look(colour="#009E73", marker="X", place=400)
+    start_s = 0.0
+    process_bytes = None
     note = "endpoint: a server that ran already; the suite set none of its limits."
 
     def availability(self, device: str) -> Answer:

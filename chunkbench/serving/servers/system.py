@@ -46,6 +46,16 @@ class Setting:
         shape = self.shape.model_copy(update={"num_hidden_layers": self.layers})
         return shape.kv_bytes(element_bytes(self.dtype))
 
+    @property
+    def weights(self) -> int:
+        """Numbers in the weights, products and embeddings; of a checkpoint those of its files, at 16 bits each."""
+        if self.checkpoint is not None:
+            files = [file for end in ("*.safetensors", "pytorch_model*.bin") for file in self.checkpoint.glob(end)]
+            return sum(file.stat().st_size for file in files) // 2
+        shape = self.shape
+        rows = shape.qkv_size + shape.num_attention_heads * shape.head_dim + 3 * shape.intermediate_size
+        return shape.hidden_size * (self.layers * rows + 2 * self.vocabulary)
+
     def model_folder(self, folder: Path) -> Path:
         """The folder of the model: its checkpoint, else this one, with a Hugging Face `config.json` and no weights."""
         if self.checkpoint is not None:
@@ -106,6 +116,16 @@ class System(ABC):
     """What a reader must know about this system."""
     ready_s: float = 180.0
     """Longest time until it listens."""
+    start_s: float = 15.0
+    """Time until it listens on a CPU, about; a run measures it."""
+    process_bytes: int | None = 1_000_000_000
+    """Memory of its processes without weights and K/V, about; None: it runs elsewhere."""
+
+    def besides(self, setting: Setting) -> int | None:
+        """Bytes of memory that it holds beside K/V; None: nothing on this machine."""
+        if self.process_bytes is None:
+            return None
+        return self.process_bytes + setting.weights * element_bytes(setting.dtype)
 
     @abstractmethod
     def availability(self, device: str) -> Answer:

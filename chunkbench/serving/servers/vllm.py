@@ -104,6 +104,8 @@ class Vllm(System):
     block = 32
     """Tokens of a block; 32 suits vLLM's CPU kernel."""
     ready_s = 300.0
+    start_s = 45.0
+    process_bytes = 2_000_000_000  # a front and an engine
 
     def availability(self, device: str) -> Answer:
         python = vllm_python()

@@ -37,8 +37,9 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         return SYSTEMS
 
     def weight(self, point: ServingPoint, seed: int) -> int:
-        """The tokens of a request that is not shared."""
-        return point.n_p + point.n_c
+        from chunkbench.workloads.serving.plan import weight
+
+        return weight(point)
 
     def start(
         self,
@@ -61,12 +62,12 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         return describe(experiment, target)
 
     def estimate(self, experiment: ServingExperiment, target: Target) -> str:
-        """Only the budget is known."""
+        """The budget bounds it: what does not fit is cut."""
         from chunkbench.runner.dry_run import words_of
 
         if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):
             return "nothing of it runs here"
-        return f"about its budget of {words_of(experiment.budget_s)}"
+        return f"at most about its budget of {words_of(experiment.budget_s)}"
 
     def body(self, view: View) -> Body:
         from chunkbench.workloads.serving.body import body

@@ -10,15 +10,17 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from time import monotonic
 from typing import Any, cast
 
 from chunkbench.analysis.requests import load_numbers, normalized_latency
 from chunkbench.experiment.point import Case
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.runner.case_facts import now
+from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
 from chunkbench.serving.load import LoadOptions, Measured, send
@@ -31,13 +33,25 @@ from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
 from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
 from chunkbench.workers.pages import environment
-from chunkbench.workloads.serving.plan import asked_requests, draw_id, requests_id, setting_of
+from chunkbench.workloads.serving.budget import Cut, fit
+from chunkbench.workloads.serving.plan import (
+    WARM_UP,
+    Unit,
+    asked_requests,
+    assumed_costs,
+    capacity_requests,
+    draw_id,
+    memory_of,
+    outlook,
+    parts_of,
+    requests_id,
+    setting_of,
+    weight,
+)
 from chunkbench.workloads.serving.spec import ServingExperiment
 
-WARM_UP = 4
-"""Requests before the first measurement of a server, with other prompts."""
-FEWEST = 8
-"""Requests of an arrival seed, however short the budget is."""
+_END_S, _STOP_S = 8.0, 2.0
+"""What the run takes before and after its points, about, and the end of each server."""
 
 
 @dataclass
@@ -50,6 +64,7 @@ class _System:
     refusal: tuple[Status, str] | None = None
     """Why nothing can be measured with it any more."""
     starts: int = 0
+    deaths: int = 0
 
 
 @dataclass
@@ -71,6 +86,7 @@ class ServingMeasurer:
         place: Workplace[ServingResult],
     ) -> None:
         """Ask each system whether it runs here. Raises `CannotRunError` if none does or the model is missing."""
+        self._prepared = monotonic()
         try:
             self._setting = setting_of(experiment, target, points)
         except ModelMissing as error:
@@ -79,6 +95,19 @@ class ServingMeasurer:
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
             raise CannotRunError(f"no system of this experiment runs here: {reasons}")
+        here = {name: entry.system for name, entry in systems.items() if entry.refusal is None}
+        self._memory = memory_of(experiment, self._setting, here)
+        if not self._memory.groups:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._memory.too_large.items())
+            raise CannotRunError(f"no system of this experiment fits into memory: {reasons}")
+        for name, reason in self._memory.too_large.items():
+            systems[name].refusal = "oom", reason
+        self._setting = replace(self._setting, kv_bytes=self._memory.kv_bytes)
+        self._costs = assumed_costs(self._setting, here)
+        self._units = [Unit(point, names) for point in points for names in self._memory.groups]
+        """What is left to measure, in order."""
+        self._begun = False
+        """Whether anything was measured."""
         self._experiment, self._target = experiment, target
         self._log = place.log
         self._systems = systems
@@ -88,6 +117,12 @@ class ServingMeasurer:
             for case in place.earlier
             if case.capacity_per_s and case.machine == target.machine
         }
+        for text in (
+            self._memory.told,
+            *outlook(experiment, self._units, parts_of(experiment, self._costs, self._units)),
+        ):
+            if text:
+                place.tell(text)
 
     @property
     def looks(self) -> dict[str, Mapping[str, Any]]:
@@ -102,35 +137,68 @@ class ServingMeasurer:
         announce: Callable[[str], None],
         advance: Callable[[float], None],
     ) -> Mapping[ServingPoint, Sequence[ServingResult]]:
-        """Measure all systems at a point: every arrival seed, the systems in an order that changes with the seed."""
+        """Measure all systems at a point: group by group every arrival seed, the systems in an order that changes with
+        the seed, as far as the time allows."""
         (point,) = points
         started_at = now()
+        groups = self._memory.groups
+        others = [unit for unit in self._units if unit.point != point]
+        self._units = [*(Unit(point, names) for names in groups), *others]
+        left = sum(weight(unit.point) for unit in self._units) / len(groups)
+        ends = monotonic() + budget_s * left / weight(point) - _END_S - _STOP_S * len(self._systems)
+        if not self._begun:
+            ends -= monotonic() - self._prepared
         cases = {case.implementation: _Case() for case in cases_of[point]}
-        for name in cases:
-            self._start(name, announce)
-        reference, capacity = self._capacity_at(point, announce)
-        rate = self._rate(point, capacity)
-        turn_s = budget_s / len(cases) / self._experiment.arrival_seeds
-        asked = asked_requests(self._experiment.requests, point.load)
-        requests = _affordable(asked, turn_s, min(rate, capacity or rate)) if rate is not None else 0
-        turns = [(seed, name) for seed in range(self._experiment.arrival_seeds) for name in self._order(point, seed)]
-        for number, (seed, name) in enumerate(turns):
-            if rate is not None and cases[name].failure is None and self._start(name, announce):
-                words = f"{name}, arrival seed {seed + 1} of {self._experiment.arrival_seeds}"
-                announce(words)
+        reference, capacity, rate = "", None, None
+        seeds = self._experiment.arrival_seeds
+        for group, names in enumerate(groups):
+            if (not group or rate is not None) and self._cut(ends, 0).seeds:
+                for name in self._make_room(names):
+                    self._start(name, announce)
+                if not group:
+                    reference, capacity = self._capacity_at(point, announce)
+                    rate = self._rate(point, capacity)
+                for done in range(seeds):
+                    requests, left_seeds = self._cut(ends, done)
+                    if rate is None or not left_seeds:
+                        break
+                    seed = group * seeds + done  # each group has its own, so ratios are formed within a group
+                    for number, name in enumerate(self._order(names, point, seed), start=1):
+                        if cases[name].failure is None and self._start(name, announce):
+                            words = f"{name}, arrival seed {done + 1} of {done + left_seeds}"
+                            announce(words)
 
-                def tell(ended: int, words: str = words, before: int = number) -> None:
-                    announce(f"{words}, {ended} of {requests} requests answered")
-                    advance((before + ended / requests) / len(turns))
+                            def tell(ended: int, words: str = words, asked: int = requests) -> None:
+                                announce(f"{words}, {ended} of {asked} requests answered")
 
-                self._turn(name, cases[name], point, seed, rate, requests, tell)
-            advance((number + 1) / len(turns))
+                            self._turn(name, cases[name], point, seed, rate, requests, tell)
+                        advance((group + (done + number / len(names)) / (done + left_seeds)) / len(groups))
+                self._begun = True
+            del self._units[0]
+        advance(1.0)
         return {
             point: [
                 self._facts(case, cases[case.implementation], rate, reference, capacity, started_at)
                 for case in cases_of[point]
             ]
         }
+
+    def _cut(self, ends: float, done: int) -> Cut:
+        """What is measured of the first unit that is left, of which so many arrival seeds are done."""
+        up = {name for name, entry in self._systems.items() if entry.server is not None or entry.refusal is not None}
+        parts = parts_of(self._experiment, self._costs, self._units, up, done)
+        cut = fit(parts, ends - monotonic())[0]
+        if cut.seeds or (self._begun and not done):
+            return cut
+        return parts[0].cut(0, parts[0].seeds)  # what was begun is measured as far as a comparison needs it
+
+    def _make_room(self, names: Sequence[str]) -> Sequence[str]:
+        """End the servers that are not measured now. Returns the names of the others."""
+        for name, entry in self._systems.items():
+            if name not in names and entry.server is not None:
+                entry.server.stop()
+                entry.server = None
+        return names
 
     def close(self) -> None:
         """End all servers."""
@@ -146,12 +214,14 @@ class ServingMeasurer:
         if entry.server is not None and entry.server.died:
             entry.server.stop()
             entry.server = None
+            entry.deaths += 1
         if entry.server is None and entry.refusal is None:
-            if entry.starts == 3:
+            if entry.deaths == 3:
                 entry.refusal = "crashed", "the server died three times"
                 return False
             announce(f"{name} starts")
             entry.starts += 1
+            began = monotonic()
             try:
                 folder = self._folder / f"{name}-{entry.starts}"
                 entry.server = start_server(entry.system, self._setting, folder, environment("huge", os.environ))
@@ -164,6 +234,7 @@ class ServingMeasurer:
                 Prompts(longest - 2), WARM_UP, self._experiment.vocabulary, f"warm-up {entry.starts}"
             )
             self._send(entry.server, [PlannedRequest(0.0, prompt, 2) for prompt in prompts], WARM_UP)
+            self._costs.starts[name] = monotonic() - began
         return entry.server is not None
 
     def _keep_log(self, name: str, log: Path) -> None:
@@ -184,11 +255,12 @@ class ServingMeasurer:
             announce(f"capacity of {running[0]}")
             server = self._systems[running[0]].server
             assert server is not None
-            count = 2 * point.batch_size
-            plan = self._plan(point, "capacity", count, None)
+            plan = self._plan(point, "capacity", capacity_requests(point), None)
             measured = self._send(server, plan, point.batch_size)
             self._capacity[key] = running[0], load_numbers(measured.requests).requests_per_s
         name, capacity = self._capacity[key]
+        if capacity:
+            self._costs.learn_capacity(key, point, capacity)
         return name, capacity or None
 
     def _rate(self, point: ServingPoint, capacity: float | None) -> float | None:
@@ -197,10 +269,10 @@ class ServingMeasurer:
             return point.rate / 60
         return capacity * cast(int, point.load) / 100 if capacity else None
 
-    def _order(self, point: ServingPoint, seed: int) -> list[str]:
-        names = list(self._experiment.implementations)
-        random.Random(f"order {self._experiment.seed} {draw_id(point)} {seed}").shuffle(names)
-        return names
+    def _order(self, names: Sequence[str], point: ServingPoint, seed: int) -> list[str]:
+        order = list(names)
+        random.Random(f"order {self._experiment.seed} {draw_id(point)} {seed}").shuffle(order)
+        return order
 
     def _plan(self, point: ServingPoint, seed: int | str, count: int, rate: float | None) -> list[PlannedRequest]:
         """The same requests for all systems; prompts that no earlier measurement had."""
@@ -238,8 +310,13 @@ class ServingMeasurer:
         """One measurement of one system. `tell` gets the number of requests that have ended."""
         server = self._systems[name].server
         assert server is not None
+        began = monotonic()
         server.watch.begin()
-        measured = self._send(server, self._plan(point, seed, requests, rate), None, tell)
+        plan = self._plan(point, seed, requests, rate)
+        measured = self._send(server, plan, None, tell)
+        fastest_s = min((one.last - one.due for one in measured.requests if one.last is not None), default=0.0)
+        took_s = monotonic() - began
+        self._costs.learn_turn(name, requests_id(point), point, requests, plan[-1].due, took_s, fastest_s)
         end = max((request.last or 0.0 for request in measured.requests), default=0.0)
         moments = server.watch.between(measured.started, measured.started + end)
         case.measurements.append(
@@ -271,6 +348,9 @@ class ServingMeasurer:
     ) -> ServingResult:
         entry = self._systems[case.implementation]
         failure = state.failure or (entry.refusal if not state.measurements else None)
+        if failure is None and not state.measurements and (rate is not None or not reference):
+            budget = words_of(self._experiment.budget_s)
+            failure = "unsupported", f"left out: the budget of {budget} ends before; a longer --budget measures it"
         if failure is None and rate is None:
             failure = "error", f"the capacity of {reference} is not known"
         samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
@@ -288,7 +368,7 @@ class ServingMeasurer:
             reason=reason,
             us_per_token=tuple(samples),
             package_version=entry.version or None,
-            note=entry.system.note,
+            note="; ".join(text for text in (entry.system.note, self._memory.told) if text),
             seed=self._experiment.seed,
             started_at=started_at,
             machine=self._target.machine,
@@ -299,11 +379,6 @@ class ServingMeasurer:
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
         )
-
-
-def _affordable(asked: int, turn_s: float, per_s: float) -> int:
-    """Requests of a turn: as many as were asked for, fewer if they would take longer than `turn_s`."""
-    return min(asked, max(FEWEST, int(turn_s * per_s)))
 
 
 def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
+from typing import NamedTuple
 
+from chunkbench.environment import available_memory
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.experiment.values import show_value
+from chunkbench.runner.dry_run import words_of
+from chunkbench.runner.estimate import read_bandwidth
 from chunkbench.runner.target import Target
 from chunkbench.serving.servers.registry import SYSTEMS
-from chunkbench.serving.servers.system import Setting
+from chunkbench.serving.servers.system import Setting, System
 from chunkbench.serving.smollm2 import checkpoint_of
 from chunkbench.store import RunError
 from chunkbench.store.serving_result import ServingResult
+from chunkbench.workloads.serving.budget import (
+    FEWEST_REQUESTS,
+    FEWEST_SEEDS,
+    Costs,
+    Cut,
+    Part,
+    assumed_request_s,
+    fit,
+    took_s,
+)
+from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory, room_for_servers
 from chunkbench.workloads.serving.spec import ServingExperiment
+
+WARM_UP = 4
+"""Requests before the first measurement of a server, with other prompts."""
+_GPU_RATES = 1e14, 1e12
+"""FLOPs and bytes per second of a GPU, assumed."""
+
+
+class Unit(NamedTuple):
+    """A point and the systems that take turns there."""
+
+    point: ServingPoint
+    names: tuple[str, ...]
 
 
 def describe(experiment: ServingExperiment, target: Target) -> str:
@@ -33,7 +61,121 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
         lines.append(f"  {name:<24} {label:<24} {'will be measured' if answer.ok else f'unavailable: {answer.reason}'}")
     lines += ["", *(f"  {point.brief}" for point in points)]
     setting = setting_of(experiment, target, points)
-    return "\n".join([*lines, "", f"K/V memory of every system: {setting.kv_bytes / 2**30:.2f} GiB"])
+    here = {name: SYSTEMS.load(name) for name in experiment.implementations if _runs(name, target.device)}
+    memory = memory_of(experiment, setting, here)
+    lines += [
+        "",
+        f"K/V memory of every system: {memory.kv_bytes / 2**30:.2f} GiB",
+        *([memory.told] * bool(memory.told)),
+    ]
+    if here:
+        costs = assumed_costs(setting, here)
+        units = [Unit(point, names) for point in points for names in memory.groups]
+        lines += outlook(experiment, units, parts_of(experiment, costs, units))
+    return "\n".join(lines)
+
+
+def _runs(name: str, device: str) -> bool:
+    return SYSTEMS.availability(name, device)[1].ok
+
+
+def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[str, System]) -> MemoryPlan:
+    """What the servers of these systems get of the memory that is there. Of a GPU's memory nothing is known."""
+    besides = {name: system.besides(setting) for name, system in systems.items()}
+    if setting.device != "cpu":
+        return MemoryPlan(setting.kv_bytes, (tuple(systems),) if systems else (), {}, "")
+    room = room_for_servers(available_memory())
+    reference = next((name for name in (experiment.reference, *systems) if name in systems), "")
+    return plan_memory(besides, setting.kv_bytes, kv_needed(setting), experiment.baseline, reference, room)
+
+
+def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:
+    """What the parts of a run take, before anything is measured. Probes the CPU for some milliseconds."""
+    flops_per_s, bytes_per_s = (_matrix_rate(setting), read_bandwidth()) if setting.device == "cpu" else _GPU_RATES
+
+    def assumed(point: ServingPoint) -> float:
+        return assumed_request_s(point, setting.weights, setting.token_bytes, flops_per_s, bytes_per_s)
+
+    return Costs({name: system.start_s for name, system in systems.items()}, assumed)
+
+
+def _matrix_rate(setting: Setting) -> float:
+    """FLOPs per second of one of the model's products with 256 rows: the best of a few tries."""
+    import torch
+
+    sizes = setting.shape.hidden_size, setting.shape.intermediate_size
+    dtype = getattr(torch, setting.dtype)
+    rows, weight = torch.ones(256, sizes[0], dtype=dtype), torch.ones(*sizes, dtype=dtype)
+    best = 0.0
+    for _ in range(20):
+        started = perf_counter()
+        rows @ weight
+        best = max(best, 2 * rows.shape[0] * sizes[0] * sizes[1] / (perf_counter() - started))
+    return best
+
+
+def parts_of(
+    experiment: ServingExperiment,
+    costs: Costs,
+    units: Sequence[Unit],
+    running: Collection[str] = (),
+    done: int = 0,
+) -> list[Part]:
+    """The parts of a run that are left, in order. `running`: servers that are up; `done`: seeds of the first unit."""
+    parts, counted = [], set[str]()
+    for point, names in units:
+        requests, seeds = requests_id(point), experiment.arrival_seeds
+        once_s = sum(costs.starts[name] for name in names if name not in running)
+        running = {*names}
+        if point.load is not None and not costs.knows(requests) and requests not in counted:
+            once_s += capacity_requests(point) * costs.one_s(requests, point)
+            counted.add(requests)
+        turns = [costs.turn(name, requests, point) for name in names]
+        asked = asked_requests(experiment.requests, point.load)
+        parts.append(
+            Part(
+                requests=asked,
+                fewest_requests=min(asked, asked_requests(FEWEST_REQUESTS, point.load)),
+                seeds=max(0, seeds - done),
+                fewest_seeds=max(0, min(seeds, FEWEST_SEEDS) - done),
+                once_s=once_s,
+                seed_s=sum(fixed_s for fixed_s, _ in turns),
+                request_s=sum(each_s for _, each_s in turns),
+            )
+        )
+        done = 0
+    return parts
+
+
+def outlook(experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part]) -> list[str]:
+    """What the budget allows, in words, before the run starts."""
+    whole = [Cut(part.requests, part.seeds) for part in parts]
+    cuts = fit(parts, experiment.budget_s)
+    if parts and not cuts[0].seeds:  # the first unit is measured whatever the budget is
+        cuts[0] = parts[0].cut(0, parts[0].seeds)
+    lines = [
+        f"time: about {words_of(took_s(parts, cuts))} of a budget of {words_of(experiment.budget_s)}; estimated from"
+        " the machine's rates, and planned again with measured times as the run goes"
+    ]
+    if took_s(parts, cuts) > experiment.budget_s:
+        lines.append(
+            "the first point alone takes longer, with the fewest requests and arrival seeds that compare systems"
+        )
+    if cuts == whole:
+        return lines
+    lines.append(f"everything would take about {words_of(took_s(parts, whole))}; what is cut by this estimate:")
+    kept = [(part, cut) for part, cut in zip(parts, cuts, strict=True) if cut.seeds]
+    fewer = sorted({(part.requests, cut.requests) for part, cut in kept if cut.requests < part.requests})
+    if fewer:
+        lines.append(
+            f"  requests of an arrival seed: {', '.join(f'{now} in place of {asked}' for asked, now in fewer)}"
+        )
+    if (seeds := min(cut.seeds for _, cut in kept)) < experiment.arrival_seeds:
+        lines.append(f"  arrival seeds: {seeds} in place of {experiment.arrival_seeds}")
+    for unit, cut in zip(units, cuts, strict=True):
+        if not cut.seeds:
+            lines.append(f"  left out: {unit.point.brief}: {', '.join(unit.names)}")
+    return lines
 
 
 def asked_requests(requests: int, load: int | None) -> int:
@@ -74,11 +216,25 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
         seed=experiment.seed,
         endpoint=experiment.endpoint,
     )
-    if setting.kv_bytes:
-        return setting
-    # Blocks and chunks have at most 64 tokens; each request may leave one of them nearly empty.
-    tokens = point.batch_size * (math.ceil(longest / 64) + 1) * 64
-    return replace(setting, kv_bytes=tokens * setting.token_bytes)
+    return setting if setting.kv_bytes else replace(setting, kv_bytes=kv_needed(setting))
+
+
+def kv_needed(setting: Setting) -> int:
+    """Bytes of K/V of a full batch of the longest requests.
+
+    Blocks and chunks have at most 64 tokens; each request may leave one of them nearly empty.
+    """
+    return setting.max_batch * (math.ceil(setting.max_length / 64) + 1) * 64 * setting.token_bytes
+
+
+def capacity_requests(point: ServingPoint) -> int:
+    """Requests that measure a capacity: two for each of the closed-loop clients."""
+    return 2 * point.batch_size
+
+
+def weight(point: ServingPoint) -> int:
+    """Relative cost of a point: the tokens of a request that is not shared."""
+    return point.n_p + point.n_c
 
 
 def requests_id(point: ServingPoint | ServingResult) -> str:

@@ -12,9 +12,10 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.experiment import load_experiment
-from chunkbench.store import open_run
+from chunkbench.store import CannotRunError, open_run
 from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads import register
+from chunkbench.workloads.serving import plan
 from chunkbench.workloads.serving.plan import draw_id
 from tests.serving.conftest import MISSING
 
@@ -136,6 +137,62 @@ def test_dry_run(run: tuple[Path, Path]) -> None:
     assert result.exit_code == 0, result.output
     assert "4 points, 2 arrival seeds of 6 to 9 requests for each system" in result.output
     assert "unavailable: CHUNKBENCH_VLLM_PYTHON names no file" in result.output
+
+
+def test_what_does_not_fit_is_named_before_and_left_out(run: tuple[Path, Path], tmp_path: Path) -> None:
+    """The budget has no room: the first point has what a comparison needs, the others are rows that say why."""
+    file = tmp_path / "short.yaml"
+    text = run[0].read_text().replace("requests: 6", "requests: 12").replace("arrival_seeds: 2", "arrival_seeds: 3")
+    file.write_text(text.replace("[vllm, chunk_llama_no_sharing, chunk_llama]", "[chunk_llama, chunk_llama_radix]"))
+    short = ["run", str(file), "--budget", "1s"]
+    told = CliRunner().invoke(cli, [*short, "--dry-run"]).output
+    result = CliRunner().invoke(cli, [*short, "--out", str(tmp_path / "run"), "-q"])
+    assert result.exit_code == 0, result.output
+    assert "requests of an arrival seed: 8 in place of 12" in told
+    assert "arrival seeds: 2 in place of 3" in told
+    left_out = "left out: model=llama n_p=200 n_s=200 b=4 load=150: chunk_llama, chunk_llama_radix"
+    assert left_out in told
+    rows = facts(tmp_path / "run")
+    measured = {key: [len(one.requests) for one in row.measurements] for key, row in rows.items() if row.measurements}
+    assert measured == {(system, 0, 50): [8, 8] for system in ("chunk_llama", "chunk_llama_radix")}
+    for key, row in rows.items():
+        if key not in measured:
+            assert row.status == "unsupported"
+            assert row.reason.startswith("left out: the budget of 1 s ends before")
+
+
+@pytest.mark.slow
+def test_servers_that_do_not_fit_together_are_measured_in_groups(
+    run: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "groups.yaml"
+    text = run[0].read_text().replace("[vllm, chunk_llama_no_sharing,", "[chunk_llama_no_sharing, chunk_llama_radix,")
+    file.write_text(
+        text.replace("n_s: [0, n_p], load: [50, 150]", "n_s: 0, load: 50").replace("requests: 6", "requests: 2")
+    )
+    monkeypatch.setattr(plan, "available_memory", lambda: 2_200_000_000)
+    result = CliRunner().invoke(cli, ["run", str(file), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    told = "in groups, one after the other: chunk_llama, chunk_llama_no_sharing; chunk_llama, chunk_llama_radix"
+    assert told in result.output
+    rows = {system: row for (system, _, _), row in facts(tmp_path / "run").items()}
+    seeds = {system: [one.arrival_seed for one in row.measurements] for system, row in rows.items()}
+    assert seeds == {"chunk_llama_no_sharing": [0, 1], "chunk_llama_radix": [2, 3], "chunk_llama": [0, 1, 2, 3]}
+    assert all(told in row.note for row in rows.values())
+    assert {row.reference for row in rows.values()} == {"chunk_llama_no_sharing"}
+    assert len({row.requests_per_s for row in rows.values()}) == 1
+
+
+def test_servers_that_do_not_fit_even_alone_are_refused(
+    run: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "available_memory", lambda: 900_000_000)
+    refused = CliRunner().invoke(cli, ["run", str(run[0]), "--out", str(tmp_path / "refused")])
+    assert isinstance(refused.exception, CannotRunError)
+    assert "no system of this experiment fits into memory: chunk_llama_no_sharing: its server needs 1.0 GB" in str(
+        refused.exception
+    )
+    assert "are missing" in str(refused.exception)
 
 
 @pytest.mark.parametrize(
