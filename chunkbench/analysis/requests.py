@@ -69,8 +69,8 @@ def load_numbers(requests: Sequence[RequestResult], objective_s: float | None = 
     good = None
     if objective_s is not None:
         good = per_s * sum(normalized_latency(request) <= objective_s for request in done)
-    told = [request for request in done if request.cached_tokens is not None]
-    cached = sum(r.cached_tokens or 0 for r in told) / sum(r.prompt_tokens for r in told) if told else None
+    told = [request for request in done if request.cached_tokens is not None and request.prompt_tokens]
+    cached = sum(r.cached_tokens or 0 for r in told) / sum(r.prompt_tokens or 0 for r in told) if told else None
     return LoadNumbers(
         requests=len(requests),
         answered=len(done),

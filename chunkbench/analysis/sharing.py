@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 Tokens = tuple[int, ...]
 
@@ -63,8 +64,8 @@ def _sharing(group: str, prompts: Sequence[Tokens], chunk_size: int, n_c: int) -
     )
 
 
-def shared_prefix(a: Tokens, b: Tokens) -> int:
-    """Number of leading tokens that are equal in both."""
+def shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Number of leading tokens, or characters, that are equal in both."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

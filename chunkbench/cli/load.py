@@ -12,10 +12,11 @@ import click
 from chunkbench.cli.output import colour_wanted, fail, format_option, show
 
 if TYPE_CHECKING:
+    from chunkbench.analysis.cache_hits import CacheHits, Exchange
     from chunkbench.analysis.requests import LoadNumbers, Quantiles
-    from chunkbench.report.model import Output
+    from chunkbench.report.model import Output, Table
     from chunkbench.store.request_result import RequestResult
-    from chunkbench.traces import PlannedRequest
+    from chunkbench.traces import PlannedRequest, Prompt
 
 EPILOG = """\b
 Examples:
@@ -24,7 +25,13 @@ Examples:
   chunkbench load http://127.0.0.1:8000 --clients 32 --requests 96       capacity: requests per second
   chunkbench load http://127.0.0.1:8000 --trace traffic.jsonl --format json
   chunkbench load http://127.0.0.1:8000 --trace conversation_trace.jsonl --longest 4096 --requests 200 --rate 1
+  chunkbench load http://127.0.0.1:8000 --texts questions --clients 8            real text: a bundled set, or a file
+  chunkbench load http://127.0.0.1:8000 --texts questions --clients 8 --control  the same, with nothing to share
 """
+
+
+ANSWER_TOKENS = 64
+"""Tokens to generate if nothing else is asked for."""
 
 
 @click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
@@ -52,17 +59,32 @@ Examples:
     type=click.IntRange(1),
     default=64,
     show_default=True,
-    help="Requests to send; of a published trace the first so many.",
+    help="Requests to send; of a published trace or of texts the first so many (of texts: lines).",
 )
 @click.option("--n-p", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
 @click.option("--n-s", type=click.IntRange(0), default=0, show_default=True, help="Leading tokens that prompts share.")
 @click.option("--prompts", type=click.IntRange(1), default=1, show_default=True, help="Different shared prefixes.")
-@click.option("--n-c", type=click.IntRange(1), default=64, show_default=True, help="Tokens to generate.")
+@click.option(
+    "--n-c",
+    type=click.IntRange(1),
+    help="Tokens to generate.  [default: 64; of texts as many as the model makes, at most 512]",
+)
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Requests from a file: JSON objects with prompt (token ids), max_tokens and maybe due (seconds), one a line; "
     "or a published trace (see `chunkbench traces`), with drawn tokens.",
+)
+@click.option(
+    "--texts",
+    metavar="NAME|FILE",
+    help="Real text: a bundled set (questions, conversations), or a file of JSON objects with text, messages or turns, "
+    "one a line.",
+)
+@click.option(
+    "--control",
+    is_flag=True,
+    help="Begin each request with a word of its own (token ids: other first ids), so that no cache helps.",
 )
 @click.option("--longest", type=click.IntRange(2), help="Leave out longer requests of a published trace (tokens).")
 @click.option("--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Token ids are below this.")
@@ -74,11 +96,13 @@ Examples:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a line of JSON for each request.")
 @format_option("documents", "data")
 def command(url: str, **options: Any) -> None:
-    """Measure the server at URL, which speaks OpenAI's protocol and takes token ids as prompts.
+    """Measure the server at URL, which speaks OpenAI's protocol and takes token ids as prompts, or text (--texts).
 
     Due times and prompts are drawn before the first request is sent. Latency counts from when a request was due, not
     from when it was sent: a request that waited in the client has waited. Prompts differ from seed to seed; a server
-    that keeps prefixes finds those of an earlier call with the same seed, so give each call its own.
+    that keeps prefixes finds those of an earlier call with the same seed, so give each call its own. What the server
+    found in its cache is printed beside what the requests share by themselves; --control sends them with nothing to
+    find.
 
     Ctrl-C prints what was measured so far. The key in OPENAI_API_KEY is sent. Exit code 3 if a request failed, 2 if
     --out could not be written.
@@ -86,45 +110,55 @@ def command(url: str, **options: Any) -> None:
     import asyncio
 
     try:
-        from chunkbench.serving.load import LoadError, LoadOptions, describe_server, send
+        from chunkbench.serving.load import LoadError, LoadOptions, cached_so_far, describe_server, send
     except ModuleNotFoundError as error:
         fail(str(error))
+    from chunkbench.analysis.cache_hits import Exchange, cache_hits
     from chunkbench.analysis.requests import load_numbers
-    from chunkbench.traces import TraceError
+    from chunkbench.traces import Chat, TraceError, control
 
     if (options["rate"] is None) == (options["clients"] is None) and options["trace"] is None:
         fail("give --rate for an open loop, or --clients for a closed one")
+    if options["texts"] and options["trace"]:
+        fail("give --trace or --texts, not both")
     try:
         plan, notes = _plan(options)
+        if options["control"]:
+            plan = control(plan, options["vocabulary"])
         warm_up = _warm_up(plan, options)
     except (TraceError, ValueError) as error:
         fail(error)
     facts: list[RequestResult] = []
+    exchanges: list[Exchange] = []
     out: _Out | None = None
     how = LoadOptions(options["clients"], options["timeout"], not options["keep_eos"])
 
-    def ended(request: RequestResult) -> None:
+    def ended(request: RequestResult, prompt: Prompt, answer: str) -> None:
         facts.append(request)
+        said = (prompt.text(), prompt.text(answer)) if isinstance(prompt, Chat) else (prompt, prompt)
+        exchanges.append(Exchange(request, *said))
         if out is not None:
             out.add(request)
         if colour_wanted():
             click.echo(f"\r\033[K{len(facts)} of {len(plan)} requests answered", nl=False, err=True)
 
-    async def measure() -> float:
+    async def measure() -> tuple[float, float | None]:
         nonlocal out
         target = await describe_server(url, options["model"])
-        longest = max(len(request.prompt) + request.max_tokens for request in plan)
+        longest = max((len(r.prompt) + r.max_tokens for r in plan if isinstance(r.prompt, tuple)), default=0)
         if target.max_length is not None and longest > target.max_length:
             raise LoadError(f"requests have up to {longest} tokens, {target.model} takes {target.max_length}")
         out = _Out(options["out"]) if options["out"] else None
         if warm_up:
             await send(target, warm_up, dataclasses.replace(how, clients=len(warm_up)))
+        before = await cached_so_far(target)
         measured = await send(target, plan, how, ended)
-        return measured.client_cpu
+        after = await cached_so_far(target)
+        return measured.client_cpu, None if before is None or after is None else after - before
 
-    cpu, interrupted = 0.0, False
+    cpu, counted, interrupted = 0.0, None, False
     try:
-        cpu = asyncio.run(measure())
+        cpu, counted = asyncio.run(measure())
     except (LoadError, OSError) as error:
         fail(error)
     except KeyboardInterrupt:
@@ -132,7 +166,9 @@ def command(url: str, **options: Any) -> None:
     click.echo("\r\033[K" if colour_wanted() else "", nl=False, err=True)
     objective = options["objective"]
     numbers = load_numbers(facts, objective / 1e3 if objective else None)
-    show(_output(numbers, cpu, facts, len(plan), interrupted, notes), options["form"])
+    found = cache_hits(exchanges, counted)
+    notes = (*notes, *_doubts(found, options["control"]))
+    show(_output(numbers, found, cpu, facts, len(plan), interrupted, notes), options["form"])
     unwritten = out.problem if out is not None else ""
     if unwritten:
         click.echo(f"chunkbench load: {unwritten}", err=True)
@@ -178,10 +214,15 @@ class _Out:
 def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...]]:
     """The requests that the options describe, and what a reader must know of a trace. Raises TraceError and
     ValueError."""
-    from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
+    from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_texts
 
     rate, seed, count = options["rate"], options["seed"], options["count"]
     arrivals = Arrivals(options["arrivals"], options["spread"])
+    if options["texts"]:
+        texts = read_texts(options["texts"])
+        lines = min(count, len(texts.lines))
+        dues = due_times(arrivals, rate, lines, seed) if rate is not None else [0.0] * lines
+        return texts.plan(dues, options["n_c"]), ()
     if options["trace"]:
         requests, timed, notes = _trace(options)
         if rate is not None:
@@ -194,7 +235,8 @@ def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...
     prompts = Prompts(options["n_p"], options["n_s"], options["prompts"])
     drawn = draw_prompts(prompts, count, options["vocabulary"], seed)
     dues = due_times(arrivals, rate, count, seed) if rate is not None else [0.0] * count
-    return [PlannedRequest(due, prompt, options["n_c"]) for due, prompt in zip(dues, drawn, strict=True)], ()
+    n_c = options["n_c"] or ANSWER_TOKENS
+    return [PlannedRequest(due, prompt, n_c) for due, prompt in zip(dues, drawn, strict=True)], ()
 
 
 def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool, tuple[str, ...]]:
@@ -210,16 +252,60 @@ def _trace(options: dict[str, Any]) -> tuple[list[PlannedRequest], bool, tuple[s
 
 
 def _warm_up(plan: list[PlannedRequest], options: dict[str, Any]) -> list[PlannedRequest]:
-    """Requests as long as those of the plan, with other tokens."""
-    from chunkbench.traces import PlannedRequest, Prompts, draw_prompts
+    """Requests as long as those of the plan, with other tokens or another first word."""
+    from chunkbench.traces import PlannedRequest, Prompts, control, draw_prompts
 
-    length = sorted(len(request.prompt) for request in plan)[len(plan) // 2]
+    if options["texts"]:
+        first = [dataclasses.replace(request, due=0.0) for request in plan if request.after is None]
+        return control(first[: options["warm_up"]], options["vocabulary"])
+    length = sorted(len(request.prompt) for request in plan if isinstance(request.prompt, tuple))[len(plan) // 2]
     drawn = draw_prompts(Prompts(length), options["warm_up"], options["vocabulary"], f"warm-up {options['seed']}")
     return [PlannedRequest(0.0, prompt, plan[0].max_tokens) for prompt in drawn]
 
 
+def _doubts(found: CacheHits | None, control: bool) -> tuple[str, ...]:
+    """Why latencies may say more about what the cache held than about the server."""
+    from chunkbench.analysis.cache_hits import SLACK_TOKENS
+
+    if found is None or found.cached_tokens is None:
+        return ()
+    if control and (found.most_cached or 0) > SLACK_TOKENS:
+        most = f"{found.most_cached} tokens of a request were found in the cache"
+        return (f"The control fails: {most}. A long chat template, or other clients?",)
+    if not control and found.warm:
+        return (
+            "The cache was warm: the server found more than the requests share by themselves, from earlier calls or "
+            "other clients. Restart it, or give another --seed; --control shows its speed without a cache.",
+        )
+    return ()
+
+
+def _hits(found: CacheHits) -> Table:
+    from chunkbench.report.model import Column, Table
+    from chunkbench.report.numbers import percent
+
+    def part(tokens: int | None) -> tuple[int | None, float | None]:
+        return tokens, None if tokens is None else tokens / found.prompt_tokens
+
+    named = f"found in the server's cache ({found.source or 'it does not say'})"
+    lines: list[tuple[str, int | None, float | None]] = [
+        (named, *part(found.cached_tokens)),
+        ("most of one request", found.most_cached, None),
+        (f"shared by the requests themselves ({found.unit})", None, found.shared),
+        ("computed by this server", *part(found.computed_tokens)),
+        ("computed by a server that shares nothing", *part(found.prompt_tokens)),
+    ]
+    columns: tuple[Column[tuple[str, int | None, float | None]], ...] = (
+        Column("tokens of prompts", lambda line: line[0], align="left"),
+        Column("tokens", lambda line: "-" if line[1] is None else f"{line[1]:,}"),
+        Column("of all", lambda line: "-" if line[2] is None else percent(line[2])),
+    )
+    return Table("", columns, lines)
+
+
 def _output(
     numbers: LoadNumbers,
+    found: CacheHits | None,
     cpu: float,
     facts: list[RequestResult],
     planned: int,
@@ -258,7 +344,15 @@ def _output(
         title=f"{numbers.answered} of {planned} requests answered in {numbers.seconds:.1f} s",
         warnings=(*notes, bottleneck) if numbers.client_late or cpu > 0.9 else notes,
         headline="; ".join(told),
-        tables=(Table("", columns, [line for line in lines if line[1] is not None]),),
+        tables=(
+            Table("", columns, [line for line in lines if line[1] is not None]),
+            *([_hits(found)] if found else []),
+        ),
         statuses=tuple(sorted(reasons)[:5]),
-        data={**dataclasses.asdict(numbers), "client_cpu": cpu, "interrupted": interrupted},
+        data={
+            **dataclasses.asdict(numbers),
+            "prompt_cache": dataclasses.asdict(found) if found else None,
+            "client_cpu": cpu,
+            "interrupted": interrupted,
+        },
     )

@@ -22,9 +22,10 @@ class RequestResult(Facts):
     """When its first token arrived."""
     last: NonNegativeFloat | None = None
     """When its last token arrived."""
-    prompt_tokens: NonNegativeInt
+    prompt_tokens: NonNegativeInt | None
+    """None: the prompt is text, and the server does not say how many tokens it makes of it."""
     asked_tokens: NonNegativeInt
-    """Tokens to generate."""
+    """Tokens to generate, at most where the model ends the answer."""
     tokens: NonNegativeInt = 0
     """Tokens that arrived."""
     cached_tokens: NonNegativeInt | None = None

@@ -15,6 +15,7 @@ from chunkbench.traces.request import MOST_TOKEN_IDS
 from chunkbench.traces.trace import MOST_TOKENS, Trace, TraceError, TraceRequest, count, plain_number, seconds
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 _MOST_BAD_LINES = 5
 """So many are named before reading gives up."""
 _OWN_BLOCK = 16
@@ -66,7 +67,7 @@ def read_traffic(path: Path) -> Trace:
             if set(columns) <= set(header):
                 if twice := [column for column in columns if header.count(column) > 1]:
                     raise TraceError(f"{path}:{line}: has two columns {twice[0]}")
-                return _trace(name, _parsed(path, _csv_lines(header, rows), parse))
+                return _trace(name, parsed(path, _csv_lines(header, rows), parse))
     known = "; ".join(f"{name}: {', '.join(columns)}" for name, columns, _ in _CSV)
     raise TraceError(f"{path}:{line}: neither JSON lines nor a CSV with the columns of a known trace ({known})")
 
@@ -88,7 +89,7 @@ def _of_json_lines(path: Path, text: str, first: str) -> Trace:
 
 
 def _mooncake(path: Path, name: str, text: str, reader: MooncakeLines) -> Trace:
-    requests, failed = _parsed(path, _json_lines(text), reader.read)
+    requests, failed = parsed(path, json_lines(text), reader.read)
     told = []
     if reader.later_turns:
         told.append(
@@ -104,7 +105,7 @@ def _mooncake(path: Path, name: str, text: str, reader: MooncakeLines) -> Trace:
 
 
 def _own(path: Path, text: str) -> Trace:
-    good, _ = _parsed(path, _json_lines(text), _own_line)
+    good, _ = parsed(path, json_lines(text), _own_line)
     timed = [line.due is not None for line in good]
     if any(timed) and not all(timed):
         raise TraceError(f"{path}: some requests have `due` and some have not; give it to all or to none")
@@ -126,8 +127,13 @@ def _own(path: Path, text: str) -> Trace:
 def _own_line(line: Any) -> _OwnLine:
     if isinstance(line.get("prompt"), str):
         raise ValueError("prompt is a text, not token ids; chunkbench prompts makes them, with --trace")
+    return validated(_OwnLine, line)
+
+
+def validated(kind: type[M], line: Any) -> M:
+    """A line as a model. Raises ValueError that names the field."""
     try:
-        return _OwnLine.model_validate(line)
+        return kind.model_validate(line)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}") from None
@@ -135,12 +141,12 @@ def _own_line(line: Any) -> _OwnLine:
 
 def _trace(
     name: str,
-    parsed: tuple[list[TraceRequest], int],
+    read: tuple[list[TraceRequest], int],
     block_tokens: int = 0,
     timed: bool = True,
     told: Sequence[str] = (),
 ) -> Trace:
-    requests, failed = parsed
+    requests, failed = read
     requests.sort(key=lambda request: request.due)
     start = requests[0].due
     notes = [*told, *([f"{failed} requests without an answer are left out"] if failed else [])]
@@ -151,7 +157,7 @@ def _trace(
     return Trace(name, moved, block_tokens, tuple(notes), timed)
 
 
-def _parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
+def parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[Any], T | None]) -> tuple[list[T], int]:
     """What `parse` makes of the lines, and how many it left out. Raises TraceError if a line is bad, or all are left
     out."""
     good: list[T] = []
@@ -180,7 +186,8 @@ def _parsed(path: Path, numbered: Iterator[tuple[int, Any]], parse: Callable[[An
     return good, failed
 
 
-def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+def json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    """Number and value of each line; an error in place of one that is not JSON."""
     for number, line in lines(text):
         try:
             value = from_json(line)

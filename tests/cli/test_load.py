@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,7 @@ from tests.serving.conftest import MISSING
 if MISSING:
     pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
 
-from tests.serving.engine.models import write_checkpoint
+from tests.serving.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.serving.server.processes import Served, serve
 
 
@@ -29,7 +30,9 @@ from tests.serving.server.processes import Served, serve
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("load")
     checkpoint = write_checkpoint("llama", folder / "tiny")
-    with serve(folder / "log", str(checkpoint), "--dtype", "float32", "--kv-memory", "4MiB") as server:
+    write_byte_tokenizer(checkpoint)
+    options = ["--dtype", "float32", "--kv-memory", "4MiB", "--cache", "radix"]
+    with serve(folder / "log", str(checkpoint), *options) as server:
         yield server
 
 
@@ -72,6 +75,45 @@ def test_a_trace(served: Served, tmp_path: Path) -> None:
     trace.write_text(json.dumps({"prompt": [1], "max_tokens": 2}) + "\n")
     code, printed = load(served.url, "--trace", str(trace))
     assert (code, "does not say when requests are due: give --rate or --clients" in printed) == (2, True)
+
+
+def test_a_warm_cache_does_not_pass_for_speed(served: Served) -> None:
+    """The same seed a second time finds all prompts; the control finds none, though it shares as much."""
+    same = [served.url, *SMALL, "--n-p", "200", "--clients", "1", "--seed", "91"]
+    warm = "The cache was warm"
+    assert warm not in load(*same)[1]
+    printed = load(*same)[1]
+    assert warm in printed
+    assert "shared by the requests themselves (tokens)" in printed
+    assert "computed by a server that shares nothing" in printed
+    code, printed = load(*same, "--control", "--format", "json")
+    found = json.loads(printed)["prompt_cache"]
+    assert (code, found["prompt_tokens"], found["source"]) == (0, 1200, "usage")
+    assert found["most_cached"] < 64
+
+
+def test_texts(served: Served, tmp_path: Path) -> None:
+    """Chats, text and a conversation; what its second turn repeats is found."""
+    texts = tmp_path / "texts.jsonl"
+    opening = [{"role": "system", "content": "x" * 300}]
+    lines: list[dict[str, Any]] = [
+        {"name": "long", "messages": opening},
+        {"begin": "long", "messages": [{"role": "user", "content": "one"}]},
+        {"begin": "long", "turns": [{"text": "two"}, {"text": "three", "delay": 0.01}]},
+        {"text": "plain"},
+    ]
+    texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    send = [served.url, "--texts", str(texts), "--clients", "1", "--n-c", "4", "--warm-up", "1"]
+    code, printed = load(*send, "--format", "json")
+    found = json.loads(printed)["prompt_cache"]
+    assert (code, json.loads(printed)["answered"], found["unit"]) == (0, 4, "characters")
+    assert 0.5 < found["shared"] < 0.7
+    assert 2 * 256 <= found["cached_tokens"] < found["prompt_tokens"] * 0.7
+    code, printed = load(*send, "--control")
+    assert (code, "control fails" in printed, "warm" in printed) == (0, False, False)
+    texts.write_text('{"text": ""}\n')
+    code, printed = load(*send)
+    assert (code, f"{texts}:1: text: " in printed) == (2, True)
 
 
 def test_a_full_disk_loses_no_figures(served: Served) -> None:
@@ -128,6 +170,8 @@ def test_a_failed_request_is_exit_code_3(served: Served) -> None:
         (["--rate", "1", "--clients", "2"], "give --rate for an open loop, or --clients for a closed one"),
         (["--rate", "1", "--n-s", "2000"], "2000 shared tokens do not fit into prompts of n_p = 1024 tokens"),
         (["--rate", "1", "--n-p", "5000"], "requests have up to 5064 tokens, tiny takes 2048"),
+        (["--rate", "1", "--texts", "no.jsonl"], "bundled sets are conversations, questions"),
+        (["--rate", "1", "--texts", "questions", "--trace", __file__], "give --trace or --texts, not both"),
         (["--rate", "1", "--model", "other"], "serves tiny, not other"),
     ],
 )

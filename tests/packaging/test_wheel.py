@@ -115,10 +115,11 @@ import chunkbench.kernels.cpu, chunkbench.baselines
 print(chunkbench.kernels.cpu.__file__)
 print(files("chunkbench.results").joinpath("paper/table3.csv").is_file())
 print(files("chunkbench.experiments").joinpath("table3.yaml").is_file())
+print(files("chunkbench.experiments").joinpath("texts/questions.jsonl").is_file())
 """
     origin, *data_found = run_outside(site, tmp_path, code).splitlines()
     assert Path(origin).is_relative_to(site)
-    assert data_found == ["True", "True"]
+    assert data_found == ["True", "True", "True"]
 
 
 def test_our_folders_cannot_be_imported_by_their_bare_names(site: Path, tmp_path: Path) -> None:

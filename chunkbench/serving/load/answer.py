@@ -29,14 +29,34 @@ class _Usage(_Answer):
     prompt_tokens_details: _Details | None = None
 
 
+class _Delta(_Answer):
+    content: str | None = None
+    reasoning_content: str | None = None
+    """What a model thinks before it answers; no part of the answer."""
+    reasoning: str | None = None
+
+
 class _Choice(_Answer):
     text: str | None = None
+    delta: _Delta | None = None
     token_ids: list[int] | None = None
 
 
 class _Chunk(_Answer):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
+
+    @property
+    def text(self) -> str:
+        """The piece of the answer."""
+        pieces = (choice.delta.content if choice.delta else choice.text for choice in self.choices or ())
+        return "".join(piece or "" for piece in pieces)
+
+    @property
+    def holds_token(self) -> bool:
+        """Whether a token is known to be in it."""
+        thoughts = (delta.reasoning_content or delta.reasoning for c in self.choices or () if (delta := c.delta))
+        return bool(self.text) or any(choice.token_ids for choice in self.choices or ()) or any(thoughts)
 
 
 class Model(_Answer):
@@ -51,9 +71,10 @@ class Models(_Answer):
 
 
 class Tokens:
-    """When the tokens of one answer came, and how many."""
+    """The tokens of one answer: when they came, how many, and their text."""
 
     def __init__(self) -> None:
+        self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
         """Of chunks with and without text: the first, the last, and their number."""
         self._usage = _Usage()
@@ -63,9 +84,9 @@ class Tokens:
         chunk = _Chunk.model_validate(event)
         self._usage = chunk.usage or self._usage
         if chunk.choices:
-            text = any(choice.text or choice.token_ids for choice in chunk.choices)
-            first, _, count = self._times.get(text, (at, at, 0))
-            self._times[text] = first, at, count + 1
+            self._pieces.append(chunk.text)
+            first, _, count = self._times.get(chunk.holds_token, (at, at, 0))
+            self._times[chunk.holds_token] = first, at, count + 1
 
     @property
     def _told(self) -> tuple[float | None, float | None, int]:
@@ -89,6 +110,16 @@ class Tokens:
         return self._told[2] if counted is None else counted
 
     @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(self._pieces)
+
+    @property
+    def prompt(self) -> int | None:
+        """Tokens of the prompt, as the server counts them; None if it does not say."""
+        return self._usage.prompt_tokens
+
+    @property
     def cached(self) -> int | None:
         """Prompt tokens that were not computed; None if the server does not say."""
         details = self._usage.prompt_tokens_details
@@ -98,13 +129,13 @@ class Tokens:
         """Why the answer is not what was asked for; empty if it is."""
         if self.last is None or self.count == 0:
             return "the stream ended without a token"
-        if self.count != request.max_tokens:
+        if self.count > request.max_tokens or (request.exact and self.count < request.max_tokens):
             return f"{self.count} tokens generated, {request.max_tokens} asked for"
-        counted, prompt = self._usage.prompt_tokens, len(request.prompt)
-        if counted is not None and counted != prompt:
-            return f"the server counts {counted} prompt tokens, {prompt} were sent"
-        if (self.cached or 0) > prompt:
-            return f"the server counts {self.cached} cached tokens in a prompt of {prompt}"
+        sent = len(request.prompt) if isinstance(request.prompt, tuple) else self.prompt
+        if self.prompt not in (None, sent):
+            return f"the server counts {self.prompt} prompt tokens, {sent} were sent"
+        if sent is not None and (self.cached or 0) > sent:
+            return f"the server counts {self.cached} cached tokens in a prompt of {sent}"
         return ""
 
 

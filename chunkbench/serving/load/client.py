@@ -8,14 +8,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chunkbench.serving.load.answer import Models, Tokens, events, explain, failure, message, one_line
 from chunkbench.serving.load.timing import at_due_times, punctual
 from chunkbench.store.request_result import RequestResult, RequestStatus
 from chunkbench.text_file import from_json
-from chunkbench.traces import PlannedRequest
+from chunkbench.traces import Chat, PlannedRequest, Prompt
 
 try:
     import aiohttp
@@ -53,8 +53,8 @@ class LoadOptions:
     """How requests are sent."""
 
     clients: int | None = None
-    """Closed loop: so many clients send their next request as soon as they have an answer. None: open loop, every
-    request is sent when it is due."""
+    """Closed loop: so many clients send their next request as soon as they have an answer; each has one conversation
+    after the other, with its pauses. None: open loop, every request is sent when it is due."""
     timeout_s: float = 600.0
     """Longest time for one answer, its connection included."""
     ignore_eos: bool = True
@@ -130,13 +130,16 @@ async def send(
     target: Target,
     plan: Sequence[PlannedRequest],
     options: LoadOptions,
-    progress: Callable[[RequestResult], None] = lambda facts: None,
+    progress: Callable[[RequestResult, Prompt, str], None] = lambda *ended: None,
 ) -> Measured:
-    """Send the requests of a plan and wait for all answers. `progress` receives each one when it has ended.
+    """Send the requests of a plan and wait for all answers. `progress` receives each one when it has ended, with the
+    prompt that was sent and the text of the answer.
 
     Latency is to be counted from `due`, not from `sent`: a request that the client or the server holds up has waited.
     """
     bodies = [_body(target.model, request, options.ignore_eos) for request in plan]
+    chats: dict[int, tuple[Chat, str]] = {}
+    """Number of a request -> all its messages, and the answer."""
     facts: list[RequestResult | None] = [None] * len(plan)
     # No limit on connections (the library's own is 100), no name to look up again, and a new connection for each
     # request: a server closes an idle one after some seconds, perhaps just when a request has taken it.
@@ -152,26 +155,54 @@ async def send(
                 return max(0.0, time.perf_counter() - started)
 
             async def one(number: int, due: float, sending: asyncio.Future[None] | None = None) -> None:
-                def ended(request: RequestResult) -> None:
-                    facts[number] = request
-                    progress(request)
+                request, body = plan[number], bodies[number]
 
-                await _ask(session, target, plan[number], bodies[number], due, now, ended, sending)
+                def ended(result: RequestResult, answer: str = "") -> None:
+                    facts[number] = result
+                    if isinstance(request.prompt, Chat) and result.status == "ok":
+                        chats[number] = request.prompt, answer
+                    progress(result, request.prompt, answer)
 
-            async def client(numbers: Iterator[int]) -> None:
-                for number in numbers:
-                    async with turns.turn(number):
+                if isinstance(request.prompt, Chat) and request.after is not None:
+                    if request.after not in chats:
+                        ended(
+                            RequestResult(
+                                due=due,
+                                prompt_tokens=None,
+                                asked_tokens=request.max_tokens,
+                                status="error",
+                                reason="not sent: the turn before it was not answered",
+                            )
+                        )
+                        return
+                    request = replace(request, prompt=request.prompt.after(*chats[request.after]))
+                    body = _body(target.model, request, options.ignore_eos)
+                await _ask(session, target, request, body, due, now, ended, sending)
+
+            async def client(conversations: Iterator[list[int]]) -> None:
+                for first, *later in conversations:
+                    await one(first, now())
+                    for number in later:
+                        await asyncio.sleep(plan[number].due)
                         await one(number, now())
 
-            turns = _Turns(plan)
             if options.clients is None:
-                await _open_loop(plan, turns, started, one)
+                await _open_loop(plan, started, one)
             else:
-                left = iter(range(len(plan)))
+                left = iter(_conversations(plan))
                 await _all([client(left) for _ in range(options.clients)])
     took = time.perf_counter() - started
     done = tuple(fact for fact in facts if fact is not None)
     return Measured(started, done, (time.process_time() - cpu) / max(took, 1e-9))
+
+
+def _conversations(plan: Sequence[PlannedRequest]) -> list[list[int]]:
+    """Numbers of the requests: each that waits for no other, with those that wait for it."""
+    found: dict[int, list[int]] = {}
+    for number, request in enumerate(plan):
+        found[number] = [] if request.after is None else found[request.after]
+        found[number].append(number)
+    return [numbers for first, numbers in found.items() if numbers[0] == first]
 
 
 class _Turns:
@@ -195,9 +226,10 @@ class _Turns:
 
 
 async def _open_loop(
-    plan: Sequence[PlannedRequest], turns: _Turns, started: float, one: Callable[..., Coroutine[Any, Any, None]]
+    plan: Sequence[PlannedRequest], started: float, one: Callable[..., Coroutine[Any, Any, None]]
 ) -> None:
     """Send every request at its due time. Its connection is opened a little earlier."""
+    turns = _Turns(plan)
     loop = asyncio.get_running_loop()
     sendings = [loop.create_future() for _ in plan]
     fixed = [number for number, request in enumerate(plan) if request.after is None]
@@ -232,15 +264,16 @@ async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _body(model: str, request: PlannedRequest, ignore_eos: bool) -> bytes:
+    prompt = request.prompt
     body: dict[str, Any] = {
         "model": model,
-        "prompt": list(request.prompt),
+        **({"messages": prompt.sent} if isinstance(prompt, Chat) else {"prompt": prompt}),
         "max_tokens": request.max_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if ignore_eos:
+    if ignore_eos and request.exact:
         body["ignore_eos"] = True
     return json.dumps(body).encode()
 
@@ -252,11 +285,11 @@ async def _ask(
     body: bytes,
     due: float,
     now: Callable[[], float],
-    ended: Callable[[RequestResult], None],
+    ended: Callable[[RequestResult, str], None],
     sending: asyncio.Future[None] | None,
 ) -> None:
-    """Send one request, read its stream, and tell `ended` what came. Without `sending` it is sent at once, else when
-    that is done.
+    """Send one request, read its stream, and tell `ended` what came, and its text. Without `sending` it is sent at
+    once, else when that is done.
 
     `now`: seconds since the start. If it is cancelled after it was sent, `ended` hears that, too.
     """
@@ -265,6 +298,7 @@ async def _ask(
     status: RequestStatus = "ok"
     reason = ""
     cut: asyncio.CancelledError | None = None
+    route = URL(f"{target.url}/{'chat/' if isinstance(request.prompt, Chat) else ''}completions")
 
     async def payload() -> AsyncIterator[bytes]:
         nonlocal sent
@@ -274,7 +308,7 @@ async def _ask(
         yield body
 
     try:
-        async with _post(session, target, payload, len(body)) as answer:
+        async with _post(session, route, target.key, payload, len(body)) as answer:
             if answer.status != 200:
                 status = "refused" if 400 <= answer.status < 500 else "error"
                 reason = f"status {answer.status}: {message(await answer.text(errors='replace')) or answer.reason}"
@@ -301,13 +335,14 @@ async def _ask(
                 sent=sent,
                 first=tokens.first,
                 last=tokens.last,
-                prompt_tokens=len(request.prompt),
+                prompt_tokens=len(request.prompt) if isinstance(request.prompt, tuple) else tokens.prompt,
                 asked_tokens=request.max_tokens,
                 tokens=tokens.count,
                 cached_tokens=tokens.cached,
                 status=status,
                 reason=reason,
-            )
+            ),
+            tokens.text,
         )
     if cut is not None:
         raise cut
@@ -315,15 +350,15 @@ async def _ask(
 
 @asynccontextmanager
 async def _post(
-    session: aiohttp.ClientSession, target: Target, payload: Callable[[], AsyncIterator[bytes]], length: int
+    session: aiohttp.ClientSession, route: URL, key: str, payload: Callable[[], AsyncIterator[bytes]], length: int
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The answer to a request for a completion. Redirects that keep the method are followed; another host gets no
+    """The answer to a request. Redirects that keep the method are followed; another host gets no
     key."""
-    url = URL(f"{target.url}/completions")
+    url = route
     headers = {"Content-Length": str(length)}
     for redirects in range(_MOST_REDIRECTS + 1):
-        key = _bearer(target.key) if url.origin() == URL(target.url).origin() else {}
-        async with session.post(url, data=payload(), headers=headers | key, allow_redirects=False) as answer:
+        bearer = _bearer(key) if url.origin() == route.origin() else {}
+        async with session.post(url, data=payload(), headers=headers | bearer, allow_redirects=False) as answer:
             if answer.status not in (307, 308) or "Location" not in answer.headers or redirects == _MOST_REDIRECTS:
                 yield answer
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.experiment.look import Look
+from chunkbench.serving.prometheus import sum_of
 from chunkbench.serving.servers.system import Launch, Setting, System, Watch
 from chunkbench.store.serving_result import Moment
 
@@ -83,7 +83,7 @@ class MetricsWatch(Watch):
                     text = answer.read().decode()
             except OSError:  # the server is busy or has ended; whoever sends requests to it notices
                 continue
-            batch, usage = _value(text, "vllm:num_requests_running"), _value(text, "vllm:kv_cache_usage_perc")
+            batch, usage = sum_of(text, "vllm:num_requests_running"), sum_of(text, "vllm:kv_cache_usage_perc")
             if batch is not None:
                 held = None if usage is None else round(usage * self._bytes)
                 self._moments.append(Moment(time.perf_counter(), int(batch), held))
@@ -194,9 +194,3 @@ SYSTEMS: Mapping[str, System] = {
         note=f"{_NOTE} Our plug-in computes its attention: docs/vllm.md.",
     ),
 }
-
-
-def _value(metrics: str, name: str) -> float | None:
-    """Sum of the samples of a metric in Prometheus' text format; None if there is none."""
-    found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
-    return sum(map(float, found)) if found else None

@@ -31,7 +31,7 @@ def _steps(measurement: Measurement, shared: int) -> list[TimedStep]:
     if server is None or not server.every_step:
         return []
     requests = [
-        ServedRequest(one.sent, one.prompt_tokens, one.cached_tokens or 0, one.tokens)
+        ServedRequest(one.sent, one.prompt_tokens or 0, one.cached_tokens or 0, one.tokens)
         for one in measurement.requests
         if one.sent is not None and one.status == "ok"
     ]

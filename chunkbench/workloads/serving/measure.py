@@ -295,7 +295,7 @@ class ServingMeasurer:
     ) -> Measured:
         options = LoadOptions(clients, self._experiment.case_limit_s)
         ended = itertools.count(1)
-        return asyncio.run(send(server.target, plan, options, lambda _: tell(next(ended))))
+        return asyncio.run(send(server.target, plan, options, lambda *_: tell(next(ended))))
 
     def _turn(
         self,

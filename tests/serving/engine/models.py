@@ -42,6 +42,19 @@ def config(kind: str) -> Any:
     return classes[kind](**SIZES, num_key_value_heads=2)
 
 
+def write_byte_tokenizer(checkpoint: Path) -> None:
+    """Give a checkpoint a tokenizer of bytes, and a chat template of one line for each message."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_ = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bytes_)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(checkpoint)
+
+
 def sharp_module(kind: str, implementation: str) -> Any:
     """A model of transformers whose random weights are scaled up until attention decides the tokens.
 

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from tests.serving.engine.models import write_checkpoint
+from tests.serving.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.serving.server.processes import Served, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,13 +24,7 @@ MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sharp random weights, and a tokenizer of bytes."""
     folder = write_checkpoint("llama-grouped", tmp_path_factory.mktemp("checkpoint"))
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_ = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
-    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    tokenizer.save_pretrained(folder)
+    write_byte_tokenizer(folder)
     return folder
 
 
