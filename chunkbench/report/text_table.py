@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from chunkbench.report.characters import legal
 from chunkbench.report.model import Column, Document, Emphasis, Table
 
 _BRIEF_TOPICS = ("machine", "software", "judged by")
@@ -111,7 +112,9 @@ def _rich(table: Table, width: int) -> RichTable:
             header_style="bold",
         )
     for number, row in enumerate(table.rows):
-        drawn.add_row(*(Text(cell.text, _STYLES[cell.emphasis]) for cell in row), end_section=number in table.breaks)
+        drawn.add_row(
+            *(Text(legal(cell.text), _STYLES[cell.emphasis]) for cell in row), end_section=number in table.breaks
+        )
     return drawn
 
 
@@ -150,11 +153,11 @@ def _only(table: Table, indices: Sequence[int]) -> Table:
 
 def _widths(table: Table) -> list[int]:
     def width(number: int, column: Column[Any]) -> int:
-        widest = max(map(cell_len, (*column.lines, *(row[number].text for row in table.rows))))
+        widest = max(map(cell_len, (*column.lines, *(legal(row[number].text) for row in table.rows))))
         return min(widest, _WRAPPED) if column.wrap else widest
 
     return [width(number, column) for number, column in enumerate(table.columns)]
 
 
 def _wrap(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return textwrap.wrap(legal(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]

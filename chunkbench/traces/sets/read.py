@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
             content = read_text(path)
         except TextError as error:
             raise PromptsError(str(error)) from None
-        suffix = _suffix_of(content) if is_stream(path) else path.suffix
+        suffix = _suffix_of(content) if is_stream(path) else path.suffix.lower()
         if suffix not in (".json", ".jsonl"):
             prompts.append(Prompt(path.resolve().parent.name or "prompts", content, place=str(path)))
             continue
@@ -60,15 +61,16 @@ def read(paths: Sequence[Path], group_by: str | None = None) -> list[Prompt]:
 
 
 def _suffix_of(content: str) -> str:
-    """What the suffix of a pipe would be: its content begins as JSON, and its first line is whole or not."""
-    _, first = next(lines(content), (0, ""))
+    """What the suffix of a pipe would be: its content begins as JSON, and its first line is a whole prompt or not."""
+    (_, first), *more = [*islice(lines(content), 2)] or [(0, "")]
     if not first.lstrip().startswith(("{", "[", '"')):
         return ""
     try:
-        from_json(first)
+        value = from_json(first)
     except ValueError:
         return ".json"
-    return ".jsonl"
+    listed = isinstance(value, list) and not (more or _are_tokens(value) or all(map(_is_message, value)))
+    return ".json" if listed else ".jsonl"
 
 
 def _values(path: Path, content: str, suffix: str) -> Iterator[tuple[str, Any]]:
@@ -115,6 +117,10 @@ def _are_tokens(value: Any) -> bool:
         and bool(value)
         and all(type(item) is int and 0 <= item < MOST_TOKEN_IDS for item in value)
     )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or "from" in value)
 
 
 def _message(message: dict[str, Any], place: str) -> str:

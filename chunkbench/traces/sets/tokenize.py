@@ -19,7 +19,7 @@ def tokenized(prompts: Sequence[Prompt], tokenizer: str | None) -> list[tuple[in
     model on Hugging Face. Raises `PromptsError`.
     """
     texts = [prompt for prompt in prompts if prompt.tokens is None]
-    if texts and tokenizer is None:
+    if texts and not tokenizer:
         raise PromptsError(
             f"{texts[0].place}: is text, and no tokenizer was chosen: name a tokenizer.json, an encoding of tiktoken "
             "(cl100k_base) or a model on Hugging Face; token ids need no tokenizer"

@@ -58,6 +58,9 @@ def test_conversations_of_sharegpt(tmp_path: Path) -> None:
     [
         ('"a"\n{"prompt": "b"}\n', ["a", "b"]),
         ('[\n "a",\n "b"\n]\n', ["a", "b"]),
+        ('["a", {"prompt": "b"}]', ["a", "b"]),
+        ('[{"prompt": "a"}, {"conversations": []}]\n', ["a"]),
+        ('[{"role": "user", "content": "a"}]\n', ["<|user|>\na\n"]),
         ("two\nlines\n", ["two\nlines\n"]),
     ],
 )
@@ -79,7 +82,7 @@ def test_json_lists_and_text_files(tmp_path: Path) -> None:
 
 
 def test_blank_lines_are_no_prompts_but_count_for_line_numbers(tmp_path: Path) -> None:
-    path = write(tmp_path, "p.jsonl", '"a"\n\n"b"\n')
+    path = write(tmp_path, "p.JSONL", '"a"\n\n"b"\n')
     assert [prompt.place for prompt in read([path])] == [f"{path}:1", f"{path}:3"]
 
 

@@ -32,9 +32,10 @@ def test_token_ids_need_no_tokenizer() -> None:
     assert tokenized([Prompt("g", tokens=(3, 4))], "no such tokenizer") == [(3, 4)]
 
 
-def test_texts_need_a_tokenizer() -> None:
+@pytest.mark.parametrize("none", [None, ""])
+def test_texts_need_a_tokenizer(none: str | None) -> None:
     with pytest.raises(PromptsError, match=r"p.jsonl:1: is text, and no tokenizer was chosen: name a tokenizer.json"):
-        tokenized(TEXTS, None)
+        tokenized(TEXTS, none)
 
 
 def test_token_ids_and_texts_do_not_mix(tokenizer_file: Path) -> None:
