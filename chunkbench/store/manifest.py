@@ -92,6 +92,8 @@ class ExperimentFacts(_Part):
     pages: str | None = None
     """None in schema versions before 6, which asked for no huge pages."""
     budget_s: NonNegativeFloat = 0.0
+    arrival_seeds: NonNegativeInt = 0
+    """Of each point, where requests arrive."""
     expect: tuple[ExpectationFacts, ...] = ()
     source: str = ""
 

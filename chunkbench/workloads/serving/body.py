@@ -123,8 +123,11 @@ def _timing(view: View) -> str:
     rates = {round(fact.requests_per_s, 3) for fact in facts if fact.requests_per_s}
     late = max((r.sent or 0.0) - r.due for fact in facts for m in fact.measurements for r in m.requests)
     references = dict.fromkeys(fact.reference for fact in facts if fact.reference)
+    wanted = view.experiment.arrival_seeds
+    fewest = min((len(fact.us_per_token) for fact in facts if fact.us_per_token), default=wanted)
+    cut = f" (the experiment asks for {wanted}; the budget allows as few as {fewest})" if fewest < wanted else ""
     parts = [
-        f"{count(seeds, 'arrival seed')} of {sent} requests{fewer}, open loop",
+        f"{count(seeds, 'arrival seed')}{cut} of {sent} requests{fewer}, open loop",
         "the systems take turns, and a seed's requests are the same for all",
         f"{min(rates):g} to {max(rates):g} requests/s",
         *(f"load is a share of the capacity of {name}: requests/s with closed-loop clients" for name in references),

@@ -106,3 +106,9 @@ def test_a_run_with_fewer_requests_than_asked_for_says_so(make_run: Any) -> None
     text = " ".join(render(report, "table").split())
     assert "3 arrival seeds of 2 requests (the experiment asks for 24; the budget allows no more)" in text
     assert "asks for" not in " ".join(render(build(make_run(facts(), kind="serving")), "table").split())
+
+
+def test_a_run_with_fewer_arrival_seeds_than_asked_for_says_so(make_run: Any) -> None:
+    run = make_run(facts(), name="figure5", kind="serving", baseline="chunk_llama", arrival_seeds=5)
+    text = " ".join(render(build(run), "table").split())
+    assert "3 arrival seeds (the experiment asks for 5; the budget allows as few as 3) of 2 requests" in text
