@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -22,7 +22,7 @@ from chunkbench.serving.engine import Generated, Request, RequestFailed, Request
 from chunkbench.serving.server.backend import Backend, BackendFailed, Load
 from chunkbench.serving.server.protocol import ApiError, Body, ChatBody, CompletionBody, StreamOptions, parse, usage
 from chunkbench.serving.server.records import Log, Metrics
-from chunkbench.serving.server.text import Text
+from chunkbench.serving.server.text import StopSearch, Text
 from chunkbench.version import __version__
 
 T = TypeVar("T")
@@ -157,6 +157,7 @@ class Server:
     ) -> Response:
         self._check_name(body.model)
         request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens)
+        self._text.check(body.stop)
         if self.failure:
             raise ApiError(str(self.failure), 503)
         try:
@@ -168,18 +169,25 @@ class Server:
             self._metrics.requests.labels("refused").inc()
             raise ApiError(f"{waiting} requests wait already; try again later", 429, code="queue_full")
         writer = _Writer(form, request.id, self.options.model, body.return_token_ids)
-        tokens = self._tokens(http, request, received)
+        tokens = self._tokens(http, request, body.stop, received)
         if body.stream:
             events = self._events(tokens, writer, len(ids), body.stream_options)
             return StreamingResponse(events, media_type="text/event-stream")
-        answered = [token async for token in tokens]
+        answered, pieces = [], []
+        async for token, piece in tokens:
+            answered.append(token)
+            pieces.append(piece)
         if not answered or answered[-1].finish is None:
             return Response(status_code=499)  # the client has gone; nobody reads this
-        text = self._text.decode([token.token for token in answered])
+        text = "".join(pieces)
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
-    async def _tokens(self, http: HttpRequest, request: Request, received: float) -> AsyncGenerator[Generated, None]:
-        """The tokens of an answer; ends early if the client goes away. Raises ApiError if the engine breaks."""
+    async def _tokens(
+        self, http: HttpRequest, request: Request, stops: Sequence[str], received: float
+    ) -> AsyncGenerator[tuple[Generated, str], None]:
+        """The tokens of an answer, and the text that can be given with each; ends early if the client goes away.
+        Raises ApiError if the engine breaks."""
+        text, search = self._text.stream(), StopSearch(stops)
         arrived: asyncio.Queue[Generated | RequestFailed | BackendFailed | None] = asyncio.Queue()
         gone = asyncio.create_task(_disconnected(http))
         gone.add_done_callback(lambda _: arrived.put_nowait(None))
@@ -195,9 +203,14 @@ class Server:
                 count += 1
                 cached = token.cached_tokens
                 first = first or time.perf_counter()
+                last = token.finish is not None
+                piece, stopped = search.add(text.add(token.token, last), last, count > request.min_tokens)
+                if stopped:
+                    self.backend.drop(request.id)
+                    token = replace(token, finish="stop")
                 if token.finish is not None:
                     outcome = "finished"
-                yield token
+                yield token, piece
                 if token.finish is not None:
                     return
         except (RequestFailed, BackendFailed) as error:
@@ -222,17 +235,15 @@ class Server:
             )
 
     async def _events(
-        self, tokens: AsyncGenerator[Generated, None], writer: _Writer, prompt: int, options: StreamOptions
+        self, tokens: AsyncGenerator[tuple[Generated, str], None], writer: _Writer, prompt: int, options: StreamOptions
     ) -> AsyncIterator[str]:
         """Server-sent events of a stream."""
-        text = self._text.stream()
         count, cached = 0, None
         try:
             async with contextlib.aclosing(tokens):
-                async for token in tokens:
+                async for token, piece in tokens:
                     count += 1
                     cached = token.cached_tokens
-                    piece = text.add(token.token, token.finish is not None)
                     event = writer.event(token, piece, count == 1)
                     yield _event(
                         event | {"usage": usage(prompt, count, cached)} if options.continuous_usage_stats else event

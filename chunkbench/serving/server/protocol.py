@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 from pydantic_core import from_json
 
 from chunkbench.serving.engine import Request, RequestRefused, Sampling
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _as_list(stop: Any) -> Any:
+    """One stop string as a list; an empty one asks for nothing."""
+    return [stop] * bool(stop) if isinstance(stop, str) else stop
 
 
 class ApiError(Exception):
@@ -115,7 +121,6 @@ class Body(Fields):
         **dict.fromkeys(("logit_bias", "structured_outputs", "vllm_xargs", "kv_transfer_params"), ({},)),
         **dict.fromkeys(("tools", "functions", "bad_words"), ([],)),
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-        "stop": ([], ""),
         "suffix": ("",),
         "response_format": ({"type": "text"},),
     }
@@ -129,6 +134,7 @@ class Body(Fields):
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    stop: Annotated[list[StopString], Field(max_length=4), BeforeValidator(_as_list)] = []
     stop_token_ids: Annotated[list[NonNegativeInt], Field(max_length=1024)] = []
     ignore_eos: bool = False
     return_token_ids: bool = False

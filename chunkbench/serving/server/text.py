@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class Text:
         text: str = self._tokenizer.decode([token for token in ids if token in self._ids], skip_special_tokens=True)
         return text
 
+    def check(self, stops: Sequence[str]) -> None:
+        """Raise ApiError if stop strings cannot be found."""
+        if stops and self._tokenizer is None:
+            raise ApiError("this model has no tokenizer: name the tokens that stop in stop_token_ids", param="stop")
+
     def stream(self) -> TextStream:
         """The text of an answer, token by token."""
         if self._tokenizer is None:
@@ -67,6 +72,35 @@ class Text:
         except Exception as error:  # such as a word that is not in the vocabulary, which has no token for unknown ones
             raise ApiError(f"the model's tokenizer cannot read this text: {error}", param=field) from None
         return ids
+
+
+class StopSearch:
+    """Ends a text, which comes in pieces, before the first stop string in it.
+
+    What could begin a stop string is held back until it does not. A stop string that is whole ends the text, even if a
+    longer one that began before it might have become whole later.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def add(self, piece: str, last: bool, search: bool = True) -> tuple[str, bool]:
+        """The text that can be given after one more piece, and whether it ends there. `search`: whether it may."""
+        text = self._held + piece
+        found = [place for stop in self._stops if search and (place := text.find(stop)) >= 0]
+        end = min(found) if found else len(text) if last else self._safe(text)
+        self._held = text[end:]
+        return text[:end], bool(found)
+
+    def _safe(self, text: str) -> int:
+        """Where the longest end of the text begins that could begin a stop string."""
+        longest = max(map(len, self._stops), default=1) - 1
+        places = range(max(0, len(text) - longest), len(text))
+        return next((place for place in places if self._begun(text[place:])), len(text))
+
+    def _begun(self, end: str) -> bool:
+        return any(len(stop) > len(end) and stop.startswith(end) for stop in self._stops)
 
 
 class TextStream:

@@ -61,7 +61,8 @@ def client(served: Served) -> openai.OpenAI:
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     body = {"model": "sharp", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, **fields}
-    extra = {name: body.pop(name) for name in ("ignore_eos", "return_token_ids", "stop_token_ids") if name in body}
+    own = ("ignore_eos", "min_tokens", "return_token_ids", "stop_token_ids")
+    extra = {name: body.pop(name) for name in own if name in body}
     return client.completions.create(**body, extra_body=extra)
 
 
@@ -99,6 +100,53 @@ def test_stop_token_ids_end_an_answer(client: openai.OpenAI) -> None:
     answer = ask(client, return_token_ids=True, stop_token_ids=[tokens[2]])
     assert answer.choices[0].token_ids == tokens[: tokens.index(tokens[2]) + 1]
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_stop_strings_end_an_answer_before_them(client: openai.OpenAI) -> None:
+    """Streamed or not, by both routes. The tokens of the stop string are generated, so they are counted."""
+    whole = ask(client, max_tokens=40).choices[0].text
+    words = whole.split()
+    third = f"{words[1][-1]} {words[2]}"  # it begins in the middle of a token
+    assert whole.index(third) > 0
+    expected = whole[: whole.index(third)]
+    assert len(expected.split()) <= 2
+    for stop in (third, ["not there", third], [third, words[30] + "x"]):
+        answer = ask(client, max_tokens=40, stop=stop)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+        assert answer.usage.completion_tokens == 3
+        pieces = list(ask(client, max_tokens=40, stop=stop, stream=True))
+        assert "".join(piece.choices[0].text for piece in pieces) == expected
+        assert [piece.choices[0].finish_reason for piece in pieces] == [None, None, "stop"]
+    later = ask(client, max_tokens=40, stop=third, min_tokens=3)
+    assert later.choices[0].text.startswith(expected)
+    assert later.usage.completion_tokens > 3
+    assert ask(client, max_tokens=40, stop="not there").choices[0].text == whole
+    assert ask(client, max_tokens=40, stop="").choices[0].text == whole
+
+
+def test_stop_strings_end_a_chat(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "w8"}]
+    fields: dict[str, Any] = {"model": "sharp", "messages": messages, "temperature": 0, "max_tokens": 20}
+    whole = client.chat.completions.create(**fields).choices[0].message.content
+    assert whole is not None
+    stop = whole.split()[4]
+    expected = whole[: whole.index(stop)]
+    choice = client.chat.completions.create(**fields, stop=[stop]).choices[0]
+    assert (choice.message.content, choice.finish_reason) == (expected, "stop")
+    pieces = list(client.chat.completions.create(**fields, stop=stop, stream=True))
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected
+    assert pieces[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_stop_string_ends_the_work(client: openai.OpenAI, served: Served) -> None:
+    """The engine forgets the request: it has nothing to do long before 2,000 tokens, and counts it as finished."""
+    stop = ask(client).choices[0].text.split()[2]
+    answer = ask(client, max_tokens=2000, stop=stop, ignore_eos=True)
+    assert answer.usage.completion_tokens <= 3
+    deadline = time.monotonic() + 5
+    while "chunkbench_requests_running 0.0" not in (page := served.get("/metrics")):
+        assert time.monotonic() < deadline, page
+        time.sleep(0.02)
 
 
 def test_usage_names_the_cached_tokens(client: openai.OpenAI) -> None:
@@ -188,7 +236,11 @@ def test_models_names_what_is_measured(client: openai.OpenAI, served: Served) ->
         ({"model": "m" * 2000}, 400, "the field model is not valid", "model"),
         ({"n": 2}, 400, "the field n = 2 is not supported; leave it out", "n"),
         ({"logprobs": 5}, 400, "the field logprobs = 5 is not supported", "logprobs"),
-        ({"stop": ["w1"]}, 400, "the field stop = ['w1'] is not supported", "stop"),
+        ({"stop": ["w1", ""]}, 400, "the field stop is not valid: string should have at least 1 character", "stop"),
+        ({"stop": ["w1"] * 5}, 400, "the field stop is not valid: list should have at most 4 items", "stop"),
+        ({"stop": "w" * 257}, 400, "the field stop is not valid: string should have at most 256 characters", "stop"),
+        ({"stop": 7}, 400, "the field stop is not valid: input should be a valid list", "stop"),
+        ({"include_stop_str_in_output": True}, 400, "is not supported", "include_stop_str_in_output"),
         ({"nonsense": 1}, 400, "the field nonsense = 1 is not supported", "nonsense"),
         ({"logprobs": 0}, 400, "the field logprobs = 0 is not supported", "logprobs"),
         ({"min_p": 0.1}, 400, "the field min_p = 0.1 is not supported", "min_p"),

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from chunkbench.serving.server.protocol import ApiError
-from chunkbench.serving.server.text import Text
+from chunkbench.serving.server.text import StopSearch, Text
 
 WORDS = ["▁", "▁the", "the", "▁▁", "a", "é", "▁\ufffd", ".", "▁.", "'", "▁'", "s", "n't", "▁n", "你"]
 
@@ -122,3 +124,40 @@ def test_text_that_a_tokenizer_cannot_read_is_refused(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
     with pytest.raises(ApiError, match="the model's tokenizer cannot read this text"):
         Text(tmp_path).encode("b")
+
+
+Stops = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
+
+
+@given(st.lists(st.text("abc", max_size=3), max_size=8), Stops)
+def test_a_text_ends_before_its_first_stop_string_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
+    """The reference reads all the text again after each piece, and ends it as soon as one is whole."""
+    text, expected, ends = "", "", False
+    for piece in pieces:
+        text += piece
+        found = [text.index(stop) for stop in stops if stop in text]
+        ends, expected = bool(found), text[: min(found)] if found else text
+        if ends:
+            break
+    search, shown = StopSearch(stops), ""
+    for place, piece in enumerate(pieces):
+        given, stopped = search.add(piece, place == len(pieces) - 1)
+        shown += given
+        assert expected.startswith(shown)  # nothing was shown that has to be taken back
+        if stopped:
+            break
+    assert (shown, bool(pieces) and stopped) == (expected, ends)
+
+
+@given(st.text("ab", max_size=12), Stops)
+def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stops: list[str]) -> None:
+    shown, stopped = StopSearch(stops).add(text, False, search=False)
+    held = text[len(shown) :]
+    begins = [n for n in range(1, len(text) + 1) if any(s != text[-n:] and s.startswith(text[-n:]) for s in stops)]
+    assert (len(held), stopped) == (max(begins, default=0), False)
+
+
+def test_stop_strings_need_a_tokenizer() -> None:
+    Text(None).check([])
+    with pytest.raises(ApiError, match="has no tokenizer: name the tokens that stop in stop_token_ids"):
+        Text(None).check(["a"])
