@@ -117,12 +117,12 @@ class ServingMeasurer:
             for case in place.earlier
             if case.capacity_per_s and case.machine == target.machine
         }
-        for text in (
-            self._memory.told,
-            *outlook(experiment, self._units, parts_of(experiment, self._costs, self._units)),
-        ):
-            if text:
-                place.tell(text)
+        # A resumed run has the share of the budget of the points that are left.
+        everything = experiment.points(target.device, target.dtype)
+        left_s = experiment.budget_s * sum(map(weight, points)) / sum(map(weight, everything))
+        expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s)
+        for text in (*([self._memory.told] * bool(self._memory.told)), *expected):
+            place.tell(text)
 
     @property
     def looks(self) -> dict[str, Mapping[str, Any]]:

@@ -71,7 +71,7 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
     if here:
         costs = assumed_costs(setting, here)
         units = [Unit(point, names) for point in points for names in memory.groups]
-        lines += outlook(experiment, units, parts_of(experiment, costs, units))
+        lines += outlook(experiment, units, parts_of(experiment, costs, units), experiment.budget_s)
     return "\n".join(lines)
 
 
@@ -147,17 +147,17 @@ def parts_of(
     return parts
 
 
-def outlook(experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part]) -> list[str]:
+def outlook(experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part], budget_s: float) -> list[str]:
     """What the budget allows, in words, before the run starts."""
     whole = [Cut(part.requests, part.seeds) for part in parts]
-    cuts = fit(parts, experiment.budget_s)
+    cuts = fit(parts, budget_s)
     if parts and not cuts[0].seeds:  # the first unit is measured whatever the budget is
         cuts[0] = parts[0].cut(0, parts[0].seeds)
     lines = [
-        f"time: about {words_of(took_s(parts, cuts))} of a budget of {words_of(experiment.budget_s)}; estimated from"
+        f"time: about {words_of(took_s(parts, cuts))} of a budget of {words_of(budget_s)}; estimated from"
         " the machine's rates, and planned again with measured times as the run goes"
     ]
-    if took_s(parts, cuts) > experiment.budget_s:
+    if took_s(parts, cuts) > budget_s:
         lines.append(
             "the first point alone takes longer, with the fewest requests and arrival seeds that compare systems"
         )
