@@ -143,6 +143,7 @@ def command(
         from chunkbench.serving.server.build import ModelChoice, build_backend, text_of
         from chunkbench.serving.server.records import Log
         from chunkbench.serving.server.run import bind, run
+        from chunkbench.serving.server.text import Text
     except ModuleNotFoundError as error:
         fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
     except ValueError as error:  # the engine's own word for a missing library
@@ -160,6 +161,7 @@ def command(
     try:
         limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
         backend, room = build_backend(choice, engine, limits, partial(_say, err=True))  # type: ignore[arg-type]
+        text = Text(choice.folder)
     except (EngineError, ValueError) as error:
         listening.close()
         fail(error)
@@ -171,7 +173,7 @@ def command(
         _say(f"{name} is served at http://{where}:{bound}/v1 (Ctrl-C ends it)")
 
     options = ServerOptions(name, room, max_waiting)
-    if not run(backend, options, choice.folder, listening, records, announce):
+    if not run(backend, options, text, listening, records, announce):
         context.exit(1)
 
 

@@ -26,6 +26,7 @@ def fits(module: Any) -> bool:
     layer = module.model.layers[0]
     return (
         layer.self_attn.head_dim % 32 == 0
+        and module.model.rotary_emb.inv_freq.numel() == layer.self_attn.head_dim // 2
         and config.hidden_size % BLOCK == 0
         and config.intermediate_size % BLOCK == 0
         and can_pack(layer.self_attn.q_proj)

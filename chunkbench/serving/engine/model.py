@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,15 @@ class ModelNumbers:
         self.vocabulary: int = config.vocab_size
         self.max_length: int = getattr(config, "max_position_embeddings", 2**31)
         """Most tokens of a sequence, prompt and answer."""
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            # A step with a longer sequence would change the positions of all others.
+            self.max_length = min(self.max_length, rope["original_max_position_embeddings"])
         eos = module.generation_config.eos_token_id
-        self.eos_ids = frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+        ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        if not all(type(one) is int for one in ids):
+            raise ModelError(f"the model's eos_token_id is {eos!r:.80}: no token id, and no list of them")
+        self.eos_ids = frozenset(ids)
         """End-of-sequence ids, as transformers' `generate` knows them."""
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
@@ -92,12 +101,27 @@ def load_module(folder: Path, dtype: torch.dtype, attention: str = INTERFACE) ->
     """A causal language model of transformers from a local checkpoint. Raises ModelError."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no checkpoint: it has no config.json")
-    try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation=attention, dtype=dtype, local_files_only=True
+    with reading_with_transformers(folder):
+        module, found = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            attn_implementation=attention,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: transformers cannot load it: {error}") from error
+    if missing := sorted(found["missing_keys"]):  # transformers draws these at random, with a warning
+        raise ModelError(f"{folder}: {len(missing)} of the model's weights are missing, such as {missing[0]}")
+    return module
+
+
+@contextlib.contextmanager
+def reading_with_transformers(path: Path | str) -> Iterator[None]:
+    """Any exception becomes a ModelError: what transformers raises for damaged files has no common class."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"{path}: transformers cannot read it: {type(error).__name__}: {error}") from error
 
 
 def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, seed: int = 0) -> Any:

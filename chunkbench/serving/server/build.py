@@ -14,7 +14,13 @@ import transformers
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.serving import smollm2
 from chunkbench.serving.engine import Engine, EngineOptions, Model, ModelError
-from chunkbench.serving.engine.model import INTERFACE, llama_config, load_module, random_module
+from chunkbench.serving.engine.model import (
+    INTERFACE,
+    llama_config,
+    load_module,
+    random_module,
+    reading_with_transformers,
+)
 from chunkbench.serving.server.backend import Backend, ChunkBackend
 from chunkbench.serving.server.transformers_backend import TransformersBackend
 
@@ -61,10 +67,8 @@ class ModelChoice:
         """transformers' configuration of a model with random weights. Raises ModelError."""
         if self.model in SHAPES:
             return llama_config(SHAPES[self.model], self.layers, self.vocabulary or 32000, self.max_length or 16384)
-        try:
-            return transformers.AutoConfig.from_pretrained(self.model, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{self.model}: transformers cannot read it: {error}") from error
+        with reading_with_transformers(self.model):
+            return transformers.AutoConfig.from_pretrained(self.model, local_files_only=True, trust_remote_code=False)
 
     def check(self) -> None:
         """Raise ModelError if the model is unknown, or an option does not apply to it."""
@@ -99,7 +103,9 @@ def build_backend(
     if choice.folder is not None:
         module = load_module(choice.folder, choice.dtype, attention)
     else:
-        module = random_module(choice.config(), choice.dtype, attention, choice.seed)
+        config = choice.config()
+        with reading_with_transformers(choice.model):
+            module = random_module(config, choice.dtype, attention, choice.seed)
     module = module.to(choice.device)
     say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
     if engine == "transformers":

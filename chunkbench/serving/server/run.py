@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import uvicorn
 
@@ -40,7 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
 def run(
     backend: Backend,
     options: ServerOptions,
-    checkpoint: Path | None,
+    text: Text,
     listening: socket.socket,
     log: Log,
     announce: Callable[[], None],
@@ -53,7 +52,7 @@ def run(
     def ended() -> None:
         web.should_exit = True
 
-    server = Server(backend, options, Text(checkpoint), log, ended)
+    server = Server(backend, options, text, log, ended)
     web = _Announcing(uvicorn.Config(application(server), log_level="warning", access_log=False, lifespan="on"))
     web.announce = announce
     # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.

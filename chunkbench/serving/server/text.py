@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from chunkbench.serving.engine.model import reading_with_transformers
 from chunkbench.serving.server.protocol import ApiError
 
 NO_TOKENIZER = "this model has no tokenizer: send the prompt as a list of token ids"
@@ -18,13 +19,15 @@ class Text:
     """The tokenizer of a checkpoint. Without one, text is refused and answers carry token ids only."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: the checkpoint; None: random weights."""
+        """`folder`: the checkpoint; None: random weights. Raises ModelError."""
         self._tokenizer: Any = None
         if folder is not None and any((folder / name).is_file() for name in _FILES):
             from transformers import AutoTokenizer
 
-            self._tokenizer = tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            self._tokenizer("")  # the first call sets what calls in several threads must not set together
+            with reading_with_transformers(folder):
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                tokenizer("")  # the first call sets what calls in several threads must not set together
+            self._tokenizer = tokenizer
             vocabulary = tokenizer.get_vocab()
             self._ids = frozenset(vocabulary.values())
             self._bytes = frozenset(vocabulary[name] for n in range(256) if (name := f"<0x{n:02X}>") in vocabulary)

@@ -177,3 +177,22 @@ def test_a_model_without_our_kind_of_attention_is_refused() -> None:
     capped = transformers.Gemma2Config(**SIZES, num_key_value_heads=2)
     with pytest.raises(ModelError, match=r"sliding_attention|soft-capping"):
         Model(random_module(capped, torch.float32))
+
+
+def test_a_model_is_served_as_far_as_its_positions_depend_on_itself_alone() -> None:
+    """Beyond the original length longrope takes other angles, for all sequences of a step; partial ones have few."""
+    import transformers
+
+    from chunkbench.serving.engine import Model
+    from chunkbench.serving.engine.llama import fits
+    from chunkbench.serving.engine.model import random_module
+    from tests.serving.engine.models import SIZES
+
+    scaled = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    longrope = transformers.LlamaConfig(**SIZES, rope_parameters={"rope_type": "longrope", **scaled, **factors})
+    assert Model(random_module(longrope, torch.float32)).max_length == 64
+    for part, native in ((1.0, True), (0.25, False)):
+        rope = {"rope_type": "yarn", **scaled, "partial_rotary_factor": part}
+        config = transformers.LlamaConfig(**SIZES, rope_parameters=rope)
+        assert fits(random_module(config, torch.float32)) == native

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.serving.servers.vllm import vllm_python
-from tests.serving.engine.models import VOCABULARY, sharp_module
+from tests.serving.engine.models import VOCABULARY, sharp_module, write_checkpoint
 from tests.serving.server.processes import Served, serve
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -490,6 +490,28 @@ def test_vllm_bench_serve_works(served: Served, checkpoint: Path, tmp_path: Path
 )
 def test_a_server_that_cannot_start_says_why(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(cli, ["serve", *arguments])
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "cannot read it: SafetensorError"),
+        ("tokenizer.json", "{", "cannot read it: JSONDecodeError"),
+        ("config.json", {"num_hidden_layers": 3}, "9 of the model's weights are missing"),
+        ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "cannot read it: ImportError"),
+        ("config.json", {"hidden_act": "nothing"}, "cannot read it: KeyError"),
+        ("generation_config.json", {"eos_token_id": ["2"]}, "eos_token_id is ['2']: no token id"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_refused(
+    tmp_path: Path, file: str, change: str | dict[str, Any], message: str
+) -> None:
+    path = write_checkpoint("llama-grouped", tmp_path) / file
+    if isinstance(change, dict):
+        change = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(change)
+    result = CliRunner().invoke(cli, ["serve", str(tmp_path), "--port", "0"])
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
