@@ -4,6 +4,7 @@ from chunkbench.traces.arrivals import Arrivals, due_times
 from chunkbench.traces.formats import read_traffic
 from chunkbench.traces.prompts import Prompts, draw_prompts
 from chunkbench.traces.request import Chat, PlannedRequest, Prompt
+from chunkbench.traces.text_ids import TextIds, text_ids
 from chunkbench.traces.texts import bundled_texts, control, read_texts
 from chunkbench.traces.trace import Trace, TraceError, TraceRequest
 from chunkbench.traces.traffic import draw_traffic
@@ -14,6 +15,7 @@ __all__ = [
     "PlannedRequest",
     "Prompt",
     "Prompts",
+    "TextIds",
     "Trace",
     "TraceError",
     "TraceRequest",
@@ -24,4 +26,5 @@ __all__ = [
     "due_times",
     "read_texts",
     "read_traffic",
+    "text_ids",
 ]

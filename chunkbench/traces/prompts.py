@@ -9,6 +9,7 @@ from itertools import count as count_from
 
 from chunkbench.experiment.forest import Segment, walk_tree
 from chunkbench.experiment.terms import TreeNode
+from chunkbench.traces.text_ids import TextIds
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,27 @@ class Prompts:
         return [path for node in self.tree for path in walk_tree(node, (), ids)]
 
 
-def draw_prompts(prompts: Prompts, count: int, vocabulary: int, seed: int | str) -> list[tuple[int, ...]]:
-    """Token ids of `count` prompts.
+def draw_prompts(
+    prompts: Prompts, count: int, vocabulary: int, seed: int | str, texts: TextIds | None = None
+) -> list[tuple[int, ...]]:
+    """Token ids of `count` prompts: random ones below `vocabulary`, or cut from texts.
 
     Another seed gives other shared tokens, too: a server that keeps prefixes of earlier measurements finds none of
     them. The first private token of request i is i modulo the vocabulary, so that no more is shared than asked for.
     """
+
+    def draw(purpose: str, tokens: int, shared: bool) -> list[int]:
+        return _tokens(purpose, tokens, vocabulary) if texts is None else texts.draw(purpose, tokens, shared)
+
     paths = prompts.paths()
     segments = {segment for path in paths for segment in path}
-    shared = {segment.id: _tokens(f"{seed} segment {segment.id}", segment.tokens, vocabulary) for segment in segments}
+    shared = {segment.id: draw(f"{seed} segment {segment.id}", segment.tokens, True) for segment in segments}
     drawn = []
     for number in range(count):
         path = paths[number % len(paths)]
         head = [token for segment in path for token in shared[segment.id]]
-        tail = _tokens(f"{seed} request {number}", prompts.n_p - len(head), vocabulary)
-        if tail:  # so that no two requests share more than asked for, as far as the vocabulary goes
+        tail = draw(f"{seed} request {number}", prompts.n_p - len(head), False)
+        if tail and texts is None:  # so that no two requests share more than asked for, as far as the vocabulary goes
             tail[0] = number % vocabulary
         drawn.append((*head, *tail))
     return drawn

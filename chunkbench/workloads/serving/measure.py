@@ -46,6 +46,7 @@ from chunkbench.workloads.serving.plan import (
     parts_of,
     requests_id,
     setting_of,
+    texts_of,
     weight,
 )
 from chunkbench.workloads.serving.spec import ServingExperiment
@@ -89,6 +90,7 @@ class ServingMeasurer:
         self._prepared = monotonic()
         try:
             self._setting = setting_of(experiment, target, points)
+            self._texts = texts_of(experiment, self._setting)
         except ModelMissing as error:
             raise CannotRunError(str(error)) from None
         systems = {name: _survey(name, target.device) for name in experiment.implementations}
@@ -279,7 +281,7 @@ class ServingMeasurer:
         experiment = self._experiment
         named = f"{experiment.seed} {seed}"
         prompts = Prompts(point.n_p, point.n_s or 0, point.prompts, point.tree)
-        drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{draw_id(point)} {named}")
+        drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{draw_id(point)} {named}", self._texts)
         if rate is None:
             return [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
         # At every load the same sequence of arrivals, stretched.

@@ -19,6 +19,7 @@ from chunkbench.serving.servers.system import Setting, System
 from chunkbench.serving.smollm2 import checkpoint_of
 from chunkbench.store import RunError
 from chunkbench.store.serving_result import ServingResult
+from chunkbench.traces import TextIds, read_texts, text_ids
 from chunkbench.workloads.serving.budget import (
     FEWEST_REQUESTS,
     FEWEST_SEEDS,
@@ -61,6 +62,7 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
         lines.append(f"  {name:<24} {label:<24} {'will be measured' if answer.ok else f'unavailable: {answer.reason}'}")
     lines += ["", *(f"  {point.brief}" for point in points)]
     setting = setting_of(experiment, target, points)
+    texts_of(experiment, setting)
     here = {name: SYSTEMS.load(name) for name in experiment.implementations if _runs(name, target.device)}
     memory = memory_of(experiment, setting, here)
     lines += [
@@ -217,6 +219,17 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
         endpoint=experiment.endpoint,
     )
     return setting if setting.kv_bytes else replace(setting, kv_bytes=kv_needed(setting))
+
+
+def texts_of(experiment: ServingExperiment, setting: Setting) -> TextIds | None:
+    """The texts of the prompts, tokenised; None: prompts are random ids. Raises `RunError` without a tokenizer."""
+    if not experiment.texts:
+        return None
+    tokenizer = setting.checkpoint and setting.checkpoint / "tokenizer.json"
+    if tokenizer is None or not tokenizer.is_file():
+        told = "give a checkpoint's folder with a tokenizer.json, or model: smollm2-135m"
+        raise RunError(f"texts: {setting.shape} has no tokenizer for {experiment.texts}; {told}")
+    return text_ids(read_texts(experiment.texts), tokenizer)
 
 
 def kv_needed(setting: Setting) -> int:

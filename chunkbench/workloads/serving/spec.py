@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, field_validator
 
 from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import Count, ImplementationId, Positive
@@ -13,6 +13,7 @@ from chunkbench.experiment.points import ServingPoint
 from chunkbench.experiment.spec import FROM_MODEL, N_P, N_S
 from chunkbench.experiment.sweep import Required
 from chunkbench.experiment.values import LengthRange
+from chunkbench.traces import read_texts
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 
 _RATE = Required(
@@ -40,7 +41,19 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     kv_memory: ByteSize | None = Field(
         None, description="memory for K/V of every system, as in 4GiB; default: what batch_size requests need"
     )
+    texts: str = Field(
+        "",
+        description="bundled set or file of texts from which prompts are cut, by the tokenizer of the model; default: "
+        "random token ids",
+    )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
+
+    @field_validator("texts")
+    @classmethod
+    def _texts_can_be_read(cls, value: str) -> str:
+        if value:
+            read_texts(value)
+        return value
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:

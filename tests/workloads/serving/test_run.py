@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.experiment import load_experiment
-from chunkbench.store import CannotRunError, open_run
+from chunkbench.store import CannotRunError, RunError, open_run
 from chunkbench.store.serving_result import ServingResult
 from chunkbench.workloads import register
 from chunkbench.workloads.serving import plan
@@ -201,6 +201,7 @@ def test_servers_that_do_not_fit_even_alone_are_refused(
         ("load: [50, 150]}", "load (percent of the reference's capacity) or rate (requests per minute) is missing"),
         ("load: 50, rate: 3}", "cannot be used together with rate"),
         ("load: 50, heads: 3}", "follows from model; leave it out"),
+        ("load: 50}\ntexts: no.jsonl", "bundled sets are conversations, questions"),
         ("load: 50}\nprotocols: paper", "protocols: is only for `kind: decode` and `kind: modules`; leave it out"),
     ],
 )
@@ -212,6 +213,13 @@ def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str
     result = CliRunner().invoke(cli, ["validate", str(file)])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_texts_need_a_tokenizer(run: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(run[0].read_text() + "texts: questions\n")
+    result = CliRunner().invoke(cli, ["run", str(tmp_path / "t.yaml"), "--dry-run"])
+    assert "has no tokenizer for questions; give a checkpoint's folder" in str(result.exception)
+    assert isinstance(result.exception, RunError)
 
 
 def test_a_tree_of_prompts_does_not_set_the_batch(run: tuple[Path, Path], tmp_path: Path) -> None:
