@@ -18,9 +18,9 @@ class Done(NamedTuple):
     stderr: str
 
 
-def chunkbench(*words: str) -> Done:
+def chunkbench(*words: str, encoding: str = "utf-8") -> Done:
     """Run a command. Only SystemExit is caught."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    out, err = io.TextIOWrapper(io.BytesIO(), encoding), io.TextIOWrapper(io.BytesIO(), encoding)
     code: object = None
     with mock.patch.multiple(sys, argv=["chunkbench", *words], stdout=out, stderr=err):
         try:
@@ -29,4 +29,4 @@ def chunkbench(*words: str) -> Done:
             code = end.code
     for stream in (out, err):
         stream.flush()
-    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    return Done(code, *(stream.buffer.getvalue().decode(encoding) for stream in (out, err)))  # type: ignore[attr-defined]

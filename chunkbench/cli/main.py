@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -78,6 +79,8 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the script."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # an encoding may lack the lines of tables, and names be no UTF-8
     try:
         _main()
     except (KeyboardInterrupt, click.Abort):  # also during imports

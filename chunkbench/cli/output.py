@@ -120,8 +120,8 @@ def explain(problem: str | Exception) -> str:
 
 
 def command_line() -> list[str]:
-    """The words of this process's command line."""
-    return ["chunkbench", *sys.argv[1:]]
+    """The words of this process's command line, as text: with `?` in place of what is not."""
+    return ["chunkbench", *(word.encode(errors="replace").decode() for word in sys.argv[1:])]
 
 
 def run_exit_code(statuses: Iterable[Status]) -> int:

@@ -17,7 +17,9 @@ from click.testing import CliRunner
 from chunkbench.cli import main as module
 from chunkbench.cli import quick
 from chunkbench.cli.main import cli
+from chunkbench.cli.output import command_line
 from chunkbench.experiment import Experiment, load_experiment
+from tests.command import chunkbench
 
 
 def exit_code_after(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
@@ -61,6 +63,19 @@ def test_an_interrupt_during_imports_exits_with_130(tmp_path: Path) -> None:
     )
     assert done.returncode == 130
     assert done.stderr.strip() == "interrupted"
+
+
+def test_an_output_that_lacks_characters_is_printed_with_others() -> None:
+    done = chunkbench("list", "--kind", "decode", encoding="latin-1")
+    assert (done.code, "???" in done.stdout, done.stderr) == (0, True, "")
+
+
+def test_a_name_that_is_no_utf_8_can_be_printed_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a\udcff.yaml"
+    path.write_bytes(Path("experiments/smoke.yaml").read_bytes())
+    assert chunkbench("validate", str(path)).stdout.startswith(f"{tmp_path}/a?.yaml: valid")
+    monkeypatch.setattr(sys, "argv", ["chunkbench", "run", str(path)])
+    assert command_line() == ["chunkbench", "run", f"{tmp_path}/a?.yaml"]
 
 
 def test_the_list_of_commands_has_whole_sentences() -> None:
