@@ -13,6 +13,7 @@ from chunkbench.version import __version__
 
 # Name -> module. A module is imported only for its command, and for the list of commands.
 _COMMANDS = {
+    "demo": "demo",
     "quick": "quick",
     "run": "run",
     "reproduce": "reproduce",

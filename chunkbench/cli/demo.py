@@ -1,0 +1,176 @@
+"""`chunkbench demo`: sixteen users with one system prompt on a real model, with and without sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chunkbench.cli.output import fail, format_option, on_terminal, show
+
+if TYPE_CHECKING:
+    from chunkbench.report.model import Output
+    from chunkbench.serving.engine import Engine, Request
+
+USERS = 16
+SYSTEM = "coding-assistant"
+"""The bundled system prompt."""
+MOST_TOKENS = 48
+"""Of an answer."""
+ABOUT = "Answers are greedy, in float32; both sides compute the same tokens with the same kernels and weights."
+
+
+@dataclass
+class Answered:
+    """What one side did. Times in seconds since all requests arrived."""
+
+    name: str
+    computed_tokens: int = 0
+    """Of prompts."""
+    kv_bytes: int = 0
+    """The most at a time."""
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    """Request -> time of its first token."""
+    gaps: list[float] = field(default_factory=list)
+    """Times of the steps that computed no prompt."""
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return sum(map(len, self.answers.values()))
+
+
+@click.command(
+    "demo",
+    short_help="Sixteen users of a real model, with and without sharing.",
+    epilog="""\b
+    Examples:
+      chunkbench demo
+      chunkbench demo --user 3
+      chunkbench demo --format json
+    """,
+)
+@click.option("--user", type=click.IntRange(1, USERS), default=1, show_default=True, help="Whose answer is shown.")
+@format_option("documents", "data")
+def command(user: int, form: str) -> None:
+    """Answer sixteen questions under one long system prompt, first without sharing, then with it.
+
+    The model is smollm2-135m; set-up installs it. Takes about a minute on two cores.
+    """
+    try:
+        import torch
+
+        from chunkbench.serving import smollm2
+        from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
+        from chunkbench.serving.engine.model import load_module
+        from chunkbench.serving.server.text import Text
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
+    except ValueError as error:  # the engine's own word for a missing library
+        fail(error)
+    from chunkbench.traces.request import Chat
+    from chunkbench.traces.texts import read_texts
+
+    try:
+        folder = smollm2.checkpoint()
+    except smollm2.ModelMissing as error:
+        fail(error)
+    _tell("loading smollm2-135m")
+    model, text = Model(load_module(folder, torch.float32)), Text(folder)
+    texts = read_texts("questions")
+    (begun,) = [one.sent[0] for name, one in texts.beginnings.items() if name == SYSTEM and isinstance(one, Chat)]
+    asked = [line[0][0] for line in texts.lines]
+    chats = [prompt.sent for prompt in asked if isinstance(prompt, Chat) and prompt.sent[0] == begun]
+    prompts = [text.encode_chat(chat) for chat in chats[:USERS]]
+    room = sum(map(len, prompts)) + USERS * (MOST_TOKENS + 64)
+    sides = []
+    for name, attention in (("without sharing", "no-sharing"), ("with sharing", "two-phase")):
+        options = EngineOptions(USERS, kv_bytes=room * model.token_bytes, attention=attention, cache="live")  # type: ignore[arg-type]
+        requests = [Request(str(number), prompt, MOST_TOKENS) for number, prompt in enumerate(prompts, 1)]
+        sides.append(_answer(name, Engine(model, options), requests))
+    _tell("")
+    show(_output(sides, prompts, chats[user - 1][-1]["content"], text.decode(sides[1].answers[str(user)])), form)
+
+
+def _answer(name: str, engine: Engine, requests: Sequence[Request]) -> Answered:
+    """All requests arrive at once."""
+    side = Answered(name, answers={request.id: [] for request in requests})
+    started = perf_counter()
+    for request in requests:
+        engine.add(request)
+    while not engine.idle:
+        report = engine.step()
+        now = perf_counter() - started
+        side.computed_tokens += report.prompt_tokens
+        for made in report.generated:
+            side.answers[made.request].append(made.token)
+            side.first.setdefault(made.request, now)
+        if not report.prompt_tokens:
+            side.gaps.append(report.seconds)
+        _tell(f"{name}: {side.tokens} tokens answered, {now:.0f} s")
+    side.seconds, side.kv_bytes = perf_counter() - started, engine.peak_kv_bytes
+    return side
+
+
+def _output(sides: Sequence[Answered], prompts: Sequence[Sequence[int]], question: str, answer: str) -> Output:
+    from chunkbench.report.model import Column, Output, Table
+    from chunkbench.report.numbers import megabytes, times
+
+    without, shared = sides
+    same = sum(without.answers[name] == shared.answers[name] for name in shared.answers)
+    facts: list[dict[str, Any]] = [
+        {
+            "side": side.name,
+            "computed_prompt_tokens": side.computed_tokens,
+            "kv_bytes": side.kv_bytes,
+            "first_token_s": median(side.first.values()),
+            "step_s": median(side.gaps),
+            "tokens_per_s": side.tokens / side.seconds,
+            "seconds": side.seconds,
+        }
+        for side in sides
+    ]
+    before, after = facts
+    lines: list[tuple[str, Callable[[float], str], str]] = [
+        ("prompt tokens computed", lambda value: f"{value:,.0f}", "computed_prompt_tokens"),
+        ("K/V memory, MB", lambda value: megabytes(int(value)), "kv_bytes"),
+        ("first token, s (median)", lambda value: f"{value:.2f}", "first_token_s"),
+        ("gap between tokens, ms", lambda value: f"{1e3 * value:.1f}", "step_s"),
+        ("all answers, s", lambda value: f"{value:.1f}", "seconds"),
+        ("answer tokens per second", lambda value: f"{value:.1f}", "tokens_per_s"),
+    ]
+    gain = after["tokens_per_s"] / before["tokens_per_s"]
+    rows = [
+        (name, text(before[key]), text(after[key]), times(gain if key == "tokens_per_s" else before[key] / after[key]))
+        for name, text, key in lines
+    ]
+    headings = ("", "without sharing", "with sharing", "gain")
+    columns = tuple(
+        Column[tuple[str, ...]](heading, partial(_cell, place), align="right" if place else "left")
+        for place, heading in enumerate(headings)
+    )
+    lengths = sorted(map(len, prompts))
+    return Output(
+        title=f"{USERS} users of smollm2-135m with one system prompt: prompts of {lengths[0]} to {lengths[-1]} tokens",
+        headline=f"With sharing {times(gain)} the tokens per second; the same answers: {same} of {USERS}.",
+        tables=(Table("", columns, rows),),
+        legend=(f"Question: {question}", f"Answer: {answer.strip()}", ABOUT),
+        data={"sides": facts, "same_answers": same, "users": USERS, "question": question, "answer": answer},
+    )
+
+
+def _cell(place: int, row: tuple[str, ...]) -> str:
+    return row[place]
+
+
+def _tell(line: str) -> None:
+    """Show what happens now, on a terminal."""
+    if on_terminal():
+        click.echo(f"\r{line:<60}\r" if not line else f"\r{line:<60}", nl=False, err=True)
