@@ -21,7 +21,7 @@ _MOST_BAD_LINES = 5
 _OWN_BLOCK = 16
 _MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16
 """Tokens of a block in their traces."""
-_TEXTS = {"conversations", "messages", "text_input", "text"}
+_TEXTS = {"conversations", "messages", "text_input", "text", "turns"}
 """Keys of lines that hold texts."""
 
 
@@ -83,7 +83,7 @@ def _of_json_lines(path: Path, text: str, first: str) -> Trace:
         name = "AIPerf" if "session_id" in keys else "Mooncake"
         return _mooncake(path, name, text, MooncakeLines(_MOONCAKE_BLOCK, 1000))
     if keys & _TEXTS:
-        made = f"chunkbench prompts {path} --tokenizer NAME --trace FILE"
+        made = f"chunkbench prompts {path} --tokenizer NAME --trace FILE; or send the texts: chunkbench load --texts"
         raise TraceError(f"{path}: holds texts; a trace holds lengths or token ids. Make one: {made}")
     return _own(path, text)
 

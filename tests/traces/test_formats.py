@@ -217,6 +217,7 @@ def test_headers_of_csv(tmp_path: Path, header: str) -> None:
         ('{"prompt": [18446744073709551616], "max_tokens": 1}', "1: prompt.0: Input should be less than 2147483648"),
         ('{"prompt": [1], "max_tokens": 1, "due": 1e999}', "1: not JSON: 1e999 is no finite number"),
         ('{"conversations": []}', "holds texts; a trace holds lengths or token ids"),
+        ('{"turns": []}', "or send the texts: chunkbench load --texts"),
         ('{"prompt": "hello", "max_tokens": 1}', "1: prompt is a text, not token ids"),
         (
             '{"session_id": 1, "input_length": 3, "output_length": 3}\n'
