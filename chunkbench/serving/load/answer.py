@@ -34,6 +34,12 @@ class _Delta(_Answer):
     reasoning_content: str | None = None
     """What a model thinks before it answers; no part of the answer."""
     reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+    @property
+    def holds_token(self) -> bool:
+        """Whether a token is known to be in it."""
+        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
 
 
 class _Choice(_Answer):
@@ -55,8 +61,8 @@ class _Chunk(_Answer):
     @property
     def holds_token(self) -> bool:
         """Whether a token is known to be in it."""
-        thoughts = (delta.reasoning_content or delta.reasoning for c in self.choices or () if (delta := c.delta))
-        return bool(self.text) or any(choice.token_ids for choice in self.choices or ()) or any(thoughts)
+        choices = self.choices or ()
+        return any(one.text or one.token_ids or (one.delta and one.delta.holds_token) for one in choices)
 
 
 class Model(_Answer):

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from chunkbench.serving.load import LoadError, LoadOptions, Measured, Target, cached_so_far, describe_server, send
+from chunkbench.serving.load.answer import Tokens
 from chunkbench.traces import Arrivals, Chat, PlannedRequest, due_times
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -560,3 +561,12 @@ def test_what_metrics_say_of_the_cache(page: str | None, expected: float | None)
             await runner.cleanup()
 
     assert asyncio.run(run()) == expected
+
+
+def test_a_part_of_a_call_of_a_tool_is_a_token() -> None:
+    tokens = Tokens()
+    call = {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+    deltas: list[dict[str, object]] = [{"role": "assistant", "content": None}, call, call, {}]
+    for at, delta in enumerate(deltas):
+        tokens.add({"choices": [{"index": 0, "delta": delta}]}, at)
+    assert (tokens.first, tokens.last, tokens.count) == (1, 2, 2)
