@@ -29,7 +29,8 @@ class Sampling:
     top_p: float = 1.0
     """Choose among the most probable tokens whose probabilities add up to this."""
     seed: int | None = None
-    """Same seed, same tokens, whatever the other requests of a step are; None: a new seed. -2**63 to 2**64 - 1."""
+    """Same seed, same draws, whatever the other requests of a step are; None: a new seed. -2**63 to 2**64 - 1. In
+    bfloat16 the other requests change how logits round, and so, now and then, a token."""
     top_k: int = 0
     """Choose among so many of the most probable tokens, before top_p. 0: all; -1 means the same in vLLM."""
 
