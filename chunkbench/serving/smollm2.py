@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from chunkbench.experiment.llama import LlamaShape
 from chunkbench.pins import SMOLLM2, SMOLLM2_INSTALL
+from chunkbench.store import CannotRunError
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ _LAYOUT = 1
 """Of the checkpoint folder; a change makes it anew."""
 
 
-class ModelMissing(ValueError):
+class ModelMissing(CannotRunError):
     """The model's package is not installed or damaged, or its checkpoint cannot be written."""
 
 

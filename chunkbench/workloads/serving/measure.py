@@ -27,7 +27,6 @@ from chunkbench.serving.load import LoadOptions, Measured, send
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import System
-from chunkbench.serving.smollm2 import ModelMissing
 from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
@@ -88,11 +87,8 @@ class ServingMeasurer:
     ) -> None:
         """Ask each system whether it runs here. Raises `CannotRunError` if none does or the model is missing."""
         self._prepared = monotonic()
-        try:
-            self._setting = setting_of(experiment, target, points)
-            self._texts = texts_of(experiment, self._setting)
-        except ModelMissing as error:
-            raise CannotRunError(str(error)) from None
+        self._setting = setting_of(experiment, target, points)
+        self._texts = texts_of(experiment, self._setting)
         systems = {name: _survey(name, target.device) for name in experiment.implementations}
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
