@@ -445,6 +445,7 @@ def test_a_full_queue_is_429_and_sigterm_answers_what_runs(checkpoint: Path, tmp
         assert errors.count("requests.jsonl ends here: No space left on device") == 1
 
 
+@pytest.mark.slow
 def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, client: openai.OpenAI) -> None:
     options = ["--engine", "transformers", "--dtype", "float32", "--served-name", "sharp", "--kv-memory", "4MiB"]
     with serve(tmp_path / "log", str(checkpoint), *options) as server:

@@ -32,7 +32,8 @@ class Client:
     tokens: list[int] = field(default_factory=list)
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [16, 5000])
 def test_every_kept_request_gets_its_tokens_and_memory_does_not_grow(tmp_path: Path, count: int) -> None:
     clients = draw_clients(random.Random(7), count)
     folder = write_checkpoint("llama-grouped", tmp_path / "model")

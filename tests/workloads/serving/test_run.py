@@ -139,6 +139,7 @@ def test_dry_run(run: tuple[Path, Path]) -> None:
     assert "unavailable: CHUNKBENCH_VLLM_PYTHON names no file" in result.output
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_named_before_and_left_out(run: tuple[Path, Path], tmp_path: Path) -> None:
     """The budget has no room: the first point has what a comparison needs, the others are rows that say why."""
     file = tmp_path / "short.yaml"
@@ -202,7 +203,7 @@ def test_servers_that_do_not_fit_even_alone_are_refused(
         ("load: 50, rate: 3}", "cannot be used together with rate"),
         ("load: 50, heads: 3}", "follows from model; leave it out"),
         ("load: 50}\ntexts: no.jsonl", "bundled sets are conversations, questions"),
-        ("load: 50}\nprotocols: paper", "protocols: is only for `kind: decode` and `kind: modules`; leave it out"),
+        ("load: 50}\nprotocols: paper", "protocols: is only for `kind: decode`"),
     ],
 )
 def test_wrong_files_say_what_is_wrong(tmp_path: Path, change: str, message: str) -> None:
