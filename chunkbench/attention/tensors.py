@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.kernels.cpu.tensors import dense_address
 from chunkbench.kvcache import KVCacheError
 
@@ -23,7 +24,7 @@ class TensorSpec:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._kind = dtype, device, torch.strided
         self._address = dense_address() if device.type == "cpu" else None
-        self._dtype_name = str(dtype).removeprefix("torch.")
+        self._dtype_name = dtype_name(dtype)
 
     def check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor, without its gradient. Raises WrongTensor for another shape, dtype or device, or a sparse tensor.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chunkbench.cli.output import fail, format_option, on_terminal, show
+from chunkbench.cli.output import fail, format_option, serving_libraries, show, status_line
 
 if TYPE_CHECKING:
     from chunkbench.report.model import Output
@@ -64,17 +64,13 @@ def command(user: int, form: str) -> None:
 
     The model is smollm2-135m; set-up installs it. Takes about a minute on two cores.
     """
-    try:
+    with serving_libraries():
         import torch
 
         from chunkbench.serving import smollm2
         from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
         from chunkbench.serving.engine.model import load_module
         from chunkbench.serving.server.text import Text
-    except ModuleNotFoundError as error:
-        fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
-    except ValueError as error:  # the engine's own word for a missing library
-        fail(error)
     from chunkbench.traces.request import Chat
     from chunkbench.traces.texts import read_texts
 
@@ -82,7 +78,7 @@ def command(user: int, form: str) -> None:
         folder = smollm2.checkpoint()
     except smollm2.ModelMissing as error:
         fail(error)
-    _tell("loading smollm2-135m")
+    status_line("loading smollm2-135m")
     model, text = Model(load_module(folder, torch.float32)), Text(folder)
     texts = read_texts("questions")
     (begun,) = [one.sent[0] for name, one in texts.beginnings.items() if name == SYSTEM and isinstance(one, Chat)]
@@ -95,7 +91,7 @@ def command(user: int, form: str) -> None:
         options = EngineOptions(USERS, kv_bytes=room * model.token_bytes, attention=attention, cache="live")  # type: ignore[arg-type]
         requests = [Request(str(number), prompt, MOST_TOKENS) for number, prompt in enumerate(prompts, 1)]
         sides.append(_answer(name, Engine(model, options), requests))
-    _tell("")
+    status_line("")
     show(_output(sides, prompts, chats[user - 1][-1]["content"], text.decode(sides[1].answers[str(user)])), form)
 
 
@@ -114,7 +110,7 @@ def _answer(name: str, engine: Engine, requests: Sequence[Request]) -> Answered:
             side.first.setdefault(made.request, now)
         if not report.prompt_tokens:
             side.gaps.append(report.seconds)
-        _tell(f"{name}: {side.tokens} tokens answered, {now:.0f} s")
+        status_line(f"{name}: {side.tokens} tokens answered, {now:.0f} s")
     side.seconds, side.kv_bytes = perf_counter() - started, engine.peak_kv_bytes
     return side
 
@@ -168,9 +164,3 @@ def _output(sides: Sequence[Answered], prompts: Sequence[Sequence[int]], questio
 
 def _cell(place: int, row: tuple[str, ...]) -> str:
     return row[place]
-
-
-def _tell(line: str) -> None:
-    """Show what happens now, on a terminal."""
-    if on_terminal():
-        click.echo(f"\r{line:<60}\r" if not line else f"\r{line:<60}", nl=False, err=True)

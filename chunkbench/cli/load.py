@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chunkbench.cli.output import colour_wanted, fail, format_option, show
+from chunkbench.cli.output import fail, format_option, show, status_line
 
 if TYPE_CHECKING:
     from chunkbench.analysis.cache_hits import CacheHits, Exchange
@@ -139,8 +139,7 @@ def command(url: str, **options: Any) -> None:
         exchanges.append(Exchange(request, *said))
         if out is not None:
             out.add(request)
-        if colour_wanted():
-            click.echo(f"\r\033[K{len(facts)} of {len(plan)} requests answered", nl=False, err=True)
+        status_line(f"{len(facts)} of {len(plan)} requests answered")
 
     async def measure() -> tuple[float, float | None]:
         nonlocal out
@@ -163,7 +162,7 @@ def command(url: str, **options: Any) -> None:
         fail(error)
     except KeyboardInterrupt:
         interrupted = True
-    click.echo("\r\033[K" if colour_wanted() else "", nl=False, err=True)
+    status_line("")
     objective = options["objective"]
     numbers = load_numbers(facts, objective / 1e3 if objective else None)
     found = cache_hits(exchanges, counted)

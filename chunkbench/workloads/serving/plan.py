@@ -57,13 +57,15 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
         f" for each system, on {target.device} in {target.dtype}",
         "",
     ]
+    here: dict[str, System] = {}
     for name in experiment.implementations:
         label, answer = SYSTEMS.availability(name, target.device)
+        if answer.ok:
+            here[name] = SYSTEMS.load(name)
         lines.append(f"  {name:<24} {label:<24} {'will be measured' if answer.ok else f'unavailable: {answer.reason}'}")
     lines += ["", *(f"  {point.brief}" for point in points)]
     setting = setting_of(experiment, target, points)
     texts_of(experiment, setting)
-    here = {name: SYSTEMS.load(name) for name in experiment.implementations if _runs(name, target.device)}
     memory = memory_of(experiment, setting, here)
     lines += [
         "",
@@ -75,10 +77,6 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
         units = [Unit(point, names) for point in points for names in memory.groups]
         lines += outlook(experiment, units, parts_of(experiment, costs, units), experiment.budget_s)
     return "\n".join(lines)
-
-
-def _runs(name: str, device: str) -> bool:
-    return SYSTEMS.availability(name, device)[1].ok
 
 
 def memory_of(experiment: ServingExperiment, setting: Setting, systems: Mapping[str, System]) -> MemoryPlan:
