@@ -376,7 +376,8 @@ def test_a_client_that_goes_away_frees_its_chunks(served: Served, stream: bool) 
     assert served.metric("kv_bytes") == 0
     before = served.metric(dropped) if dropped in served.get("/metrics") else 0
     host, port = served.url.removeprefix("http://").split(":")
-    body = json.dumps({"model": "sharp", "prompt": PROMPT, "max_tokens": 2000, "stream": stream}).encode()
+    endless = {"temperature": 0, "max_tokens": 2000, "ignore_eos": True}
+    body = json.dumps({"model": "sharp", "prompt": PROMPT, "stream": stream, **endless}).encode()
     with socket.create_connection((host, int(port))) as line:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         line.sendall(head.encode() + body)
@@ -426,7 +427,7 @@ def test_a_full_queue_is_429_and_sigterm_answers_what_runs(checkpoint: Path, tmp
         (tmp_path / "log" / name).symlink_to("/dev/full")
     limits = ["--max-batch", "1", "--max-waiting", "1", "--dtype", "float32", "--served-name", "sharp"]
     with serve(tmp_path / "log", str(checkpoint), *limits) as server:
-        long = {"model": "sharp", "prompt": PROMPT, "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+        long = {"model": "sharp", "prompt": PROMPT, "max_tokens": 600, "temperature": 0, "ignore_eos": True}
         answers: list[tuple[int, Any]] = []
         clients = [threading.Thread(target=lambda: answers.append(server.post("/v1/completions", long))) for _ in "ab"]
         clients[0].start()
@@ -439,7 +440,7 @@ def test_a_full_queue_is_429_and_sigterm_answers_what_runs(checkpoint: Path, tmp
         for client in clients:
             client.join()
         assert [status for status, _ in answers] == [200, 200]
-        assert all(answer["usage"]["completion_tokens"] == 150 for _, answer in answers)
+        assert all(answer["usage"]["completion_tokens"] == 600 for _, answer in answers)
         errors = (tmp_path / "log.err").read_text()
         assert errors.count("steps.jsonl ends here: No space left on device") == 1
         assert errors.count("requests.jsonl ends here: No space left on device") == 1
