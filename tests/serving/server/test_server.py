@@ -143,7 +143,7 @@ def test_a_stop_string_ends_the_work(client: openai.OpenAI, served: Served) -> N
     stop = ask(client).choices[0].text.split()[2]
     answer = ask(client, max_tokens=2000, stop=stop, ignore_eos=True)
     assert answer.usage.completion_tokens <= 3
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 2
     while "chunkbench_requests_running 0.0" not in (page := served.get("/metrics")):
         assert time.monotonic() < deadline, page
         time.sleep(0.02)
@@ -458,6 +458,9 @@ def test_transformers_behind_the_same_front(checkpoint: Path, tmp_path: Path, cl
         with pytest.raises(openai.BadRequestError, match="greedy"):
             ask(theirs, temperature=1)
         assert json.loads(server.get("/v1/models"))["data"][0]["server"]["engine"] == "transformers"
+        test_stop_strings_end_an_answer_before_them(theirs)
+        test_stop_strings_end_a_chat(theirs)
+        test_a_stop_string_ends_the_work(theirs, server)
         assert server.stop() == 0
 
 
