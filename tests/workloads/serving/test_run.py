@@ -28,6 +28,7 @@ title: tiny servers
 kind: serving
 implementations: [vllm, chunk_llama_no_sharing, chunk_llama]
 dtype: float32
+budget: 10h  # of the default one a stall of a minute leaves nothing to the last points
 requests: 6
 arrival_seeds: 2
 vocabulary: 300
