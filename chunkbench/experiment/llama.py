@@ -12,6 +12,9 @@ from chunkbench.text_file import TextError, from_json, read_text
 
 _Count = Annotated[int, Field(gt=0, lt=2**31)]
 
+WEIGHTS = "chunkbench_weights"
+"""Key of a `config.json` that says what the field `weights` of a shape does."""
+
 
 class ShapeError(ValueError):
     """The model is unknown, or its `config.json` lacks a value."""
@@ -31,6 +34,8 @@ class LlamaShape(BaseModel):
     head_dim: _Count
     folder: Annotated[str, Field(exclude=True)] = ""
     """Folder of a checkpoint with weights; empty: none, or the model of that name (`smollm2-135m`)."""
+    weights: Annotated[str, Field(exclude=True)] = ""
+    """What a reader must know of a checkpoint's weights beside their dtype; empty: nothing."""
 
     def __str__(self) -> str:
         return self.name
@@ -54,7 +59,9 @@ class LlamaShape(BaseModel):
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * element_bytes
 
 
-def _llama(name: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> LlamaShape:
+def _llama(
+    name: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, weights: str = ""
+) -> LlamaShape:
     return LlamaShape(
         name=name,
         hidden_size=hidden,
@@ -63,6 +70,7 @@ def _llama(name: str, hidden: int, intermediate: int, layers: int, heads: int, k
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=hidden // heads,
+        weights=weights,
     )
 
 
@@ -75,7 +83,7 @@ SHAPES = {
         _llama("llama3-8b", 4096, 14336, 32, 32, 8),
         _llama("llama3-70b", 8192, 28672, 80, 64, 8),
         _llama("mistral-7b", 4096, 14336, 32, 32, 8),
-        _llama("smollm2-135m", 576, 1536, 30, 9, 3),
+        _llama("smollm2-135m", 576, 1536, 30, 9, 3, "4-bit, dequantised"),
         # For servers on two cores: attention takes about twice the time of the products at 2048 tokens, as on the
         # paper's GPU (Table 1).
         LlamaShape(
@@ -114,7 +122,7 @@ def shape_of(model: str) -> LlamaShape:
 def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
     """Fill in what older files leave out: as many KV heads as heads, and head_dim = hidden_size / heads."""
     fields: dict[str, Any] = {
-        name: config.get(name) for name in LlamaShape.model_fields if name not in ("name", "folder")
+        name: config.get(name) for name in LlamaShape.model_fields if name not in ("name", "folder", "weights")
     }
     heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
     if fields["num_key_value_heads"] is None:
@@ -122,8 +130,9 @@ def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
     if fields["head_dim"] is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         fields["head_dim"] = hidden // heads
     name = str(config.get("_name_or_path") or config.get("model_type") or path.parent.name or "model")
+    checkpoint = {"folder": str(path.parent), "weights": config.get(WEIGHTS, "")} if _has_weights(path.parent) else {}
     try:
-        return LlamaShape(name=name, folder=str(path.parent) if _has_weights(path.parent) else "", **fields)
+        return LlamaShape(name=name, **fields, **checkpoint)
     except ValidationError as error:
         wrong = "; ".join(
             f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else detail["msg"]

@@ -92,6 +92,7 @@ def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
     drawn = "; inputs standard normal" if any(row.session for row in rows) else ""
     parts = [
         f"{_list(row.facts.dtype for row in rows)}{drawn}",
+        *(f"weights: {text}" for text in dict.fromkeys(row.facts.axis("weights") for row in rows) if text),
         f"seed {_list(row.facts.seed for row in rows)}",
     ]
     checked = [r.session for r in timed if r.session and r.session.max_error is not None and r.session.tolerance]

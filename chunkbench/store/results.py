@@ -162,7 +162,7 @@ class Result(Facts):
         return (1,) if self.rounds else ()
 
     def axis(self, name: str) -> Any:
-        """The value of an axis, of the device, or of the way of timing; None if this kind does not have it."""
+        """The value of an axis, the device, the weights, or the way of timing; None if this kind does not have it."""
         return getattr(self, name) if name in type(self).model_fields else None
 
 

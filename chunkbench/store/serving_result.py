@@ -117,6 +117,8 @@ class ServingResult(ServingPoint, Result):
     """Requests per second of the reference with closed-loop clients; None with an absolute rate."""
     asked_requests: NonNegativeInt | None = None
     """Requests of an arrival seed that the experiment asks for; measurements have fewer if the budget was short."""
+    weights: str = ""
+    """What a reader must know of the model's weights beside their dtype."""
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """The entry of /v1/models."""

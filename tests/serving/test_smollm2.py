@@ -18,12 +18,15 @@ if MISSING:
 
 import torch
 import transformers
+from click.testing import CliRunner
 
+from chunkbench.cli.main import cli
 from chunkbench.experiment.llama import SHAPES, shape_of
 from chunkbench.pins import SMOLLM2_INSTALL
 from chunkbench.serving import smollm2
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
 from chunkbench.serving.engine.model import load_module
+from chunkbench.serving.server.build import ModelChoice, build_backend
 from tests.serving.engine.models import answers_of
 
 try:
@@ -90,6 +93,37 @@ def test_a_missing_or_damaged_package_is_named(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(smollm2, "distribution", missing)
     with pytest.raises(smollm2.ModelMissing, match=SMOLLM2_INSTALL):
         smollm2.checkpoint()
+
+
+def test_servers_say_what_its_weights_are(folder: Path) -> None:
+    told = "4-bit, dequantised"
+    for choice, expected in ((folder, told), (folder / "config.json", None)):  # the latter has random weights
+        said: list[str] = []
+        options = EngineOptions(kv_bytes=4 << 20)
+        backend, _ = build_backend(ModelChoice(str(choice), torch.bfloat16), "chunk", options, said.append)
+        assert backend.facts().get("weights") == expected
+        assert said.count(f"{smollm2.NAME}: weights: {told}") == bool(expected)
+
+
+EXPERIMENT = """
+kind: serving
+implementations: [chunk_llama, chunk_llama_no_sharing]
+budget: 10h
+requests: 1
+arrival_seeds: 2
+defaults: {model: smollm2-135m, n_p: 64, n_c: 4, batch_size: 2, n_s: 0, rate: 600}
+sweep: [{}]
+"""
+
+
+@pytest.mark.slow
+def test_a_report_says_once_what_its_weights_are(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "real.yaml").write_text(EXPERIMENT)
+    told = CliRunner().invoke(cli, ["run", str(tmp_path / "real.yaml"), "--out", str(tmp_path / "run"), "--detail"])
+    assert told.exit_code == 0, told.output
+    report = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), "--detail"]).output
+    assert report.count("weights: 4-bit, dequantised") == 1
+    assert (tmp_path / "run" / "cases.jsonl").read_text().count('"weights":"4-bit, dequantised"') == 4  # rows, servers
 
 
 @pytest.mark.slow

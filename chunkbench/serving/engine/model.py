@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chunkbench.attention import RaggedChunkAttention
-from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.llama import WEIGHTS, LlamaShape
 from chunkbench.kernels.cpu.store import dtype_name
 from chunkbench.serving.engine.errors import ModelError
 from chunkbench.serving.engine.llama import LlamaForward, fits, pack_linear_layers
@@ -48,6 +48,8 @@ class ModelNumbers:
             raise ModelError(f"the model's eos_token_id is {eos!r:.80}: no token id, and no list of them")
         self.eos_ids = frozenset(ids)
         """End-of-sequence ids, as transformers' `generate` knows them."""
+        self.weights: str = getattr(config, WEIGHTS, "")
+        """What a reader must know of them beside their dtype; empty: nothing."""
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
 
@@ -62,6 +64,7 @@ class ModelNumbers:
             "kv_bytes_per_token": self.token_bytes,
             "layers": self.layers,
             "dtype": dtype_name(self.dtype),
+            **({"weights": self.weights} if self.weights else {}),
         }
 
 
@@ -130,6 +133,7 @@ def random_module(config: Any, dtype: torch.dtype, attention: str = INTERFACE, s
     """A causal language model of transformers with random weights: as fast as trained ones, and without meaning. The
     same seed gives the same weights for every attention."""
     torch.manual_seed(seed)
+    setattr(config, WEIGHTS, "")  # it tells of the weights of a checkpoint
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
 
 

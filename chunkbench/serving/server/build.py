@@ -16,6 +16,7 @@ from chunkbench.serving import smollm2
 from chunkbench.serving.engine import Engine, EngineOptions, Model, ModelError
 from chunkbench.serving.engine.model import (
     INTERFACE,
+    ModelNumbers,
     llama_config,
     load_module,
     random_module,
@@ -107,6 +108,8 @@ def build_backend(
         with reading_with_transformers(choice.model):
             module = random_module(config, choice.dtype, attention, choice.seed)
     module = module.to(choice.device)
+    if weights := ModelNumbers(module).weights:
+        say(f"{choice.name}: weights: {weights}")
     say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
     if engine == "transformers":
         backend = TransformersBackend(module.eval(), options)

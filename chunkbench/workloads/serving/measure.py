@@ -374,6 +374,7 @@ class ServingMeasurer:
             reference=reference,
             capacity_per_s=capacity,
             asked_requests=asked_requests(self._experiment.requests, case.point.load),
+            weights=self._setting.shape.weights,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
         )

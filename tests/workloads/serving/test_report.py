@@ -40,6 +40,13 @@ def run(make_run: Any) -> Run:
     return made
 
 
+def test_what_a_reader_must_know_of_the_weights_is_said_once(make_run: Any) -> None:
+    told = [fact.model_copy(update={"weights": "4-bit, dequantised"}) for fact in facts()]
+    report = build(make_run(told, name="figure5", kind="serving", baseline="chunk_llama"))
+    assert render(report, "table").count("weights: 4-bit, dequantised; seed 0") == 1
+    assert "weights:" not in render(build(make_run(facts(), name="figure5", kind="serving")), "table")
+
+
 def test_sustained_rates_stand_beside_the_papers(run: Run) -> None:
     report = build(run)
     table = report.tables[0]
