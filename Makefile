@@ -23,7 +23,7 @@ READY_VLLM := $(VENV_VLLM)/.ready-vllm
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt chunkbench/pins.py scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test docs lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test docs lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ vllm-environment: $(READY_VLLM) ## Make the environment .venv-vllm: vLLM, which 
 
 reproduce-table4: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then measure the paper's Table 4 on this machine
 	$(BIN)/chunkbench run table4 $(ARGS)
+
+reproduce-table4-smollm2: $(READY_SERVING) $(READY_VLLM) ## The same with a small trained model and real text; 40 minutes
+	$(BIN)/chunkbench run table4-smollm2 $(ARGS)
+	$(BIN)/chunkbench run table4-smollm2-caching $(ARGS)
 
 measure-vllm-plugin: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then compare vLLM with its own attention and with our kernels
 	$(BIN)/chunkbench run vllm-plugin $(ARGS)

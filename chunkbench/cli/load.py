@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chunkbench.analysis.cache_hits import CacheHits, Exchange
     from chunkbench.analysis.requests import LoadNumbers, Quantiles
     from chunkbench.report.model import Output, Table
+    from chunkbench.serving.load import Tokens
     from chunkbench.store.request_result import RequestResult
     from chunkbench.traces import PlannedRequest, Prompt
 
@@ -133,9 +134,9 @@ def command(url: str, **options: Any) -> None:
     out: _Out | None = None
     how = LoadOptions(options["clients"], options["timeout"], not options["keep_eos"])
 
-    def ended(request: RequestResult, prompt: Prompt, answer: str) -> None:
+    def ended(request: RequestResult, prompt: Prompt, answer: Tokens) -> None:
         facts.append(request)
-        said = (prompt.text(), prompt.text(answer)) if isinstance(prompt, Chat) else (prompt, prompt)
+        said = (prompt.text(), prompt.text(answer.text)) if isinstance(prompt, Chat) else (prompt, prompt)
         exchanges.append(Exchange(request, *said))
         if out is not None:
             out.add(request)

@@ -102,6 +102,25 @@ class Measurement(Facts):
     """None if the server tells nothing about itself."""
 
 
+class EqualAnswers(Facts):
+    """A server's greedy answers beside those of transformers, both in float32."""
+
+    compared: NonNegativeInt
+    """Answers that told their token ids."""
+    near_ties: NonNegativeInt
+    """Answers whose first other token is at a near tie: transformers' two best logits differ by less than
+    `near_tie_below`."""
+    different: NonNegativeInt
+    """Answers with another first other token."""
+    near_tie_below: NonNegativeFloat
+    """The most by which how far apart two logits are changes in transformers itself, where it computes all tokens at
+    once: the error of float32."""
+    question: str
+    """One of the questions."""
+    answer: str
+    """The server's answer to it."""
+
+
 class ServingResult(ServingPoint, Result):
     """A system at a point. Ratios are formed between measurements of the same requests: of one arrival seed."""
 
@@ -122,6 +141,8 @@ class ServingResult(ServingPoint, Result):
     measurements: tuple[Measurement, ...] = ()
     server_said: dict[str, Any] = Field(default_factory=dict)
     """The entry of /v1/models."""
+    equal_answers: EqualAnswers | None = None
+    """Of the run, the same at all points; None: not asked for, or the server did not answer."""
 
     @classmethod
     def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class _Chunk(_Answer):
         return "".join(piece or "" for piece in pieces)
 
     @property
+    def token_ids(self) -> list[int]:
+        """Of the piece; empty if the server does not tell them."""
+        return [token for choice in self.choices or () for token in choice.token_ids or ()]
+
+    @property
     def holds_token(self) -> bool:
         """Whether a token is known to be in it."""
         choices = self.choices or ()
@@ -80,6 +85,8 @@ class Tokens:
     """The tokens of one answer: when they came, how many, and their text."""
 
     def __init__(self) -> None:
+        self.ids: list[int] = []
+        """Empty if the server does not tell them."""
         self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
         """Of chunks with and without text: the first, the last, and their number."""
@@ -91,6 +98,7 @@ class Tokens:
         self._usage = chunk.usage or self._usage
         if chunk.choices:
             self._pieces.append(chunk.text)
+            self.ids += chunk.token_ids
             first, _, count = self._times.get(chunk.holds_token, (at, at, 0))
             self._times[chunk.holds_token] = first, at, count + 1
 

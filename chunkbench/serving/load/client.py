@@ -59,6 +59,8 @@ class LoadOptions:
     """Longest time for one answer, its connection included."""
     ignore_eos: bool = True
     """Ask for answers of full length."""
+    token_ids: bool = False
+    """Ask for the token ids of answers. Not every server knows this field."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,14 @@ async def send(
     target: Target,
     plan: Sequence[PlannedRequest],
     options: LoadOptions,
-    progress: Callable[[RequestResult, Prompt, str], None] = lambda *ended: None,
+    progress: Callable[[RequestResult, Prompt, Tokens], None] = lambda *ended: None,
 ) -> Measured:
     """Send the requests of a plan and wait for all answers. `progress` receives each one when it has ended, with the
-    prompt that was sent and the text of the answer.
+    prompt that was sent and the tokens of the answer.
 
     Latency is to be counted from `due`, not from `sent`: a request that the client or the server holds up has waited.
     """
-    bodies = [_body(target.model, request, options.ignore_eos) for request in plan]
+    bodies = [_body(target.model, request, options) for request in plan]
     chats: dict[int, tuple[Chat, str]] = {}
     """Number of a request -> all its messages, and the answer."""
     facts: list[RequestResult | None] = [None] * len(plan)
@@ -157,11 +159,11 @@ async def send(
             async def one(number: int, due: float, sending: asyncio.Future[None] | None = None) -> None:
                 request, body = plan[number], bodies[number]
 
-                def ended(result: RequestResult, answer: str = "") -> None:
+                def ended(result: RequestResult, tokens: Tokens) -> None:
                     facts[number] = result
                     if isinstance(request.prompt, Chat) and result.status == "ok":
-                        chats[number] = request.prompt, answer
-                    progress(result, request.prompt, answer)
+                        chats[number] = request.prompt, tokens.text
+                    progress(result, request.prompt, tokens)
 
                 if isinstance(request.prompt, Chat) and request.after is not None:
                     if request.after not in chats:
@@ -172,11 +174,12 @@ async def send(
                                 asked_tokens=request.max_tokens,
                                 status="error",
                                 reason="not sent: the turn before it was not answered",
-                            )
+                            ),
+                            Tokens(),
                         )
                         return
                     request = replace(request, prompt=request.prompt.after(*chats[request.after]))
-                    body = _body(target.model, request, options.ignore_eos)
+                    body = _body(target.model, request, options)
                 await _ask(session, target, request, body, due, now, ended, sending)
 
             async def client(conversations: Iterator[list[int]]) -> None:
@@ -263,7 +266,7 @@ async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _body(model: str, request: PlannedRequest, ignore_eos: bool) -> bytes:
+def _body(model: str, request: PlannedRequest, options: LoadOptions) -> bytes:
     prompt = request.prompt
     body: dict[str, Any] = {
         "model": model,
@@ -273,8 +276,10 @@ def _body(model: str, request: PlannedRequest, ignore_eos: bool) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if ignore_eos and request.exact:
+    if options.ignore_eos and request.exact:
         body["ignore_eos"] = True
+    if options.token_ids:
+        body["return_token_ids"] = True
     return json.dumps(body).encode()
 
 
@@ -285,10 +290,10 @@ async def _ask(
     body: bytes,
     due: float,
     now: Callable[[], float],
-    ended: Callable[[RequestResult, str], None],
+    ended: Callable[[RequestResult, Tokens], None],
     sending: asyncio.Future[None] | None,
 ) -> None:
-    """Send one request, read its stream, and tell `ended` what came, and its text. Without `sending` it is sent at
+    """Send one request, read its stream, and tell `ended` what came. Without `sending` it is sent at
     once, else when that is done.
 
     `now`: seconds since the start. If it is cancelled after it was sent, `ended` hears that, too.
@@ -342,7 +347,7 @@ async def _ask(
                 status=status,
                 reason=reason,
             ),
-            tokens.text,
+            tokens,
         )
     if cut is not None:
         raise cut

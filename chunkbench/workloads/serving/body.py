@@ -8,11 +8,11 @@ from statistics import geometric_mean
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.serving import ServingNumbers, objective_s, serving_numbers
 from chunkbench.paper.printed import table4
-from chunkbench.report.model import Cell, Table
+from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING, count, extent, megabytes, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
-from chunkbench.store.serving_result import ServingResult
+from chunkbench.store.serving_result import EqualAnswers, ServingResult
 from chunkbench.workloads.serving import sustained
 
 _LEGEND = (
@@ -24,12 +24,21 @@ _LEGEND = (
 )
 
 
+_NEAR_TIE = (
+    "equal answers = greedy answers in float32 with the tokens that transformers generates, before the clock; near tie"
+    " = the first other token is where its two best logits differ by less than {}, the error of float32"
+)
+
+
 def body(view: View) -> Body:
     """Headline, tables and legend of a run."""
     objectives = {n_p: objective_s(view.rows, n_p) for n_p in {group.axes["n_p"] for group in view.groups}}
     known = {n_p: objective for n_p, objective in objectives.items() if objective is not None}
-    tables = (*sustained.tables(view, known), _latency(view, known), _servers(view))
-    legend = (*_LEGEND, *([sustained.LEGEND] if known else []))
+    equal = _equal_answers(view)
+    tables = (*sustained.tables(view, known), _latency(view, known), _servers(view), *_answers(view, equal))
+    errors = [one.near_tie_below for one in equal.values()]
+    ties = [_NEAR_TIE.format(f"{max(errors):.1g}")] if errors else []
+    legend = (*_LEGEND, *([sustained.LEGEND] if known else []), *ties)
     return Body(_headline(view), tables, legend=legend, timing=_timing(view))
 
 
@@ -59,6 +68,33 @@ def _latency(view: View, objectives: Mapping[int, float]) -> Table:
         ),
     ]
     return quantities(view, "Latency under load", lines)
+
+
+def _equal_answers(view: View) -> dict[str, EqualAnswers]:
+    """System -> how its answers compare with those of transformers, where that was asked for."""
+    rows = [row.facts for group in view.groups for row in group.rows.values()]
+    found = {row.implementation: row.equal_answers for row in rows if isinstance(row, ServingResult)}
+    return {name: one for name in view.columns.ids if (one := found.get(name)) is not None}
+
+
+def _answers(view: View, equal: Mapping[str, EqualAnswers]) -> list[Table]:
+    """Equal answers, and one question with what every system says."""
+    if not equal:
+        return []
+    columns = (
+        Column[tuple[str, EqualAnswers]]("system", lambda line: view.columns.name(line[0]), align="left"),
+        Column[tuple[str, EqualAnswers]]("equal answers", lambda line: _equal(line[1])),
+        Column[tuple[str, EqualAnswers]]("answer", lambda line: " ".join(line[1].answer.split()), align="left"),
+    )
+    question = " ".join(next(iter(equal.values())).question.split())
+    return [Table(f"The same question to all systems, greedy, in float32: {question}", columns, tuple(equal.items()))]
+
+
+def _equal(one: EqualAnswers) -> str:
+    if not one.compared:
+        return "no token ids"
+    ties = f", {count(one.near_ties, 'near tie')}" if one.near_ties else ""
+    return f"{one.compared - one.near_ties - one.different} of {one.compared}{ties}"
 
 
 def _servers(view: View) -> Table:

@@ -30,12 +30,14 @@ from chunkbench.serving.servers.system import System
 from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
-from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
+from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_texts
 from chunkbench.workers.pages import environment
+from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
 from chunkbench.workloads.serving.plan import (
     WARM_UP,
     Unit,
+    answers_s,
     asked_requests,
     assumed_costs,
     capacity_requests,
@@ -118,7 +120,10 @@ class ServingMeasurer:
         # A resumed run has the share of the budget of the points that are left.
         everything = experiment.points(target.device, target.dtype)
         left_s = experiment.budget_s * sum(map(weight, points)) / sum(map(weight, everything))
-        expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s)
+        self._equal = {case.implementation: case.equal_answers for case in place.earlier if case.equal_answers}
+        unknown = [name for name in here if name not in {*self._equal, *self._memory.too_large}]
+        before_s = answers_s(experiment, self._costs, points, unknown)
+        expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s, before_s)
         for text in (*([self._memory.told] * bool(self._memory.told)), *expected):
             place.tell(text)
 
@@ -146,6 +151,7 @@ class ServingMeasurer:
         ends = monotonic() + budget_s * left / weight(point) - _END_S - _STOP_S * len(self._systems)
         if not self._begun:
             ends -= monotonic() - self._prepared
+            self._compare_answers(announce)
         cases = {case.implementation: _Case() for case in cases_of[point]}
         reference, capacity, rate = "", None, None
         seeds = self._experiment.arrival_seeds
@@ -180,6 +186,46 @@ class ServingMeasurer:
                 for case in cases_of[point]
             ]
         }
+
+    def _compare_answers(self, announce: Callable[[str], None]) -> None:
+        """Ask every system that runs here the same questions in float32, each alone on the machine."""
+        experiment, setting = self._experiment, self._setting
+        names = [name for group in self._memory.groups for name in group if name not in self._equal]
+        if not experiment.equal_answers or not names:
+            return
+        assert setting.checkpoint is not None  # texts_of has asked for it
+        announce("transformers answers in float32")
+        n_c = min(point.n_c for point in self._experiment.points(self._target.device, self._target.dtype))
+        texts, longest = read_texts(experiment.texts), setting.max_length - n_c
+        answers = Answers(texts, setting.checkpoint, experiment.equal_answers, n_c, longest)
+        plan = [PlannedRequest(0.0, question.prompt, n_c, exact=False) for question in answers.questions]
+        options = LoadOptions(setting.max_batch, experiment.case_limit_s, token_ids=True)
+        for name in dict.fromkeys(names):
+            entry = self._systems[name]
+            if entry.system.process_bytes is None:  # it runs elsewhere, in a dtype of its own
+                continue
+            announce(f"{name} answers in float32")
+            told = self._float32_answers(name, plan, options)
+            if told is not None:
+                self._equal[name] = answers.compare(told)
+
+    def _float32_answers(
+        self, name: str, plan: Sequence[PlannedRequest], options: LoadOptions
+    ) -> dict[Any, list[int]] | None:
+        """Prompt -> token ids of the answer, by a server of this system for this purpose; None if it does not start."""
+        folder = self._folder / f"{name}-float32"
+        setting = replace(self._setting, dtype="float32")
+        try:
+            server = start_server(self._systems[name].system, setting, folder, environment("huge", os.environ))
+        except ServerFailed:
+            self._keep_log(name, folder / SERVER_LOG)
+            return None
+        told: dict[Any, list[int]] = {}
+        try:
+            asyncio.run(send(server.target, plan, options, lambda _, prompt, answer: told.update({prompt: answer.ids})))
+        finally:
+            server.stop()
+        return told
 
     def _cut(self, ends: float, done: int) -> Cut:
         """What is measured of the first unit that is left, of which so many arrival seeds are done."""
@@ -352,6 +398,10 @@ class ServingMeasurer:
         if failure is None and rate is None:
             failure = "error", f"the capacity of {reference} is not known"
         samples = [fmean(map(normalized_latency, m.requests)) * 1e6 for m in state.measurements] if not failure else []
+        equal = self._equal.get(case.implementation)
+        if failure is None and equal is not None and equal.different:
+            told = f"{equal.different} of {equal.compared} answers in float32 are not those of transformers"
+            failure = "incorrect", told
         status, reason = failure or ("ok", "")
         numbers = [load_numbers(measurement.requests) for measurement in state.measurements]
         if not failure and any(one.client_late for one in numbers):
@@ -377,6 +427,7 @@ class ServingMeasurer:
             weights=self._setting.shape.weights,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},
+            equal_answers=equal,
         )
 
 

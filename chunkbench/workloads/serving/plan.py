@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ from chunkbench.workloads.serving.spec import ServingExperiment
 
 WARM_UP = 4
 """Requests before the first measurement of a server, with other prompts."""
+_FLOAT32, _REFERENCE = 2.0, 2.0
+"""How much longer a request takes in float32 than in bfloat16, and in transformers than in a server, about."""
 _GPU_RATES = 1e14, 1e12
 """FLOPs and bytes per second of a GPU, assumed."""
 
@@ -75,7 +78,8 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
     if here:
         costs = assumed_costs(setting, here)
         units = [Unit(point, names) for point in points for names in memory.groups]
-        lines += outlook(experiment, units, parts_of(experiment, costs, units), experiment.budget_s)
+        before_s = answers_s(experiment, costs, points, tuple(here))
+        lines += outlook(experiment, units, parts_of(experiment, costs, units), experiment.budget_s, before_s)
     return "\n".join(lines)
 
 
@@ -147,17 +151,32 @@ def parts_of(
     return parts
 
 
-def outlook(experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part], budget_s: float) -> list[str]:
-    """What the budget allows, in words, before the run starts."""
+def answers_s(
+    experiment: ServingExperiment, costs: Costs, points: Sequence[ServingPoint], names: Sequence[str]
+) -> float:
+    """What `equal_answers` takes for these systems, about."""
+    if not experiment.equal_answers or not names:
+        return 0.0
+    request_s = fmean(costs.one_s(requests_id(point), point) for point in points)
+    each_s = _FLOAT32 * experiment.equal_answers * request_s
+    return _REFERENCE * each_s + sum(costs.starts[name] + each_s for name in names)
+
+
+def outlook(
+    experiment: ServingExperiment, units: Sequence[Unit], parts: Sequence[Part], budget_s: float, before_s: float = 0.0
+) -> list[str]:
+    """What the budget allows, in words, before the run starts. `before_s`: what `equal_answers` takes of it."""
     whole = [Cut(part.requests, part.seeds) for part in parts]
-    cuts = fit(parts, budget_s)
+    cuts = fit(parts, budget_s - before_s)
     if parts and not cuts[0].seeds:  # the first unit is measured whatever the budget is
         cuts[0] = parts[0].cut(0, parts[0].seeds)
     lines = [
-        f"time: about {words_of(took_s(parts, cuts))} of a budget of {words_of(budget_s)}; estimated from"
+        f"time: about {words_of(took_s(parts, cuts) + before_s)} of a budget of {words_of(budget_s)}; estimated from"
         " the machine's rates, and planned again with measured times as the run goes"
     ]
-    if took_s(parts, cuts) > budget_s:
+    if before_s:
+        lines.append(f"of it about {words_of(before_s)} for equal answers in float32, before the clock")
+    if took_s(parts, cuts) > budget_s - before_s:
         lines.append(
             "the first point alone takes longer, with the fewest requests and arrival seeds that compare systems"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
 from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import Count, ImplementationId, Positive
@@ -46,6 +46,9 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
         description="bundled set or file of texts from which prompts are cut, by the tokenizer of the model; default: "
         "random token ids",
     )
+    equal_answers: Annotated[Count, Field(ge=0, le=200)] = Field(
+        0, description="so many of the texts are answered in float32 before the clock, and compared with transformers"
+    )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
 
     @field_validator("texts")
@@ -53,6 +56,13 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     def _texts_can_be_read(cls, value: str) -> str:
         if value:
             read_texts(value)
+        return value
+
+    @field_validator("equal_answers")
+    @classmethod
+    def _answers_have_questions(cls, value: int, info: ValidationInfo) -> int:
+        if value and not info.data.get("texts"):
+            raise ValueError("needs texts: a set or a file of questions")
         return value
 
     @classmethod

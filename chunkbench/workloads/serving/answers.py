@@ -1,0 +1,171 @@
+"""Whether servers give the answers that transformers computes: the same questions, greedy, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chunkbench.serving.engine.errors import ModelError
+from chunkbench.serving.engine.model import load_module
+from chunkbench.serving.server.protocol import ApiError
+from chunkbench.serving.server.text import Text
+from chunkbench.store import CannotRunError
+from chunkbench.store.serving_result import EqualAnswers
+from chunkbench.traces import Chat
+from chunkbench.traces.texts import Texts
+
+Ids = tuple[int, ...]
+_BATCH, _ALIKE = 8, 32
+"""Most questions that transformers answers together, and the first tokens that they have in common."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and what transformers answers in float32."""
+
+    prompt: Ids
+    said: str
+    """Its last message."""
+    answer: Ids
+    """Up to the end of the text, which is not in it."""
+    gaps: Sequence[float]
+    """[token] by how much its logit is above the second best; one more where a text ended."""
+
+
+class Answers:
+    """Questions with transformers' answers, to compare those of servers with."""
+
+    def __init__(self, texts: Texts, folder: Path, count: int, n_c: int, longest: int) -> None:
+        """Take `count` of the texts, of at most `longest` tokens, and answer them in up to `n_c` tokens.
+
+        `folder`: the checkpoint. Holds the model in float32 while it works. Raises `CannotRunError`.
+        """
+        try:
+            self._text = Text(folder)
+            prompts = _prompts(texts, self._text, count, longest)
+            module = load_module(folder, torch.float32, "sdpa")
+        except (ApiError, ModelError) as error:
+            raise CannotRunError(f"equal_answers: {error}") from None
+        found = [_answered(module, dict(part), n_c) for part in _batches(prompts)]
+        self.questions = [question for questions, _ in found for question in questions]
+        self.error = max(error for _, error in found)
+        """See `EqualAnswers.near_tie_below`."""
+        self._ends = _ends(module)
+
+    def compare(self, told: Mapping[Ids, Sequence[int]]) -> EqualAnswers:
+        """Compare a server's answers, prompt -> token ids. A prompt without an answer is not compared."""
+        compared = [(question, told[question.prompt]) for question in self.questions if told.get(question.prompt)]
+        places = [(question, self._first_other(question.answer, tokens)) for question, tokens in compared]
+        others = [question.gaps[place] for question, place in places if place is not None]
+        ties = sum(gap < self.error for gap in others)
+        shown = min(self.questions, key=lambda question: len(question.said))
+        return EqualAnswers(
+            compared=len(compared),
+            near_ties=ties,
+            different=len(others) - ties,
+            near_tie_below=self.error,
+            question=shown.said,
+            answer=self._text.decode([*told.get(shown.prompt, ())]).strip(),
+        )
+
+    def _first_other(self, wanted: Ids, got: Sequence[int]) -> int | None:
+        """The first place where two answers differ. Some servers tell the id that ended a text, some do not."""
+        told = tuple(got[:-1] if got[-1] in self._ends else got)
+        return None if told == wanted else _alike(told, wanted)
+
+
+def _prompts(texts: Texts, text: Text, count: int, longest: int) -> list[tuple[Ids, str]]:
+    """Token ids and last messages of `count` texts, taken evenly from those that are short enough. Raises ApiError and
+    `CannotRunError`."""
+    found: dict[Ids, str] = {}
+    for line in texts.lines:
+        prompt = line[0][0]
+        if isinstance(prompt, Chat):
+            found[tuple(text.encode_chat(prompt.sent))] = prompt.sent[-1]["content"]
+        elif isinstance(prompt, str):
+            found[tuple(text.encode(prompt))] = prompt
+    fitting = [(ids, said) for ids, said in found.items() if len(ids) <= longest]
+    if len(fitting) < count:
+        raise CannotRunError(
+            f"equal_answers: {len(fitting)} texts have at most {longest} tokens; {count} are asked for"
+        )
+    return [fitting[number * len(fitting) // count] for number in range(count)]
+
+
+def _alike(*lines: Ids) -> int:
+    """Tokens with which all of them begin."""
+    places = enumerate(zip(*lines, strict=False))
+    return next((place for place, tokens in places if len({*tokens}) > 1), min(map(len, lines)))
+
+
+def _batches(prompts: Iterable[tuple[Ids, str]]) -> Iterable[list[tuple[Ids, str]]]:
+    """Prompts that begin alike together: transformers computes what they share once."""
+    ordered = sorted(prompts)
+    while ordered:
+        begin = ordered[0][0][:_ALIKE]
+        batch = [prompt for prompt in ordered[:_BATCH] if prompt[0][:_ALIKE] == begin]
+        yield batch
+        ordered = ordered[len(batch) :]
+
+
+def _ends(module: Any) -> list[int]:
+    ends = module.generation_config.eos_token_id
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
+@torch.inference_mode()
+def _answered(module: Any, prompts: Mapping[Ids, str], n_c: int) -> tuple[list[Question], float]:
+    """The questions of a batch with their answers, and by how much the gaps of their tokens change where all tokens
+    are computed at once."""
+    ends = _ends(module)
+    shared = _alike(*(prompt[:-1] for prompt in prompts))
+    begin, *rests = next(iter(prompts))[:shared], *(prompt[shared:] for prompt in prompts)
+    longest = max(map(len, rests))
+    # Behind what is shared, shorter prompts are padded at the left.
+    ids = torch.tensor([[*begin, *[0] * (longest - len(rest)), *rest] for rest in rests])
+    mask = torch.tensor([[1] * shared + [0] * (longest - len(rest)) + [1] * len(rest) for rest in rests])
+    made = module.generate(
+        ids,
+        attention_mask=mask,
+        past_key_values=_cache(module, begin, len(rests)),
+        do_sample=False,
+        max_new_tokens=n_c,
+        eos_token_id=ends or None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    answers = made.sequences[:, ids.shape[1] :]
+    best = torch.stack(made.logits, 1).topk(2)  # [prompt, token, 2]
+    gaps = best.values[..., 0] - best.values[..., 1]
+    mask = torch.nn.functional.pad(mask, (0, answers.shape[1]), value=1)
+    again = module(
+        made.sequences[:, shared:],
+        attention_mask=mask,
+        position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, shared:],
+        past_key_values=_cache(module, begin, len(rests)),
+        logits_to_keep=answers.shape[1] + 1,
+    ).logits[:, :-1]
+    pairs = again.gather(2, best.indices)
+    errors = (pairs[..., 0] - pairs[..., 1] - gaps).abs()
+    questions, error = [], 0.0
+    for row, (prompt, said) in enumerate(prompts.items()):
+        tokens = answers[row].tolist()
+        length = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+        steps = min(length + 1, len(tokens))
+        questions.append(Question(prompt, said, tuple(tokens[:length]), gaps[row, :steps].tolist()))
+        error = max(error, errors[row, :steps].max().item())
+    return questions, error
+
+
+def _cache(module: Any, begin: Ids, count: int) -> Any:
+    """K/V of what `count` prompts share; None of nothing."""
+    if not begin:
+        return None
+    cache = module(torch.tensor([begin]), use_cache=True, logits_to_keep=1).past_key_values
+    cache.batch_repeat_interleave(count)
+    return cache
