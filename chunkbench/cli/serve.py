@@ -68,7 +68,7 @@ Examples:
 @click.option(
     "--prompt-budget",
     type=click.IntRange(1),
-    default=512,
+    default=2048,
     show_default=True,
     help="Most prompt tokens of a step, beside the sequences that decode.",
 )

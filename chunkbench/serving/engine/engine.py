@@ -32,7 +32,7 @@ class EngineOptions:
 
     max_batch: int = 32
     """Most sequences of a step (the paper's value)."""
-    prompt_budget: int = 512
+    prompt_budget: int = 2048
     """Most prompt tokens of a step, beside the decoding sequences."""
     kv_bytes: int = 1 << 30
     """Bytes of K and V, all layers. The engine takes them at its start."""

@@ -22,16 +22,24 @@ def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int 
     a step holds changes no token of a seeded request.
     """
     logits = _without_early_ends(logits, sequences)
-    largest = logits.max(-1)  # four times as fast as argmax on a CPU in bfloat16
-    finite = largest.values.isfinite().tolist()
-    tokens = [token if fine else None for token, fine in zip(largest.indices.tolist(), finite, strict=True)]
+    best = _best(logits)
+    largest = logits.gather(-1, best[:, None])[:, 0]
+    finite = largest.isfinite().tolist()
+    tokens = [token if fine else None for token, fine in zip(best.tolist(), finite, strict=True)]
     drawn = [row for row, one in enumerate(sequences) if finite[row] and not one.request.sampling.greedy]
     if drawn:
         # Without the largest logit, whatever the temperature is, no quotient overflows: the largest is 0.
-        below = logits[drawn].float().sub_(largest.values[drawn].float()[:, None])  # indexing has made a copy
+        below = logits[drawn].float().sub_(largest[drawn].float()[:, None])  # indexing has made a copy
         for row, token in zip(drawn, _draw(below, [sequences[row] for row in drawn]), strict=True):
             tokens[row] = token
     return tokens
+
+
+def _best(logits: torch.Tensor) -> torch.Tensor:
+    """[row] the token with the largest logit, or the first NaN. On a CPU numpy takes a tenth of PyTorch's time."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.float().numpy().argmax(-1))
 
 
 def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
