@@ -72,13 +72,16 @@ class Pace:
 
     @property
     def left_s(self) -> float:
-        """Seconds left at the pace so far; in the first 2% of the run, the rest of the budget."""
+        """Seconds left at the pace so far, no more than the rest of the budget, which bounds a run until it is overrun.
+        In the first 2% of the run it is that rest."""
         machines = max(1, min(self.machines, len(self._running) or self.machines))
         spent_s = self._spent_s + sum(one.elapsed_s for one in self._running.values())
         measured = self._total - self._before - self._left()
+        rest_s = max(0.0, self._budget_s - spent_s)
         if measured < 0.02 * self._total:
-            return max(0.0, self._budget_s - spent_s) / machines
-        return spent_s / measured * self._left() / machines
+            return rest_s / machines
+        expected_s = spent_s / measured * self._left()
+        return (min(expected_s, rest_s) if rest_s else expected_s) / machines
 
     def _left(self) -> float:
         return self._waiting + sum(one.weight * (1 - one.share_done) for one in self._running.values())

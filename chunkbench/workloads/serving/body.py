@@ -37,7 +37,7 @@ def body(view: View) -> Body:
     equal = _equal_answers(view)
     tables = (*sustained.tables(view, known), _latency(view, known), _servers(view), *_answers(view, equal))
     errors = [one.near_tie_below for one in equal.values()]
-    ties = [_NEAR_TIE.format(f"{max(errors):.1g}")] if errors else []
+    ties = [_NEAR_TIE.format(f"{max(errors):.1g}"), *_said(view, equal)] if errors else []
     legend = (*_LEGEND, *([sustained.LEGEND] if known else []), *ties)
     return Body(_headline(view), tables, legend=legend, timing=_timing(view))
 
@@ -78,16 +78,23 @@ def _equal_answers(view: View) -> dict[str, EqualAnswers]:
 
 
 def _answers(view: View, equal: Mapping[str, EqualAnswers]) -> list[Table]:
-    """Equal answers, and one question with what every system says."""
+    """How many answers are those of transformers."""
     if not equal:
         return []
     columns = (
         Column[tuple[str, EqualAnswers]]("system", lambda line: view.columns.name(line[0]), align="left"),
         Column[tuple[str, EqualAnswers]]("equal answers", lambda line: _equal(line[1])),
-        Column[tuple[str, EqualAnswers]]("answer", lambda line: " ".join(line[1].answer.split()), align="left"),
     )
+    return [Table("The same questions to all systems, greedy, in float32", columns, tuple(equal.items()))]
+
+
+def _said(view: View, equal: Mapping[str, EqualAnswers]) -> list[str]:
+    """One of the questions, and every answer with the systems that gave it."""
     question = " ".join(next(iter(equal.values())).question.split())
-    return [Table(f"The same question to all systems, greedy, in float32: {question}", columns, tuple(equal.items()))]
+    answers: dict[str, list[str]] = {}
+    for name, one in equal.items():
+        answers.setdefault(" ".join(one.answer.split()), []).append(view.columns.name(name))
+    return [f"one of the questions: {question}", *(f"{', '.join(names)}: {said}" for said, names in answers.items())]
 
 
 def _equal(one: EqualAnswers) -> str:
@@ -132,18 +139,24 @@ def _headline(view: View) -> str:
     for name in view.columns.ids:
         if not view.columns.competes(name, view.baseline):
             continue
-        for shares, words in ((False, "nothing shared"), (True, "everything shared")):
+        for words in ("nothing shared", "a part shared", "everything shared"):
             ratios = [
                 row.derived.ratio_to_baseline
                 for group in view.groups
                 if (row := group.rows.get(name)) is not None
                 and row.derived.ratio_to_baseline is not None
-                and (group.axes["n_s"] == group.axes["n_p"] if shares else group.axes["n_s"] == 0)
+                and words == _shared(group.axes["n_p"], group.axes["n_s"])
             ]
             if ratios:
                 parts.append(f"{view.columns.name(name)} {times(geometric_mean(ratios))} with {words}")
     base = view.columns.name(view.baseline)
     return f"Normalized latency over {base}'s, geometric mean over points: {'; '.join(parts)}." if parts else ""
+
+
+def _shared(n_p: int, n_s: int | None) -> str:
+    if n_s is None:
+        return "a tree of prompts"
+    return "nothing shared" if n_s == 0 else "everything shared" if n_s == n_p else "a part shared"
 
 
 def _timing(view: View) -> str:

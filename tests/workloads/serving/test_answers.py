@@ -115,7 +115,7 @@ def test_a_run_compares_the_answers_of_its_servers(folder: Path, texts: tuple[Pa
         assert (case.equal_answers.compared, case.equal_answers.different) == (5, 0)
         assert case.equal_answers.question == "Alone."
     text = " ".join(render(build(run), "table").split())
-    assert "The same question to all systems, greedy, in float32: Alone." in text
+    assert "one of the questions: Alone. ChunkLlama, transformers: " in text
     assert "5 of 5" in text
 
 
