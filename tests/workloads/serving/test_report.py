@@ -67,7 +67,7 @@ def test_sustained_rates_stand_beside_the_papers(run: Run) -> None:
 @pytest.mark.parametrize(("n_p", "words"), [(1024, "everything shared"), (1088, "a part shared")])
 def test_the_headline_says_what_is_shared(make_run: Any, n_p: int, words: str) -> None:
     headline = build(make_run(facts(n_p), name="figure5", kind="serving", baseline="chunk_llama")).headline
-    assert headline.endswith(f"vLLM 1.00x with nothing shared; vLLM 5.93x with {words}.")
+    assert headline.endswith(f"vllm 1.00x with nothing shared; vllm 5.85x with {words}.")
 
 
 def test_the_figure_has_latencies_memory_and_batches(run: Run) -> None:
