@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from chunkbench.serving.engine.errors import ModelError
 from chunkbench.serving.engine.model import load_module
 from chunkbench.serving.server.protocol import ApiError
 from chunkbench.serving.server.text import Text
-from chunkbench.store import CannotRunError
+from chunkbench.store import RunError
 from chunkbench.store.serving_result import EqualAnswers
 from chunkbench.traces import Chat
 from chunkbench.traces.texts import Texts
 
 Ids = tuple[int, ...]
+Prompts = list[tuple[Ids, str]]
+"""Token ids, and the last message in words."""
 _BATCH, _ALIKE = 8, 32
 """Most questions that transformers answers together, and the first tokens that they have in common."""
 
@@ -39,17 +41,16 @@ class Question:
 class Answers:
     """Questions with transformers' answers, to compare those of servers with."""
 
-    def __init__(self, texts: Texts, folder: Path, count: int, n_c: int, longest: int) -> None:
-        """Take `count` of the texts, of at most `longest` tokens, and answer them in up to `n_c` tokens.
+    def __init__(self, prompts: Prompts, folder: Path, n_c: int) -> None:
+        """Answer the prompts in up to `n_c` tokens.
 
-        `folder`: the checkpoint. Holds the model in float32 while it works. Raises `CannotRunError`.
+        `folder`: the checkpoint. Holds the model in float32 while it works. Raises `RunError`.
         """
         try:
             self._text = Text(folder)
-            prompts = _prompts(texts, self._text, count, longest)
             module = load_module(folder, torch.float32, "sdpa")
-        except (ApiError, ModelError) as error:
-            raise CannotRunError(f"equal_answers: {error}") from None
+        except ModelError as error:
+            raise RunError(f"equal_answers: {error}") from None
         found = [_answered(module, dict(part), n_c) for part in _batches(prompts)]
         self.questions = [question for questions, _ in found for question in questions]
         self.error = max(error for _, error in found)
@@ -78,21 +79,25 @@ class Answers:
         return None if told == wanted else _alike(told, wanted)
 
 
-def _prompts(texts: Texts, text: Text, count: int, longest: int) -> list[tuple[Ids, str]]:
-    """Token ids and last messages of `count` texts, taken evenly from those that are short enough. Raises ApiError and
-    `CannotRunError`."""
+def prompts_of(texts: Texts, folder: Path, count: int, longest: int) -> Prompts:
+    """`count` of the texts, taken evenly from those of at most `longest` tokens. `folder`: the checkpoint.
+
+    Raises `RunError`.
+    """
     found: dict[Ids, str] = {}
-    for line in texts.lines:
-        prompt = line[0][0]
-        if isinstance(prompt, Chat):
-            found[tuple(text.encode_chat(prompt.sent))] = prompt.sent[-1]["content"]
-        elif isinstance(prompt, str):
-            found[tuple(text.encode(prompt))] = prompt
+    try:
+        text = Text(folder)
+        for line in texts.lines:
+            prompt = line[0][0]
+            if isinstance(prompt, Chat):
+                found[tuple(text.encode_chat(prompt.sent))] = prompt.sent[-1]["content"]
+            elif isinstance(prompt, str):
+                found[tuple(text.encode(prompt))] = prompt
+    except (ApiError, ModelError) as error:
+        raise RunError(f"equal_answers: {error}") from None
     fitting = [(ids, said) for ids, said in found.items() if len(ids) <= longest]
     if len(fitting) < count:
-        raise CannotRunError(
-            f"equal_answers: {len(fitting)} texts have at most {longest} tokens; {count} are asked for"
-        )
+        raise RunError(f"equal_answers: {len(fitting)} texts have at most {longest} tokens; {count} are asked for")
     return [fitting[number * len(fitting) // count] for number in range(count)]
 
 
@@ -102,7 +107,7 @@ def _alike(*lines: Ids) -> int:
     return next((place for place, tokens in places if len({*tokens}) > 1), min(map(len, lines)))
 
 
-def _batches(prompts: Iterable[tuple[Ids, str]]) -> Iterable[list[tuple[Ids, str]]]:
+def _batches(prompts: Prompts) -> Iterator[Prompts]:
     """Prompts that begin alike together: transformers computes what they share once."""
     ordered = sorted(prompts)
     while ordered:

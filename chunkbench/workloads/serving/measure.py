@@ -30,7 +30,7 @@ from chunkbench.serving.servers.system import System
 from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
-from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times, read_texts
+from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
 from chunkbench.workers.pages import environment
 from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
@@ -45,6 +45,7 @@ from chunkbench.workloads.serving.plan import (
     memory_of,
     outlook,
     parts_of,
+    questions_of,
     requests_id,
     setting_of,
     texts_of,
@@ -91,6 +92,7 @@ class ServingMeasurer:
         self._prepared = monotonic()
         self._setting = setting_of(experiment, target, points)
         self._texts = texts_of(experiment, self._setting)
+        self._questions = questions_of(experiment, self._setting, points)
         systems = {name: _survey(name, target.device) for name in experiment.implementations}
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
@@ -189,17 +191,14 @@ class ServingMeasurer:
 
     def _compare_answers(self, announce: Callable[[str], None]) -> None:
         """Ask every system that runs here the same questions in float32, each alone on the machine."""
-        experiment, setting = self._experiment, self._setting
+        (prompts, n_c), folder = self._questions, self._setting.checkpoint
         names = [name for group in self._memory.groups for name in group if name not in self._equal]
-        if not experiment.equal_answers or not names:
+        if not prompts or folder is None or not names:
             return
-        assert setting.checkpoint is not None  # texts_of has asked for it
         announce("transformers answers in float32")
-        n_c = min(point.n_c for point in self._experiment.points(self._target.device, self._target.dtype))
-        texts, longest = read_texts(experiment.texts), setting.max_length - n_c
-        answers = Answers(texts, setting.checkpoint, experiment.equal_answers, n_c, longest)
+        answers = Answers(prompts, folder, n_c)
         plan = [PlannedRequest(0.0, question.prompt, n_c, exact=False) for question in answers.questions]
-        options = LoadOptions(setting.max_batch, experiment.case_limit_s, token_ids=True)
+        options = LoadOptions(self._setting.max_batch, self._experiment.case_limit_s, token_ids=True)
         for name in dict.fromkeys(names):
             entry = self._systems[name]
             if entry.system.process_bytes is None:  # it runs elsewhere, in a dtype of its own

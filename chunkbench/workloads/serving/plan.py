@@ -69,6 +69,7 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
     lines += ["", *(f"  {point.brief}" for point in points)]
     setting = setting_of(experiment, target, points)
     texts_of(experiment, setting)
+    questions_of(experiment, setting, points)
     memory = memory_of(experiment, setting, here)
     lines += [
         "",
@@ -247,6 +248,20 @@ def texts_of(experiment: ServingExperiment, setting: Setting) -> TextIds | None:
         told = "give a checkpoint's folder with a tokenizer.json, or model: smollm2-135m"
         raise RunError(f"texts: {setting.shape} has no tokenizer for {experiment.texts}; {told}")
     return text_ids(read_texts(experiment.texts), tokenizer)
+
+
+def questions_of(
+    experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]
+) -> tuple[list[tuple[tuple[int, ...], str]], int]:
+    """The prompts of `equal_answers` with their last messages, and the most tokens of an answer. Raises `RunError`."""
+    n_c = min(point.n_c for point in points)
+    if not experiment.equal_answers:
+        return [], n_c
+    from chunkbench.workloads.serving.answers import prompts_of  # transformers takes seconds to load
+
+    assert setting.checkpoint is not None  # texts_of has asked for it
+    texts = read_texts(experiment.texts)
+    return prompts_of(texts, setting.checkpoint, experiment.equal_answers, setting.max_length - n_c), n_c
 
 
 def kv_needed(setting: Setting) -> int:

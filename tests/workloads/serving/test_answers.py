@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
-from chunkbench.store import CannotRunError, open_run
+from chunkbench.store import RunError, open_run
 from chunkbench.store.serving_result import ServingResult
 from chunkbench.traces.texts import Texts, read_texts
 from chunkbench.workloads import register
@@ -22,7 +22,7 @@ if MISSING:
 import torch
 import transformers
 
-from chunkbench.workloads.serving.answers import Answers
+from chunkbench.workloads.serving.answers import Answers, prompts_of
 from tests.serving.engine.models import sharp_module, write_byte_tokenizer, write_checkpoint
 
 BEGIN = "You are a careful clerk who answers in few words. "
@@ -46,7 +46,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Texts]:
 
 @pytest.fixture(scope="module")
 def answers(folder: Path, texts: tuple[Path, Texts]) -> Answers:
-    return Answers(texts[1], folder, 5, 12, 200)
+    return Answers(prompts_of(texts[1], folder, 5, 200), folder, 12)
 
 
 def test_answers_are_those_of_generate_one_by_one(answers: Answers) -> None:
@@ -82,7 +82,7 @@ def test_some_servers_tell_the_token_that_ended_a_text(
     first = answers.questions[0]
     end = first.answer[2]
     transformers.GenerationConfig(eos_token_id=[end]).save_pretrained(folder)
-    ended = Answers(texts[1], folder, 5, 12, 200)
+    ended = Answers(prompts_of(texts[1], folder, 5, 200), folder, 12)
     (folder / "generation_config.json").unlink()
     question = next(question for question in ended.questions if question.prompt == first.prompt)
     length = first.answer.index(end)
@@ -92,8 +92,8 @@ def test_some_servers_tell_the_token_that_ended_a_text(
 
 
 def test_too_few_short_texts_are_refused(folder: Path, texts: tuple[Path, Texts]) -> None:
-    with pytest.raises(CannotRunError, match="equal_answers: 5 texts have at most 200 tokens; 6 are asked for"):
-        Answers(texts[1], folder, 6, 12, 200)
+    with pytest.raises(RunError, match="equal_answers: 5 texts have at most 200 tokens; 6 are asked for"):
+        prompts_of(texts[1], folder, 6, 200)
 
 
 @pytest.mark.slow
