@@ -29,8 +29,7 @@ from tests.serving.server.processes import Served, serve
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("load")
-    checkpoint = write_checkpoint("llama", folder / "tiny")
-    write_byte_tokenizer(checkpoint)
+    checkpoint = write_byte_tokenizer(write_checkpoint("llama", folder / "tiny"))
     options = ["--dtype", "float32", "--kv-memory", "4MiB", "--cache", "radix"]
     with serve(folder / "log", str(checkpoint), *options) as server:
         yield server

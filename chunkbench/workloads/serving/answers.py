@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chunkbench.serving.engine.errors import ModelError
-from chunkbench.serving.engine.model import load_module
+from chunkbench.serving.engine.model import ModelNumbers, load_module
 from chunkbench.serving.server.protocol import ApiError
 from chunkbench.serving.server.text import Text
 from chunkbench.store import RunError
@@ -19,8 +19,6 @@ from chunkbench.traces import Chat
 from chunkbench.traces.texts import Texts
 
 Ids = tuple[int, ...]
-Prompts = list[tuple[Ids, str]]
-"""Token ids, and the last message in words."""
 _BATCH, _ALIKE = 8, 32
 """Most questions that transformers answers together, and the first tokens that they have in common."""
 
@@ -38,24 +36,55 @@ class Question:
     """[token] by how much its logit is above the second best; one more where a text ended."""
 
 
+class QuestionSet:
+    """What every system is asked: texts, as prompts of token ids."""
+
+    def __init__(self, texts: Texts, folder: Path, count: int, longest: int, n_c: int) -> None:
+        """`count` of the texts, taken evenly from those of at most `longest` tokens; answers have up to `n_c` tokens.
+        `folder`: the checkpoint. Raises `RunError`."""
+        found: dict[Ids, str] = {}
+        try:
+            self.text = Text(folder)
+            for line in texts.lines:
+                prompt = line[0][0]
+                if isinstance(prompt, Chat):
+                    found[tuple(self.text.encode_chat(prompt.sent))] = prompt.sent[-1]["content"]
+                elif isinstance(prompt, str):
+                    found[tuple(self.text.encode(prompt))] = prompt
+        except (ApiError, ModelError) as error:
+            raise RunError(f"equal_answers: {error}") from None
+        fitting = [(ids, said) for ids, said in found.items() if len(ids) <= longest]
+        if len(fitting) < count:
+            raise RunError(f"equal_answers: {len(fitting)} texts have at most {longest} tokens; {count} are asked for")
+        self.said = dict(fitting[number * len(fitting) // count] for number in range(count))
+        """Prompt -> its last message in words."""
+        self.folder, self.n_c = folder, n_c
+
+    def batches(self) -> Iterator[dict[Ids, str]]:
+        """`said` in parts that begin alike: transformers computes what they share once."""
+        ordered = sorted(self.said.items())
+        while ordered:
+            begin = ordered[0][0][:_ALIKE]
+            batch = [prompt for prompt in ordered[:_BATCH] if prompt[0][:_ALIKE] == begin]
+            yield dict(batch)
+            ordered = ordered[len(batch) :]
+
+
 class Answers:
     """Questions with transformers' answers, to compare those of servers with."""
 
-    def __init__(self, prompts: Prompts, folder: Path, n_c: int) -> None:
-        """Answer the prompts in up to `n_c` tokens.
-
-        `folder`: the checkpoint. Holds the model in float32 while it works. Raises `RunError`.
-        """
+    def __init__(self, asked: QuestionSet) -> None:
+        """Holds the model in float32 while it works. Raises `RunError`."""
         try:
-            self._text = Text(folder)
-            module = load_module(folder, torch.float32, "sdpa")
+            module = load_module(asked.folder, torch.float32, "sdpa")
+            self._ends = ModelNumbers(module).eos_ids
         except ModelError as error:
             raise RunError(f"equal_answers: {error}") from None
-        found = [_answered(module, dict(part), n_c) for part in _batches(prompts)]
+        found = [_answered(module, part, asked.n_c, self._ends) for part in asked.batches()]
         self.questions = [question for questions, _ in found for question in questions]
         self.error = max(error for _, error in found)
         """See `EqualAnswers.near_tie_below`."""
-        self._ends = _ends(module)
+        self._text = asked.text
 
     def compare(self, told: Mapping[Ids, Sequence[int]]) -> EqualAnswers:
         """Compare a server's answers, prompt -> token ids. A prompt without an answer is not compared."""
@@ -79,54 +108,16 @@ class Answers:
         return None if told == wanted else _alike(told, wanted)
 
 
-def prompts_of(texts: Texts, folder: Path, count: int, longest: int) -> Prompts:
-    """`count` of the texts, taken evenly from those of at most `longest` tokens. `folder`: the checkpoint.
-
-    Raises `RunError`.
-    """
-    found: dict[Ids, str] = {}
-    try:
-        text = Text(folder)
-        for line in texts.lines:
-            prompt = line[0][0]
-            if isinstance(prompt, Chat):
-                found[tuple(text.encode_chat(prompt.sent))] = prompt.sent[-1]["content"]
-            elif isinstance(prompt, str):
-                found[tuple(text.encode(prompt))] = prompt
-    except (ApiError, ModelError) as error:
-        raise RunError(f"equal_answers: {error}") from None
-    fitting = [(ids, said) for ids, said in found.items() if len(ids) <= longest]
-    if len(fitting) < count:
-        raise RunError(f"equal_answers: {len(fitting)} texts have at most {longest} tokens; {count} are asked for")
-    return [fitting[number * len(fitting) // count] for number in range(count)]
-
-
 def _alike(*lines: Ids) -> int:
     """Tokens with which all of them begin."""
     places = enumerate(zip(*lines, strict=False))
     return next((place for place, tokens in places if len({*tokens}) > 1), min(map(len, lines)))
 
 
-def _batches(prompts: Prompts) -> Iterator[Prompts]:
-    """Prompts that begin alike together: transformers computes what they share once."""
-    ordered = sorted(prompts)
-    while ordered:
-        begin = ordered[0][0][:_ALIKE]
-        batch = [prompt for prompt in ordered[:_BATCH] if prompt[0][:_ALIKE] == begin]
-        yield batch
-        ordered = ordered[len(batch) :]
-
-
-def _ends(module: Any) -> list[int]:
-    ends = module.generation_config.eos_token_id
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-
-
 @torch.inference_mode()
-def _answered(module: Any, prompts: Mapping[Ids, str], n_c: int) -> tuple[list[Question], float]:
+def _answered(module: Any, prompts: Mapping[Ids, str], n_c: int, ends: Collection[int]) -> tuple[list[Question], float]:
     """The questions of a batch with their answers, and by how much the gaps of their tokens change where all tokens
     are computed at once."""
-    ends = _ends(module)
     shared = _alike(*(prompt[:-1] for prompt in prompts))
     begin, *rests = next(iter(prompts))[:shared], *(prompt[shared:] for prompt in prompts)
     longest = max(map(len, rests))
@@ -139,7 +130,7 @@ def _answered(module: Any, prompts: Mapping[Ids, str], n_c: int) -> tuple[list[Q
         past_key_values=_cache(module, begin, len(rests)),
         do_sample=False,
         max_new_tokens=n_c,
-        eos_token_id=ends or None,
+        eos_token_id=sorted(ends) or None,
         pad_token_id=0,
         output_logits=True,
         return_dict_in_generate=True,

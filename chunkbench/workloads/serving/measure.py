@@ -26,7 +26,7 @@ from chunkbench.runner.target import Target
 from chunkbench.serving.load import LoadOptions, Measured, send
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
-from chunkbench.serving.servers.system import System
+from chunkbench.serving.servers.system import Setting, System
 from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
@@ -123,8 +123,12 @@ class ServingMeasurer:
         everything = experiment.points(target.device, target.dtype)
         left_s = experiment.budget_s * sum(map(weight, points)) / sum(map(weight, everything))
         self._equal = {case.implementation: case.equal_answers for case in place.earlier if case.equal_answers}
-        unknown = [name for name in here if name not in {*self._equal, *self._memory.too_large}]
-        before_s = answers_s(experiment, self._costs, points, unknown)
+        # A system that runs elsewhere has a dtype of its own.
+        members = dict.fromkeys(name for names in self._memory.groups for name in names)
+        local = [name for name in members if systems[name].system.process_bytes is not None]
+        self._to_ask = [name for name in local if name not in self._equal] if self._questions is not None else []
+        """Systems whose answers are to be compared with those of transformers."""
+        before_s = answers_s(experiment, self._costs, points, self._to_ask)
         expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s, before_s)
         for text in (*([self._memory.told] * bool(self._memory.told)), *expected):
             place.tell(text)
@@ -191,18 +195,14 @@ class ServingMeasurer:
 
     def _compare_answers(self, announce: Callable[[str], None]) -> None:
         """Ask every system that runs here the same questions in float32, each alone on the machine."""
-        (prompts, n_c), folder = self._questions, self._setting.checkpoint
-        names = [name for group in self._memory.groups for name in group if name not in self._equal]
-        if not prompts or folder is None or not names:
+        asked, names, self._to_ask = self._questions, self._to_ask, []
+        if asked is None or not names:
             return
         announce("transformers answers in float32")
-        answers = Answers(prompts, folder, n_c)
-        plan = [PlannedRequest(0.0, question.prompt, n_c, exact=False) for question in answers.questions]
+        answers = Answers(asked)
+        plan = [PlannedRequest(0.0, prompt, asked.n_c, exact=False) for prompt in asked.said]
         options = LoadOptions(self._setting.max_batch, self._experiment.case_limit_s, token_ids=True)
-        for name in dict.fromkeys(names):
-            entry = self._systems[name]
-            if entry.system.process_bytes is None:  # it runs elsewhere, in a dtype of its own
-                continue
+        for name in names:
             announce(f"{name} answers in float32")
             told = self._float32_answers(name, plan, options)
             if told is not None:
@@ -212,12 +212,9 @@ class ServingMeasurer:
         self, name: str, plan: Sequence[PlannedRequest], options: LoadOptions
     ) -> dict[Any, list[int]] | None:
         """Prompt -> token ids of the answer, by a server of this system for this purpose; None if it does not start."""
-        folder = self._folder / f"{name}-float32"
-        setting = replace(self._setting, dtype="float32")
         try:
-            server = start_server(self._systems[name].system, setting, folder, environment("huge", os.environ))
+            server = self._server(name, replace(self._setting, dtype="float32"), f"{name}-float32")
         except ServerFailed:
-            self._keep_log(name, folder / SERVER_LOG)
             return None
         told: dict[Any, list[int]] = {}
         try:
@@ -266,10 +263,8 @@ class ServingMeasurer:
             entry.starts += 1
             began = monotonic()
             try:
-                folder = self._folder / f"{name}-{entry.starts}"
-                entry.server = start_server(entry.system, self._setting, folder, environment("huge", os.environ))
+                entry.server = self._server(name, self._setting, f"{name}-{entry.starts}")
             except ServerFailed as error:
-                self._keep_log(name, folder / SERVER_LOG)
                 entry.refusal = "error", str(error)
                 return False
             longest = self._setting.max_length
@@ -279,6 +274,15 @@ class ServingMeasurer:
             self._send(entry.server, [PlannedRequest(0.0, prompt, 2) for prompt in prompts], WARM_UP)
             self._costs.starts[name] = monotonic() - began
         return entry.server is not None
+
+    def _server(self, name: str, setting: Setting, folder_name: str) -> RunningServer:
+        """A new server of a system. Raises ServerFailed, after what it printed is kept."""
+        folder = self._folder / folder_name
+        try:
+            return start_server(self._systems[name].system, setting, folder, environment("huge", os.environ))
+        except ServerFailed:
+            self._keep_log(name, folder / SERVER_LOG)
+            raise
 
     def _keep_log(self, name: str, log: Path) -> None:
         """Append what a server printed to the log of the run: the server's own folder does not outlive the run."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chunkbench.environment import available_memory
 from chunkbench.experiment.points import ServingPoint
@@ -33,6 +33,9 @@ from chunkbench.workloads.serving.budget import (
 )
 from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory, room_for_servers
 from chunkbench.workloads.serving.spec import ServingExperiment
+
+if TYPE_CHECKING:
+    from chunkbench.workloads.serving.answers import QuestionSet
 
 WARM_UP = 4
 """Requests before the first measurement of a server, with other prompts."""
@@ -250,18 +253,15 @@ def texts_of(experiment: ServingExperiment, setting: Setting) -> TextIds | None:
     return text_ids(read_texts(experiment.texts), tokenizer)
 
 
-def questions_of(
-    experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]
-) -> tuple[list[tuple[tuple[int, ...], str]], int]:
-    """The prompts of `equal_answers` with their last messages, and the most tokens of an answer. Raises `RunError`."""
-    n_c = min(point.n_c for point in points)
-    if not experiment.equal_answers:
-        return [], n_c
-    from chunkbench.workloads.serving.answers import prompts_of  # transformers takes seconds to load
+def questions_of(experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]) -> QuestionSet | None:
+    """What `equal_answers` asks. Raises `RunError`."""
+    if not experiment.equal_answers or setting.checkpoint is None:  # texts_of has refused the latter
+        return None
+    from chunkbench.workloads.serving.answers import QuestionSet  # transformers takes seconds to load
 
-    assert setting.checkpoint is not None  # texts_of has asked for it
-    texts = read_texts(experiment.texts)
-    return prompts_of(texts, setting.checkpoint, experiment.equal_answers, setting.max_length - n_c), n_c
+    n_c = min(point.n_c for point in points)
+    longest = setting.max_length - n_c
+    return QuestionSet(read_texts(experiment.texts), setting.checkpoint, experiment.equal_answers, longest, n_c)
 
 
 def kv_needed(setting: Setting) -> int:

@@ -42,8 +42,8 @@ def config(kind: str) -> Any:
     return classes[kind](**SIZES, num_key_value_heads=2)
 
 
-def write_byte_tokenizer(checkpoint: Path) -> None:
-    """Give a checkpoint a tokenizer of bytes, and a chat template of one line for each message."""
+def write_byte_tokenizer(checkpoint: Path) -> Path:
+    """Give a checkpoint a tokenizer of bytes, and a chat template of one line for each message. Returns its folder."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -53,6 +53,7 @@ def write_byte_tokenizer(checkpoint: Path) -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bytes_)
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     tokenizer.save_pretrained(checkpoint)
+    return checkpoint
 
 
 def sharp_module(kind: str, implementation: str) -> Any:

@@ -23,9 +23,7 @@ MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sharp random weights, and a tokenizer of bytes."""
-    folder = write_checkpoint("llama-grouped", tmp_path_factory.mktemp("checkpoint"))
-    write_byte_tokenizer(folder)
-    return folder
+    return write_byte_tokenizer(write_checkpoint("llama-grouped", tmp_path_factory.mktemp("checkpoint")))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ if MISSING:
 import torch
 import transformers
 
-from chunkbench.workloads.serving.answers import Answers, prompts_of
+from chunkbench.workloads.serving.answers import Answers, QuestionSet
 from tests.serving.engine.models import sharp_module, write_byte_tokenizer, write_checkpoint
 
 BEGIN = "You are a careful clerk who answers in few words. "
@@ -31,9 +31,7 @@ QUESTIONS = ["How many mills?", "And kettles, how many of them?", "Why?", "Where
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_checkpoint("llama-grouped", tmp_path_factory.mktemp("checkpoint"))
-    write_byte_tokenizer(folder)
-    return folder
+    return write_byte_tokenizer(write_checkpoint("llama-grouped", tmp_path_factory.mktemp("checkpoint")))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Texts]:
 
 @pytest.fixture(scope="module")
 def answers(folder: Path, texts: tuple[Path, Texts]) -> Answers:
-    return Answers(prompts_of(texts[1], folder, 5, 200), folder, 12)
+    return Answers(QuestionSet(texts[1], folder, 5, 200, 12))
 
 
 def test_answers_are_those_of_generate_one_by_one(answers: Answers) -> None:
@@ -82,7 +80,7 @@ def test_some_servers_tell_the_token_that_ended_a_text(
     first = answers.questions[0]
     end = first.answer[2]
     transformers.GenerationConfig(eos_token_id=[end]).save_pretrained(folder)
-    ended = Answers(prompts_of(texts[1], folder, 5, 200), folder, 12)
+    ended = Answers(QuestionSet(texts[1], folder, 5, 200, 12))
     (folder / "generation_config.json").unlink()
     question = next(question for question in ended.questions if question.prompt == first.prompt)
     length = first.answer.index(end)
@@ -93,7 +91,7 @@ def test_some_servers_tell_the_token_that_ended_a_text(
 
 def test_too_few_short_texts_are_refused(folder: Path, texts: tuple[Path, Texts]) -> None:
     with pytest.raises(RunError, match="equal_answers: 5 texts have at most 200 tokens; 6 are asked for"):
-        prompts_of(texts[1], folder, 6, 200)
+        QuestionSet(texts[1], folder, 6, 200, 12)
 
 
 @pytest.mark.slow
