@@ -6,6 +6,7 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,9 @@ settings.load_profile("chunkbench")
 if not torch.cuda.is_available():
     # Choose Triton's interpreter before the first import of Triton; torch.compile imports it.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell lets its background jobs ignore Ctrl-C, and with them all tests, some of which interrupt themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 workloads.register()
 pytest_plugins = ["tests.invented_facts", "tests.invented_runs", "tests.tiny_runs"]

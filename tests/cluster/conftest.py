@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from chunkbench import workload
 from chunkbench.cluster.connection import Cluster
 from chunkbench.cluster.executor import Patience, RayExecutor
 from chunkbench.cluster.fleet import Fleet
@@ -133,6 +134,13 @@ def many(many_raylets: tuple[Raylets, Fleet]) -> tuple[Raylets, Fleet]:
         path.unlink()
     (raylets.folder / "seconds").write_text("0.3")
     return raylets, fleet
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_other_test_knows_the_kind() -> Iterator[None]:
+    """Messages list the kinds of work: those of other tests must not depend on where these tests ran."""
+    yield
+    workload._workloads.pop("waiting", None)
 
 
 def waiting(folder: Path, points: int) -> Experiment:

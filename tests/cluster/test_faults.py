@@ -107,8 +107,6 @@ def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], t
 def test_ctrl_c_keeps_what_is_finished(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     (raylets.folder / "seconds").write_text("0.5")
-    # A shell lets its background jobs ignore Ctrl-C, and with them all tests.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     heard = Heard({3: lambda: os.kill(os.getpid(), signal.SIGINT)})
     experiment = waiting(tmp_path, 12)
     executor = executor_of(fleet, experiment)
