@@ -55,7 +55,7 @@ class QuestionSet:
             raise RunError(f"equal_answers: {error}") from None
         fitting = [(ids, said) for ids, said in found.items() if len(ids) <= longest]
         if len(fitting) < count:
-            raise RunError(f"equal_answers: {len(fitting)} texts have at most {longest} tokens; {count} are asked for")
+            raise RunError(f"equal_answers: needs {count} texts of at most {longest} tokens, and finds {len(fitting)}")
         self.said = dict(fitting[number * len(fitting) // count] for number in range(count))
         """Prompt -> its last message in words."""
         self.folder, self.n_c = folder, n_c

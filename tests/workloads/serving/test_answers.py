@@ -90,7 +90,7 @@ def test_some_servers_tell_the_token_that_ended_a_text(
 
 
 def test_too_few_short_texts_are_refused(folder: Path, texts: tuple[Path, Texts]) -> None:
-    with pytest.raises(RunError, match="equal_answers: 5 texts have at most 200 tokens; 6 are asked for"):
+    with pytest.raises(RunError, match="equal_answers: needs 6 texts of at most 200 tokens, and finds 5"):
         QuestionSet(texts[1], folder, 6, 200, 12)
 
 
