@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import click
@@ -14,7 +12,6 @@ from chunkbench.cli.comparing import show_comparison, write_and_show
 from chunkbench.cli.comparison_options import (
     ComparisonOptions,
     judging_options,
-    longer_command,
     out_option,
     quiet_option,
 )
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   chunkbench compare results/runs/before results/runs/after
-  chunkbench compare results/recorded/laptop/gate results/runs/gate-1 --threshold 3% --format markdown
+  chunkbench compare results/runs/regress-monday results/runs/regress-friday --threshold 3% --format markdown
   chunkbench compare before/cases.jsonl after/cases.jsonl --metric kv_bytes --format json
   chunkbench compare before after --out reports --fail-on slower,incorrect,missing,inconclusive
   chunkbench compare results/runs/float32 results/runs/bfloat16 --between dtypes
@@ -78,7 +75,7 @@ def command(
     over: str | None,
     options: ComparisonOptions,
 ) -> None:
-    """Compare HEAD with BASE: each a run directory, its cases.jsonl, or a recording (a folder of runs 1, 2, ...).
+    """Compare HEAD with BASE: each a run directory, its cases.jsonl, or a folder of `chunkbench regress --out`.
 
     Every case is faster, same, slower, inconclusive, incorrect, missing or new; an exact count that changed (kv_bytes,
     work_items) is a verdict of its own. Exit code: 0; 1 slower or missing; 2 wrong usage, or nothing to compare;
@@ -100,13 +97,9 @@ def command(
     from chunkbench.regression.compare import compare
     from chunkbench.store import RunError, open_runs
 
-    def settling_command(implementation: str, factor: float) -> str:
-        return _gate_command(head_runs, base, options, implementation, factor)
-
-    compare_options = options.compare_options(settling_command)
+    compare_options = options.compare_options()
     try:
-        base_runs, head_runs = open_runs(base), open_runs(head)
-        comparison = compare(base_runs, head_runs, replace(compare_options, budget_s=_budget_s(head_runs)))
+        comparison = compare(open_runs(base), open_runs(head), compare_options)
     except RunError as error:
         fail(error)
     show_comparison(comparison, options, options.out)
@@ -166,21 +159,3 @@ def _show_speedups(
     except RunError as error:
         fail(error)
     write_and_show(document(compared), options, name, ("json", "table", "markdown"), options.quiet)
-
-
-def _budget_s(runs: Sequence[Run]) -> float:
-    return sum(run.manifest.experiment.budget_s for run in runs)
-
-
-def _gate_command(
-    runs: Sequence[Run], base: str, options: ComparisonOptions, implementation: str, factor: float
-) -> str:
-    """The gate that measures the experiment of `runs` against the recording `base`, `factor` times as long."""
-    from chunkbench.experiment import bundled_experiments
-
-    budget_s = math.ceil(_budget_s(runs) * factor)
-    name = runs[0].manifest.experiment.name or "EXPERIMENT"
-    file = name if name in bundled_experiments() else f"{name}.yaml"
-    words = ["chunkbench", "gate", file, "--against", base, "--threshold", options.threshold]
-    words += ["--confidence", f"{options.confidence:g}", "--metric", options.metric]
-    return longer_command(words, implementation, budget_s)

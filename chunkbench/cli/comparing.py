@@ -1,19 +1,16 @@
-"""How `compare`, `gate` and `regress` write and print a comparison, and exit."""
+"""How `compare` and `regress` write and print a comparison."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-import click
-
-from chunkbench.cli.output import new_run, show
+from chunkbench.cli.output import show
 
 if TYPE_CHECKING:
     from chunkbench.cli.comparison_options import ComparisonOptions, ReportOptions
-    from chunkbench.regression.remeasure import GateResult
     from chunkbench.regression.verdicts import Comparison
     from chunkbench.report.model import Output
 
@@ -50,23 +47,3 @@ def write_and_show(
                 (options.out / f"{name}{form.ending}").write_text(render(output, form.name), encoding="utf-8")
     if not quiet:
         show(output, options.form)
-
-
-def empty_folder(out: Path | None, name: str) -> Path:
-    """The folder for the runs of a gate: `out`, or a new one. Raises `RunError` if it is not empty."""
-    from chunkbench.store import RunError
-
-    folder = out or new_run(name)
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder}: is not empty; choose a new folder for --out")
-    return folder
-
-
-def conclude(ctx: click.Context, result: GateResult, options: ComparisonOptions, folder: Path) -> NoReturn:
-    """Write and print the reports, and exit with the code of the result."""
-    if result.comparison is not None:
-        show_comparison(result.comparison, options, folder)
-    if result.interrupted or result.comparison is None:
-        click.echo(f"interrupted; what was measured is in {folder}", err=True)
-        ctx.exit(130)
-    ctx.exit(result.comparison.exit_code)

@@ -1,24 +1,21 @@
-"""The options that `compare`, `gate`, `regress` and `history` share: each is declared once, here."""
+"""The options that `compare`, `regress` and `history` share: each is declared once, here."""
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
 
-from chunkbench.cli.options import Decorated, with_options, without
+from chunkbench.cli.options import Decorated, with_options
 from chunkbench.cli.output import command_line, format_option
 from chunkbench.regression.verdicts import FailOn, Metric
 
 if TYPE_CHECKING:
-    from chunkbench.experiment import Experiment, TimedExperiment
     from chunkbench.regression.compare import Options
-    from chunkbench.regression.job import Repeats
 
 _FAIL_ON = get_args(FailOn)
 
@@ -44,7 +41,7 @@ def quiet_option(text: str) -> Callable[[Decorated], Decorated]:
 
 
 def judging_options(command: Decorated) -> Decorated:
-    """Options of `compare`, `gate` and `regress` that say how to compare, and what to print."""
+    """Options of `compare` and `regress` that say how to compare, and what to print."""
     options = (
         threshold_option,
         confidence_option("verdicts"),
@@ -68,31 +65,9 @@ def judging_options(command: Decorated) -> Decorated:
     return with_options(command, options)
 
 
-def measuring_options(fewest_processes: int) -> Callable[[Decorated], Decorated]:
-    """Options of `gate` and `regress` that say what to measure, and how often."""
-    processes = click.IntRange(fewest_processes, 1000)
-    options = (
-        click.option(
-            "--budget", metavar="TIME", help="Time for each measurement, e.g. 20s, 2m.  [default: the experiment's]"
-        ),
-        click.option(
-            "--processes", type=processes, default=12, show_default=True, help="Least number of processes per side."
-        ),
-        click.option(
-            "--again",
-            type=click.IntRange(0, 20),
-            default=3,
-            show_default=True,
-            help="How often a case that looks changed is measured again, at most: once, or more within six budgets.",
-        ),
-        click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable."),
-    )
-    return lambda command: with_options(command, options)
-
-
 @dataclass(frozen=True)
 class ReportOptions:
-    """The options that `compare`, `gate`, `regress` and `history` share, as the user typed them."""
+    """The options that `compare`, `regress` and `history` share, as the user typed them."""
 
     threshold: str
     confidence: float
@@ -118,17 +93,15 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class ComparisonOptions(ReportOptions):
-    """The options that `compare`, `gate` and `regress` share."""
+    """The options that `compare` and `regress` share."""
 
     metric: Metric
     fail_on: str
     cross_machine: bool
     quiet: bool
 
-    def compare_options(
-        self, settling_command: Callable[[str, float], str], budget_s: float = 0.0, looks: int = 1
-    ) -> Options:
-        """The same as options of `compare()`; `budget_s` is HEAD's measuring time. Raises `click.BadParameter`."""
+    def compare_options(self) -> Options:
+        """The same as options of `compare()`. Raises `click.BadParameter`."""
         from chunkbench.regression.compare import Options
 
         self.check_confidence()
@@ -139,9 +112,6 @@ class ComparisonOptions(ReportOptions):
             confidence=self.confidence,
             cross_machine=self.cross_machine,
             command=shlex.join(command_line()),
-            settling_command=settling_command,
-            budget_s=budget_s,
-            looks=looks,
         )
 
     def _verdicts_that_fail(self) -> tuple[FailOn, ...]:
@@ -153,52 +123,3 @@ class ComparisonOptions(ReportOptions):
                     f"{verdict!r} is none of {', '.join(_FAIL_ON)}; or write none", param_hint="--fail-on"
                 )
         return verdicts  # type: ignore[return-value]
-
-
-@dataclass(frozen=True)
-class GateOptions(ComparisonOptions):
-    """The options that `gate` and `regress` share."""
-
-    budget: str | None
-    processes: int
-    again: int
-    only: tuple[str, ...]
-
-    @property
-    def repeats(self) -> Repeats:
-        """How often to measure."""
-        from chunkbench.regression.job import Repeats
-
-        return Repeats(self.processes, self.again)
-
-    def load(self, name: str) -> TimedExperiment:
-        """The experiment to measure. Raises `ExperimentError` and `click.BadParameter`."""
-        from chunkbench.cli.choosing import Changes, choose_experiment
-
-        return _timed(choose_experiment(name, Changes(budget=self.budget, only=self.only)))
-
-    def gate_options(self, budget_s: float) -> Options:
-        """Options of `compare()` for an experiment with this budget. Raises `click.BadParameter`."""
-
-        def settling_command(implementation: str, factor: float) -> str:
-            return longer_command(command_line(), implementation, budget_s * factor)
-
-        return self.compare_options(settling_command, budget_s, looks=1 + self.again)
-
-
-def longer_command(words: Sequence[str], implementation: str, budget_s: float) -> str:
-    """The command line `words`, changed to measure one implementation only, for `budget_s` seconds."""
-    kept = without(words, ("--only", "--budget", "--out"))
-    return shlex.join([*kept, "--only", implementation, "--budget", f"{math.ceil(budget_s)}s"])
-
-
-def _timed(experiment: Experiment) -> TimedExperiment:
-    from chunkbench.experiment import TimedExperiment
-
-    if not isinstance(experiment, TimedExperiment):
-        message = (
-            f"`kind: {experiment.kind}` times nothing; compare two runs of it "
-            "(chunkbench compare BASE HEAD --metric kv_bytes)"
-        )
-        raise click.BadParameter(message, param_hint="EXPERIMENT")
-    return experiment

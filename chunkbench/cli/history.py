@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   chunkbench history results/runs
-  chunkbench history results/recorded/ci-runner --out history
+  chunkbench history results/nightly --out history
   chunkbench history nightly-* --threshold 10% --format json
 """
 
@@ -38,9 +38,9 @@ Examples:
 def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
     """Order the runs in DIR by time and show where the latency of a case changed and stayed changed.
 
-    DIR is a run, a recording (a folder of runs 1, 2, ...) or a folder that holds them at any depth. Each machine has a
-    series of its own. A new level has to last for three runs. With fewer than about ten runs, chance cannot be ruled
-    out.
+    DIR is a run, a folder of `chunkbench regress --out` (its HEAD counts), or a folder that holds them at any depth.
+    Each machine has a series of its own. A new level has to last for three runs. With fewer than about ten runs,
+    chance cannot be ruled out.
     """
     from chunkbench.regression.history import history
     from chunkbench.regression.report.history import document, draw
@@ -49,12 +49,12 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
     options.check_confidence()
     threshold = options.threshold_share()
     try:
-        recordings = [recording for folder in folders for recording in _recordings(folder)]
+        found = [runs for folder in folders for runs in _measurements(folder)]
     except RunError as error:
         fail(error)
-    if len(recordings) == 1:
+    if len(found) == 1:
         fail(f"{folders[0]}: is one run, and one run has no history; name several runs, or a folder that holds them")
-    all_series = history(recordings, threshold, options.confidence)
+    all_series = history(found, threshold, options.confidence)
     if not all_series:
         fail(f"no case was measured in {', '.join(map(str, folders))}")
     write_and_show(document(all_series, threshold, options.confidence), options, "history", ("json", "markdown"))
@@ -62,8 +62,8 @@ def command(folders: tuple[Path, ...], options: ReportOptions) -> None:
         draw(all_series, options.out)
 
 
-def _recordings(folder: Path) -> list[list[Run]]:
-    """The recording that the folder is, or else all runs and recordings below it, at any depth."""
+def _measurements(folder: Path) -> list[list[Run]]:
+    """The measurement that the folder is, or else all measurements below it, at any depth."""
     from chunkbench.store import RunError, open_runs
 
     try:
@@ -71,19 +71,19 @@ def _recordings(folder: Path) -> list[list[Run]]:
     except RunError:
         if not folder.is_dir() or (folder / "manifest.json").exists():
             raise
-    recordings = _below(folder)
-    if not recordings:
+    found = _below(folder)
+    if not found:
         raise RunError(f"{folder}: there is no run in it")
-    return recordings
+    return found
 
 
 def _below(folder: Path) -> list[list[Run]]:
     from chunkbench.store import open_runs
 
-    recordings = []
+    found = []
     for entry in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        if (entry / "manifest.json").exists() or (entry / "1" / "manifest.json").exists():
-            recordings.append(open_runs(entry))
+        if any((entry / place / "manifest.json").exists() for place in ("", "1", "head/1")):
+            found.append(open_runs(entry))
         else:
-            recordings += _below(entry)
-    return recordings
+            found += _below(entry)
+    return found

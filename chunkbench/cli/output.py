@@ -33,7 +33,6 @@ _REMEDY_OPTIONS = {
     "compare speed-ups": "--between machines, dtypes or implementations compares speed-ups instead of times",
     "name the common implementation": "--over IMPL names it",
     "ship or choose": "--ship sends this ChunkBench to them; --machine NAME leaves other machines out",
-    "record anew or compare times": "--record DIR makes a recording; --as-recorded compares times",
 }
 """The remedy that a `RunError` names -> the options that apply it."""
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.comparing import conclude, empty_folder
-from chunkbench.cli.comparison_options import (
-    GateOptions,
-    judging_options,
-    measuring_options,
-    out_option,
-    quiet_option,
-)
+from chunkbench.cli.comparing import show_comparison
+from chunkbench.cli.comparison_options import ComparisonOptions, judging_options, out_option, quiet_option
 from chunkbench.cli.options import gathered, without
-from chunkbench.cli.output import command_line, fail, stderr_log
+from chunkbench.cli.output import command_line, fail, new_run, stderr_log
 from chunkbench.cli.placing import FLAGS, VALUED, Placing, placing_options
+
+if TYPE_CHECKING:
+    from chunkbench.experiment import TimedExperiment
 
 _EXAMPLES = """\b
 Examples:
@@ -25,80 +26,171 @@ Examples:
   chunkbench regress --base v0.1.0 smoke --only chunk_attn --format markdown
   chunkbench regress --base origin/main --format github --out regress
   chunkbench regress --base main --project ../my-kernel ../my-kernel/gate.yaml
+  chunkbench regress --base-python ../old-torch/.venv/bin/python
   chunkbench regress --base main --on ray --machines each
 """
 
 
-@click.command("regress", epilog=_EXAMPLES, short_help="Build another revision and measure both in turns.")
+def _no_again(context: click.Context, parameter: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        click.echo(
+            "chunkbench regress: --again has no effect: pairs go on until a verdict; --budget limits them", err=True
+        )
+
+
+@dataclass(frozen=True)
+class RegressOptions(ComparisonOptions):
+    """The options of `regress` that say how to compare, what to measure, and how often."""
+
+    budget: str | None
+    processes: int
+    only: tuple[str, ...]
+
+    def load(self, name: str) -> TimedExperiment:
+        """The experiment to measure. Raises `ExperimentError` and `click.BadParameter`."""
+        from chunkbench.cli.choosing import Changes, choose_experiment
+        from chunkbench.experiment import TimedExperiment
+
+        experiment = choose_experiment(name, Changes(budget=self.budget, only=self.only))
+        if not isinstance(experiment, TimedExperiment):
+            message = (
+                f"`kind: {experiment.kind}` times nothing; compare two runs of it "
+                "(chunkbench compare BASE HEAD --metric kv_bytes)"
+            )
+            raise click.BadParameter(message, param_hint="EXPERIMENT")
+        return experiment
+
+
+@click.command("regress", epilog=_EXAMPLES, short_help="Measure another revision, or another Python, beside this one.")
 @click.argument("experiment", metavar="[EXPERIMENT]", required=False)
-@click.option("--base", required=True, metavar="GIT_REF", help="The revision to compare with: a branch, tag or commit.")
+@click.option("--base", metavar="REV", help="Compare with this git revision: a branch, tag or commit.")
+@click.option(
+    "--base-python",
+    metavar="PYTHON",
+    help="Compare with another interpreter, which has ChunkBench and the project: a new torch, a new compiler.",
+)
 @click.option(
     "--project",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
     metavar="PATH",
     help="The git repository to compare revisions of.  [default: that of the current folder]",
 )
-@measuring_options(fewest_processes=1)
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Time for the fewest pairs, e.g. 20s; pairs go on for at most six times as long.  [default: the experiment's]",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=12,
+    show_default=True,
+    help="Fewest pairs of processes that measure a case.",
+)
+@click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
+@click.option("--again", type=int, hidden=True, expose_value=False, callback=_no_again)
 @judging_options
 @out_option("Folder for runs and reports [results/runs/regress-...].")
 @placing_options
 @quiet_option("Print nothing; only the exit code tells the result.")
 @click.pass_context
 @gathered(Placing, "placing")
-@gathered(GateOptions)
+@gathered(RegressOptions)
 def command(
     ctx: click.Context,
     experiment: str | None,
-    base: str,
+    base: str | None,
+    base_python: str | None,
     project: Path | None,
-    options: GateOptions,
+    options: RegressOptions,
     placing: Placing,
 ) -> None:
-    """Compare the present revision of a project with the revision GIT_REF.
+    """Is this code slower than that of REV, or than in another PYTHON?
 
-    The project is a git repository with implementations of its own. Both revisions are built in temporary folders: the
-    working tree, with files that are not committed, and GIT_REF. They are measured with the ChunkBench that is
-    installed. In a checkout of ChunkBench itself, the installed checkout is compared with GIT_REF.
+    With --base, the project is a git repository with implementations of its own. Both sides are built in temporary
+    folders: the working tree, with files that are not committed, and REV. They are measured with the ChunkBench that is
+    installed. In a checkout of ChunkBench itself, the installed checkout is compared with REV. With --base-python, the
+    other interpreter is compared with the one that runs this command, each with what is installed there; the report
+    lists the versions that differ.
 
     EXPERIMENT lists implementations of the project. The default is gate.yaml in its top folder, or ChunkBench's own.
 
-    Both versions of a case are measured in turns, round by round, in processes of their own. So a disturbance of the
-    machine affects both. The exit codes are those of `chunkbench gate`; 2 also if GIT_REF is too old for this command.
+    Both sides of a case are measured in pairs of processes that take turns, round by round. So a disturbance of the
+    machine affects both. Pairs go on until each case has a verdict, or until six budgets are used up.
+
+    All reports are written before the exit code is decided: 0; 1 slower or missing; 2 wrong usage, or REV is too old
+    for this command; 3 incorrect, error, crashed or timeout; 4 inconclusive, if --fail-on names it; 130 interrupted.
 
     With --on ray, the command runs on one node of the cluster, which builds both versions and measures nothing else
     meanwhile; with --machines each, on one node of every kind.
     """
     from chunkbench.cli.progress import RepeatProgress
-    from chunkbench.regression.job import Job
+    from chunkbench.regression.builds import repository
+    from chunkbench.regression.interleaved import Job
     from chunkbench.regression.regress import default_experiment, regress
-    from chunkbench.regression.revision_build import repository
+    from chunkbench.regression.sides import interpreters, revisions
+    from chunkbench.runner.run import sigterm_as_interrupt
     from chunkbench.runner.target import resolve
-    from chunkbench.store import RunError
+    from chunkbench.store import RunError, writing
 
+    if (base is None) == (base_python is None):
+        raise click.UsageError("give either --base REV or --base-python PYTHON")
     try:
-        folder_of_project = repository(project or Path())
         if placing.remote:
-            ctx.exit(_on_cluster(experiment, folder_of_project, base, options, placing))
+            if base is None:
+                raise click.UsageError("--base-python compares interpreters of this machine; with --on ray give --base")
+            ctx.exit(_on_cluster(experiment, repository(project or Path()), base, options, placing))
         placing.check_local()
-        loaded = options.load(experiment or default_experiment(folder_of_project))
-        compare_options = options.gate_options(loaded.budget_s)
-        folder = empty_folder(options.out, f"regress-{loaded.name}")
-        with RepeatProgress(options.quiet) as progress:
-            job = Job(loaded, resolve(loaded), folder, progress, command_line())
-            result = regress(job, folder_of_project, base, compare_options, options.repeats)
+        place = repository(project or Path()) if base is not None or experiment is None else Path()
+        loaded = options.load(experiment or default_experiment(place))
+        compare_options = replace(options.compare_options(), case_command=_alone)
+        folder = _empty_folder(options.out, f"regress-{loaded.name}")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with RepeatProgress(options.quiet) as progress, sigterm_as_interrupt():
+            job = Job(loaded, resolve(loaded), folder, progress, options.processes)
+            sides = (
+                nullcontext(interpreters(base_python))
+                if base_python is not None
+                else revisions(place, base or "", loaded, folder / "build.log")
+            )
+            with sides as (base_side, head_side):
+                outcome = regress(job, base_side, head_side, compare_options)
     except RunError as error:
         fail(error)
-    conclude(ctx, result, options, folder)
+    except KeyboardInterrupt:  # during a build
+        outcome = None
+    if outcome is not None and outcome.comparison is not None:
+        show_comparison(outcome.comparison, options, folder)
+    if outcome is None or outcome.interrupted or outcome.comparison is None:
+        click.echo(f"interrupted; what was measured is in {folder}", err=True)
+        ctx.exit(130)
+    ctx.exit(outcome.comparison.exit_code)
 
 
-def _on_cluster(experiment: str | None, project: Path, base: str, options: GateOptions, placing: Placing) -> int:
+def _alone(implementation: str) -> str:
+    """The command that measures one implementation alone."""
+    return shlex.join([*without(command_line(), ("--only", "--out")), "--only", implementation])
+
+
+def _empty_folder(out: Path | None, name: str) -> Path:
+    """The folder for the runs: `out`, or a new one. Raises `RunError` if it is not empty."""
+    from chunkbench.store import RunError
+
+    folder = out or new_run(name)
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder}: is not empty; choose a new folder for --out")
+    return folder
+
+
+def _on_cluster(experiment: str | None, project: Path, base: str, options: RegressOptions, placing: Placing) -> int:
     """Run the same command on nodes of a cluster. Returns the exit code."""
     from chunkbench.cluster.errands import PROJECT, packed_checkout, run_errand
     from chunkbench.cluster.remote import OUT
     from chunkbench.environment.revision import PROJECT as OURS
-    from chunkbench.regression.revision_build import resolve as commit_of
+    from chunkbench.regression.builds import resolve as commit_of
 
-    folder = empty_folder(options.out, f"regress-{project.name}")
+    folder = _empty_folder(options.out, f"regress-{project.name}")
     commit = commit_of(project, base)
     words = without(command_line()[1:], (*VALUED, "--out", "--project", "--base"), FLAGS)
     words += ["--base", commit, "--project", PROJECT, "--out", OUT]

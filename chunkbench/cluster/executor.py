@@ -176,7 +176,7 @@ class _Measuring:
         here = Target(target.device, target.dtype, lane.node.environment, lane.node.machine, target.machine_kind)
         points = [point for one in self._job.passes if one.machine_kind == lane.node.kind for point in one.points]
         earlier = tuple(case for case in self._job.earlier if case.machine == lane.node.machine)
-        options = RunOptions(brief=self._job.options.brief)  # the others matter to the driver alone
+        options = RunOptions()  # the job's matter to the driver alone
         lane.begin(pickle.dumps((self._job.experiment, here, points, earlier, options)))
         self._lanes.append(lane)
 

@@ -9,7 +9,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-from chunkbench.regression.build import copy_ours
+from chunkbench.environment.revision import copy_package
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def shipped(wanted: bool) -> Iterator[Mapping[str, Any]]:
         return
     with tempfile.TemporaryDirectory(prefix="chunkbench-ship-") as temporary:
         folder = Path(temporary)
-        copy_ours(folder)
+        copy_package(folder)
         installed = distribution("chunkbench")
         metadata = folder / f"chunkbench-{installed.version}.dist-info"
         metadata.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -32,6 +33,14 @@ def package_files() -> Iterator[tuple[Path, Path]]:
             for name in sorted(files):
                 path = Path(folder) / name
                 yield path, path.relative_to(location)
+
+
+def copy_package(folder: Path) -> None:
+    """Copy the running package, with its native code, into a folder. Raises `OSError`."""
+    for path, inside in package_files():
+        target = folder / "chunkbench" / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def code_digest(*suffixes: str) -> str:

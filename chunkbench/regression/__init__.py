@@ -1,5 +1,5 @@
-"""Did it get slower? Comparisons of runs, the gate, measurements against another revision, histories.
+"""Did it get slower? Comparisons of runs, measurements beside another revision or interpreter, histories.
 
-`compare` starts from recorded facts; `gate` and `regress` measure two builds in turns. All of them end in one
+`compare` starts from recorded facts; `regress` measures two sides in interleaved pairs of processes. Both end in one
 `verdicts.Comparison`, which `regression.report` renders.
 """

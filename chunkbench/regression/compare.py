@@ -9,9 +9,10 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from chunkbench.analysis.points import counted, measured
+from chunkbench.regression.calibration import work_ratios
 from chunkbench.regression.case_verdicts import CaseJudge, Options
 from chunkbench.regression.environments import differences
-from chunkbench.regression.own_ratio import work_ratios
+from chunkbench.regression.ratios import FEWEST_PROCESSES
 from chunkbench.regression.verdicts import (
     EXACT,
     VERDICTS,
@@ -38,13 +39,10 @@ class NothingToCompare(RunError):
     """The runs have no case in common, or one of them has no case; the message says which."""
 
 
-def compare(
-    base: Sequence[Run], head: Sequence[Run], options: Options, again: Sequence[Sequence[Run]] = ()
-) -> Comparison:
+def compare(base: Sequence[Run], head: Sequence[Run], options: Options) -> Comparison:
     """Compare two measurements. Each is one run, or several runs that measured the same in separate processes.
 
-    `again` holds the re-measurements of some cases of HEAD. Raises `NothingToCompare`, since a comparison of nothing
-    must not look like a comparison that found no change.
+    Raises `NothingToCompare`, since a comparison of nothing must not look like a comparison that found no change.
     """
     base_cases, head_cases = _by_key(base), _by_key(head)
     has_values = counted if options.metric in EXACT else measured
@@ -65,18 +63,18 @@ def compare(
         for key in base_cases
         if any(map(has_values, base_cases[key])) and any(map(has_values, head_cases.get(key, ())))
     ]
-    mark = base[0].manifest.in_turns_with
-    in_turns = mark is not None and mark == head[0].manifest.in_turns_with
-    confidence = 1 - (1 - options.confidence) / (max(1, len(common)) * _error_shares(options.looks))
+    mark = base[0].manifest.interleaved_with
+    interleaved = mark is not None and mark == head[0].manifest.interleaved_with
+    # Each case and each look gets an equal share of the error probability (Bonferroni).
+    confidence = 1 - (1 - options.confidence) / (max(1, len(common)) * options.looks)
     across = _machines(base) != _machines(head)
     blocking = [diff.what for diff in environment if diff.machine and not (across and diff.hardware)]
-    case_judge = CaseJudge(options, confidence, in_turns, "" if options.cross_machine else ", ".join(blocking), across)
-    cases_again = [_by_key(runs) for runs in again]
+    blocked_by = "" if options.cross_machine else ", ".join(blocking)
+    case_judge = CaseJudge(options, confidence, interleaved, blocked_by, across)
     verdicts: list[CaseVerdict] = []
     unmeasured = 0
     for key in {**base_cases, **head_cases}:
-        measured_again = [cases_by_key[key] for cases_by_key in cases_again if key in cases_by_key]
-        case_verdicts = case_judge.judge(base_cases.get(key, ()), head_cases.get(key, ()), measured_again)
+        case_verdicts = case_judge.judge(base_cases.get(key, ()), head_cases.get(key, ()))
         verdicts += case_verdicts
         unmeasured += not case_verdicts
     verdicts = _with_distinct_names(verdicts)
@@ -88,7 +86,8 @@ def compare(
         confidence=options.confidence,
         case_confidence=confidence,
         timed_cases=len(common),
-        in_turns=in_turns,
+        looks=options.looks,
+        interleaved=interleaved,
         cross_machine=options.cross_machine,
         fail_on=options.fail_on,
     )
@@ -98,8 +97,8 @@ def compare(
         settings=settings,
         exit_code=comparison_exit_code(verdicts, options.fail_on),
         counts={verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]},
-        machine=() if in_turns else _fixed_work(common, base_cases, head_cases),
-        warnings=tuple(_warnings(base, head, compared, case_judge)),
+        machine=() if interleaved else _fixed_work(common, base_cases, head_cases),
+        warnings=tuple(_warnings(base, head, compared, verdicts, case_judge)),
         differences=tuple(
             EnvironmentDifference(what=diff.what, base=diff.base, head=diff.head, machine=diff.machine)
             for diff in environment
@@ -142,16 +141,6 @@ def _check_complete(base: Sequence[Run]) -> None:
             )
 
 
-def _error_shares(looks: int) -> int:
-    """Number of shares into which the error probability of a case is divided: one less than its looks.
-
-    With tails of a / (2 (looks - 1)): a first look calls nothing slower or faster, so an unchanged case has looks - 1
-    occasions for an error, each with two tails, together a. A changed case has one tail in each look in which it can
-    pass for unchanged: together at most a, for two looks or more.
-    """
-    return max(1, looks - 1)
-
-
 def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence: float) -> list[Summary]:
     """One per implementation. Its interval assumes errors of cases that are independent and, in the mean, normal."""
     by_implementation: dict[str, list[CaseVerdict]] = {}
@@ -167,11 +156,6 @@ def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence:
             scale = normal((1 + confidence) / 2) / normal((1 + case_confidence) / 2)
             half = scale * math.sqrt(sum(half**2 for half in halves)) / len(members)
             low, high = math.exp(mean - half), math.exp(mean + half)
-        owns = [(case.machine_low, case.machine_high) for case in members if case.machine_low and case.machine_high]
-        left_low = left_high = None
-        if len(owns) == len(members):
-            least, most = (sum(map(math.log, side)) / len(owns) for side in zip(*owns, strict=True))
-            left_low, left_high = math.exp(mean - most), math.exp(mean - least)
         summaries.append(
             Summary(
                 implementation=implementation,
@@ -180,8 +164,6 @@ def _summaries(cases: Sequence[CaseVerdict], confidence: float, case_confidence:
                 ratio=math.exp(mean),
                 low=low,
                 high=high,
-                left_low=left_low,
-                left_high=left_high,
             )
         )
     return summaries
@@ -198,7 +180,13 @@ def _with_distinct_names(cases: Sequence[CaseVerdict]) -> list[CaseVerdict]:
     ]
 
 
-def _warnings(base: Sequence[Run], head: Sequence[Run], cases: Sequence[Result], judge: CaseJudge) -> list[str]:
+def _warnings(
+    base: Sequence[Run],
+    head: Sequence[Run],
+    cases: Sequence[Result],
+    verdicts: Sequence[CaseVerdict],
+    judge: CaseJudge,
+) -> list[str]:
     warnings = []
     if any(run.torn for run in head):
         warnings.append("HEAD: the last line of cases.jsonl is cut short; its cases count as missing")
@@ -207,22 +195,19 @@ def _warnings(base: Sequence[Run], head: Sequence[Run], cases: Sequence[Result],
     if judge.across_machines and not judge.options.cross_machine:
         warnings.append(
             f"measured on different machines ({_machine_names(base)} and {_machine_names(head)}): ratios are raw, with "
-            "the machine's own ratio beside each; verdicts are on the rest of the ratio"
+            "the calibration ratio beside each; verdicts are on the rest of the ratio"
         )
     if judge.blocking_differences:
         warnings.append(f"other conditions ({judge.blocking_differences}): times are not judged unless requested")
-    if judge.in_turns:
+    if judge.interleaved:
         return warnings
     if any(isinstance(case, TimedResult) and case.device == "cpu" and not case.yardsticks for case in cases):
-        warnings.append("one side has no yardsticks (an older version measured it): all its rounds are compared")
-    if len(base) == len(head) == 1:
+        warnings.append("one side timed no calibration kernels (an older version measured it): raw ratios are judged")
+    if any(case.unit == "round" and case.head_units for case in verdicts):
         warnings.append(
-            "one process measured each side: no interval covers the differences between processes or between hours; "
-            "`chunkbench gate` and `chunkbench regress` measure in several processes"
+            f"fewer than {FEWEST_PROCESSES} processes measured a side, so rounds are the unit: no interval covers the "
+            "differences between processes or between hours; `chunkbench regress` measures in many processes"
         )
-    elif len(base) == 1 or len(head) == 1:
-        side = "BASE" if len(base) == 1 else "HEAD"
-        warnings.append(f"{side} was measured in one process, too few to compare with several")
     return warnings
 
 

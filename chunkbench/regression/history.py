@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,10 +14,7 @@ from chunkbench.analysis.points import AXES, measured
 from chunkbench.regression.case_verdicts import name_of
 from chunkbench.regression.change_points import change_points
 from chunkbench.regression.environments import differences
-from chunkbench.regression.matching import calm
-from chunkbench.regression.own_ratio import own_ratio
-from chunkbench.regression.time_ratios import value_of
-from chunkbench.regression.verdicts import Verdict, judge
+from chunkbench.regression.ratios import undisturbed, value_of
 from chunkbench.store import Manifest, Result, Run
 
 
@@ -27,12 +23,12 @@ class _Frozen(BaseModel):
 
 
 class Measurement(_Frozen):
-    """One recording of one case."""
+    """One entry of a case: one run, or the processes that measured it together."""
 
     started_at: str
     commit: str | None
     latency_us: float
-    calm: bool
+    undisturbed: bool
     """Whether no other process used the machine's CPUs during the measurement."""
 
 
@@ -49,19 +45,6 @@ class Change(_Frozen):
     """Probability (p value) that noise alone looks like this change."""
 
 
-class Across(_Frozen):
-    """The last level of a series against the last level on the first machine."""
-
-    machine: int
-    ratio: float
-    """Raw: the last latency level here over the last level on that machine."""
-    machine_low: float | None
-    machine_high: float | None
-    """The machines' own ratio, least and most. None if no fixed work was timed on both."""
-    verdict: Verdict
-    """On the ratio without the machines' own ratio."""
-
-
 class Series(_Frozen):
     """One case on one machine, in time order."""
 
@@ -73,23 +56,12 @@ class Series(_Frozen):
     """Number of the machine, from 1, in the order of appearance."""
     measurements: tuple[Measurement, ...]
     changes: tuple[Change, ...]
-    across: Across | None = None
-    """Set if another machine measured the case before."""
 
     @property
     def levels(self) -> list[float]:
         """[changes + 1] median latencies between the changes, in microseconds."""
         edges = [0, *(change.index for change in self.changes), len(self.measurements)]
         return [median(m.latency_us for m in self.measurements[a:b]) for a, b in itertools.pairwise(edges)]
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """One case in one recording."""
-
-    cases: Sequence[Result]
-    """One for each process that measured the case."""
-    measurement: Measurement
 
 
 class _Machine(NamedTuple):
@@ -100,13 +72,13 @@ class _Machine(NamedTuple):
 
 
 def history(recordings: Sequence[Sequence[Run]], threshold: float, confidence: float) -> list[Series]:
-    """Series of every measured case. A recording is one run, or several runs of the same in separate processes.
+    """Series of every measured case. Each entry is one run, or several runs of the same in separate processes.
 
     Levels that differ by more than `threshold` are a change. `confidence` holds for all series together.
     """
     ordered = sorted(recordings, key=lambda runs: str(runs[0].manifest.started_at))
     machines: list[_Machine] = []
-    by_case: dict[str, dict[int, list[_Recorded]]] = {}
+    by_case: dict[tuple[str, int], list[tuple[Manifest, list[Result]]]] = {}
     for runs in ordered:
         manifest = runs[0].manifest
         measured_here: dict[tuple[str, str], list[Result]] = {}
@@ -116,28 +88,14 @@ def history(recordings: Sequence[Sequence[Run]], threshold: float, confidence: f
                     measured_here.setdefault((case.key, case.machine), []).append(case)
         for (key, machine), cases in measured_here.items():
             number = _number(_Machine(machine, manifest), machines)
-            recorded = _Recorded(cases, _measurement(manifest, cases))
-            by_case.setdefault(key, {}).setdefault(number, []).append(recorded)
-    alpha = (1 - confidence) / max(1, sum(map(len, by_case.values())))
-    return [series for by_machine in by_case.values() for series in _of_case(by_machine, alpha, threshold)]
+            by_case.setdefault((key, number), []).append((manifest, cases))
+    alpha = (1 - confidence) / max(1, len(by_case))
+    return [_series(machine, recorded, alpha, threshold) for (_, machine), recorded in by_case.items()]
 
 
-def _of_case(by_machine: Mapping[int, Sequence[_Recorded]], alpha: float, threshold: float) -> Iterator[Series]:
-    """The series of one case: first that of the machine that measured it first, then those of other machines."""
-    first: Series | None = None
-    for number, recorded in by_machine.items():
-        series = _series(number, recorded, alpha, threshold)
-        if first is None:
-            first = series
-            yield series
-        else:
-            across = _across(first, by_machine[first.machine], series, recorded, threshold)
-            yield series.model_copy(update={"across": across})
-
-
-def _series(machine: int, recorded: Sequence[_Recorded], alpha: float, threshold: float) -> Series:
-    case = recorded[0].cases[0]
-    measurements = tuple(entry.measurement for entry in recorded)
+def _series(machine: int, recorded: Sequence[tuple[Manifest, list[Result]]], alpha: float, threshold: float) -> Series:
+    case = recorded[0][1][0]
+    measurements = tuple(_measurement(manifest, cases) for manifest, cases in recorded)
     points = change_points([math.log(m.latency_us) for m in measurements], alpha, math.log1p(threshold))
     return Series(
         name=name_of(case),
@@ -159,37 +117,14 @@ def _series(machine: int, recorded: Sequence[_Recorded], alpha: float, threshold
     )
 
 
-def _across(
-    first: Series,
-    first_recorded: Sequence[_Recorded],
-    series: Series,
-    recorded: Sequence[_Recorded],
-    threshold: float,
-) -> Across:
-    """The last level of `series` against the last level of `first`, which another machine measured."""
-    shift = math.log(series.levels[-1] / first.levels[-1])
-    own = own_ratio(_all_cases(first_recorded), _all_cases(recorded))
-    return Across(
-        machine=first.machine,
-        ratio=math.exp(shift),
-        machine_low=own.low if own else None,
-        machine_high=own.high if own else None,
-        verdict=judge(*own.remove_from(shift, shift), threshold) if own else "inconclusive",
-    )
-
-
-def _all_cases(recorded: Sequence[_Recorded]) -> list[Result]:
-    return [case for entry in recorded for case in entry.cases]
-
-
 def _measurement(manifest: Manifest, cases: Sequence[Result]) -> Measurement:
-    calm_cases = [case for case in cases if calm(case)]
-    latency = median(value for case in calm_cases or cases if (value := value_of([case], "latency")) is not None)
+    alone = [case for case in cases if undisturbed(case)]
+    latency = median(value for case in alone or cases if (value := value_of([case], "latency")) is not None)
     return Measurement(
         started_at=str(manifest.started_at),
         commit=manifest.git.commit[:12] if manifest.git.commit else None,
         latency_us=latency,
-        calm=bool(calm_cases),
+        undisturbed=bool(alone),
     )
 
 

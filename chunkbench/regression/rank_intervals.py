@@ -8,7 +8,6 @@ interval. Each function states what it assumes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
@@ -48,32 +47,16 @@ def centre(differences: ArrayLike, confidence: float) -> Shift:
 
 
 def between(base: ArrayLike, head: ArrayLike, confidence: float) -> Shift:
-    """How far `head` lies above `base`, measured separately: `between_strata` with one stratum."""
-    return between_strata([(np.asarray(base, dtype=np.float64), np.asarray(head, dtype=np.float64))], confidence)
+    """How far the values of `head` lie above those of `base`, measured separately.
 
-
-def between_strata(strata: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], confidence: float) -> Shift:
-    """How far the values of HEAD lie above those of BASE, compared only inside each (base, head) stratum.
-
-    Hodges-Lehmann estimate (the median of all differences) and the interval of the stratified Mann-Whitney test.
-    Assumes that inside a stratum both sides have the same distribution of noise, and that all strata have the same
-    shift. Raises `ValueError` if no stratum has values on both sides.
+    Hodges-Lehmann estimate (the median of all differences) and the interval of the Mann-Whitney test. Assumes that both
+    sides have the same distribution of noise. Raises `ValueError` if a side has no values.
     """
-    filled = [(base, head) for base, head in strata if len(base) and len(head)]
-    if not filled:
+    bases, heads = (np.asarray(side, dtype=np.float64) for side in (base, head))
+    if not len(bases) or not len(heads):
         raise ValueError("a shift needs values on both sides")
-    differences = np.sort(np.concatenate([(head[:, None] - base[None, :]).ravel() for base, head in filled]))
-    return _shift(differences, _mann_whitney(tuple((len(base), len(head)) for base, head in filled), confidence))
-
-
-def fewest_in_pairs(confidence: float) -> int:
-    """Fewest differences for which `centre` has an interval of this confidence."""
-    return next(n for n in range(1, 200) if _signed_rank(n, confidence))
-
-
-def fewest_apart(confidence: float, base: int | None = None) -> int:
-    """Fewest values of HEAD for which `between` has an interval, with `base` values of BASE (None: equally many)."""
-    return next((n for n in range(1, 200) if _mann_whitney(((base or n, n),), confidence)), 200)
+    differences = np.sort((heads[:, None] - bases[None, :]).ravel())
+    return _shift(differences, _mann_whitney(len(bases), len(heads), confidence))
 
 
 def _shift(ordered: NDArray[np.float64], rank: int) -> Shift:
@@ -93,16 +76,12 @@ def _signed_rank(n: int, confidence: float) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _mann_whitney(counts: tuple[tuple[int, int], ...], confidence: float) -> int:
-    """The same for the ordered differences of strata with `counts` (base, head) values."""
+def _mann_whitney(m: int, n: int, confidence: float) -> int:
+    """The same for the ordered differences between m and n values."""
     tail = (1 - confidence) / 2
-    if sum(m * n for m, n in counts) > _MOST_COUNTED:
-        mean = sum(m * n / 2 for m, n in counts)
-        return _normal_rank(mean, sum(m * n * (m + n + 1) / 12 for m, n in counts), tail)
-    chances = np.ones(1)
-    for m, n in counts:
-        chances = np.convolve(chances, _mann_whitney_chances(min(m, n), max(m, n)))
-    return _largest_rank(chances, tail)
+    if m * n > _MOST_COUNTED:
+        return _normal_rank(m * n / 2, m * n * (m + n + 1) / 12, tail)
+    return _largest_rank(_mann_whitney_chances(min(m, n), max(m, n)), tail)
 
 
 def _normal_rank(mean: float, variance: float, tail: float) -> int:

@@ -1,46 +1,66 @@
-"""Is this revision slower than another one? Both are measured in turns on this machine."""
+"""Is HEAD slower than BASE? Interleaved pairs of processes are measured until each case has a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import Distribution, distributions
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
-from chunkbench.baselines.registry import GROUP
 from chunkbench.environment.revision import PROJECT
-from chunkbench.experiment import TimedExperiment
-from chunkbench.regression.build import Build, KeptPackage, copy_ours, copy_packages, package_folder, seal_build
-from chunkbench.regression.compare import Options
-from chunkbench.regression.job import Job, Repeats
-from chunkbench.regression.packages import normalised, packages_of
-from chunkbench.regression.paired import Turns
-from chunkbench.regression.remeasure import GateResult
-from chunkbench.regression.revision_build import Revision, built_revision, built_working_tree
-from chunkbench.regression.side_build import SideBuild, entry_points_of, installed_build
-from chunkbench.regression.sides import make_sides, measure_and_compare, with_sources
+from chunkbench.measure.caches import sweep_file
+from chunkbench.regression.compare import Options, compare
+from chunkbench.regression.interleaved import Interleaved, Job
+from chunkbench.regression.sides import Side
+from chunkbench.regression.verdicts import EXACT, Comparison
 from chunkbench.runner.run import sigterm_as_interrupt
-from chunkbench.store import RunError, writing
+from chunkbench.store import Run, RunError, writing
+
+LIMIT = 6
+"""Pairs go on for at most this many times the experiment's budget: two minutes for a budget of 20 s."""
 
 
-def regress(job: Job, project: Path, ref: str, options: Options, repeats: Repeats) -> GateResult:
-    """Build the revision `ref` of a project, measure it and the present one in turns, and measure again what looks
-    changed.
+@dataclass(frozen=True)
+class Outcome:
+    """What `regress` found."""
 
-    `project` is the top folder of a git repository: ChunkBench's own, whose present revision is the one that runs, or
-    one with implementations of its own, whose working tree is built too. Raises `RunError` and `NothingToCompare`.
+    comparison: Comparison | None
+    """None if an interruption came before there was anything to compare."""
+    interrupted: bool
+
+
+def regress(job: Job, base: Side, head: Side, options: Options) -> Outcome:
+    """Measure pairs until each case has a verdict, or until the time is used up. There are at least `job.processes`.
+
+    The verdicts are looked at more than once: then the looks share the error probability. A case with a verdict is not
+    measured again. Ctrl-C keeps the complete pairs. Raises `RunError` and `NothingToCompare`.
     """
     with writing(job.out):
         job.out.mkdir(parents=True, exist_ok=True)
-    sides = _own_sides if project.resolve() == PROJECT else _project_sides
+    measuring = Interleaved(job, base, head)
+    runs: tuple[list[Run], list[Run]] = ([], [])
+    interrupted = False
     try:
-        with sigterm_as_interrupt(), sides(job, project.resolve(), ref) as (base, head):
-            began = monotonic()  # how long a build takes must not cost a re-measurement
-            turns = Turns(job, *make_sides(job, base, head))
-            return with_sources(measure_and_compare(turns, options, repeats, began), base, head)
+        with sigterm_as_interrupt(), sweep_file() if job.target.device == "cpu" else nullcontext("") as swept:
+            options = _measure(measuring, runs, job, options, swept)
     except KeyboardInterrupt:
-        return GateResult(None, interrupted=True)
+        interrupted = True
+    if not runs[1]:
+        return Outcome(None, interrupted)
+    complete = len(runs[1])
+    return Outcome(compare(runs[0][:complete], runs[1], options), interrupted)
+
+
+def looks(first_s: float, limit_s: float) -> list[float]:
+    """When to look at the verdicts, in seconds: the first time after `first_s`, the last time at `limit_s`.
+
+    About twice as many pairs have been measured at a look as at the one before.
+    """
+    growth = limit_s / first_s
+    more = max(0, round(math.log2(growth))) if growth > 1 else 0
+    return [first_s * growth ** (number / more) for number in range(more + 1)] if more else [first_s]
 
 
 def default_experiment(project: Path) -> str:
@@ -52,58 +72,35 @@ def default_experiment(project: Path) -> str:
     return str(project / "gate.yaml")
 
 
-@contextmanager
-def _own_sides(job: Job, project: Path, ref: str) -> Iterator[tuple[SideBuild, SideBuild]]:
-    """Two revisions of ChunkBench. Both have the packages of other implementations as they are installed."""
-    with (
-        built_revision(project, ref, job.out / "build.log") as revision,
-        installed_build(job.experiment) as head,
-    ):
-        packages = copy_packages(revision.folder, packages_of(entry_points_of(job.experiment)))
-        yield SideBuild(seal_build(revision.folder, packages), f"revision {ref}", _manifest(revision)), head
+def _measure(
+    measuring: Interleaved, runs: tuple[list[Run], list[Run]], job: Job, options: Options, swept: str
+) -> Options:
+    """Measure pairs into `runs`. Returns the options with the number of looks."""
+    began, unsettled = monotonic(), None
+    schedule: list[float] = []
+    for number in range(1, 1 + job.processes):
+        _add(runs, measuring.pair(number, None, swept))
+    schedule = looks(monotonic() - began, LIMIT * job.experiment.budget_s)
+    options = replace(options, looks=len(schedule))
+    for look_s in schedule:
+        # The last pair before a look may start if half of it fits: so the time is kept on average.
+        while (monotonic() - began) * (1 + 0.5 / len(runs[0])) < look_s:
+            _add(runs, measuring.pair(1 + len(runs[0]), unsettled, swept))
+        unsettled = _unsettled(compare(*runs, options))
+        if not unsettled:
+            break
+    return options
 
 
-@contextmanager
-def _project_sides(job: Job, project: Path, ref: str) -> Iterator[tuple[SideBuild, SideBuild]]:
-    """Two revisions of another project, both with the ChunkBench that runs."""
-    log = job.out / "build.log"
-    with built_revision(project, ref, log) as base, built_working_tree(project, log) as head:
-        yield (
-            SideBuild(_with_ours(job.experiment, base), f"revision {ref}", _manifest(base)),
-            SideBuild(_with_ours(job.experiment, head), "the working tree", _manifest(head)),
-        )
+def _add(runs: tuple[list[Run], list[Run]], pair: Sequence[Run]) -> None:
+    for side, run in zip(runs, pair, strict=True):
+        side.append(run)
 
 
-def _manifest(revision: Revision) -> dict[str, object]:
-    return {"git": {"commit": revision.commit, "dirty": revision.dirty}}
-
-
-def _with_ours(experiment: TimedExperiment, revision: Revision) -> Build:
-    """The build of a project's revision, with the ChunkBench that runs, and with the packages of other implementations.
-
-    Raises `RunError` if the experiment measures nothing of the project.
-    """
-    (project,) = distributions(path=[str(revision.folder)])
-    kept = _built_package(project)
-    if kept.name == "chunkbench":
-        raise RunError(f"this ChunkBench is not the installed one, which is in {PROJECT}; install it (make setup)")
-    if not set(kept.provides).intersection(experiment.implementations):
-        raise RunError(
-            f"the experiment {experiment.name} measures nothing of this project, which registers "
-            f"{', '.join(kept.provides) or 'no implementation'}; "
-            "name an experiment that lists one of its implementations"
-        )
-    others = packages_of(entry_points_of(experiment), without=[kept.name])
-    build = revision.folder.with_name("side")
-    copy_ours(build)
-    packages = copy_packages(build, others)
-    (build / kept.folder).parent.mkdir(exist_ok=True)
-    revision.folder.rename(build / kept.folder)
-    return seal_build(build, (kept, *packages))
-
-
-def _built_package(package: Distribution) -> KeptPackage:
-    provides = tuple(sorted(point.name for point in package.entry_points if point.group == GROUP))
-    name = normalised(package.name)
-    root = package_folder(name)  # pip puts modules and metadata side by side
-    return KeptPackage(name=name, version=package.version, install="built", provides=provides, roots=(root,))
+def _unsettled(comparison: Comparison) -> frozenset[str]:
+    """Keys of the cases whose verdict more pairs can change."""
+    return frozenset(
+        case.key
+        for case in comparison.cases
+        if case.verdict == "inconclusive" and case.metric not in EXACT and case.ratio is not None
+    )

@@ -1,97 +1,135 @@
-"""BASE, the build of another revision, against HEAD, this revision: measured in turns, compared, measured again."""
+"""The sides of a comparison: a Python interpreter each, and packages that take the place of its installed ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
 
-from chunkbench.regression.compare import Options, compare
-from chunkbench.regression.job import Job, Repeats
-from chunkbench.regression.paired import Side, Turns
-from chunkbench.regression.preload import preloaded
-from chunkbench.regression.remeasure import GateResult, remeasure_changed
-from chunkbench.regression.side_build import SideBuild
-from chunkbench.regression.verdicts import Comparison, Source
+from chunkbench.baselines.registry import GROUP
+from chunkbench.environment.revision import PROJECT
+from chunkbench.experiment import TimedExperiment
+from chunkbench.regression.builds import Build, built_revision, built_working_tree
+from chunkbench.regression.parents import preloaded
 from chunkbench.runner.client import LOST, WorkerProcess
-from chunkbench.store import Run, RunError
+from chunkbench.store import RunError
+
+# The first statements draw where later objects begin within a page, and within Python's own pools. Otherwise the length
+# of a build's path decides that, in all processes of a side alike, and makes code that runs in Python or in PyTorch's
+# dispatcher up to 8% slower. The finder comes before those of editable installs, which would find the installed
+# packages.
+_LAUNCH = """\
+import ctypes, random, runpy, sys
+from importlib.machinery import PathFinder
+ctypes.CDLL(None).malloc((1 << 20) + random.randrange(1 << 16))
+kept = [bytes(size) for size in range(0, 480, 16) for _ in range(random.randrange(256))]
+kept += [kind() for kind in (object, float) for _ in range(random.randrange(256))]
+folder = sys.argv.pop(1)
+
+class InFolder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        places = [folder] if path is None else [place for place in path if place.startswith(folder)]
+        return PathFinder.find_spec(name, places, target) if places else None
+
+if folder:
+    sys.meta_path.insert(0, InFolder)
+    sys.path.insert(0, folder)
+runpy.run_module("chunkbench.worker", run_name="__main__", alter_sys=True)
+"""
+_FACTS = """\
+import json
+from chunkbench.environment import machine_id, read_environment
+from chunkbench.version import __version__
+facts = read_environment().model_dump(mode="json")
+print(json.dumps({"chunkbench_version": __version__, "machines": {machine_id(facts).id: facts}}))
+"""
+_FACTS_LIMIT_S = 120.0
 
 
-def make_sides(job: Job, base: SideBuild, head: SideBuild) -> tuple[Side, Side]:
-    """Both sides, ready to start parents. They differ in the folder of their build and in nothing else."""
-    return _side(job, "base", base), _side(job, "head", head)
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison. Both sides differ in what is said here and in nothing else."""
 
+    name: str
+    """`base` or `head`."""
+    title: str
+    """What messages call it."""
+    python: str = sys.executable
+    """The interpreter of its workers."""
+    folder: Path | None = None
+    """Packages that take the place of the installed ones."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """What the manifests of its runs say about it."""
+    program: Sequence[str] = ()
+    """A script, with its arguments, that takes the place of the worker's program."""
 
-def _side(job: Job, name: str, side: SideBuild) -> Side:
-    log, experiment = job.out / f"worker-{name}.log", job.experiment
-
-    def start() -> WorkerProcess:
+    def start(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
+        """Start a parent: a worker that has imported the implementations, and from which measuring processes are
+        forked. Its errors go to `log`. Raises `RunError`."""
         try:
-            return preloaded(lambda: side.start(log, experiment.kind, experiment.pages), experiment)
+            return preloaded(lambda: self._worker(log, experiment), experiment)
         except LOST as error:
-            raise RunError(
-                f"{side.name}: cannot be measured in turns: a worker does not start: {error}; see {log}. If its "
-                "version is too old, record it with its own version and compare the recordings (chunkbench compare)"
-            ) from None
+            raise RunError(f"{self.title}: cannot be measured: a worker does not start: {error}; see {log}") from None
 
-    return Side(name, start, side.manifest)
+    def _worker(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
+        folder = "" if self.folder is None else str(self.folder.resolve())
+        command = [self.python, *(self.program or ("-c", _LAUNCH, folder))]
+        # PyTorch keeps the extensions that it compiles at their first use by name alone: in one folder for both sides,
+        # each side would overwrite the other's.
+        extensions = {"TORCH_EXTENSIONS_DIR": f"{log.parent.resolve()}/torch-extensions-{self.name}"}
+        worker = WorkerProcess(log, experiment.kind, experiment.pages, command, os.environ | extensions)
+        if (Path(folder) / "chunkbench").is_dir() and folder and not worker.package.is_relative_to(folder):
+            worker.kill()
+            raise RunError(f"{self.title}: its worker imports ChunkBench from {worker.package}, not from its build")
+        return worker
 
 
-def measure_and_compare(
-    turns: Turns,
-    options: Options,
-    repeats: Repeats,
-    began: float,
-    adjust_base: Callable[[list[Run]], None] = lambda _: None,
-) -> GateResult:
-    """Measure both sides, compare them, and measure again what looks changed.
+@contextmanager
+def revisions(project: Path, ref: str, experiment: TimedExperiment, log: Path) -> Iterator[tuple[Side, Side]]:
+    """The revision `ref` of a project, and its working tree, both built; the output of the builds goes to `log`.
 
-    `began` is when the gate's time began to count (`time.monotonic`). `adjust_base` may change the first runs of BASE
-    before they are compared. Raises `RunError`, `NothingToCompare`.
+    Raises `RunError`, also if the experiment measures nothing of the project.
     """
-    first = turns.measure(repeats.processes)
-    if not first.head:
-        return GateResult(None, first.interrupted)
-    adjust_base(first.base)
-    base, head_again = list(first.base), []
-
-    def measure(number: int, changed: frozenset[str]) -> bool:
-        pairs = turns.measure(repeats.processes, changed, f"again-{number}")
-        if pairs.head:
-            base.extend(pairs.base)
-            head_again.append(pairs.head)
-        return pairs.interrupted
-
-    def compare_all() -> Comparison:
-        comparison = compare(base, first.head, options, head_again)
-        side = comparison.base.model_copy(update={"path": str(first.base[0].path.parent), "processes": len(first.base)})
-        return comparison.model_copy(update={"base": side})
-
-    return remeasure_changed(
-        compare_all, measure, repeats.again, options.threshold, first.interrupted, began, turns.budget_s
-    )
+    with built_revision(project, ref, log) as base, built_working_tree(project, log) as head:
+        if project.resolve() != PROJECT:
+            _check_measures(experiment, head)
+        yield _built("base", f"revision {ref}", base), _built("head", "the working tree", head)
 
 
-def with_sources(result: GateResult, base: SideBuild, head: SideBuild) -> GateResult:
-    """The result, with where the code of both sides came from."""
-    if result.comparison is None:
-        return result
-    sources = tuple(_sources(base, head))
-    return GateResult(result.comparison.model_copy(update={"sources": sources}), result.interrupted)
+def interpreters(python: str) -> tuple[Side, Side]:
+    """Another interpreter, which has ChunkBench and the project, and this one. Raises `RunError`."""
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", _FACTS], capture_output=True, text=True, check=False, timeout=_FACTS_LIMIT_S
+        )
+        facts = json.loads(done.stdout) if done.returncode == 0 else None
+        problem = done.stderr.strip().rsplit("\n", 1)[-1]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        facts, problem = None, str(error)
+    if facts is None:
+        raise RunError(f"{python}: is no Python interpreter with ChunkBench: {problem}")
+    return Side("base", python, python, manifest=facts), Side("head", sys.executable)
 
 
-def _sources(base: SideBuild, head: SideBuild) -> Iterator[Source]:
-    sides = [_packages(side) for side in (base, head)]
-    for name in dict.fromkeys(name for packages in sides for name in packages):
-        texts = [packages.get(name, ("not there", "")) for packages in sides]
-        same = bool(texts[0][1]) and texts[0][1] == texts[1][1]
-        yield Source(package=name, base=texts[0][0], head=texts[1][0], same=same)
+def _built(name: str, title: str, build: Build) -> Side:
+    manifest = {"git": {"commit": build.commit, "dirty": build.dirty}}
+    return Side(name, title, folder=build.folder, manifest=manifest)
 
 
-def _packages(side: SideBuild) -> dict[str, tuple[str, str]]:
-    """Package -> what to say about it, and the hash of its files."""
-    facts = side.build.facts
-    ours = facts.digest("chunkbench")
-    packages = {"chunkbench": (f"files {ours[:8]}" if ours else "from before files had hashes", ours)}
-    for package in facts.packages:
-        digest = facts.digest(package.folder)
-        packages[package.name] = (f"{package.version}, {package.install}, files {digest[:8]}", digest)
-    return packages
+def _check_measures(experiment: TimedExperiment, build: Build) -> None:
+    points = [point for package in distributions(path=[str(build.folder)]) for point in package.entry_points]
+    provided = sorted({point.name for point in points if point.group == GROUP})
+    if not set(provided).intersection(experiment.implementations):
+        raise RunError(
+            f"the experiment {experiment.name} measures nothing of this project, which registers "
+            f"{', '.join(provided) or 'no implementation'}; "
+            "name an experiment that lists one of its implementations"
+        )

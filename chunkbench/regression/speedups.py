@@ -15,9 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from chunkbench.analysis.points import AXES, measured
 from chunkbench.analysis.ratio import paired_ratios
-from chunkbench.regression.by_far import by_far
 from chunkbench.regression.compare import NothingToCompare, side_of
-from chunkbench.regression.own_ratio import NO_CHANGE
 from chunkbench.regression.rank_intervals import between as shift_between
 from chunkbench.regression.verdicts import Between, Side, judge
 from chunkbench.store import Result, Run
@@ -103,9 +101,6 @@ def speedups(
     for places, names, (base_values, head_values) in matched:
         shift = shift_between(base_values, head_values, each)
         verdict = judge(shift.low, shift.high, threshold)
-        if verdict == "inconclusive":  # too few rounds for an interval; each of one side may lie far from all others
-            far = by_far([*map(math.exp, base_values)], [*map(math.exp, head_values)], NO_CHANGE, threshold, 1 - each)
-            verdict = far.verdict if far else verdict
         case = next(members[names[1]] for members in sides[1][places] if names[1] in members)
         found.append(
             Speedup(

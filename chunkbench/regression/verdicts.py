@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,16 +11,6 @@ from pydantic import BaseModel, ConfigDict
 Verdict = Literal["faster", "same", "slower", "inconclusive", "incorrect", "missing", "new"]
 VERDICTS: tuple[Verdict, ...] = ("incorrect", "slower", "missing", "inconclusive", "faster", "new", "same")
 """Worst first, as reports list them."""
-WORDS: Mapping[Verdict, str] = {
-    "incorrect": "incorrect",
-    "slower": "slower",
-    "missing": "missing",
-    "inconclusive": "inconclusive",
-    "faster": "faster",
-    "new": "new",
-    "same": "same",
-}
-"""What reports print for a verdict. JSON and options keep the names above."""
 Metric = Literal["latency", "token_rate", "kv_bytes", "work_items", "append", "plan"]
 EXACT: frozenset[Metric] = frozenset({"kv_bytes", "work_items"})
 """Counts, not measurements: any change of them is a verdict."""
@@ -28,9 +18,7 @@ Between = Literal["machines", "dtypes", "implementations"]
 """What differs between two measurements whose speed-ups are compared."""
 FailOn = Literal["slower", "incorrect", "missing", "inconclusive"]
 
-COMPARISON_SCHEMA = 1
-MOST_UNITS = 10_000
-"""A case that needs more units lies on the threshold: nobody would measure enough to settle it."""
+COMPARISON_SCHEMA = 2
 
 
 class _Frozen(BaseModel):
@@ -38,7 +26,7 @@ class _Frozen(BaseModel):
 
 
 class CaseVerdict(_Frozen):
-    """The verdict on one case by one metric. Ratio and interval are raw if two machines measured the case."""
+    """The verdict on one case by one metric. Ratio and interval are raw."""
 
     key: str
     name: str
@@ -53,27 +41,20 @@ class CaseVerdict(_Frozen):
     """Latency, append and plan in microseconds, token_rate in tokens per second, counts as numbers."""
     head: float | None = None
     ratio: float | None = None
-    """Head over base, over the rounds that can be compared. Slower is above 1 for times, below 1 for token rates."""
+    """Head over base. Slower is above 1 for times, below 1 for token rates."""
     low: float | None = None
     high: float | None = None
-    machine_low: float | None = None
-    machine_high: float | None = None
-    """Set if two machines measured the case, or one machine in two states: the machines' own ratio, least and most, in
-    the direction of `ratio`. The verdict is on the rest of the ratio."""
-    unit: Literal["process", "round"] = "round"
+    calibration_low: float | None = None
+    calibration_high: float | None = None
+    """Set unless both sides were interleaved: the calibration ratio, least and most, in the direction of `ratio`. The
+    verdict is on the rest of the ratio."""
+    unit: Literal["pair", "process", "round"] = "round"
     """What is repeated. The interval is made of these units."""
     base_units: int = 0
     head_units: int = 0
-    """Processes or rounds that were compared: those that ran while the machine was in the same state."""
-    base_rounds: int = 0
-    head_rounds: int = 0
-    """All rounds that were measured."""
-    rounds_needed: int | None = None
-    """Rounds of HEAD that would probably settle an inconclusive case."""
-    remeasured: int = 0
-    """How many times HEAD was measured again."""
+    """How many of them were compared."""
     command: str = ""
-    """Command line that would settle an inconclusive case, or that repeats the measurement of another case."""
+    """Command line that measures this implementation again, alone."""
     failed: bool = False
     """Whether HEAD was incorrect, raised an error, crashed or ran out of time."""
 
@@ -87,9 +68,6 @@ class Summary(_Frozen):
     ratio: float
     low: float | None
     high: float | None
-    left_low: float | None = None
-    left_high: float | None = None
-    """What the machine's own ratio leaves of `ratio`, if it is known for every case: least and most."""
 
 
 class EnvironmentDifference(_Frozen):
@@ -106,7 +84,7 @@ class FixedWork(_Frozen):
     """How fast the machine itself was: one kind of work that does not depend on any implementation."""
 
     work: str
-    """Yardsticks, read bandwidth or matrix rate."""
+    """Arithmetic, memory sweep, read bandwidth or matrix rate."""
     speed: float
     """Speed while HEAD was measured over speed while BASE was measured."""
 
@@ -124,17 +102,6 @@ class Side(_Frozen):
     rounds: int
 
 
-class Source(_Frozen):
-    """Where both sides took the code of one package from, if they were measured in turns."""
-
-    package: str
-    base: str
-    head: str
-    """Version, how it was installed, and the start of a hash of its files."""
-    same: bool
-    """Whether all its files are equal."""
-
-
 class Settings(_Frozen):
     """The settings of a comparison."""
 
@@ -145,10 +112,10 @@ class Settings(_Frozen):
     case_confidence: float
     """Of each interval: the error probability is divided among the timed cases (Bonferroni)."""
     timed_cases: int
-    in_turns: bool
-    """Whether both sides were measured in turns, round by round. Then pairs of rounds are compared."""
-    as_recorded: bool = False
-    """Whether a gate compared with the recorded times, not with the recorded build."""
+    looks: int = 1
+    """How many times the verdicts may be looked at: the looks share the error probability."""
+    interleaved: bool
+    """Whether both sides were measured in interleaved pairs of processes. Then pairs are compared."""
     cross_machine: bool
     fail_on: tuple[FailOn, ...]
 
@@ -163,11 +130,9 @@ class Comparison(_Frozen):
     exit_code: int
     counts: dict[Verdict, int]
     machine: tuple[FixedWork, ...] = ()
-    """Empty if both sides were measured in turns, or if no fixed work was timed on both."""
+    """Empty if both sides were interleaved, or if no fixed work was timed on both."""
     warnings: tuple[str, ...]
     differences: tuple[EnvironmentDifference, ...]
-    sources: tuple[Source, ...] = ()
-    """One for each package whose code was under test."""
     summaries: tuple[Summary, ...]
     cases: tuple[CaseVerdict, ...]
     """Worst first."""
@@ -190,19 +155,6 @@ def judge(low: float, high: float, threshold: float) -> Verdict:
     if low >= -edge and high <= edge:
         return "same"
     return "inconclusive"
-
-
-def units_to_settle(value: float, low: float, high: float, threshold: float, units: int) -> int | None:
-    """Processes or rounds with which the interval would probably lie on one side of the threshold.
-
-    None if more than `MOST_UNITS` are needed. The width of an interval shrinks with the square root of the number.
-    """
-    half = (high - low) / 2
-    distance = abs(abs(value) - math.log1p(threshold))
-    if distance <= 0 or half <= 0:
-        return None
-    needed = math.ceil(units * (1.2 * half / distance) ** 2)
-    return needed if needed <= MOST_UNITS else None
 
 
 def worst_first(cases: Sequence[CaseVerdict]) -> tuple[CaseVerdict, ...]:

@@ -50,14 +50,14 @@ def run_experiment(
     Raises `RunError` if the directory cannot be used, or on `resume` holds a run of another experiment, revision or
     machine. Ctrl-C and SIGTERM end the run early and keep the finished points.
     """
-    passes = _passes(experiment, executor.targets, options)
+    passes = _passes(experiment, executor.targets)
     points = sum(len(one.points) for one in passes)
     writer = _open_writer(experiment, executor.targets, out, resume, command, points)
     try:
         finished = _finished(writer, experiment, passes, options.retry)
         listener.started(out, points, sum(len(one.points) for one in finished))
         # `interrupted` stays true if the run is killed.
-        writer.update_manifest(interrupted=True, finished_at=None, **options.manifest)
+        writer.update_manifest(interrupted=True, finished_at=None)
         pending = [one for one in passes if one not in finished]
         try:
             with sigterm_as_interrupt():
@@ -71,13 +71,11 @@ def run_experiment(
     return Outcome(open_run(out), interrupted=False)
 
 
-def _passes(experiment: Experiment, targets: Sequence[Target], options: RunOptions) -> list[Pass]:
+def _passes(experiment: Experiment, targets: Sequence[Target]) -> list[Pass]:
     """The passes of the run, for each kind of machine."""
     passes = []
     for target in targets:
         points = experiment.points(target.device, target.dtype)
-        if options.points is not None:
-            points = tuple(point for point in points if point in options.points)
         passes += [Pass(group, target.machine_kind) for group in workload.of(experiment).passes(points)]
     return passes
 

@@ -46,7 +46,7 @@ class SessionMeasurer(Generic[PointT, ResultT]):
         """Start a worker and survey the implementations. Raises `RunError` if no worker starts."""
         self._experiment, self._work, self._machine = experiment, work, target.machine
         self._points, self._log, self._options = points, log, options
-        self._probing = work.timed and not options.brief
+        self._probing = work.timed
         self._reserved: WorkerClient | None = None
         self._worker, self._traits = survey(experiment.implementations, target.device, self._start_worker)
 

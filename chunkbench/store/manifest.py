@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    model_validator,
+)
 
 from chunkbench import workload
 from chunkbench.environment.machine import hardware_id
@@ -129,10 +138,8 @@ class Manifest(_Part):
     interrupted: bool | None = None
     command: tuple[str, ...] = ()
     identity: dict[str, str] = {}
-    build: str = ""
-    """Of a recording's run: SHA-256 of `build.json` in the archive with the build that was measured."""
-    in_turns_with: str | None = None
-    """An id that two runs have in common if their revisions took turns."""
+    interleaved_with: str | None = Field(None, validation_alias=AliasChoices("interleaved_with", "in_turns_with"))
+    """An id that two runs have in common if they were measured in interleaved pairs of processes."""
 
     @model_validator(mode="before")
     @classmethod

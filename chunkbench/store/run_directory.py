@@ -121,16 +121,20 @@ def open_run(path: Path | str) -> Run:
 
 
 def open_runs(path: Path | str) -> list[Run]:
-    """The runs of a recording: a folder with the runs 1, 2, ... as sub-folders, or a single run directory.
+    """The processes that measured one experiment together: the runs 1, 2, ... in a folder, or a single run directory.
+
+    Of a folder of `chunkbench regress --out` those of HEAD.
 
     Raises `RunError` as `open_run` does, and if the folder has no run.
     """
     folder = Path(path)
     if folder.name == _CASES or (folder / _MANIFEST).exists() or not folder.is_dir():
         return [open_run(folder)]
+    if (folder / "head" / "1" / _MANIFEST).exists():
+        folder /= "head"
     numbered = sorted((entry for entry in folder.iterdir() if entry.name.isdecimal()), key=lambda p: int(p.name))
     if not numbered:
-        raise RunError(f"{path}: neither a run directory (no {_MANIFEST}) nor a recording (no runs 1, 2, ... in it)")
+        raise RunError(f"{path}: neither a run directory (no {_MANIFEST}) nor a folder with the runs 1, 2, ...")
     return [open_run(entry) for entry in numbered]
 
 

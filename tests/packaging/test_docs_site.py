@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_links_fit_the_site() -> None:
     readme, page = ROOT / "README.md", ROOT / "docs" / "serving.md"
-    assert builder.moved(readme, "docs/ci.md#what-a-recording-is") == "ci.md#what-a-recording-is"
+    assert builder.moved(readme, "docs/regression.md#in-ci") == "regression.md#in-ci"
     assert builder.moved(readme, "docs/images/table3.svg") == "images/table3.svg"
     assert builder.moved(page, "../README.md") == "index.md"
     assert builder.moved(page, "#the-engine") == "#the-engine"

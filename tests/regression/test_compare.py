@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
-
 import pytest
 
 from chunkbench.regression.compare import NothingToCompare, Options, compare
-from chunkbench.store import Noise, Run, Yardsticks
+from chunkbench.store import Noise, Run
 from tests.regression.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
 
@@ -30,81 +27,13 @@ def test_a_faster_kernel_is_faster_and_passes(make: RunMaker) -> None:
     assert comparison.exit_code == 0
 
 
-def test_an_unchanged_kernel_is_the_same_on_a_slow_machine(make: RunMaker) -> None:
-    comparison = compare(make.runs(30, disturbed=0.1), make.runs(10, disturbed=0.8), Options())
-    case = only(comparison)
-    assert case.verdict == "same", case
-    assert case.head is not None
-    assert case.base is not None
-    assert case.head / case.base > 1.2  # the ratio of the medians
-
-
 def test_a_change_below_the_threshold_is_the_same(make: RunMaker) -> None:
     assert only(compare(make.runs(30), make.runs(20, 1.02), Options())).verdict == "same"
     assert only(compare(make.runs(30), make.runs(20, 1.02), Options(threshold=0.0))).verdict != "same"
 
 
-def test_a_threshold_inside_the_interval_is_inconclusive_with_a_command_that_settles_it(make: RunMaker) -> None:
-    def settling_command(implementation: str, factor: float) -> str:
-        return f"again {implementation} x{factor}"
-
-    comparison = compare(make.runs(10), make.runs(4, 1.055), Options(settling_command=settling_command))
-    case = only(comparison)
-    assert case.verdict == "inconclusive"
-    assert case.rounds_needed is not None
-    assert case.rounds_needed > case.head_rounds
-    assert case.command.startswith("again chunk_attn x")
-    assert comparison.exit_code == 0
-    assert compare(make.runs(10), make.runs(4, 1.055), Options(fail_on=("inconclusive",))).exit_code == 4
-
-
-def test_too_few_rounds_are_inconclusive(make: RunMaker) -> None:
-    case = only(compare(make.runs(1, rounds=3), make.runs(1, 2.0, rounds=3), Options()))
-    assert case.verdict == "inconclusive"
-    assert "can be compared, too few for this confidence" in case.reason
-    assert case.rounds_needed is not None
-    assert case.low is None
-
-
-def test_single_runs_are_compared_by_rounds_with_a_warning(make: RunMaker) -> None:
-    comparison = compare(make.runs(1, rounds=80), make.runs(1, 1.3, rounds=80), Options())
-    assert only(comparison).verdict == "slower"
-    assert only(comparison).unit == "round"
-    assert any("one process measured each side" in warning for warning in comparison.warnings)
-
-
-def test_a_re_measurement_that_disagrees_makes_a_case_inconclusive(make: RunMaker) -> None:
-    base, head = make.runs(30), make.runs(10, 1.3)
-    assert only(compare(base, head, Options(), [make.runs(10, 1.3)])).verdict == "slower"
-    case = only(compare(base, head, Options(), [make.runs(3, 1.0)]))
-    assert case.verdict == "inconclusive"
-    assert case.remeasured == 1
-
-
-def test_halves_that_disagree_make_a_case_inconclusive(make: RunMaker) -> None:
-    head = [*make.runs(11, 1.0), *make.runs(29, 1.6)]
-    case = only(compare(make.runs(30), head, Options()))
-    assert case.low is not None
-    assert case.low > 1.05
-    assert case.verdict == "inconclusive"
-    assert "looks slower, but its two halves: 1.0" in case.reason
-
-
-def test_pairs_are_compared_if_both_sides_ran_in_turns(make: RunMaker) -> None:
-    mark = {"in_turns_with": "x", "environment": ENVIRONMENT}
-    base, head = [], []
-    for process in range(12):  # the machine's speed differs each time, and no yardstick shows it
-        level = 1.0 + process / 4
-        base.append(run_of([make.case(level, yardsticks=())], **mark))
-        head.append(run_of([make.case(level * 1.15, yardsticks=())], **mark))
-    comparison = compare(base, head, Options())
-    assert comparison.settings.in_turns
-    assert only(comparison).verdict == "slower"
-    assert only(comparison).ratio == pytest.approx(1.15, rel=0.06)
-
-
 def test_a_crash_drops_one_pair_only(make: RunMaker) -> None:
-    mark = {"in_turns_with": "x", "environment": ENVIRONMENT}
+    mark = {"interleaved_with": "x", "environment": ENVIRONMENT}
     base = [run_of([make.case(1.0 + n)], **mark) for n in range(12)]
     head = [run_of([make.case((1.0 + n) * 1.3)], **mark) for n in range(12)]
     base[3] = run_of([make.case(status="error", samples_us=(), yardsticks=())], **mark)
@@ -192,23 +121,6 @@ def test_only_steps_that_both_sides_timed_are_compared(make: RunMaker) -> None:
     assert only(compare(base, make.runs(10, steps=(2, 3)), Options())).verdict == "inconclusive"
 
 
-def test_a_re_measurement_without_data_confirms_nothing(make: RunMaker) -> None:
-    busy = Noise(foreign_cpus=0.9)
-    base, head = make.runs(30), make.runs(10, 1.3)
-    case = only(compare(base, head, Options(), [make.runs(10, 1.3, noise=busy)]))
-    assert case.verdict == "inconclusive"
-    assert "measured again: nothing" in case.reason
-    unlike = make.runs(10, 1.3, yardsticks=(Yardsticks(arithmetic_us=900.0),) * 20)
-    assert only(compare(base, head, Options(), [unlike])).verdict == "inconclusive"
-
-
-def test_with_one_calm_process_of_many_the_unit_is_still_the_process(make: RunMaker) -> None:
-    busy = Noise(foreign_cpus=0.9)
-    head = [*make.runs(1, 1.5), *make.runs(9, 1.5, noise=busy)]
-    case = only(compare(make.runs(30), head, Options()))
-    assert (case.verdict, case.unit) == ("inconclusive", "process")
-
-
 def test_a_head_that_fails_everywhere_is_a_verdict(make: RunMaker) -> None:
     comparison = compare(
         make.runs(3), [run_of([make.case(status="incorrect", samples_us=(), yardsticks=())])], Options()
@@ -223,18 +135,6 @@ def test_a_head_that_fails_everywhere_is_a_verdict(make: RunMaker) -> None:
         ).exit_code
         == 3
     )
-
-
-def test_without_yardsticks_on_one_side_all_rounds_are_compared(make: RunMaker) -> None:
-    comparison = compare(make.runs(30, yardsticks=(), disturbed=0.0), make.runs(10, 2.0, disturbed=0.0), Options())
-    assert only(comparison).verdict == "slower"
-    assert any("no yardsticks" in warning for warning in comparison.warnings)
-
-
-def test_looks_share_the_error_probability(make: RunMaker) -> None:
-    for looks, confidence in ((1, 0.99), (2, 0.99), (4, 1 - 0.01 / 3)):
-        comparison = compare(make.runs(30), make.runs(10), Options(looks=looks))
-        assert comparison.settings.case_confidence == pytest.approx(confidence)
 
 
 def test_threads_are_in_the_name_if_cases_differ_in_nothing_else(make: RunMaker) -> None:
@@ -299,13 +199,46 @@ def test_the_raw_ratio_is_shown_even_where_nothing_can_be_compared(make: RunMake
     assert case.low is None
 
 
-def test_no_advice_is_above_an_hour(make: RunMaker) -> None:
-    base, head = make.runs(12, disturbed=0.0), make.runs(12, 1.048, disturbed=0.0)
-    options = Options(settling_command=lambda name, factor: f"measure {name} {factor:.1f} times", budget_s=10.0)
-    case = only(compare(base, head, options))
-    assert case.verdict == "inconclusive"
-    assert case.command.startswith("measure chunk_attn")
-    case = only(compare(base, head, dataclasses.replace(options, budget_s=3500.0)))
-    assert case.command == ""
-    assert case.rounds_needed is None
-    assert re.search(r"cannot be settled by measuring longer: noise of \d+% between processes", case.reason)
+def test_the_process_is_the_unit_from_five_on_either_side(make: RunMaker) -> None:
+    comparison = compare(make.runs(5), make.runs(5, 1.3), Options())
+    assert (only(comparison).verdict, only(comparison).unit, only(comparison).head_units) == ("slower", "process", 5)
+    assert not any("rounds are the unit" in warning for warning in comparison.warnings)
+    comparison = compare(make.runs(30), make.runs(4, 1.5), Options())
+    assert (only(comparison).verdict, only(comparison).unit) == ("slower", "round")
+    assert any("so rounds are the unit: no interval covers the differences" in text for text in comparison.warnings)
+
+
+def test_too_few_rounds_are_inconclusive(make: RunMaker) -> None:
+    case = only(compare(make.runs(1, rounds=3), make.runs(1, 2.0, rounds=3), Options()))
+    assert (case.verdict, case.low) == ("inconclusive", None)
+    assert case.reason == "3 and 3 rounds are too few for this confidence"
+
+
+def test_a_threshold_inside_the_interval_is_inconclusive(make: RunMaker) -> None:
+    options = Options(case_command=lambda name: f"again {name}")
+    comparison = compare(make.runs(10), make.runs(10, 1.055), options)
+    assert only(comparison).verdict == "inconclusive"
+    assert only(comparison).command == "again chunk_attn"
+    assert comparison.exit_code == 0
+    assert compare(make.runs(10), make.runs(10, 1.055), Options(fail_on=("inconclusive",))).exit_code == 4
+
+
+@pytest.mark.parametrize("looks", [1, 3])
+def test_interleaved_pairs_are_compared_and_looks_share_the_error_probability(make: RunMaker, looks: int) -> None:
+    mark = {"interleaved_with": "x", "environment": ENVIRONMENT}
+    base, head = [], []
+    for process in range(12):  # the machine's speed differs each time, and no calibration kernel shows it
+        level = 1.0 + process / 4
+        base.append(run_of([make.case(level, yardsticks=())], **mark))
+        head.append(run_of([make.case(level * 1.2, yardsticks=())], **mark))
+    comparison = compare(base, head, Options(looks=looks))
+    assert comparison.settings.interleaved
+    assert comparison.settings.case_confidence == pytest.approx(1 - 0.01 / looks)
+    assert (only(comparison).verdict, only(comparison).unit) == ("slower", "pair")
+    assert only(comparison).ratio == pytest.approx(1.2, rel=0.06)
+
+
+def test_without_calibration_on_one_side_raw_ratios_of_one_machine_are_judged(make: RunMaker) -> None:
+    comparison = compare(make.runs(30, yardsticks=(), disturbed=0.0), make.runs(10, 2.0, disturbed=0.0), Options())
+    assert only(comparison).verdict == "slower"
+    assert any("no calibration kernels" in warning for warning in comparison.warnings)

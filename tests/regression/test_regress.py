@@ -1,4 +1,4 @@
-"""Two revisions measured in turns, and a real build of the base revision."""
+"""Two sides measured in interleaved pairs, until there are verdicts; and real builds of revisions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from chunkbench.cli.progress import RepeatProgress
 from chunkbench.environment import git_state
 from chunkbench.environment.revision import PROJECT
 from chunkbench.experiment import load_experiment
-from chunkbench.regression.compare import Options, compare
-from chunkbench.regression.job import Job
-from chunkbench.regression.paired import PairedRuns, Side, Turns
+from chunkbench.regression.compare import Options
+from chunkbench.regression.interleaved import Job
+from chunkbench.regression.regress import looks, regress
+from chunkbench.regression.sides import Side
 from chunkbench.regression.verdicts import Comparison
-from chunkbench.runner.client import WorkerProcess
 from chunkbench.runner.target import resolve
-from chunkbench.store import open_run
+from chunkbench.store import open_run, open_runs
 from tests.command import chunkbench
 from tests.example_project import committed_example
 from tests.slowed_example import slower_by
@@ -32,57 +32,72 @@ FAULTY = str(Path(__file__).parents[1] / "slowed_worker.py")
 needs_checkout = pytest.mark.skipif(git_state() is None or not shutil.which("git"), reason="not a git checkout")
 
 
-Measure = Callable[..., PairedRuns]
+Measure = Callable[..., Comparison]
 
 
 @pytest.fixture
-def measure(spec: Path, start_worker: Callable[..., WorkerProcess], tmp_path: Path) -> Measure:
-    """Measures two pairs of processes. HEAD may get a fault."""
+def measure(spec: Path, tmp_path: Path) -> Measure:
+    """Measures pairs of processes, two at least. HEAD may get a fault."""
 
-    def measure_pairs(*fault: str) -> PairedRuns:
-        experiment = load_experiment(spec).model_copy(update={"budget_s": 0.1})  # the budget adds no more pairs
-        command = [sys.executable, FAULTY, *fault] if fault else None
-        names = experiment.implementations
-        base = Side("base", lambda: start_worker(*names), {})
-        head = Side("head", lambda: start_worker(*names, command=command), {})
+    def measure_pairs(*fault: str, budget_s: float = 0.01) -> Comparison:
+        experiment = load_experiment(spec).model_copy(update={"budget_s": budget_s})
+        head = Side("head", "HEAD", program=[FAULTY, *fault] if fault else [])
         with RepeatProgress(quiet=True) as progress:
-            job = Job(experiment, resolve(experiment), tmp_path / "out", progress)
-            return Turns(job, base, head).measure(processes=2)
+            job = Job(experiment, resolve(experiment), tmp_path / "out", progress, processes=2)
+            outcome = regress(job, Side("base", "BASE"), head, Options())
+        assert outcome.comparison is not None
+        assert not outcome.interrupted
+        return outcome.comparison
 
     return measure_pairs
 
 
-def test_rounds_come_in_pairs(measure: Measure) -> None:
-    pairs = measure()
-    assert len(pairs.base) == len(pairs.head) == 2
-    for base_run, head_run in zip(pairs.base, pairs.head, strict=True):
-        assert base_run.manifest.in_turns_with == head_run.manifest.in_turns_with
+def test_rounds_come_in_pairs(measure: Measure, tmp_path: Path) -> None:
+    comparison = measure()  # the budget adds no more pairs
+    base_runs, head_runs = (open_runs(tmp_path / "out" / name) for name in ("base", "head"))
+    assert len(base_runs) == len(head_runs) == 2
+    assert [run.path for run in open_runs(tmp_path / "out")] == [run.path for run in head_runs]
+    for base_run, head_run in zip(base_runs, head_runs, strict=True):
+        assert base_run.manifest.interleaved_with == head_run.manifest.interleaved_with
         for base, head in zip(base_run.cases, head_run.cases, strict=True):
             assert (base.key, base.status in ("ok", "noisy")) == (head.key, True)
             assert len(base.samples_us) == len(head.samples_us) >= 3
-    comparison = compare(pairs.base, pairs.head, Options())
-    assert comparison.settings.in_turns
+    assert comparison.settings.interleaved
     # Two pairs are never enough for 99%: no verdict may say that something changed.
     assert {case.verdict for case in comparison.cases} == {"inconclusive"}
-    assert all("too few for this confidence" in case.reason for case in comparison.cases)
+    assert all(case.reason == "2 and 2 pairs are too few for this confidence" for case in comparison.cases)
 
 
 @pytest.mark.serial
-def test_a_head_that_is_three_times_as_slow(measure: Measure) -> None:
-    pairs = measure("chunk_attn", "2.0")
-    cases = {case.implementation: case for case in compare(pairs.base, pairs.head, Options()).cases}
-    assert cases["chunk_attn"].ratio is not None
-    assert cases["paged_attn"].ratio is not None
-    assert cases["chunk_attn"].ratio > 1.5 * cases["paged_attn"].ratio
+def test_pairs_go_on_until_there_is_a_verdict(measure: Measure) -> None:
+    comparison = measure("chunk_attn", "9.0", budget_s=10.0)
+    cases = {case.implementation: case for case in comparison.cases if case.metric == "latency"}
+    assert cases["chunk_attn"].verdict == "slower"
+    assert cases["chunk_attn"].head_units >= 8  # the fewest that have an interval
+    assert comparison.settings.looks > 1
 
 
 def test_a_head_that_crashes_is_missing_and_the_other_case_is_measured(measure: Measure) -> None:
-    pairs = measure("chunk_attn", "crash")
-    comparison = compare(pairs.base, pairs.head, Options())
+    comparison = measure("chunk_attn", "crash")
     cases = {case.implementation: case for case in comparison.cases}
     assert (cases["chunk_attn"].verdict, cases["chunk_attn"].failed) == ("missing", True)
+    assert "SIGABRT" in cases["chunk_attn"].reason
     assert cases["paged_attn"].head_units == 2
     assert comparison.exit_code == 3
+
+
+@pytest.mark.slow
+def test_wrong_results_are_found(measure: Measure) -> None:
+    comparison = measure("chunk_attn", "wrong")
+    assert comparison.exit_code == 3
+    assert {case.implementation for case in comparison.cases if case.verdict == "incorrect"} == {"chunk_attn"}
+
+
+def test_the_number_of_pairs_doubles_from_look_to_look_until_the_time_is_over() -> None:
+    assert looks(30.0, 120.0) == pytest.approx([30, 60, 120])
+    assert looks(25.0, 120.0) == pytest.approx([25, 54.77, 120], rel=1e-3)
+    assert looks(100.0, 120.0) == [100.0]  # one more pair would cost a second look
+    assert looks(500.0, 120.0) == [500.0]
 
 
 def worktrees() -> str:
@@ -96,14 +111,12 @@ def worktrees() -> str:
 @pytest.mark.timeout(600)
 def test_the_base_revision_is_built_measured_and_cleaned_up(spec: Path, tmp_path: Path) -> None:
     before = worktrees()
-    command = [sys.executable, "-m", "chunkbench", "regress", "--base", "HEAD", str(spec), "--processes", "2"]
-    out = tmp_path / "out"
+    words = ["regress", "--base", "HEAD", str(spec), "--processes", "2", "--budget", "100ms"]
+    command, out = [sys.executable, "-m", "chunkbench", *words], tmp_path / "out"
     # The current folder is the checkout: the worker of BASE must not import the package in it.
-    done = subprocess.run(
-        [*command, "--again", "0", "--out", str(out)], capture_output=True, text=True, check=False, cwd=PROJECT
-    )
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False, cwd=PROJECT)
     assert done.returncode == 0, done.stderr + (out / "build.log").read_text()
-    assert "HEAD and BASE measured" in done.stdout
+    assert "HEAD and BASE interleaved" in done.stdout
     head, base = (open_run(tmp_path / "out" / side / "1") for side in ("head", "base"))
     assert (
         base.manifest.git.commit
@@ -154,10 +167,10 @@ def test_an_unknown_revision(spec: Path, tmp_path: Path, ref: str, message: str)
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_both_revisions_of_somebody_elses_project_are_built(tmp_path: Path) -> None:
-    project, out = committed_example(tmp_path, budget="1s"), tmp_path / "out"
+    project, out = committed_example(tmp_path, budget="3s"), tmp_path / "out"
     with project.module.open("a") as file:  # changed, and not committed
         file.write(slower_by(19))
-    words = ["regress", "--base", "HEAD", "--processes", "2", "--again", "0", "--format", "json", "--out", str(out)]
+    words = ["regress", "--base", "HEAD", "--processes", "8", "--format", "json", "--out", str(out)]
     done = subprocess.run(
         [sys.executable, "-m", "chunkbench", *words],
         cwd=project.module.parent, env=project.environment, capture_output=True, text=True, check=False,
@@ -166,12 +179,49 @@ def test_both_revisions_of_somebody_elses_project_are_built(tmp_path: Path) -> N
     comparison = Comparison.model_validate_json(done.stdout)
     (case,) = (case for case in comparison.cases if case.metric == "latency")
     assert case.verdict == "slower"
-    sources = {source.package: source for source in comparison.sources}
-    assert not sources["my-kernel"].same
-    assert sources["chunkbench"].same
+    assert comparison.head.commit != comparison.base.commit  # the working tree is marked as modified
     nothing = subprocess.run(
         [sys.executable, "-m", "chunkbench", *words[:3], "gate", "--out", str(tmp_path / "other")],
         cwd=project.path, env=project.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert nothing.returncode == 2
     assert "measures nothing of this project, which registers my_kernel" in nothing.stderr
+
+
+def test_another_interpreter_without_chunkbench_is_refused(spec: Path, tmp_path: Path) -> None:
+    for python, message in (("/no/python", "No such file"), (shutil.which("true") or "true", "no Python interpreter")):
+        done = chunkbench("regress", "--base-python", python, str(spec), "--out", str(tmp_path / "out"))
+        assert done.code == 2
+        assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give either --base REV or --base-python PYTHON"),
+        (["--base", "HEAD", "--base-python", sys.executable], "give either --base REV or --base-python PYTHON"),
+        (["--base-python", sys.executable, "--fail-on", "slow"], "'slow' is none of slower, incorrect"),
+        (["--base-python", sys.executable, "--threshold", "five"], "write a share such as 5%"),
+    ],
+)
+def test_messages_for_wrong_usage(spec: Path, words: list[str], message: str) -> None:
+    done = chunkbench("regress", str(spec), *words)
+    assert done.code == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("again", [(), ("--again", "0")])
+def test_another_interpreter_is_compared_with_this_one(spec: Path, tmp_path: Path, again: tuple[str, ...]) -> None:
+    words = ["--base-python", sys.executable, str(spec), "--processes", "1", "--budget", "10ms", "--format", "json"]
+    done = chunkbench("regress", *words, *again, "--out", str(tmp_path / "out"))
+    assert done.code == 0, done.stderr
+    comparison = Comparison.model_validate_json(done.stdout)
+    assert {case.verdict for case in comparison.cases} == {"inconclusive"}
+    assert not comparison.differences
+    assert ("--again has no effect" in done.stderr) == bool(again)
+
+
+def test_gate_prints_the_command_that_takes_its_place() -> None:
+    done = chunkbench("gate", "gate.yaml", "--against", "rec", "--threshold", "3%")
+    assert done.code == 2
+    assert "chunkbench regress --base REVISION gate.yaml --threshold 3%" in done.stderr

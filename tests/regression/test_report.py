@@ -43,7 +43,7 @@ def case(verdict: str, number: int = 0, **changes: Any) -> CaseVerdict:
         "high": ratio * 1.02,
         "base_units": 30,
         "head_units": 10,
-        "command": "chunkbench gate gate --against x --only chunk_attn",
+        "command": "chunkbench regress --base main --only chunk_attn",
     }
     return CaseVerdict(**(values | changes))
 
@@ -61,7 +61,7 @@ def comparison(*cases: CaseVerdict, exit_code: int = 1) -> Comparison:
             confidence=0.99,
             case_confidence=0.9999,
             timed_cases=len(cases),
-            in_turns=False,
+            interleaved=False,
             cross_machine=False,
             fail_on=("slower", "incorrect", "missing"),
         ),
@@ -80,7 +80,7 @@ ALL = (
     case("same", 1),
     case("new", 2, base=None, ratio=None, low=None, high=None),
     case("faster", 3),
-    case("inconclusive", 4, rounds_needed=90, head_rounds=40, reason="the threshold lies inside its interval"),
+    case("inconclusive", 4, reason="the threshold lies inside the interval"),
     case("missing", 5, head=None, ratio=None, low=None, high=None, reason="HEAD: crashed: killed", failed=True),
     case("slower", 6),
     case(
@@ -123,7 +123,7 @@ def test_text_lists_the_worst_first_and_fits_the_terminal() -> None:
         if ("chunk_attn  " in line and "x" in line) or "chunk_attn  " in line
     ]
     assert lines[:7] == ["incorrect", "slower", "missing", "inconclusive", "faster", "new", "same"]
-    assert "about 90 rounds would settle it (40 were measured)" in " ".join(text.split())
+    assert "the threshold lies inside the interval. To measure it again: chunkbench regress" in " ".join(text.split())
     assert "2 cases measured by neither" in text
 
 

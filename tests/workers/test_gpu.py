@@ -121,7 +121,7 @@ def measure(
 
     (point,) = experiment.points("cuda", "float32")
     target = replace(resolve(experiment, describing=True), device="cpu")  # where the adapters are available
-    options = RunOptions(brief=True, start_worker=lambda *_: start())
+    options = RunOptions(start_worker=lambda *_: start())
     measurer = SessionMeasurer(workload.get("decode"), experiment, target, [point], Path("log"), options)
     cases = {point: experiment.cases(point)}
     return measurer.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point], clients[-1]
@@ -176,7 +176,7 @@ def test_if_the_copies_do_not_fit_the_cache_is_swept(
     cases, _ = measure(experiment, FakeDevice(), free=0)
     assert {case.status for case in cases} == {"oom"}, "a device without free memory gives rows with status oom"
     monkeypatch.setattr(memory_guard, "room_of", lambda free: free)
-    cases, _ = measure(experiment.model_copy(update={"caches": ("cold",)}), FakeDevice(), free=150_000)
+    cases, _ = measure(experiment.model_copy(update={"caches": ("cold",)}), FakeDevice(), free=150_000 + (64 << 20))
     assert {case.status for case in cases} <= {"ok", "noisy"}, cases[0].reason
     assert {(case.sampling.copies, case.sampling.swept) for case in cases if case.sampling} == {(1, True)}
     assert swept

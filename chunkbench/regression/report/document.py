@@ -8,13 +8,11 @@ from chunkbench.analysis import points
 from chunkbench.analysis.points import describe
 from chunkbench.experiment.values import show_value
 from chunkbench.regression.verdicts import (
-    WORDS,
     CaseVerdict,
     Comparison,
     FailOn,
     Metric,
     Side,
-    Source,
     Summary,
     Verdict,
 )
@@ -39,9 +37,9 @@ _UNITS: Mapping[Metric, str] = {
     "kv_bytes": "bytes",
     "work_items": "items",
 }
-_ACROSS = (
-    "machine's own: time of fixed work for HEAD over its time for BASE (yardsticks, read bandwidth, matrix rate), "
-    "least and most; HEAD / BASE is raw there, the verdict is on HEAD / BASE divided by the machine's own ratio"
+_CALIBRATION = (
+    "calibration: time of fixed work for HEAD over its time for BASE (arithmetic, memory sweep, read bandwidth, matrix "
+    "rate), least and most; HEAD / BASE is raw, the verdict is on HEAD / BASE divided by the calibration ratio"
 )
 _HEADLINE_CASES = 3
 """Most cases that the headline names."""
@@ -101,7 +99,7 @@ def _check(case: CaseVerdict, axes: Sequence[str], fail_on: Sequence[FailOn]) ->
         case.name if case.metric == "latency" else f"{case.name} {case.metric}",
         case.implementation,
         place(case, axes),
-        WORDS[case.verdict],
+        case.verdict,
         f"{change(case)} {case.reason}".strip(),
         ("broken" if case.failed else "failed")
         if case.verdict in fail_on
@@ -113,15 +111,14 @@ def _check(case: CaseVerdict, axes: Sequence[str], fail_on: Sequence[FailOn]) ->
 
 def verdict_line(comparison: Comparison) -> str:
     """The counts of verdicts and the exit code, in one line."""
-    counts = ", ".join(f"{number} {WORDS[verdict]}" for verdict, number in comparison.counts.items())
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
     unmeasured = f"; {count(comparison.unmeasured, 'case')} measured by neither" if comparison.unmeasured else ""
-    result = {0: "passes", 1: "fails", 3: "fails", 4: WORDS["inconclusive"]}[comparison.exit_code]
-    against = ", against the recorded times" if comparison.settings.as_recorded else ""
-    return f"{counts}{unmeasured}{against}: {result} (exit code {comparison.exit_code})."
+    result = {0: "passes", 1: "fails", 3: "fails", 4: "inconclusive"}[comparison.exit_code]
+    return f"{counts}{unmeasured}: {result} (exit code {comparison.exit_code})."
 
 
 def _machine_line(comparison: Comparison) -> tuple[str, ...]:
-    """How fast the machine itself was, in one line; nothing if it is not known, or if both sides took turns."""
+    """How fast the machine itself was, in one line; nothing if it is not known, or if both sides were interleaved."""
     speeds = {entry.work: entry.speed for entry in comparison.machine}
     if not speeds:
         return ()
@@ -156,7 +153,7 @@ def change(case: CaseVerdict) -> str:
 
 def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
     many_metrics = len({case.metric for case in cases}) > 1
-    across = any(case.machine_low is not None for case in cases)
+    calibrated = any(case.calibration_low is not None for case in cases)
     unit = "" if many_metrics else _UNITS[metric]
 
     def side(name: str, value: Callable[[CaseVerdict], float | None]) -> Column[CaseVerdict]:
@@ -169,14 +166,16 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
         return Column(axis, lambda case: show_value(case.axes.get(axis)), align="left")
 
     names: list[Column[CaseVerdict]] = [
-        Column("verdict", lambda case: Cell(WORDS[case.verdict], _EMPHASIS[case.verdict]), align="left"),
+        Column("verdict", lambda case: Cell(case.verdict, _EMPHASIS[case.verdict]), align="left"),
         Column("implementation", lambda case: case.implementation, align="left"),
         *map(axis_column, varying(cases)),
     ]
     if many_metrics:
         names.append(Column("metric", lambda case: case.metric, align="left"))
-    machine: Column[CaseVerdict] = Column(
-        "machine's own ratio", lambda case: ratio_span(case.machine_low, case.machine_high, 2), ("machine's", "own")
+    calibration: Column[CaseVerdict] = Column(
+        "calibration ratio",
+        lambda case: ratio_span(case.calibration_low, case.calibration_high, 2),
+        ("calibration", "ratio"),
     )
     columns = (
         *names,
@@ -184,7 +183,7 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
         side("HEAD", lambda case: case.head),
         Column("HEAD / BASE", lambda case: NOTHING if case.ratio is None else f"{case.ratio:.3f}x", ("HEAD /", "BASE")),
         Column("interval", lambda case: ratio_span(case.low, case.high)),
-        *([machine] if across else []),
+        *([calibration] if calibrated else []),
         Column(
             "compared",
             lambda case: f"{case.base_units}:{case.head_units}" if case.head_units else NOTHING,
@@ -195,31 +194,21 @@ def _case_table(cases: Sequence[CaseVerdict], metric: Metric) -> Table:
 
 
 def _summary_table(summaries: Sequence[Summary]) -> Table:
-    left: Column[Summary] = Column(
-        "left without the machine's own",
-        lambda summary: ratio_span(summary.left_low, summary.left_high),
-        ("left without the", "machine's own"),
-    )
     columns: tuple[Column[Summary], ...] = (
         Column("implementation", lambda summary: summary.implementation, align="left"),
         Column("cases", lambda summary: str(summary.cases)),
         Column("HEAD / BASE, geometric mean", lambda summary: f"{summary.ratio:.3f}x", ("HEAD /", "BASE")),
         Column("interval", lambda summary: ratio_span(summary.low, summary.high)),
-        *([left] if any(summary.left_low is not None for summary in summaries) else []),
     )
     return Table("By implementation, geometric means", columns, summaries)
 
 
 def _note(case: CaseVerdict, axes: Sequence[str]) -> str:
-    text = f"{place(case, axes)} is {WORDS[case.verdict]}"
+    text = f"{place(case, axes)} is {case.verdict}"
     if case.reason:
         text += f": {case.reason}"
-    if case.rounds_needed:
-        text += f"; about {case.rounds_needed:,} rounds would settle it ({case.head_rounds:,} were measured)"
-    if case.remeasured:
-        text += f"; measured again {count(case.remeasured, 'time')}"
     if case.command and case.verdict in ("slower", "faster", "inconclusive", "incorrect"):
-        text += f". {'To settle it' if case.verdict == 'inconclusive' else 'To repeat it'}: {case.command}"
+        text += f". To measure it again: {case.command}"
     return text
 
 
@@ -232,48 +221,42 @@ def _headline(comparison: Comparison) -> str:
 
 def _legend(comparison: Comparison) -> tuple[str, ...]:
     settings = comparison.settings
-    across = any(case.machine_low is not None for case in comparison.cases)
+    calibrated = any(case.calibration_low is not None for case in comparison.cases)
     quantity = "token rate" if settings.metric == "token_rate" else "time"
+    units = {"pair": "pairs of processes", "process": "processes", "round": "rounds"}
+    compared = dict.fromkeys(units[case.unit] for case in comparison.cases if case.head_units)
     return (
-        f"BASE, HEAD: the median {quantity} over all rounds of that side; HEAD / BASE: the ratio over comparable "
-        f"rounds, with an interval of {settings.case_confidence:.4%} confidence",
-        "compared: number of comparable processes of BASE:HEAD, or of rounds if one process measured each side",
-        *((_ACROSS,) if across else ()),
-        f"{WORDS['slower']}, {WORDS['faster']}: the whole interval lies beyond {settings.threshold:.1%}, and a "
-        f"re-measurement (or each half of the rounds) agrees; {WORDS['same']}: the whole interval lies within "
-        f"{settings.threshold:.1%}; {WORDS['inconclusive']}: neither",
+        f"BASE, HEAD: the median {quantity} over all rounds of that side; HEAD / BASE: the ratio, with an interval of "
+        f"{settings.case_confidence:.4%} confidence",
+        f"compared: number of {' or '.join(compared) or 'processes'} of BASE:HEAD",
+        *((_CALIBRATION,) if calibrated else ()),
+        f"slower, faster: the whole interval lies beyond {settings.threshold:.1%}; same: the whole interval lies "
+        f"within {settings.threshold:.1%}; inconclusive: neither",
     )
 
 
 def _footer(comparison: Comparison) -> list[tuple[str, str]]:
     settings = comparison.settings
-    cases = count(settings.timed_cases, "timed case")
+    shares = count(settings.timed_cases, "timed case")
+    shares += f" and {count(settings.looks, 'look')}" if settings.looks > 1 else ""
     lines = [
         ("BASE", _side(comparison.base)),
         ("HEAD", _side(comparison.head)),
         (
             "certainty",
-            f"{settings.confidence:.1%} for all {cases} together (Bonferroni: {settings.case_confidence:.4%} each); "
+            f"{settings.confidence:.1%} for {shares} together (Bonferroni: {settings.case_confidence:.4%} each); "
             + (
-                "HEAD and BASE measured in turns, pairs of rounds compared (Wilcoxon's signed-rank interval)"
-                if settings.in_turns
-                else "rounds compared that ran while the machine was in the same state (Mann-Whitney interval)"
+                "HEAD and BASE interleaved, pairs compared (Wilcoxon's signed-rank interval)"
+                if settings.interleaved
+                else "HEAD and BASE measured at different times (Mann-Whitney interval)"
             ),
         ),
     ]
-    if comparison.sources:
-        lines.append(("code", "; ".join(_source(source) for source in comparison.sources)))
     differences = [f"{diff.what}: {diff.base} / {diff.head}" for diff in comparison.differences]
     lines.append(("differs", "; ".join(differences) if differences else "nothing in hardware, settings or versions"))
     if comparison.command:
         lines.append(("to repeat", comparison.command))
     return lines
-
-
-def _source(source: Source) -> str:
-    if source.same:
-        return f"{source.package}: {source.head} on both sides"
-    return f"{source.package}: BASE {source.base}, HEAD {source.head}"
 
 
 def _side(side: Side) -> str:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from chunkbench.analysis.points import describe, varying
 from chunkbench.experiment.values import show_value
-from chunkbench.regression.history import Across, Series
-from chunkbench.regression.verdicts import WORDS
+from chunkbench.regression.history import Series
 from chunkbench.report.model import Cell, Column, Output, Table
-from chunkbench.report.numbers import NOTHING, count, ratio_span, significant
+from chunkbench.report.numbers import NOTHING, count, significant
 
 _MOST_LINES = 8
 """Most lines of a panel that a reader can distinguish."""
-_ACROSS = (
-    "last level / first machine's: raw; machine's own: time of fixed work on this machine over its time on the first "
-    "machine (yardsticks, read bandwidth, matrix rate), least and most; the verdict is on the raw ratio divided by it"
-)
 
 
 def document(all_series: Sequence[Series], threshold: float, confidence: float) -> Output:
@@ -25,7 +20,6 @@ def document(all_series: Sequence[Series], threshold: float, confidence: float) 
     ordered = sorted(all_series, key=lambda series: (not series.changes, series.implementation, series.name))
     axes = varying([(series.axes, []) for series in ordered])
     many_machines = len({series.machine for series in ordered}) > 1
-    across = any(series.across for series in ordered)
 
     def axis_column(axis: str) -> Column[Series]:
         return Column(axis, lambda series: show_value(series.axes.get(axis)), align="left")
@@ -38,7 +32,6 @@ def document(all_series: Sequence[Series], threshold: float, confidence: float) 
         Column("runs", lambda series: str(len(series.measurements))),
         Column("first level (us)", lambda series: significant(series.levels[0]), ("first", "level us")),
         Column("last level (us)", lambda series: significant(series.levels[-1]), ("last", "level us")),
-        *(_ACROSS_COLUMNS if across else ()),
         Column("changes", _changes, align="left"),
     )
     changed = sum(bool(series.changes) for series in ordered)
@@ -49,7 +42,6 @@ def document(all_series: Sequence[Series], threshold: float, confidence: float) 
         legend=(
             f"changes: levels that differ by more than {threshold:.1%}: binary segmentation, tested by permutation, at "
             f"{confidence:.1%} confidence for all cases together; a level has at least three runs",
-            *((_ACROSS,) if across else ()),
         ),
         data=[series.model_dump(mode="json") for series in all_series],
     )
@@ -59,22 +51,6 @@ def _changes(series: Series) -> Cell:
     text = ", ".join(f"{c.ratio:.3f}x at {c.commit or c.started_at}" for c in series.changes) or NOTHING
     worse = any(change.ratio > 1 for change in series.changes)
     return Cell(text, "failed" if worse else "best" if series.changes else "plain")
-
-
-def _across(text: Callable[[Across], str]) -> Callable[[Series], str]:
-    return lambda series: text(series.across) if series.across else NOTHING
-
-
-_ACROSS_COLUMNS: tuple[Column[Series], ...] = (
-    Column(
-        "last level / first machine's", _across(lambda one: f"{one.ratio:.3f}x"), ("last level", "/ first machine's")
-    ),
-    Column(
-        "machine's own", _across(lambda one: ratio_span(one.machine_low, one.machine_high, 2)), ("machine's", "own")
-    ),
-    Column("verdict", _across(lambda one: WORDS[one.verdict])),
-)
-"""A series against the series of the first machine."""
 
 
 def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Two revisions measured in turns: each case in one worker of each revision, round by round, on one machine."""
+"""Two sides measured in interleaved pairs of processes: each case in one process of each side, round by round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -17,22 +17,22 @@ import psutil
 from chunkbench import workload
 from chunkbench.analysis.statistics import MIN_TIMED_STEPS, timed_steps
 from chunkbench.environment import NoiseMeter
+from chunkbench.experiment import TimedExperiment
 from chunkbench.experiment.point import Case, SessionPoint
-from chunkbench.measure.caches import sweep_file
-from chunkbench.regression.job import Job
-from chunkbench.regression.preload import warm
+from chunkbench.regression.parents import warm
+from chunkbench.regression.sides import Side
 from chunkbench.runner import memory_guard
 from chunkbench.runner.case_facts import Context, ImplementationState, facts, now
 from chunkbench.runner.client import LOST, WorkerClient, WorkerProcess
+from chunkbench.runner.executor import Listener
 from chunkbench.runner.point_driver import AFTER, BEFORE, Culprit, PointDriver
-from chunkbench.runner.run import manifest_of, sigterm_as_interrupt
+from chunkbench.runner.run import manifest_of
 from chunkbench.runner.sessions import SessionWorkload
 from chunkbench.runner.survey import survey
+from chunkbench.runner.target import Target
 from chunkbench.store import (
     FAILED,
     MEASURED,
-    SCHEMA_VERSION,
-    Manifest,
     Noise,
     Run,
     RunError,
@@ -41,91 +41,49 @@ from chunkbench.store import (
 )
 from chunkbench.store.results import TimedResult
 
-_FEWEST_ROUNDS, _MOST_PAIRS = 3, 200
+_FEWEST_ROUNDS = 3
 _LEAST_ROUNDS = 0.25
 """The rounds of a case in a pair last at least this share of the time that it took to reach the second round."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """One revision."""
+class Job:
+    """An experiment to measure on this machine."""
 
-    name: str
-    start: Callable[[], WorkerProcess]
-    """Starts a parent: a worker from which the measuring processes of one pair are forked. Raises `RunError`."""
-    manifest: Mapping[str, Any]
-    """What the manifests of its runs say about it."""
-
-
-@dataclass(frozen=True)
-class PairedRuns:
-    """Runs of BASE and of HEAD. The n-th runs of both sides were measured in turns with each other."""
-
-    base: list[Run]
-    head: list[Run]
-    interrupted: bool
+    experiment: TimedExperiment
+    target: Target
+    out: Path
+    """Folder for the runs."""
+    listener: Listener
+    processes: int
+    """Fewest pairs of processes. They share the experiment's budget."""
 
 
-class Turns:
-    """Measures an experiment with two revisions in turns."""
+class Interleaved:
+    """Measures an experiment with two sides. The n-th processes of both sides are a pair, and take turns."""
 
     def __init__(self, job: Job, base: Side, head: Side) -> None:
         experiment, target = job.experiment, job.target
         self._experiment, self._target, self._sides = experiment, target, (base, head)
-        self._out, self._listener = job.out, job.listener
+        self._out, self._listener, self._processes = job.out, job.listener, job.processes
         self._points = experiment.points(target.device, target.dtype)
         work = workload.get(experiment.kind)
-        assert isinstance(work, SessionWorkload), "only experiments that are measured in sessions can take turns"
+        assert isinstance(work, SessionWorkload), "only experiments that are measured in sessions can be interleaved"
         self._work = work
-        self._dice = random.Random(f"turns {experiment.seed}")
+        self._rng = random.Random(f"interleaved {experiment.seed}")
         self._ready_s: dict[str, float] = {}  # case key -> time from the start of its last pair to its second round
         # Both sides get the same mark, which tells a comparison that their n-th rounds belong together.
-        self._common = manifest_of(experiment, (target,), len(self._points)) | {"in_turns_with": uuid.uuid4().hex}
+        self._common = manifest_of(experiment, (target,), len(self._points)) | {"interleaved_with": uuid.uuid4().hex}
         """The common part of all manifests, made once: asking git takes as long as the rounds of a kernel."""
 
-    @property
-    def manifest(self) -> Manifest:
-        """The common part of the manifests of all runs."""
-        return Manifest.model_validate({"schema_version": SCHEMA_VERSION, **self._common})
+    def pair(self, number: int, only: frozenset[str] | None, swept: str) -> tuple[Run, Run]:
+        """Measure each case, in order, or those with the keys `only`, in one pair of processes.
 
-    @property
-    def budget_s(self) -> float:
-        """Seconds that one measurement should take."""
-        return self._experiment.budget_s
-
-    def measure(self, processes: int, only: frozenset[str] | None = None, folder: str = "") -> PairedRuns:
-        """Measure all cases, or those with the keys `only`, in as many pairs of parents as fit into the budget.
+        Returns both runs, which are in `out`/base/`number` and `out`/head/`number`.
 
         The parents of a pair are new: where a process's libraries and heap lie in memory is drawn when a program
         starts, all its forked children inherit it, and it can make code that runs in Python or in PyTorch's dispatcher
-        10 or 20% slower. Starting them counts towards the budget, but the fewest pairs are measured in any case.
-
-        There are at least `processes` pairs. Runs are written to `out`/`folder`/base/1, `out`/`folder`/head/1, ...
-        Ctrl-C keeps the complete pairs.
-        """
-        side_runs: tuple[list[Run], list[Run]] = ([], [])
-        try:
-            with sigterm_as_interrupt(), sweep_file() if self._target.device == "cpu" else nullcontext("") as swept:
-                started = monotonic()
-                # The last pair may start if half of it fits: so the budget is kept on average.
-                while (number := len(side_runs[0]) + 1) <= processes or (
-                    number <= _MOST_PAIRS
-                    and (monotonic() - started) * (1 + 0.5 / len(side_runs[0])) < self._experiment.budget_s
-                ):
-                    paths = self._measure_pair(processes, number, only, folder, swept)
-                    for runs, path in zip(side_runs, paths, strict=True):
-                        runs.append(open_run(path))
-        except KeyboardInterrupt:
-            complete = min(map(len, side_runs))
-            return PairedRuns(side_runs[0][:complete], side_runs[1][:complete], interrupted=True)
-        return PairedRuns(*side_runs, interrupted=False)
-
-    def _measure_pair(
-        self, processes: int, number: int, only: frozenset[str] | None, folder: str, swept: str
-    ) -> tuple[Path, Path]:
-        """Measure each case, in order, in one pair of processes. Returns the folders of the two runs.
-
-        `swept`: the path of memory for the sweeps of all processes.
+        10 or 20% slower. `swept`: the path of memory for the sweeps of all processes. Raises `RunError`.
         """
         pending = [
             (point, case)
@@ -134,11 +92,11 @@ class Turns:
             if only is None or case.key in only
         ]
         total_weight = sum(self._work.weight(point, self._experiment.seed) for point, _ in pending)
-        pair_s = self._experiment.budget_s / processes
+        pair_s = self._experiment.budget_s / self._processes
         # Time left for rounds, relative to the time of the preparations, which the first pair does not know.
         rounds_share = max(0.0, pair_s / (sum(self._ready_s.get(case.key, 0.0) for _, case in pending) or pair_s) - 1)
         measured: tuple[list[TimedResult], list[TimedResult]] = ([], [])
-        paths = tuple(self._out / folder / side.name / str(number) for side in self._sides)
+        paths = [self._out / side.name / str(number) for side in self._sides]
         self._listener.started(paths[1], len({point for point, _ in pending}), 0)
         began = monotonic()
         with self._parents(swept) as parents:
@@ -155,7 +113,7 @@ class Turns:
             writer.append(side_cases)
             writer.update_manifest(interrupted=False, finished_at=now())
             writer.close()
-        return paths[0], paths[1]
+        return open_run(paths[0]), open_run(paths[1])
 
     def _report_failures(self, cases: tuple[TimedResult, TimedResult]) -> None:
         """Say at once why a side does not measure a case, unless both sides lack it for the same reason."""
@@ -164,15 +122,18 @@ class Turns:
         for side, case in zip(self._sides, cases, strict=True):
             if case.status not in MEASURED:
                 problem = f"{case.implementation}: {case.status}: {case.reason}"
-                self._listener.problem(f"{side.name.upper()}: {problem}; see {self._out / f'worker-{side.name}.log'}")
+                self._listener.problem(f"{side.name.upper()}: {problem}; see {self._log(side.name)}")
+
+    def _log(self, side: str) -> Path:
+        return self._out / f"worker-{side}.log"
 
     @contextmanager
     def _parents(self, swept: str) -> Iterator[dict[str, WorkerProcess]]:
         """A new parent of each side, by its name, started at the same time. Raises `RunError`."""
         # The pool stays open: a worker ends when the thread that started it ends (`chunkbench.lifetime`).
         with ThreadPoolExecutor(len(self._sides)) as pool:
-            in_order = self._dice.sample(self._sides, len(self._sides))
-            starting = {side.name: pool.submit(side.start) for side in in_order}
+            in_order = self._rng.sample(self._sides, len(self._sides))
+            starting = {side.name: pool.submit(side.start, self._log(side.name), self._experiment) for side in in_order}
             try:
                 parents = {name: start.result() for name, start in starting.items()}
                 # Both sides sweep alike: the size of the swept pages decides what is left in the TLB, too.
@@ -188,8 +149,7 @@ class Turns:
         try:
             warm(parent, self._experiment.seed, self._points[0], swept)
         except LOST as error:
-            log = self._out / f"worker-{name}.log"
-            raise RunError(f"{name.upper()}: a worker cannot make the inputs: {error}; see {log}") from None
+            raise RunError(f"{name.upper()}: a worker cannot make the inputs: {error}; see {self._log(name)}") from None
 
     def _measure_case(
         self,
@@ -227,7 +187,7 @@ class Turns:
                 worker, traits = survey([case.implementation], point.device, start(side))
                 drivers.append(PointDriver(self._experiment, self._work, traits, worker, point, [case]))
             # The side that allocates first gets other pages. If that were always the same side, it would differ by 1%.
-            in_order = self._dice.sample(drivers, len(drivers))
+            in_order = self._rng.sample(drivers, len(drivers))
             meter = NoiseMeter([worker.pid for worker in workers])
             meter.start()
             began = monotonic() - parents_s
@@ -251,7 +211,7 @@ class Turns:
             return
         available = psutil.Process().cpu_affinity()
         if point.threads < len(available):
-            cpus = self._dice.sample(available, point.threads)
+            cpus = self._rng.sample(available, point.threads)
             for worker in workers:
                 psutil.Process(worker.pid).cpu_affinity(cpus)
 
@@ -281,14 +241,14 @@ class Turns:
     def _measure_rounds(
         self, drivers: Sequence[PointDriver], case: Case, budget_s: float, rounds_share: float, began: float
     ) -> None:
-        """Measure rounds in turns until the time is used up. Who starts is random; a side that fails stops."""
+        """Measure rounds, interleaved, until the time is used up. Who starts is random; a side that fails stops."""
         name, deadline = case.implementation, 0.0
         states = [driver.states[name] for driver in drivers]
         alive, number = list(drivers), 0
         sample_s = sum(driver.sample_s(case) for driver in drivers)
         steps = self._steps(drivers[0].point.n_c, states, budget_s, sample_s) if drivers else ()
         while alive and (number < _FEWEST_ROUNDS or monotonic() < deadline):
-            self._dice.shuffle(alive)
+            self._rng.shuffle(alive)
             for driver in list(alive):
                 reply: dict[str, Any] | None = None
                 try:

@@ -1,4 +1,4 @@
-"""Revisions of a project, built in temporary folders for the time of a measurement."""
+"""Builds of a project: its revisions and its working tree, in temporary folders for the time of a measurement."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from chunkbench.environment.revision import git_state
+from chunkbench.environment.revision import PROJECT, copy_package, git_state
 from chunkbench.kernels import cpu
-from chunkbench.regression.build import new_build_folder
 from chunkbench.store import RunError
 
 _LOG_LINES = 15
@@ -26,8 +26,8 @@ _LOG_LINES = 15
 
 
 @dataclass(frozen=True)
-class Revision:
-    """A revision of a project that is built."""
+class Build:
+    """A project that is built."""
 
     commit: str
     dirty: bool
@@ -37,7 +37,7 @@ class Revision:
 
 
 @contextmanager
-def built_revision(project: Path, ref: str, log: Path) -> Iterator[Revision]:
+def built_revision(project: Path, ref: str, log: Path) -> Iterator[Build]:
     """Check out `ref` of the repository `project` in a worktree and build it. Both are removed at the end, also after
     Ctrl-C.
 
@@ -45,12 +45,12 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Revision]:
     git checkout, or if the build fails.
     """
     commit = resolve(project, ref)
-    with new_build_folder() as folder:
+    with _new_folder() as folder:
         source = folder.with_name("source")
         try:
             worktree = ["git", "-C", str(project), "worktree", "add", "--detach", str(source), commit]
             _run(worktree, log, "check out", f"revision {ref}")
-            yield Revision(commit, False, _install(source, folder, log, f"revision {ref}"))
+            yield Build(commit, False, _install(source, folder, log, f"revision {ref}"))
         finally:
             # The folder goes here, where no signal interrupts it, and before git forgets worktrees that are gone.
             with _without_signals():
@@ -60,27 +60,42 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Revision]:
 
 
 @contextmanager
-def built_working_tree(project: Path, log: Path) -> Iterator[Revision]:
+def built_working_tree(project: Path, log: Path) -> Iterator[Build]:
     """Copy the files of the repository `project` that git does not ignore, changed or new ones too, and build the copy.
 
-    Raises as `built_revision` does.
+    ChunkBench's own working tree is what is installed: a build takes a minute or two. Raises as `built_revision` does.
     """
     state = git_state(project)
     if state is None:
         raise RunError(f"{project}: is not the top folder of a git checkout with a commit")
+    if project.resolve() == PROJECT:
+        with _new_folder() as folder:
+            copy_package(folder)
+            yield Build(state["commit"], state["dirty"], folder)
+        return
     listed = subprocess.run(
         ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         capture_output=True,
         check=True,
     )
-    with new_build_folder() as folder:
+    with _new_folder() as folder:
         source = folder.with_name("source")
         for name in map(os.fsdecode, filter(None, listed.stdout.split(b"\0"))):
             if (project / name).is_file():
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(project / name, source / name)
         built = _install(source, folder, log, "the working tree")
-        yield Revision(state["commit"], state["dirty"], built)
+        yield Build(state["commit"], state["dirty"], built)
+
+
+@contextmanager
+def _new_folder() -> Iterator[Path]:
+    """An empty folder for a build. The paths of all builds have one length: the length has an effect on speed (see
+    `sides`)."""
+    with tempfile.TemporaryDirectory(prefix="chunkbench-") as temporary:
+        folder = Path(temporary) / "build"
+        folder.mkdir()
+        yield folder
 
 
 def repository(folder: Path) -> Path:
