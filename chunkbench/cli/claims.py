@@ -32,12 +32,12 @@ def command(runs: tuple[Path, ...], form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 
     RUN can also be a folder with runs at any depth, such as results/recorded/epyc-zen3-2-cores. Without RUNs, the
-    newest run of each experiment below results/runs counts. Where two runs measured the same point,
-    the run that is named last counts. Claims that follow from shapes, or from the paper's own numbers, need no run. The
-    exit code is 0 whatever the verdicts are.
+    newest run of each experiment below results/runs counts. Where two runs measured the same point, the run that is
+    named last counts; claims whose verdict differs between runs of one machine are listed. Claims that follow from
+    shapes, or from the paper's own numbers, need no run. The exit code is 0 whatever the verdicts are.
     """
     from chunkbench.analysis.derive import derive
-    from chunkbench.paper.claims import claims
+    from chunkbench.paper.claims import claims, differing
     from chunkbench.report.claims import document
     from chunkbench.store import RunError, newest_runs, open_run
 
@@ -45,5 +45,5 @@ def command(runs: tuple[Path, ...], form: str) -> None:
         opened = runs_in(runs) if runs else [open_run(run) for run in newest_runs(RUNS)]
     except RunError as error:
         fail(error)
-    judged = claims([derive(run.cases) for run in opened])
-    show(document(judged, [run.path.name for run in opened]), form)
+    rows = {run.path.name: derive(run.cases) for run in opened}
+    show(document(claims(list(rows.values())), list(rows), differing(rows)), form)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import get_args
 
 from chunkbench.paper.claims import Claim, ClaimVerdict
@@ -30,8 +31,19 @@ _COLUMNS: tuple[Column[Claim], ...] = (
 )
 
 
-def document(claims: Sequence[Claim], runs: Sequence[str]) -> Output:
-    """The document of these claims; `runs` are the names of the runs that they were judged by."""
+def document(
+    claims: Sequence[Claim],
+    runs: Sequence[str],
+    differing: Mapping[str, Mapping[str, ClaimVerdict]] = MappingProxyType({}),
+) -> Output:
+    """The document of these claims; `runs` are the names of the runs that they were judged by.
+
+    `differing`: claim -> run -> verdict, where single runs differ.
+    """
+    between = [
+        f"{name}: {', '.join(f'{WORDS[verdict].word} in {run}' for run, verdict in verdicts.items())}"
+        for name, verdicts in differing.items()
+    ]
     return Output(
         title="The paper's claims",
         headline=headline(claims),
@@ -39,6 +51,7 @@ def document(claims: Sequence[Claim], runs: Sequence[str]) -> Output:
         statuses=tuple(map(_status, claims)),
         footer=(
             ("judged by", ", ".join(runs) or "no run: only what follows from shapes and from the paper's own numbers"),
+            *([("differs between runs", "; ".join(between))] if between else []),
             ("against", "claims about PagedAttn and PagedAttn* use the faster of this project's kernel and vLLM's"),
         ),
         headings=("Claims and reasons", "Columns", "How they were judged"),

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from chunkbench.analysis.derive import Row, derive
-from chunkbench.paper.claims import Claim, claims, prefill
+from chunkbench.paper.claims import Claim, claims, differing, prefill
+from chunkbench.paper.claims.judgement import Stated
 from chunkbench.paper.printed import paper_rows, table3
+from chunkbench.report.claims import document
 from chunkbench.store.results import DecodeResult
 
 Latencies = Mapping[tuple[int, int, str], float]
@@ -136,8 +138,8 @@ def test_a_change_of_the_machines_own_speed_is_no_dependence_on_n_s(rows, facts)
 
     assert judge(run(2010.0))["T3-agnostic"].verdict == "does not hold"
     judged = judge(run(2400.0))["T3-agnostic"]
-    assert judged.verdict == "cannot tell"
-    assert "the machine's own speed" in judged.reason
+    assert judged.verdict == "different here"
+    assert "the machine's own speed changed by 20%" in judged.reason
 
 
 def test_a_run_without_an_implementation_does_not_hide_another_run(rows) -> None:
@@ -217,7 +219,7 @@ def test_a_figure_below_the_papers_within_the_scatter_has_no_verdict(facts) -> N
     scattered = derive([at(16, 15.0, 16.0, 18.0), at(96, 70.0, 80.0, 82.0)])
     judged = judge(scattered)["F4-growth"]
     assert judged.verdict == "cannot tell"
-    assert "no more than the rounds scatter" in judged.reason
+    assert "the interval lies on both sides of the bound" in judged.reason
 
 
 def test_memory_claims(facts) -> None:
@@ -243,3 +245,31 @@ def test_memory_claims(facts) -> None:
     judged = judge(run(2.0))
     assert judged["S3-waste"].verdict == "does not hold"
     assert judged["S3-sharing"].verdict == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("direction", "bound", "decimals", "low", "high", "verdict"),
+    [
+        ("at least", 2.8, 1, 2.29, 3.12, "cannot tell"),
+        ("at least", 2.8, 1, 2.75001, 3.12, "holds"),
+        ("at least", 2.8, 1, 1.2, 2.74, "wrong"),
+        ("at most", 1.0, 1, 0.91, 1.06, "cannot tell"),
+        ("at most", 1.0, 1, 0.91, 1.04, "holds"),
+        ("at most", 0.03, 2, 0.24, 0.43, "wrong"),
+        ("at least", 0.70, 2, 0.6951, 0.6951, "holds"),
+    ],
+)
+def test_both_ends_of_the_interval_are_rounded_and_compared(
+    direction: Any, bound: float, decimals: int, low: float, high: float, verdict: str
+) -> None:
+    assert Stated(direction, bound, decimals).verdict(low, high) == verdict
+
+
+def test_verdicts_that_differ_between_runs_of_one_machine_are_named(rows) -> None:
+    runs = {"monday": rows(table3()), "friday": rows(changed({"chunk_attn": 1.3})), "other": rows(table3())}
+    found = differing(runs)
+    assert found["T3-star"] == {"monday": "holds", "friday": "different here", "other": "holds"}
+    assert "T3-agnostic" not in found
+    footer = dict(document(claims(list(runs.values())), list(runs), found).footer)
+    assert "T3-star: holds in monday, different here in friday, holds in other" in footer["differs between runs"]
+    assert "differs between runs" not in dict(document([], []).footer)

@@ -13,7 +13,7 @@ from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
 
-__all__ = ["Claim", "ClaimVerdict", "claims"]
+__all__ = ["Claim", "ClaimVerdict", "claims", "differing"]
 
 _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "T1-arith": lambda _: analytic.table1(),
@@ -76,6 +76,23 @@ class Claim:
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "rows": list(self.rows)}
+
+
+def differing(runs: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, ClaimVerdict]]:
+    """Claim -> run -> verdict, of the claims on which single runs of one machine differ."""
+    by_machine: dict[str, dict[str, list[Claim]]] = {}
+    for name, rows in runs.items():
+        machines = {row.facts.machine for row in rows}
+        if len(machines) == 1:
+            by_machine.setdefault(machines.pop(), {})[name] = claims([rows])
+    found: dict[str, dict[str, ClaimVerdict]] = {}
+    for judged in by_machine.values():
+        for same in zip(*judged.values(), strict=True):
+            verdicts = {name: claim.verdict for name, claim in zip(judged, same, strict=True)}
+            verdicts = {name: verdict for name, verdict in verdicts.items() if verdict != "not measured"}
+            if len(set(verdicts.values())) > 1:
+                found[same[0].id] = verdicts
+    return found
 
 
 def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:

@@ -63,6 +63,41 @@ class Figure:
         return tuple(row.facts.key for row in self.rows)
 
 
+@dataclass(frozen=True)
+class Stated:
+    """What a text says of a figure: a bound, printed with so many decimals (of a share: of the fraction)."""
+
+    direction: Bound
+    bound: float
+    decimals: int
+
+    def verdict(self, low: float, high: float) -> Literal["holds", "cannot tell", "wrong"]:
+        """The one rule: both ends of the interval are rounded as the text prints them, and compared with the bound.
+
+        A counted figure is a point: both ends are equal. `wrong`: the whole interval lies on the wrong side.
+        """
+        low, high = round(low, self.decimals), round(high, self.decimals)
+        if self.direction == "at most":
+            return "holds" if high <= self.bound else "wrong" if low > self.bound else "cannot tell"
+        return "holds" if low >= self.bound else "wrong" if high < self.bound else "cannot tell"
+
+
+UNCLEAR = "the interval lies on both sides of the bound"
+
+
+def decided(worst: Figure, stated: Stated, words: str, figures: Sequence[Figure], cause: str = "") -> Judgement:
+    """The judgement of a bound by the figure of the worst point. `cause`: what else may explain a figure on the wrong
+    side; empty if nothing does."""
+    found = stated.verdict(worst.low, worst.high)
+    if found == "cannot tell":
+        return judged("cannot tell", f"{words}: {UNCLEAR}", [worst, *figures])
+    if found == "holds":
+        return judged("holds", words, [worst, *figures])
+    if cause:
+        return judged("different here", f"{words}; {cause}", [worst, *figures])
+    return judged("does not hold", words, [worst, *figures])
+
+
 def judged(verdict: ClaimVerdict, reason: str, figures: Sequence[Figure]) -> Judgement:
     """A verdict on several figures. The first one is reported as the measured figure."""
     first = figures[0]

@@ -16,7 +16,7 @@ from chunkbench.analysis.serving import (
     sustained_rate,
 )
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Figure, Judgement, absent, judged
+from chunkbench.paper.claims.judgement import Bound, Figure, Judgement, Stated, absent, decided
 
 OURS, THEIRS = "chunk_llama", "vllm"
 _HERE = "a smaller model, shorter answers and this machine's ratio of prefill to decoding differ from the paper's"
@@ -52,10 +52,8 @@ def no_regression(evidence: Evidence) -> Judgement:
         return absent("ChunkLlama and vLLM at n_s = 0", "table4")
     words = ", ".join(f"{figure.value:.2f} at {_place(pair)}" for pair, figure in figures)
     figures.sort(key=lambda entry: -entry[1].value)
-    worst = figures[0][1]
-    verdict: ClaimVerdict = "holds" if worst.value <= 1.03 else "cannot tell" if worst.low <= 1.03 else "does not hold"
     reason = f"normalized latency of ChunkLlama over vLLM's: {words}"
-    return judged(verdict, reason, [figure for _, figure in figures])
+    return decided(figures[0][1], Stated("at most", 1.03, 2), reason, [figure for _, figure in figures])
 
 
 def kv_memory(evidence: Evidence) -> Judgement:
@@ -91,7 +89,7 @@ def sustained(evidence: Evidence, n_p: int, paper: float) -> Judgement:
     bound: Bound = "at least" if ours.at_least else "at most" if theirs.at_least else ""
     if theirs.at_least:  # ours does not meet it at all rates, so the gain is below 1
         return Judgement("different here", f"{words}; {_HERE}", gain, gain, gain, keys, bound)
-    if gain >= 0.95 * paper:
+    if Stated("at least", paper, 1).verdict(gain, gain) == "holds":
         return Judgement("holds", words, gain, gain, gain, keys, bound)
     if ours.at_least:
         return Judgement("cannot tell", f"{words}: the highest rate is too low to tell", gain, gain, gain, keys, bound)
@@ -112,10 +110,9 @@ def _reduction(evidence: Evidence, what: str, value: Callable[[ServingNumbers], 
         return absent(f"the {what} of ChunkLlama and vLLM at n_s = n_p", "table4")
     words = ", ".join(f"{figure.value:.0%} at {_place(pair)}" for pair, figure in found)
     found.sort(key=lambda entry: entry[1].value)
-    worst = found[0][1].value
-    verdict: ClaimVerdict = "holds" if worst >= least else "different here" if worst > 0 else "does not hold"
-    reason = f"ChunkLlama's {what} is smaller than vLLM's by {words}"
-    return judged(verdict, reason if verdict == "holds" else f"{reason}; {_HERE}", [figure for _, figure in found])
+    worst, reason = found[0][1], f"ChunkLlama's {what} is smaller than vLLM's by {words}"
+    cause = _HERE if worst.value > 0 else ""
+    return decided(worst, Stated("at least", least, 2), reason, [figure for _, figure in found], cause)
 
 
 def _pairs(evidence: Evidence) -> Iterator[_Pair]:
