@@ -46,10 +46,11 @@ runpy.run_module("chunkbench.worker", run_name="__main__", alter_sys=True)
 """
 _FACTS = """\
 import json
-from chunkbench.environment import machine_id, read_environment
+from chunkbench.environment import git_state, machine_id, read_environment
 from chunkbench.version import __version__
 facts = read_environment().model_dump(mode="json")
-print(json.dumps({"chunkbench_version": __version__, "machines": {machine_id(facts).id: facts}}))
+machines = {machine_id(facts).id: facts}
+print(json.dumps({"chunkbench_version": __version__, "git": git_state(), "machines": machines}))
 """
 _FACTS_LIMIT_S = 120.0
 
