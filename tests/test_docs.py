@@ -46,11 +46,12 @@ def test_every_key_of_an_experiment_is_documented() -> None:
 
 def test_the_examples_of_the_library_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
-    assert len(blocks) >= 2
-    for code in blocks:
+    uses = [code for code in blocks if not code.startswith("# my_kernel.py")]  # that one has a test of its own
+    assert len(uses) >= 2
+    for code in uses:
         names: dict[str, Any] = {}
         exec(code, names)  # their assertions are tests
-    assert {"out", "attention"} <= names.keys()
+        assert {"out", "attention"} <= names.keys()
 
 
 def test_the_schema_for_editors_is_that_of_this_revision() -> None:

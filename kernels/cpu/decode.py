@@ -45,7 +45,7 @@ def read_mode(dtype: torch.dtype, isa: str) -> tuple[bool, bool]:
 
     Intel's CPUs before those with bfloat16 products follow several streams of addresses ahead by themselves; the
     kernel's own requests only take their place, unless numbers have to be widened: then the arithmetic between two
-    reads makes the CPU's requests late. AMD's CPUs lose by several streams. docs/cpu-kernels.md has the figures.
+    reads makes the CPU's requests late. AMD's CPUs lose by several streams. docs/notes/cpu-kernels.md has figures.
     """
     features = required().cpu_features()
     intel = features["intel"]

@@ -1,4 +1,4 @@
-"""The example implementation in `docs/adding-a-baseline.md` works as printed."""
+"""The example implementation in `docs/library.md` works as printed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 from tests.baselines.checks import check, inputs_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-baseline.md"
+PAGE = Path(__file__).parents[2] / "docs" / "library.md"
+CODE = re.compile(r"```python\n(# my_kernel\.py\n.*?)```", re.DOTALL)
 
 
 def test_the_example_project_has_the_documented_code() -> None:
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code = CODE.search(PAGE.read_text())
     assert code is not None
     assert (PAGE.parents[1] / "examples" / "my-kernel" / "src" / "my_kernel.py").read_text() == code.group(1)
 
 
 def test_the_example_of_the_documentation_is_correct() -> None:
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code = CODE.search(PAGE.read_text())
     assert code is not None
     names: dict[str, Any] = {}
     exec(code.group(1), names)
