@@ -1,8 +1,8 @@
 """Builds the pages as a site: `python scripts/build_docs.py`, which `make docs` calls.
 
-Collects docs/, the README and the other top pages in build/docs, with links between them mended, the recorded runs as
-pages, and the API; then mkdocs makes build/site and fails if a link has no target. The site loads nothing from other
-hosts, which is checked at the end.
+Collects docs/ (without docs/notes), the README and the other top pages in build/docs, with links between them mended,
+the recorded runs as pages, and the API; then mkdocs makes build/site and fails if a link has no target. The site
+loads nothing from other hosts, which is checked at the end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "site"
+NOTES = DOCS / "notes"  # of the repository, not of the site
 RECORDED = ROOT / "results" / "recorded"
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TOP["SECURITY.md"] = "security.md"
@@ -48,7 +49,8 @@ def moved(page: Path, target: str) -> str | None:
     name = file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else ""
     if name in TOP:
         return TOP[name] + mark + anchor
-    return file.relative_to(DOCS).as_posix() + mark + anchor if file.is_relative_to(DOCS) else None
+    in_site = file.is_relative_to(DOCS) and not file.is_relative_to(NOTES)
+    return file.relative_to(DOCS).as_posix() + mark + anchor if in_site else None
 
 
 def page_text(page: Path) -> str:
@@ -67,7 +69,7 @@ def page_text(page: Path) -> str:
 def collect() -> None:
     """Fill build/docs."""
     shutil.rmtree(STAGE, ignore_errors=True)
-    shutil.copytree(DOCS, STAGE, ignore=shutil.ignore_patterns("*.md", "mkdocs.yml"))
+    shutil.copytree(DOCS, STAGE, ignore=shutil.ignore_patterns("*.md", "mkdocs.yml", NOTES.name))
     for page in sorted(DOCS.glob("*.md")):
         (STAGE / page.name).write_text(page_text(page), encoding="utf-8")
     for name, target in TOP.items():

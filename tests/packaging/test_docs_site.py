@@ -18,6 +18,7 @@ def test_links_fit_the_site() -> None:
     assert builder.moved(page, "../README.md") == "index.md"
     assert builder.moved(page, "#the-engine") == "#the-engine"
     assert builder.moved(page, "../examples/my-kernel") is None
+    assert builder.moved(page, "notes/design.md#the-cache") is None
     assert builder.moved(page, "../../elsewhere") is None
 
 
