@@ -55,7 +55,7 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
     traffic = str(path) if path.suffix or path.parent != Path() else f"./{path}"
     return "\n".join(
         [
-            "# Replays a trace through cache managers on a virtual clock: docs/managers.md.",
+            "# Replays a trace through cache managers on a virtual clock: docs/serving.md.",
             f"title: {_quoted(title)}",
             "kind: replay",
             "",
