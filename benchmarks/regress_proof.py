@@ -3,9 +3,10 @@
     python benchmarks/regress_proof.py      the table of docs/regression.md
 
 `results/recorded/gate-proofs/pairs.csv` has a line for each pair of processes: the ratio HEAD / BASE, the median over
-the pair's rounds; seconds since the first pair began; CPUs that other programs took meanwhile. A run has 40 pairs of
-one case: unchanged code of three kinds (a native kernel, `examples/my-kernel` in PyTorch, a kernel in plain Python),
-and `examples/my-kernel` with calls that take 10% or 20% longer. Pairs were measured as `regress` measures them.
+the pair's rounds; seconds since the first pair began; CPUs that other programs took meanwhile. A run measures one case,
+until both rules have decided: unchanged code of three kinds (a native kernel, `examples/my-kernel` in PyTorch, a kernel
+in plain Python), and `examples/my-kernel` with calls that take 10% or 20% longer. Pairs were measured as `regress`
+measures them.
 """
 
 from __future__ import annotations

@@ -81,13 +81,13 @@ class Side:
             raise RunError(f"{self.title}: cannot be measured: a worker does not start: {error}; see {log}") from None
 
     def _worker(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
-        folder = "" if self.folder is None else str(self.folder.resolve())
-        command = [self.python, *(self.program or ("-c", _LAUNCH, folder))]
+        folder = self.folder.resolve() if self.folder is not None else None
+        command = [self.python, *(self.program or ("-c", _LAUNCH, str(folder or "")))]
         # PyTorch keeps the extensions that it compiles at their first use by name alone: in one folder for both sides,
         # each side would overwrite the other's.
         extensions = {"TORCH_EXTENSIONS_DIR": f"{log.parent.resolve()}/torch-extensions-{self.name}"}
         worker = WorkerProcess(log, experiment.kind, experiment.pages, command, os.environ | extensions)
-        if (Path(folder) / "chunkbench").is_dir() and folder and not worker.package.is_relative_to(folder):
+        if folder and (folder / "chunkbench").is_dir() and not worker.package.is_relative_to(folder):
             worker.kill()
             raise RunError(f"{self.title}: its worker imports ChunkBench from {worker.package}, not from its build")
         return worker
