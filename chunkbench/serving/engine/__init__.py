@@ -3,13 +3,14 @@
 from chunkbench.serving.engine.engine import Engine, EngineOptions, StepReport
 from chunkbench.serving.engine.errors import EngineError, ModelError, RequestFailed, RequestRefused
 from chunkbench.serving.engine.model import Model
-from chunkbench.serving.engine.request import Generated, Request, Sampling
+from chunkbench.serving.engine.request import Generated, Matcher, Request, Sampling
 
 __all__ = [
     "Engine",
     "EngineError",
     "EngineOptions",
     "Generated",
+    "Matcher",
     "Model",
     "ModelError",
     "Request",

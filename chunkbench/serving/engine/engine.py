@@ -254,6 +254,9 @@ class Engine:
         ]
 
     def _no_token(self, sequence: Sequence) -> RequestFailed:
+        matcher = sequence.request.matcher
+        if matcher is not None and matcher.error:
+            return RequestFailed(sequence.request.id, f"the constraint allows no token: {matcher.error}")
         reason = f"the model's logits for token {sequence.length} are NaN or infinite"
         return RequestFailed(
             sequence.request.id, f"{reason}; the model may need another dtype than {dtype_name(self.model.dtype)}"
@@ -264,7 +267,7 @@ class Engine:
         request = sequence.request
         sequence.tokens.append(token)
         finish: Finish | None = None
-        if token in sequence.ends:
+        if token in sequence.ends or (request.matcher is not None and request.matcher.accept(token)):
             finish = "stop"
         elif sequence.generated == request.max_tokens:
             finish = "length"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.text import TokenText
@@ -50,6 +51,20 @@ class Sampling:
         return self.temperature < COLD or self.top_k == 1
 
 
+class Matcher(Protocol):
+    """The state of an answer that has to follow a constraint."""
+
+    def allow(self, bits: NDArray[np.int32]) -> None:
+        """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
+
+    def accept(self, token: int) -> bool:
+        """Go on by an allowed token. Returns whether the answer is complete and nothing may follow."""
+
+    @property
+    def error(self) -> str:
+        """Why no token can come next. Empty if one can."""
+
+
 @dataclass(frozen=True)
 class Request:
     """Token ids of a prompt, and what to generate."""
@@ -64,6 +79,8 @@ class Request:
     """Go on after the model's end-of-sequence ids."""
     min_tokens: int = 0
     """Before so many tokens no token is chosen that would end the answer."""
+    matcher: Matcher | None = field(default=None, compare=False, repr=False)
+    """What the answer has to follow. It belongs to this request alone."""
 
     def check(self, most_tokens: int, vocabulary: int) -> None:
         """Raise RequestRefused if no server answers it that takes so many tokens and has so many token ids."""
@@ -75,6 +92,8 @@ class Request:
         if not 0 <= self.min_tokens <= self.max_tokens:
             most = f"at least 0 and at most max_tokens = {self.max_tokens}"
             raise RequestRefused(f"min_tokens must be {most}, not {self.min_tokens}", "min_tokens")
+        if self.matcher is not None and self.min_tokens:
+            raise RequestRefused("a constraint says itself when an answer ends: leave min_tokens out", "min_tokens")
         if total > most_tokens:
             raise RequestRefused(
                 f"the prompt has {prompt} tokens and max_tokens is {self.max_tokens}, together {total}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 
+import numpy as np
 import torch
 
 from chunkbench.serving.engine.request import Sequence
@@ -21,7 +22,7 @@ def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int 
     None where the logits choose no token: the largest is NaN or infinite. Rows are independent: which other sequences
     a step holds changes no token of a seeded request.
     """
-    logits = _without_early_ends(logits, sequences)
+    logits = _allowed(_without_early_ends(logits, sequences), sequences)
     best = _best(logits)
     largest = logits.gather(-1, best[:, None])[:, 0]
     finite = largest.isfinite().tolist()
@@ -53,6 +54,25 @@ def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> t
     if rows:
         logits = logits.clone()
         logits[rows, ids] = _NEVER
+    return logits
+
+
+def _allowed(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
+    """The logits; tokens that break the constraint of an answer cannot be chosen."""
+    matchers = {row: one.request.matcher for row, one in enumerate(sequences) if one.request.matcher is not None}
+    if not matchers:
+        return logits
+    vocabulary = logits.shape[-1]
+    bits = np.zeros((len(matchers), -(-vocabulary // 32)), np.int32)
+    for line, matcher in zip(bits, matchers.values(), strict=True):
+        matcher.allow(line)
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    broken = torch.from_numpy(allowed == 0).to(logits.device)
+    if len(matchers) == len(sequences):
+        return logits.masked_fill(broken, _NEVER)
+    rows = list(matchers)
+    logits = logits.clone()
+    logits[rows] = logits[rows].masked_fill(broken, _NEVER)
     return logits
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from chunkbench.serving.engine import Generated, Request, RequestFailed, RequestRefused, StepReport
+from chunkbench.serving.constrained import Constraint, ConstraintRefused, Grammars
+from chunkbench.serving.constrained.grammars import MISSING
+from chunkbench.serving.engine import Generated, Matcher, Request, RequestFailed, RequestRefused, StepReport
 from chunkbench.serving.server.backend import Backend, BackendFailed, Load
 from chunkbench.serving.server.protocol import ApiError, Body, ChatBody, CompletionBody, StreamOptions, parse, usage
 from chunkbench.serving.server.records import Log, Metrics
@@ -66,6 +69,8 @@ class Server:
         self._numbers = itertools.count()
         self._created = int(time.time())
         self.failure: BackendFailed | None = None
+        self._grammars: Grammars | None = None
+        self._reading = threading.Lock()
 
     # The engine's observer.
 
@@ -156,7 +161,9 @@ class Server:
         self, http: HttpRequest, body: Body, ids: list[int], max_tokens: int, form: _Form, received: float
     ) -> Response:
         self._check_name(body.model)
-        request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens)
+        constraint = body.constraint()
+        matcher = None if constraint is None else await asyncio.to_thread(self._matcher, constraint)
+        request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens, matcher)
         self._text.check(body.stop)
         if self.failure:
             raise ApiError(str(self.failure), 503)
@@ -181,6 +188,20 @@ class Server:
             return Response(status_code=499)  # the client has gone; nobody reads this
         text = "".join(pieces)
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
+
+    def _matcher(self, constraint: Constraint) -> Matcher:
+        """The state of an answer that follows a constraint. The first one reads the tokenizer. Raises ApiError."""
+        try:
+            with self._reading:
+                if self._grammars is None:
+                    vocabulary, ends = self.backend.tokens()
+                    self._grammars = Grammars(self._text.tokenizer_json(), vocabulary, ends)
+            return self._grammars.matcher(constraint)
+        except ModuleNotFoundError:
+            raise ApiError(f"this server follows no constraints: {MISSING}", param="response_format") from None
+        except ConstraintRefused as error:
+            field = "response_format" if constraint.kind == "json" else "structured_outputs"
+            raise ApiError(f"the constraint cannot be followed: {error}", param=field) from None
 
     async def _tokens(
         self, http: HttpRequest, request: Request, stops: Sequence[str], received: float

@@ -44,6 +44,9 @@ class Backend(Protocol):
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the engine could never answer the request."""
 
+    def tokens(self) -> tuple[int, frozenset[int]]:
+        """Number of token ids, and those that end an answer."""
+
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Queue a checked request. Raises BackendFailed."""
 
@@ -92,6 +95,9 @@ class ChunkBackend:
 
     def check(self, request: Request) -> None:
         self._engine.check(request)
+
+    def tokens(self) -> tuple[int, frozenset[int]]:
+        return self._engine.model.vocabulary, frozenset(self._engine.model.eos_ids)
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         if self._failed:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 from pydantic_core import from_json
 
-from chunkbench.serving.engine import Request, RequestRefused, Sampling
+from chunkbench.serving.constrained import Constraint, ConstraintRefused
+from chunkbench.serving.constrained.constraint import ANY_OBJECT
+from chunkbench.serving.engine import Matcher, Request, RequestRefused, Sampling
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -102,6 +104,58 @@ class Message(Fields):
         return {"role": self.role, "content": text, **named}
 
 
+class JsonSchema(Fields):
+    """A schema, as `response_format` has it."""
+
+    _within = "response_format"
+    _labels = frozenset({"name", "description", "strict"})
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Fields):
+    """What an answer has to be, in OpenAI's words."""
+
+    _within = "response_format"
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def constraint(self) -> Constraint | None:
+        """None: any text. Raises ConstraintRefused."""
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise ConstraintRefused("json_schema is missing")
+            return Constraint.of_schema(self.json_schema.schema_)
+        return ANY_OBJECT if self.type == "json_object" else None
+
+
+class StructuredOutputs(Fields):
+    """What an answer has to be, in vLLM's words: one of these."""
+
+    _within = "structured_outputs"
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(("disable_fallback", "disable_any_whitespace", "disable_additional_properties"), (False,)),
+    }
+
+    regex: str | None = None
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    choice: list[str] | None = None
+    json_object: bool | None = None
+
+    def constraint(self) -> Constraint | None:
+        """None: any text. Raises ConstraintRefused."""
+        given = [
+            *([Constraint.of_regex(self.regex)] if self.regex is not None else []),
+            *([Constraint.of_schema(self.json_)] if self.json_ is not None else []),
+            *([Constraint.of_choice(self.choice)] if self.choice is not None else []),
+            *([ANY_OBJECT] if self.json_object else []),
+        ]
+        if len(given) > 1:
+            raise ConstraintRefused("give one of regex, json, choice and json_object")
+        return given[0] if given else None
+
+
 class Body(Fields):
     """Fields that both kinds of completion take. `Sampling` and `Request` of the engine know their ranges."""
 
@@ -118,11 +172,10 @@ class Body(Fields):
         **dict.fromkeys(("echo", "logprobs", "use_beam_search", "include_stop_str_in_output"), (False,)),
         **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "watermarking"), (False,)),
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-        **dict.fromkeys(("logit_bias", "structured_outputs", "vllm_xargs", "kv_transfer_params"), ({},)),
+        **dict.fromkeys(("logit_bias", "vllm_xargs", "kv_transfer_params"), ({},)),
         **dict.fromkeys(("tools", "functions", "bad_words"), ([],)),
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         "suffix": ("",),
-        "response_format": ({"type": "text"},),
     }
 
     model: Annotated[str, Field(max_length=1024)]
@@ -138,15 +191,30 @@ class Body(Fields):
     stop_token_ids: Annotated[list[NonNegativeInt], Field(max_length=1024)] = []
     ignore_eos: bool = False
     return_token_ids: bool = False
+    response_format: ResponseFormat = ResponseFormat(type="text")
+    structured_outputs: StructuredOutputs = StructuredOutputs()
 
-    def request(self, id: str, prompt: list[int], max_tokens: int) -> Request:
+    def constraint(self) -> Constraint | None:
+        """What the answer has to follow; None: nothing. Raises ApiError."""
+        found: Constraint | None = None
+        for field, one in (("response_format", self.response_format), ("structured_outputs", self.structured_outputs)):
+            try:
+                constraint = one.constraint()
+            except ConstraintRefused as error:
+                raise ApiError(f"the field {field} is not valid: {error}", param=field) from None
+            if constraint is not None and found is not None:
+                raise ApiError("give one of response_format and structured_outputs", param=field)
+            found = constraint or found
+        return found
+
+    def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None = None) -> Request:
         """The engine's request. Raises ApiError if the sampling is out of range."""
         try:
             sampling = Sampling(self.temperature, self.top_p, self.seed, self.top_k)
         except RequestRefused as error:
             raise ApiError(str(error), param=error.field) from None
         stop = frozenset(self.stop_token_ids)
-        return Request(id, prompt, max_tokens, sampling, stop, self.ignore_eos, self.min_tokens)
+        return Request(id, prompt, max_tokens, sampling, stop, self.ignore_eos, self.min_tokens, matcher)
 
 
 class CompletionBody(Body):

@@ -58,6 +58,14 @@ class Text:
         text: str = self._tokenizer.decode([token for token in ids if token in self._ids], skip_special_tokens=True)
         return text
 
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, for constraints. Raises ApiError."""
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        if fast is None:
+            message = "this model has no tokenizer" if self._tokenizer is None else "this model's tokenizer is slow"
+            raise ApiError(f"{message}: constraints need one of the library tokenizers", param="response_format")
+        return str(fast.to_str())
+
     def check(self, stops: Sequence[str]) -> None:
         """Raise ApiError if stop strings cannot be found."""
         if stops and self._tokenizer is None:

@@ -64,9 +64,14 @@ class TransformersBackend:
     def check(self, request: Request) -> None:
         if not request.sampling.greedy:
             raise RequestRefused("the engine transformers is greedy here: send temperature = 0", "temperature")
+        if request.matcher is not None:
+            raise RequestRefused("the engine transformers follows no constraints; leave them out", "response_format")
         if request.min_tokens and self._ends(request):
             raise RequestRefused("the engine transformers has no min_tokens; leave it out", "min_tokens")
         request.check(self.max_length, self._model.vocabulary)
+
+    def tokens(self) -> tuple[int, frozenset[int]]:
+        return self._model.vocabulary, frozenset(self._model.eos_ids)
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         if self._failed:

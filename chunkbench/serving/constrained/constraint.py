@@ -1,0 +1,56 @@
+"""What an answer has to follow, as clients say it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["regex", "json", "choice"]
+MOST_CHARACTERS = 1 << 16
+"""Of a constraint."""
+
+
+class ConstraintRefused(ValueError):
+    """The constraint cannot be followed; the message says why."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A regular expression; a JSON schema; or the texts of which the answer is one."""
+
+    kind: Kind
+    text: str
+    """The regular expression; or the schema, or the list of choices, as JSON."""
+
+    def __post_init__(self) -> None:
+        if len(self.text) > MOST_CHARACTERS:
+            raise ConstraintRefused(f"it has {len(self.text)} characters: this server takes at most {MOST_CHARACTERS}")
+
+    @classmethod
+    def of_regex(cls, regex: str) -> Constraint:
+        """Raises ConstraintRefused."""
+        return cls("regex", regex)
+
+    @classmethod
+    def of_schema(cls, schema: Any) -> Constraint:
+        """A JSON schema: an object, or true; as text of JSON, too. Raises ConstraintRefused."""
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise ConstraintRefused(f"the schema is not JSON: {error}") from None
+        if not isinstance(schema, dict | bool):
+            raise ConstraintRefused(f"the schema must be an object, not {type(schema).__name__}")
+        return cls("json", json.dumps(schema))
+
+    @classmethod
+    def of_choice(cls, texts: list[str]) -> Constraint:
+        """Raises ConstraintRefused."""
+        if not texts or not all(texts):
+            raise ConstraintRefused("a choice needs at least one text, and no empty one")
+        return cls("choice", json.dumps(texts))
+
+
+ANY_OBJECT = Constraint.of_schema({"type": "object"})
+"""A JSON object with any fields."""
