@@ -34,8 +34,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DEPENDENCIES: list[str] = PYPROJECT["project"]["dependencies"]
 OPTIONAL: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
 EXTRAS = {
-    "serving": ("serving",),
-    "dev": ("dev", "serving", "ray", "triton"),
+    "serving": ("serving", "constrained"),
+    "dev": ("dev", "serving", "constrained", "ray", "triton"),
     "docs": ("docs",),
     "gpu": ("dev", "flashinfer", "xformers", "fa3"),  # without flash-attn, which takes an hour to compile
 }

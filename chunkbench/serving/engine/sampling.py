@@ -58,7 +58,7 @@ def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> t
 
 
 def _allowed(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
-    """The logits; tokens that break the constraint of an answer cannot be chosen."""
+    """The logits, changed in place: tokens that break the constraint of an answer cannot be chosen."""
     matchers = {row: one.request.matcher for row, one in enumerate(sequences) if one.request.matcher is not None}
     if not matchers:
         return logits
@@ -66,13 +66,19 @@ def _allowed(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor
     bits = np.zeros((len(matchers), -(-vocabulary // 32)), np.int32)
     for line, matcher in zip(bits, matchers.values(), strict=True):
         matcher.allow(line)
-    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
-    broken = torch.from_numpy(allowed == 0).to(logits.device)
-    if len(matchers) == len(sequences):
-        return logits.masked_fill(broken, _NEVER)
-    rows = list(matchers)
-    logits = logits.clone()
-    logits[rows] = logits[rows].masked_fill(broken, _NEVER)
+    broken = np.unpackbits(~bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+    if logits.device.type != "cpu":
+        rows = list(matchers)
+        logits[rows] = logits[rows].masked_fill(torch.from_numpy(broken).to(logits.device), _NEVER)
+        return logits
+    # numpy on one thread: waking PyTorch's takes longer than the work. It knows no bfloat16, so it sees the bits, and
+    # whole numbers are four times as fast as a choice between two numbers.
+    integer = {2: torch.int16, 4: torch.int32}[logits.dtype.itemsize]
+    numbers, never = logits.view(integer).numpy(), torch.tensor(_NEVER, dtype=logits.dtype).view(integer).item()
+    for row, line in zip(matchers, broken, strict=True):
+        kept = np.subtract(line.view(np.int8), 1, dtype=numbers.dtype)  # all bits, or none
+        numbers[row] &= kept
+        numbers[row] |= ~kept & never
     return logits
 
 
