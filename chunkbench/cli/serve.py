@@ -52,6 +52,14 @@ Examples:
     show_default=True,
     help="Of our engine: order of the queue, by arrival or longest cached prefix first.",
 )
+@click.option(
+    "--constrained",
+    type=click.Choice(["mask", "forced-tokens"]),
+    default="mask",
+    show_default=True,
+    help="Of our engine: how answers follow a constraint. Tokens that would break it are masked; or, beside that, those"
+    " that it leaves no choice about are appended at once, without the model.",
+)
 @click.option("--layers", type=click.IntRange(1), help="Of a shape: number of layers.  [default: the shape's]")
 @click.option("--vocabulary", type=click.IntRange(2), help="Of a shape: number of token ids.  [default: 32000]")
 @click.option("--max-length", type=click.IntRange(2), help="Of a shape: most tokens of a sequence.  [default: 16384]")
@@ -97,6 +105,7 @@ def command(
     attention: str,
     cache: str | None,
     schedule: str,
+    constrained: str,
     layers: int | None,
     vocabulary: int | None,
     max_length: int | None,
@@ -131,6 +140,7 @@ def command(
         ("--attention", attention, "two-phase"),
         ("--cache", cache, "live"),
         ("--schedule", schedule, "fcfs"),
+        ("--constrained", constrained, "mask"),
     ):
         if engine == "transformers" and value not in (None, usual):
             fail(f"{option} is for our engine; --engine transformers has its own")
@@ -155,7 +165,7 @@ def command(
         fail(f"--log {log}: {error.strerror}")
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
     try:
-        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
+        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule, constrained)  # type: ignore[arg-type]
         backend, room = build_backend(choice, engine, limits, partial(_say, err=True))  # type: ignore[arg-type]
         text = Text(choice.folder)
     except (EngineError, ValueError) as error:

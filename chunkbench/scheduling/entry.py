@@ -18,7 +18,8 @@ class Entry(ABC):
     computed: int = 0
     """Leading tokens whose K and V the cache holds, or gets in this step."""
     joined: int = 0
-    """Tokens that it had when it was admitted last. After a preemption its answer so far is among them."""
+    """Tokens that it had when it was admitted last, or when several were appended at once. After a preemption its
+    answer so far is among them."""
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed; None until the first part of the prompt is."""
     preempted: int = 0
@@ -46,6 +47,11 @@ class Entry(ABC):
     def generated(self) -> int:
         """Tokens generated so far."""
         return self.length - self.text.prompt
+
+    @property
+    def grown(self) -> bool:
+        """Whether several tokens were appended to it at once, which have no slots yet."""
+        return self.length - 1 > self.computed >= self.joined > 0
 
     @property
     def decoding(self) -> bool:

@@ -74,9 +74,10 @@ class Scheduler(Generic[E]):
     """Chooses the tokens of each step, over any cache manager.
 
     Each step computes one token of every decoding sequence and, beside them, at most `prompt_budget` tokens of prompts,
-    in order of admission. A request is admitted when fewer than `max_batch` sequences run and the manager has room for
-    it. When a decoding sequence finds no room, running sequences are preempted until all others fit; they wait in front
-    of the queue. In such a step nothing is admitted.
+    in order of admission. Several tokens that were appended to a sequence at once are computed like a piece of a
+    prompt, before new prompts. A request is admitted when fewer than `max_batch` sequences run and the manager has room
+    for it. When a decoding sequence finds no room, running sequences are preempted until all others fit; they wait in
+    front of the queue. In such a step nothing is admitted.
     """
 
     def __init__(self, manager: Manager, rules: Rules) -> None:
@@ -121,6 +122,8 @@ class Scheduler(Generic[E]):
     def schedule(self) -> Step[E]:
         """Choose the tokens of the next step. A batch of 0: nothing runs, and nothing that waits fits."""
         step: Step[E] = Step()
+        self._prefilling = [entry for entry in self._prefilling if not entry.decoding]
+        self._grow(step)
         step.decoding = self._append(step)
         for entry in step.decoding:
             entry.computed = entry.length
@@ -132,9 +135,19 @@ class Scheduler(Generic[E]):
             self._admit(step, budget)
         return step
 
+    def _grow(self, step: Step[E]) -> None:
+        """Give slots to sequences that several tokens were appended to; preempt sequences until all fit."""
+        grown = [entry for entry in self.running if entry.grown]
+        for entry in grown:
+            while entry in self.running and not self._manager.grow(entry.arrival, entry.length - entry.computed):
+                self._preempt(step)
+            entry.joined = entry.length
+        if grown:
+            others = [entry for entry in self._prefilling if entry not in grown]
+            self._prefilling = [*(entry for entry in grown if entry in self.running), *others]
+
     def _append(self, step: Step[E]) -> list[E]:
         """Give each decoding sequence the slot for its last token; preempt sequences until all fit."""
-        self._prefilling = [entry for entry in self._prefilling if not entry.decoding]
         while True:
             decoding = self.running.copy()
             if self._prefilling:

@@ -124,6 +124,14 @@ class Manager(ABC):
     def append(self, sequences: Sequence[int]) -> bool:
         """Give each of these sequences a slot for one more token; all or none. False if there is no room."""
 
+    def grow(self, sequence: int, tokens: int) -> bool:
+        """Give a sequence slots for `tokens` more tokens, which were appended to its text at once; `reach` says when
+        they are computed. False if there is no room.
+
+        Only the manager of an engine that appends forced text needs it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} appends one token at a time")
+
     @abstractmethod
     def leave(self, sequence: int) -> None:
         """A sequence ended, or is preempted and will join again. What it leaves may be kept for later ones."""

@@ -39,6 +39,13 @@ class Matcher:
         self._state.consume_token(token)
         return bool(self._state.is_stopped())
 
+    def forced(self) -> list[int]:
+        """The tokens that the constraint leaves no choice about, from here on, as the tokenizer would write their text.
+
+        The last one stays open where it may merge with what follows.
+        """
+        return list(self._state.compute_ff_tokens())
+
     @property
     def error(self) -> str:
         """Why no token can come next: a limit was reached. Empty if one can."""

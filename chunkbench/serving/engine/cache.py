@@ -79,6 +79,15 @@ class EngineCache(Manager):
             member.reached = length + 1
         return True
 
+    def grow(self, sequence: int, tokens: int) -> bool:
+        member = self._live[sequence]
+        length = self._attention.length(member.handle)
+        try:
+            self._attention.extend(member.text.tokens(length, length + tokens), [member.handle], [tokens])
+        except PoolExhausted:
+            return False
+        return True
+
     def undo(self) -> None:
         """The planned step could not be computed: what it would have written is not there."""
         self._attention.undo_planned()

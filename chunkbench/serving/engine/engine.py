@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
@@ -21,6 +22,7 @@ from chunkbench.serving.engine.sampling import next_tokens
 Attention = Literal["two-phase", "sequence-first", "no-sharing"]
 Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
+Constrained = Literal["mask", "forced-tokens"]
 
 _LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
 """After this error a GPU computes nothing any more, for nobody."""
@@ -45,6 +47,9 @@ class EngineOptions:
     later requests until their memory is needed, least recently used first (RadixAttention)."""
     schedule: Schedule = "fcfs"
     """Order of the queue. fcfs: by arrival; prefix: longest cached prefix first."""
+    constrained: Constrained = "mask"
+    """How answers follow a constraint. mask: the model chooses every token among those that do not break it;
+    forced-tokens: tokens that it leaves no choice about are appended at once, and computed like a piece of a prompt."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
@@ -197,7 +202,7 @@ class Engine:
                 self._scheduler.finish(sequence)
                 failed.append(outcome)
             else:
-                generated.append(self._take(sequence, outcome))
+                generated += self._take(sequence, outcome)
         computed, done = self._computed, perf_counter()
         return StepReport(
             tuple(generated),
@@ -262,8 +267,23 @@ class Engine:
             sequence.request.id, f"{reason}; the model may need another dtype than {dtype_name(self.model.dtype)}"
         )
 
-    def _take(self, sequence: Sequence, token: int) -> Generated:
-        """Add a token to a sequence, which ends if it was the last one."""
+    def _take(self, sequence: Sequence, token: int) -> list[Generated]:
+        """Add a token to a sequence, and those that its constraint forces; the sequence ends if one was the last."""
+        matcher = sequence.request.matcher if self.options.constrained == "forced-tokens" else None
+        added = self._add(sequence, token)
+        generated, forced = [added], deque[int]()
+        while matcher is not None and added.finish is None:
+            forced = forced or deque(matcher.forced())
+            if not forced:
+                break
+            added = self._add(sequence, forced.popleft(), forced=True)
+            generated.append(added)
+        if added.finish is not None:
+            self._scheduler.finish(sequence)
+        return generated
+
+    @staticmethod
+    def _add(sequence: Sequence, token: int, forced: bool = False) -> Generated:
         request = sequence.request
         sequence.tokens.append(token)
         finish: Finish | None = None
@@ -271,9 +291,7 @@ class Engine:
             finish = "stop"
         elif sequence.generated == request.max_tokens:
             finish = "length"
-        if finish is not None:
-            self._scheduler.finish(sequence)
-        return Generated(request.id, token, finish, sequence.cached_tokens)
+        return Generated(request.id, token, finish, sequence.cached_tokens, forced)
 
 
 def _sampled(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence]]:

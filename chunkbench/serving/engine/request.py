@@ -60,6 +60,9 @@ class Matcher(Protocol):
     def accept(self, token: int) -> bool:
         """Go on by an allowed token. Returns whether the answer is complete and nothing may follow."""
 
+    def forced(self) -> list[int]:
+        """The tokens that the constraint leaves no choice about, from here on; most often none."""
+
     @property
     def error(self) -> str:
         """Why no token can come next. Empty if one can."""
@@ -113,6 +116,8 @@ class Generated:
     """Why the answer ends with this token; None if it goes on."""
     cached_tokens: int | None
     """Tokens of the prompt that were not computed for this request; None if the engine does not say."""
+    forced: bool = False
+    """Whether the request's constraint left no choice, and the token was appended without the model."""
 
 
 @dataclass(frozen=True)

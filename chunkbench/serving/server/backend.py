@@ -122,6 +122,7 @@ class ChunkBackend:
         return {
             "engine": "chunk",
             "attention": options.attention,
+            "constrained": options.constrained,
             "kernel": self._engine.kernel,
             "max_batch": options.max_batch,
             "prompt_budget": options.prompt_budget,

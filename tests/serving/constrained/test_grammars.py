@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 
 from chunkbench.serving.constrained import Constraint, ConstraintRefused, Grammars, grammars
 from chunkbench.serving.engine import Engine, EngineOptions, Request, Sampling
+from chunkbench.serving.engine.engine import Constrained
 from tests.serving.engine.models import VOCABULARY, small_model, write_byte_tokenizer
 
 END = 256
@@ -31,27 +32,44 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return Grammars(tokenizer.to_str(), VOCABULARY, {END})
 
 
-def answers(compiled: Grammars, constraints: list[Constraint], most: int = 40) -> list[tuple[str, str]]:
-    """(text, why it ended) of one answer for each constraint, all at once, drawn at random."""
-    engine = Engine(small_model(), EngineOptions(max_batch=16, kv_bytes=4 << 20))
+class Answers(list[tuple[str, str]]):
+    """(text, why it ended) of one answer for each constraint, all at once."""
+
+    steps = preempted = forced = 0
+
+
+def answers(
+    compiled: Grammars,
+    constraints: list[Constraint],
+    most: int = 40,
+    method: Constrained = "mask",
+    temperature: float = 1.0,
+    kv_bytes: int = 4 << 20,
+) -> Answers:
+    engine = Engine(
+        small_model(), EngineOptions(max_batch=16, kv_bytes=kv_bytes, chunk_size=16, constrained=method, cache="radix")
+    )
     for number, constraint in enumerate(constraints):
-        sampling = Sampling(temperature=1.0, seed=number)
+        sampling = Sampling(temperature=temperature, seed=number)
         matcher = compiled.matcher(constraint)
         engine.add(Request(str(number), PROMPT, most, sampling, frozenset({END}), matcher=matcher))
     tokens: dict[str, list[int]] = {str(number): [] for number in range(len(constraints))}
     ends: dict[str, str] = {}
+    found = Answers()
     while not engine.idle:
         report = engine.step()
         assert not report.failed
+        found.steps += 1
+        found.preempted += report.preempted
         for made in report.generated:
+            found.forced += made.forced
             tokens[made.request].append(made.token)
             if made.finish:
                 ends[made.request] = made.finish
     names = sorted(pre_tokenizers.ByteLevel.alphabet())  # [token] its character
-    return [
-        ("".join(names[token] for token in tokens[name] if token != END), ends[name])
-        for name in sorted(tokens, key=int)
-    ]
+    for name in sorted(tokens, key=int):
+        found.append(("".join(names[token] for token in tokens[name] if token != END), ends[name]))
+    return found
 
 
 def random_regex(rng: random.Random, depth: int = 3) -> str:
@@ -70,12 +88,16 @@ def random_regex(rng: random.Random, depth: int = 3) -> str:
     return f"({parts[0]}){{{low},{low + rng.randrange(1, 3)}}}"
 
 
-def test_answers_match_random_regular_expressions(compiled: Grammars) -> None:
+METHODS: tuple[Constrained, ...] = ("mask", "forced-tokens")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_match_random_regular_expressions(compiled: Grammars, method: Constrained) -> None:
     rng = random.Random(0)
-    regexes = [random_regex(rng) for _ in range(60)]
-    found = answers(compiled, [Constraint.of_regex(regex) for regex in regexes])
+    regexes = [random_regex(rng) for _ in range(30)]
+    found = answers(compiled, [Constraint.of_regex(regex) for regex in regexes], method=method)
     finished = [(regex, text) for regex, (text, end) in zip(regexes, found, strict=True) if end == "stop"]
-    assert len(finished) > 50
+    assert len(finished) > 25
     for regex, text in finished:
         assert re.fullmatch(regex, text), (regex, text)
 
@@ -93,9 +115,28 @@ def test_answers_match_schemas_and_choices(compiled: Grammars) -> None:
     assert all(text.replace("Ġ", " ") in choices for text, _ in found[4:])
 
 
-def test_an_answer_that_is_cut_says_length(compiled: Grammars) -> None:
-    ((text, end),) = answers(compiled, [Constraint.of_regex("[a-z]{100}")], most=7)
-    assert (len(text), end) == (7, "length")
+@pytest.mark.parametrize("kv_bytes", [4 << 20, 14 << 14], ids=["room", "preempted"])
+def test_forced_tokens_leave_greedy_answers_as_they_are_and_save_steps(compiled: Grammars, kv_bytes: int) -> None:
+    """Where tokens are bytes, a forced text has one way to be written. Its pieces cross the borders of chunks."""
+    rng = random.Random(1)
+    constraints = [
+        Constraint.of_regex(f'\\{{"{"k" * rng.randrange(1, 40)}":"[a-c]{{1,3}}","{"x" * n}":(yes|no)\\}}')
+        for n in range(12)
+    ]
+    masked = answers(compiled, constraints, 90, "mask", 0.0, kv_bytes)
+    jumped = answers(compiled, constraints, 90, "forced-tokens", 0.0, kv_bytes)
+    assert jumped == masked
+    assert jumped.forced > 12 * 15
+    assert jumped.steps < masked.steps / 3
+    assert masked.forced == 0
+    assert all(bool(found.preempted) == (kv_bytes < 1 << 20) for found in (masked, jumped))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answer_that_is_cut_says_length(compiled: Grammars, method: Constrained) -> None:
+    for regex in ("[a-z]{100}", "a[b]{100}"):  # also within a forced piece
+        ((text, end),) = answers(compiled, [Constraint.of_regex(regex)], 7, method)
+        assert (len(text), end) == (7, "length")
 
 
 def test_an_answer_ends_with_its_last_token_where_nothing_may_follow(compiled: Grammars) -> None:
