@@ -30,11 +30,11 @@ def _peaks(case: Result) -> tuple[Peaks, ...]:
 
 
 def _arithmetic(case: Result) -> Iterator[float]:
-    return (entry.arithmetic_us for entry in (case.yardsticks if isinstance(case, TimedResult) else ()))
+    return (entry.arithmetic_us for entry in (case.calibration if isinstance(case, TimedResult) else ()))
 
 
 def _sweeps(case: Result) -> Iterator[float]:
-    entries = case.yardsticks if isinstance(case, TimedResult) else ()
+    entries = case.calibration if isinstance(case, TimedResult) else ()
     return (entry.memory_us for entry in entries if entry.memory_us is not None)
 
 

@@ -201,7 +201,7 @@ def _warnings(
         warnings.append(f"other conditions ({judge.blocking_differences}): times are not judged unless requested")
     if judge.interleaved:
         return warnings
-    if any(isinstance(case, TimedResult) and case.device == "cpu" and not case.yardsticks for case in cases):
+    if any(isinstance(case, TimedResult) and case.device == "cpu" and not case.calibration for case in cases):
         warnings.append("one side timed no calibration kernels (an older version measured it): raw ratios are judged")
     if any(case.unit == "round" and case.head_units for case in verdicts):
         warnings.append(

@@ -11,7 +11,7 @@ from chunkbench.analysis.noise import complaint
 from chunkbench.analysis.statistics import relative_half_width, round_means
 from chunkbench.experiment.point import Case, SessionPoint
 from chunkbench.runner.survey import Traits
-from chunkbench.store.results import GpuState, Noise, Peaks, Sampling, SessionResult, Status, Yardsticks
+from chunkbench.store.results import Calibration, GpuState, Noise, Peaks, Sampling, SessionResult, Status
 
 if TYPE_CHECKING:
     from chunkbench.runner.sessions import SessionWorkload
@@ -53,7 +53,7 @@ class CaseRounds(Failable):
     plan_us: list[list[float]] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
     peaks: list[Peaks] = field(default_factory=list)
-    yardsticks: list[Yardsticks] = field(default_factory=list)
+    calibration: list[Calibration] = field(default_factory=list)
     gpu: list[GpuState] = field(default_factory=list)
     sampling: Sampling | None = None
     discarded: int = 0
@@ -68,8 +68,9 @@ class CaseRounds(Failable):
         self.append_us.append(reply["append_us"])
         self.plan_us.append(reply["plan_us"])
         self.groups.append(group)
-        if reply.get("yardsticks"):
-            self.yardsticks.append(Yardsticks.model_validate(reply["yardsticks"]))
+        # Workers of revisions before the name changed report `yardsticks`.
+        if calibration := reply.get("calibration") or reply.get("yardsticks"):
+            self.calibration.append(Calibration.model_validate(calibration))
         if reply.get("gpu"):
             self.gpu.append(GpuState.model_validate(reply["gpu"]))
         if reply.get("sampling"):
@@ -173,7 +174,7 @@ def _timing(context: Context[Any, Any], case: Case, traits: Traits, rounds: Case
         "plan_samples_us": tuple(map(tuple, rounds.plan_us)),
         "groups": tuple(rounds.groups),
         "peaks": tuple(rounds.peaks),
-        "yardsticks": tuple(rounds.yardsticks),
+        "calibration": tuple(rounds.calibration),
         "discarded": rounds.discarded,
         "gpu": tuple(rounds.gpu),
         "sampling": rounds.sampling,

@@ -6,6 +6,7 @@ from chunkbench.store.manifest import Manifest
 from chunkbench.store.results import (
     FAILED,
     MEASURED,
+    Calibration,
     DecodeResult,
     GpuState,
     Noise,
@@ -14,7 +15,6 @@ from chunkbench.store.results import (
     Sampling,
     Status,
     TimedResult,
-    Yardsticks,
 )
 from chunkbench.store.run_directory import (
     SCHEMA_VERSION,
@@ -36,6 +36,7 @@ __all__ = [
     "MEASURED",
     "SCHEMA_VERSION",
     "WORKER_LOG",
+    "Calibration",
     "CannotRunError",
     "DecodeResult",
     "GpuState",
@@ -49,7 +50,6 @@ __all__ = [
     "Sampling",
     "Status",
     "TimedResult",
-    "Yardsticks",
     "latest_run",
     "newest_runs",
     "open_run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
+from pydantic import AliasChoices, AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.point import AttentionPoint, Case
@@ -56,8 +56,8 @@ class Noise(Facts):
     load_average: float = 0.0
 
 
-class Yardsticks(Facts):
-    """Times of fixed pieces of work, measured beside one round of one case."""
+class Calibration(Facts):
+    """Times of the calibration kernels: fixed pieces of work, measured beside one round of one case."""
 
     arithmetic_us: Positive
     """Matrix products that stay in a core's own cache, on every thread."""
@@ -200,8 +200,9 @@ class TimedResult(SessionResult):
     discarded: Count = 0
     """Samples that were discarded and repeated because the clock was throttled."""
     peaks: tuple[Peaks, ...] = ()
-    yardsticks: tuple[Yardsticks, ...] = ()
-    """[round]; empty on a GPU and in runs of schema version 1."""
+    calibration: tuple[Calibration, ...] = Field((), validation_alias=AliasChoices("calibration", "yardsticks"))
+    """[round]; empty on a GPU and in runs of schema version 1. Lines written before it had this name call it
+    `yardsticks`."""
     gpu: tuple[GpuState, ...] = ()
     """[round]; empty on a CPU, and without nvidia-ml-py."""
     sampling: Sampling | None = None
@@ -216,6 +217,10 @@ class TimedResult(SessionResult):
     @classmethod
     def of_case(cls, case: Case[Any], **values: Any) -> Self:
         return super().of_case(case, protocol=case.protocol, cache=case.cache, mode=case.mode, **values)
+
+    @classmethod
+    def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return super().from_older({"calibration": values.get("yardsticks", ())} | dict(values))
 
     @property
     def rounds(self) -> Samples:
@@ -237,7 +242,7 @@ class TimedResult(SessionResult):
             raise ValueError(f"a round of samples_us does not have one sample for each of the {steps} steps")
         if len(self.groups) != rounds:
             raise ValueError(f"groups has {len(self.groups)} entries for {rounds} rounds")
-        for name in ("append_samples_us", "plan_samples_us", "peaks", "yardsticks"):
+        for name in ("append_samples_us", "plan_samples_us", "peaks", "calibration"):
             if len(getattr(self, name)) not in (0, rounds):
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {rounds} rounds")
         for name in ("unique_bytes", "read_bytes", "flops"):

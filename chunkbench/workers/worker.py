@@ -15,9 +15,9 @@ import torch
 from chunkbench.baselines.contract import AnyImplementation, Session
 from chunkbench.experiment.terms import Mode
 from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
+from chunkbench.measure.calibration import CalibrationMeter
 from chunkbench.measure.loop import run_round
 from chunkbench.measure.peaks import PeakProbe
-from chunkbench.measure.yardstick import YardstickMeter
 from chunkbench.version import __version__
 from chunkbench.workers.checks import Check
 from chunkbench.workers.gpu import GpuRounds, cuda_rounds
@@ -47,7 +47,7 @@ class Worker:
         self._sweeper: CacheSweeper | None = None
         self._sweep_file = ""
         self._probe: tuple[tuple[str, str, int], PeakProbe] | None = None
-        self._yardstick: YardstickMeter | None = None
+        self._calibration_meter: CalibrationMeter | None = None
 
     def hello(self) -> dict[str, Any]:
         package = str(Path(__file__).parents[1])
@@ -114,7 +114,7 @@ class Worker:
         torch.set_num_threads(threads)
         self._inputs = self._work.inputs(opened, seed)
         self._outs.clear()
-        self._yardstick = YardstickMeter(threads) if opened.device == "cpu" else None
+        self._calibration_meter = CalibrationMeter(threads) if opened.device == "cpu" else None
         identity = (opened.device, opened.dtype, threads)
         if probe_bytes and (self._probe is None or self._probe[0] != identity):
             self._probe = None  # free the old buffer before the new one is allocated
@@ -185,22 +185,22 @@ class Worker:
     def round(self, implementation: str, timed: list[int], nonce: int, cold: bool, warm_up: bool) -> dict[str, Any]:
         inputs, session, out = self._opened(), self._sessions[implementation], self._out(implementation)
         point = inputs.point
-        yardstick = self._yardstick
+        meter = self._calibration_meter
         sweep = self._sweep_of(point.device) if cold else None
-        if sweep is not None and yardstick is not None:
-            sweep = yardstick.timed(sweep)
+        if sweep is not None and meter is not None:
+            sweep = meter.timed(sweep)
         if warm_up:
             session.rewind()
             session.append(*inputs.completion(1))
             session.plan()
             session.decode(inputs.queries(nonce, 0), out)
-        if yardstick is not None:
-            yardstick.arithmetic()
+        if meter is not None:
+            meter.arithmetic()
         result = run_round(session, inputs, out, point.n_c, frozenset(timed), nonce, sweep)
-        if yardstick is not None:
-            yardstick.arithmetic()
+        if meter is not None:
+            meter.arithmetic()
         return {
-            "yardsticks": None if yardstick is None else yardstick.take().model_dump(),
+            "calibration": None if meter is None else meter.take().model_dump(),
             "samples_us": result.decode_us,
             "append_us": result.append_us,
             "plan_us": result.plan_us,

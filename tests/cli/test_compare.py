@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.regression.verdicts import Comparison
-from chunkbench.store import DecodeResult, RunWriter, Yardsticks
+from chunkbench.store import Calibration, DecodeResult, RunWriter
 
 MANIFEST = {
     "experiment": {"name": "x", "budget_s": 20},
@@ -32,7 +32,7 @@ def case(key: str, us: float = 100.0, status: str = "ok") -> DecodeResult:
         key=key, experiment="x", implementation=f"impl_{key}", label=key, n_p=8, n_s=0, n_c=1, batch_size=1, heads=1,
         kv_heads=1, head_dim=16, chunk_size=16, block_size=16, prompts=1, tree=None, dtype="float32", device="cpu",
         protocol="strict", cache="cold", mode="eager", status=status, samples_us=rounds, steps=(1,), kv_bytes=64,
-        groups=(0,) * len(rounds), yardsticks=(Yardsticks(arithmetic_us=60.0),) * len(rounds),
+        groups=(0,) * len(rounds), calibration=(Calibration(arithmetic_us=60.0),) * len(rounds),
     )  # fmt: skip
 
 
@@ -126,8 +126,8 @@ def test_schema_versions(base: Path, tmp_path: Path) -> None:
     older = write(tmp_path / "older", [case("a"), case("b")])
     manifest = json.loads((older / "manifest.json").read_text())
     cases = [json.loads(line) for line in (older / "cases.jsonl").read_text().splitlines()]
-    for line in cases:  # version 1 had no yardsticks
-        del line["yardsticks"]
+    for line in cases:  # version 1 had no calibration
+        del line["calibration"]
     (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 1}))
     (older / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cases))
     done = run("compare", older, base)

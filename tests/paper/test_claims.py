@@ -129,7 +129,7 @@ def test_a_change_of_the_machines_own_speed_is_no_dependence_on_n_s(rows, facts)
                     n_p=1024,
                     n_s=n_s,
                     samples_us=((us, us),) * 3,
-                    yardsticks=({"arithmetic_us": 100.0, "memory_us": sweep},) * 3,
+                    calibration=({"arithmetic_us": 100.0, "memory_us": sweep},) * 3,
                 )
                 for n_s, us, sweep in ((0, 100.0, 2000.0), (512, 110.0, sweep_us))
                 for name in ("naive", "chunk_attn")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chunkbench.regression.verdicts import CaseVerdict, Comparison
-from chunkbench.store import DecodeResult, Manifest, Run, Yardsticks
+from chunkbench.store import Calibration, DecodeResult, Manifest, Run
 from tests.invented_facts import MakeFacts
 
 ENVIRONMENT: dict[str, Any] = {
@@ -43,7 +43,7 @@ class RunMaker:
         values: dict[str, Any] = {
             "key": "k",
             "samples_us": tuple((float(t), float(t)) for t in times),
-            "yardsticks": tuple(Yardsticks(arithmetic_us=float(y)) for y in arithmetic),
+            "calibration": tuple(Calibration(arithmetic_us=float(y)) for y in arithmetic),
             "kv_bytes": 4096,
             "work_items": 8,
             "threads": 2,

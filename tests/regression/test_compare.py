@@ -36,7 +36,7 @@ def test_a_crash_drops_one_pair_only(make: RunMaker) -> None:
     mark = {"interleaved_with": "x", "environment": ENVIRONMENT}
     base = [run_of([make.case(1.0 + n)], **mark) for n in range(12)]
     head = [run_of([make.case((1.0 + n) * 1.3)], **mark) for n in range(12)]
-    base[3] = run_of([make.case(status="error", samples_us=(), yardsticks=())], **mark)
+    base[3] = run_of([make.case(status="error", samples_us=(), calibration=())], **mark)
     case = only(compare(base, head, Options()))
     assert case.verdict == "slower"
     assert case.base_units == case.head_units == 11
@@ -56,7 +56,7 @@ def test_runs_beside_busy_processes_are_not_compared(make: RunMaker) -> None:
     [("incorrect", "incorrect", 3), ("crashed", "missing", 3), ("timeout", "missing", 3), ("error", "missing", 3)],
 )
 def test_a_head_that_fails(make: RunMaker, status: str, verdict: str, code: int) -> None:
-    head = [*make.runs(3), run_of([make.case(status=status, reason="why", samples_us=(), yardsticks=())])]
+    head = [*make.runs(3), run_of([make.case(status=status, reason="why", samples_us=(), calibration=())])]
     comparison = compare(make.runs(3), head, Options())
     assert only(comparison).verdict == verdict
     assert only(comparison).reason == f"{status}: why"
@@ -66,7 +66,7 @@ def test_a_head_that_fails(make: RunMaker, status: str, verdict: str, code: int)
 @pytest.mark.parametrize("status", ["unavailable", "unsupported", "oom"])
 def test_a_head_that_is_unavailable_is_missing(make: RunMaker, status: str) -> None:
     other = make.case(key="other")
-    head = [run_of([other, make.case(status=status, reason="no", samples_us=(), yardsticks=())])]
+    head = [run_of([other, make.case(status=status, reason="no", samples_us=(), calibration=())])]
     comparison = compare([run_of([other, make.case()])], head, Options())
     assert {case.key: case.verdict for case in comparison.cases}["k"] == "missing"
     assert comparison.exit_code == 1
@@ -83,7 +83,7 @@ def test_missing_and_new_cases(make: RunMaker) -> None:
 
 
 def test_cases_that_neither_side_measured_are_counted(make: RunMaker) -> None:
-    absent = make.case(key="absent", status="unavailable", samples_us=(), yardsticks=())
+    absent = make.case(key="absent", status="unavailable", samples_us=(), calibration=())
     comparison = compare([run_of([make.case(), absent])], [run_of([make.case(), absent])], Options())
     assert comparison.unmeasured == 1
     assert only(comparison).key == "k"
@@ -123,14 +123,14 @@ def test_only_steps_that_both_sides_timed_are_compared(make: RunMaker) -> None:
 
 def test_a_head_that_fails_everywhere_is_a_verdict(make: RunMaker) -> None:
     comparison = compare(
-        make.runs(3), [run_of([make.case(status="incorrect", samples_us=(), yardsticks=())])], Options()
+        make.runs(3), [run_of([make.case(status="incorrect", samples_us=(), calibration=())])], Options()
     )
     assert only(comparison).verdict == "incorrect"
     assert comparison.exit_code == 3
     assert (
         compare(
             make.runs(3),
-            [run_of([make.case(status="crashed", samples_us=(), yardsticks=())])],
+            [run_of([make.case(status="crashed", samples_us=(), calibration=())])],
             Options(fail_on=("incorrect",)),
         ).exit_code
         == 3
@@ -155,7 +155,7 @@ def test_nothing_to_compare_is_an_error(make: RunMaker) -> None:
     with pytest.raises(NothingToCompare, match="no case was measured"):
         compare([run_of([])], make.runs(1), Options())
     with pytest.raises(NothingToCompare, match="no case was measured"):
-        compare(make.runs(1), [run_of([make.case(status="unavailable", samples_us=(), yardsticks=())])], Options())
+        compare(make.runs(1), [run_of([make.case(status="unavailable", samples_us=(), calibration=())])], Options())
     with pytest.raises(NothingToCompare, match="no case in common"):
         compare(make.runs(1), make.runs(1, key="other"), Options())
 
@@ -229,8 +229,8 @@ def test_interleaved_pairs_are_compared_and_looks_share_the_error_probability(ma
     base, head = [], []
     for process in range(12):  # the machine's speed differs each time, and no calibration kernel shows it
         level = 1.0 + process / 4
-        base.append(run_of([make.case(level, yardsticks=())], **mark))
-        head.append(run_of([make.case(level * 1.2, yardsticks=())], **mark))
+        base.append(run_of([make.case(level, calibration=())], **mark))
+        head.append(run_of([make.case(level * 1.2, calibration=())], **mark))
     comparison = compare(base, head, Options(looks=looks))
     assert comparison.settings.interleaved
     assert comparison.settings.case_confidence == pytest.approx(1 - 0.01 / looks)
@@ -239,6 +239,6 @@ def test_interleaved_pairs_are_compared_and_looks_share_the_error_probability(ma
 
 
 def test_without_calibration_on_one_side_raw_ratios_of_one_machine_are_judged(make: RunMaker) -> None:
-    comparison = compare(make.runs(30, yardsticks=(), disturbed=0.0), make.runs(10, 2.0, disturbed=0.0), Options())
+    comparison = compare(make.runs(30, calibration=(), disturbed=0.0), make.runs(10, 2.0, disturbed=0.0), Options())
     assert only(comparison).verdict == "slower"
     assert any("no calibration kernels" in warning for warning in comparison.warnings)

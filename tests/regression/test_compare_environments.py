@@ -9,7 +9,7 @@ import pytest
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.report import output
 from chunkbench.report import render
-from chunkbench.store import Peaks, Run, Yardsticks
+from chunkbench.store import Calibration, Peaks, Run
 from tests.regression.made_runs import ENVIRONMENT, RunMaker, only, run_of
 
 
@@ -28,7 +28,7 @@ def on_another_machine(make: RunMaker, factor: float, machine_factor: float, **c
     """Ten processes on another machine, where fixed work takes `machine_factor` times as long."""
     manifest = other_machine(cpu={"model": "Other", "threads": 2, "isa": ["avx2"]})
     values: dict[str, Any] = {
-        "yardsticks": (Yardsticks(arithmetic_us=60.0 * machine_factor),) * 20,
+        "calibration": (Calibration(arithmetic_us=60.0 * machine_factor),) * 20,
         "peaks": (peaks_at(machine_factor),) * 20,
         "disturbed": 0.0,
     }
@@ -36,7 +36,7 @@ def on_another_machine(make: RunMaker, factor: float, machine_factor: float, **c
 
 
 def on_this_machine(make: RunMaker) -> list[Run]:
-    return make.runs(30, disturbed=0.0, yardsticks=(Yardsticks(arithmetic_us=60.0),) * 20)
+    return make.runs(30, disturbed=0.0, calibration=(Calibration(arithmetic_us=60.0),) * 20)
 
 
 def test_across_machines_the_verdict_is_on_the_ratio_without_calibration(make: RunMaker) -> None:
@@ -60,15 +60,15 @@ def test_across_machines_the_calibration_ratio_of_token_rates_is_inverted(make: 
 
 def test_a_calibration_ratio_with_a_wide_range_makes_a_case_inconclusive(make: RunMaker) -> None:
     """The machine reads at half the speed, and its arithmetic is equally fast. The case takes 1.5 times as long."""
-    uneven = (Yardsticks(arithmetic_us=60.0),) * 20
-    case = only(compare(on_this_machine(make), on_another_machine(make, 1.5, 2.0, yardsticks=uneven), Options()))
+    uneven = (Calibration(arithmetic_us=60.0),) * 20
+    case = only(compare(on_this_machine(make), on_another_machine(make, 1.5, 2.0, calibration=uneven), Options()))
     assert (case.calibration_low, case.calibration_high) == (pytest.approx(1.0), pytest.approx(2.0))
     assert case.verdict == "inconclusive"
     assert "the calibration ratio leaves" in case.reason
 
 
 def test_across_machines_without_fixed_work_no_time_is_judged(make: RunMaker) -> None:
-    case = only(compare(on_this_machine(make), on_another_machine(make, 2.0, 2.0, yardsticks=(), peaks=()), Options()))
+    case = only(compare(on_this_machine(make), on_another_machine(make, 2.0, 2.0, calibration=(), peaks=()), Options()))
     assert case.verdict == "inconclusive"
     assert case.ratio == pytest.approx(2.0, rel=0.05)
     assert "the calibration ratio of the machines is unknown" in case.reason
@@ -123,9 +123,9 @@ def test_a_lost_instruction_set_is_a_regression(make: RunMaker) -> None:
 def at_speed(make: RunMaker, machine: float, code: float, **changes: Any) -> Run:
     """A run of a machine that takes `machine` times as long for everything, of code that takes `code` times as long."""
     case = make.case(machine * code, disturbed=0.0, **changes)
-    yardsticks = tuple(Yardsticks(arithmetic_us=machine * entry.arithmetic_us) for entry in case.yardsticks)
+    calibration = tuple(Calibration(arithmetic_us=machine * entry.arithmetic_us) for entry in case.calibration)
     peaks = (peaks_at(machine),) * len(case.groups)
-    return run_of([case.model_copy(update={"yardsticks": yardsticks, "peaks": peaks})])
+    return run_of([case.model_copy(update={"calibration": calibration, "peaks": peaks})])
 
 
 @pytest.mark.parametrize(("code", "verdict"), [(1.0, "same"), (1.3, "slower"), (0.7, "faster")])

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from chunkbench.analysis.derive import Derived
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.report import build, latex, records, render
-from chunkbench.store.results import DecodeResult, GpuState, ModulesResult, Noise, Sampling, Yardsticks
+from chunkbench.store.results import Calibration, DecodeResult, GpuState, ModulesResult, Noise, Sampling
 
 
 def test_json_has_one_object_per_case_with_facts_and_figures(table3) -> None:
@@ -87,7 +87,7 @@ def test_csv_columns_hold_no_mapping() -> None:
         for part in nested_types(annotation)
         if isinstance(part, type) and issubclass(part, BaseModel | Mapping)
     }
-    assert mappings >= {"model", "peaks", "gpu", "sampling", "noise", "yardsticks"}
+    assert mappings >= {"model", "peaks", "gpu", "sampling", "noise", "calibration"}
     # `model` is a column because its cell is the model's name.
     assert mappings & set(records.columns(ModulesResult)) == {"model"}
     assert not mappings & set(records.columns(DecodeResult))
@@ -96,7 +96,7 @@ def test_csv_columns_hold_no_mapping() -> None:
 
 def test_csv_columns_hold_every_single_fact() -> None:
     lists = {"samples_us", "steps", "append_samples_us", "plan_samples_us", "groups", "unique_bytes", "read_bytes"}
-    nested = {"flops", "peaks", "gpu", "sampling", "noise", "yardsticks"}
+    nested = {"flops", "peaks", "gpu", "sampling", "noise", "calibration"}
     assert set(DecodeResult.model_fields) - set(records.columns(DecodeResult)) == lists | nested
 
 
@@ -106,12 +106,12 @@ def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
         "gpu": (GpuState(sm_mhz=1980),) * 3,
         "sampling": Sampling(copies=1, calls=8, swept=False, l2_bytes=1),
         "noise": Noise(),
-        "yardsticks": (Yardsticks(arithmetic_us=1.0),) * 3,
+        "calibration": (Calibration(arithmetic_us=1.0),) * 3,
     }
     run = make_run([make_case("mlp", ModulesResult, **nested)], kind="modules")
     (row,) = stdlib_csv.DictReader(io.StringIO(render(build(run), "csv")))
     assert row["model"] == "llama2-7b"
-    assert not {"gpu", "sampling", "noise", "yardsticks", "peaks"} & row.keys()
+    assert not {"gpu", "sampling", "noise", "calibration", "peaks"} & row.keys()
     assert not any("{" in cell for cell in row.values())
 
 

@@ -19,7 +19,7 @@ from chunkbench.store import DecodeResult, Manifest, RunError, open_run
         ({"samples_us": [[float("inf")]]}, "finite number"),
         ({"groups": []}, "groups has 0 entries for 1 rounds"),
         ({"peaks": [{}]}, "peaks.0.read_bytes_per_s"),
-        ({"yardsticks": [{"arithmetic_us": 1.0}] * 2}, "yardsticks has 2 entries for 1 rounds"),
+        ({"calibration": [{"arithmetic_us": 1.0}] * 2}, "calibration has 2 entries for 1 rounds"),
         ({"flops": [1, 2]}, "flops has 2 entries for 1 steps"),
         ({"kv_bytes": -1}, "kv_bytes"),
         ({"kv_bytes": 10**30}, "kv_bytes"),
@@ -27,7 +27,7 @@ from chunkbench.store import DecodeResult, Manifest, RunError, open_run
     ],
 )
 def test_facts_that_do_not_fit_are_refused(facts, changes: dict[str, Any], what: str) -> None:
-    one_round = {"samples_us": [[1.0]], "steps": [1], "groups": [0], "peaks": (), "yardsticks": (), "flops": ()}
+    one_round = {"samples_us": [[1.0]], "steps": [1], "groups": [0], "peaks": (), "calibration": (), "flops": ()}
     values = facts(samples_us=()).model_dump() | one_round | {"unique_bytes": (), "read_bytes": ()}
     DecodeResult(**values)
     with pytest.raises(ValueError, match=what):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from chunkbench import workload
 from chunkbench.cli.main import cli
 from chunkbench.experiment.point import Case
-from chunkbench.store import SCHEMA_VERSION, TimedResult, open_run
+from chunkbench.store import SCHEMA_VERSION, Calibration, DecodeResult, TimedResult, open_run
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
@@ -55,3 +55,12 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["run", "no-tpp", "--out", str(tmp_path), "--resume", "-q"])
     assert done.exit_code != 0
     assert "chunkbench itself has changed since the run was started" in str(done.exception)
+
+
+def test_facts_are_read_by_their_former_names(facts) -> None:
+    times = {"arithmetic_us": 60.0, "memory_us": 9.0}
+    values = facts(calibration=(times,) * 3).model_dump()
+    former = values | {"yardsticks": values["calibration"]}
+    del former["calibration"]
+    assert DecodeResult.model_validate_json(json.dumps(former)).calibration == (Calibration(**times),) * 3
+    assert DecodeResult.from_older(former)["calibration"]

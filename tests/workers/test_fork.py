@@ -39,8 +39,8 @@ def test_children_measure_one_after_the_other(parent: WorkerProcess) -> None:
         child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
         assert child.ask("check", 60, implementation="chunk_attn", steps=2, nonce=1)["max_error"] < 1e-5
         round_ = child.ask("round", 60, implementation="chunk_attn", timed=[1, 2], nonce=1, cold=True, warm_up=False)
-        assert round_["yardsticks"]["arithmetic_us"] > 0
-        assert round_["yardsticks"]["memory_us"] > 0
+        assert round_["calibration"]["arithmetic_us"] > 0
+        assert round_["calibration"]["memory_us"] > 0
         child.kill()
         assert not psutil.pid_exists(child.pid)
     assert len(pids) == 3
@@ -60,7 +60,7 @@ def test_children_sweep_the_shared_memory_if_there_is_some(
         child.ask("open", 60, point=POINT, seed=0, probe_bytes=0)
         child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
         round_ = child.ask("round", 60, implementation="chunk_attn", timed=[1, 2], nonce=1, cold=True, warm_up=False)
-        assert round_["yardsticks"]["memory_us"] > 0
+        assert round_["calibration"]["memory_us"] > 0
         maps = Path(f"/proc/{child.pid}/maps").read_text()
         assert ("memfd:chunkbench-sweep" in maps) is shared
     assert not Path(path).exists()

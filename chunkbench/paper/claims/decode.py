@@ -119,7 +119,7 @@ def agnostic(evidence: Evidence) -> Judgement:
 
 def _drift(rows: Sequence[Row]) -> float:
     """Spread of the yardsticks over these cases: how much the machine's own speed changed; 0 without yardsticks."""
-    by_case = [row.timed.yardsticks if row.timed else () for row in rows]
+    by_case = [row.timed.calibration if row.timed else () for row in rows]
     if not all(by_case):
         return 0.0
     arithmetic = [median(yardstick.arithmetic_us for yardstick in rounds) for rounds in by_case]

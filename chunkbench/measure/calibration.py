@@ -1,8 +1,8 @@
-"""Fixed pieces of work that are timed beside every round. They show how fast the machine is at that moment.
+"""Calibration kernels: fixed pieces of work, timed beside every round, that show how fast the machine is just then.
 
 On a shared machine other tenants slow down a core or the memory for seconds at a time, and no counter that a guest can
-read shows it. Work that never changes does. Comparisons of runs use only rounds with similar yardstick times
-(`chunkbench.regression.matching`).
+read shows it. Work that never changes does. Comparisons of runs use only rounds with similar calibration times
+(`chunkbench.regression.calibration`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from time import perf_counter_ns
 
 import torch
 
-from chunkbench.store.results import Yardsticks
+from chunkbench.store.results import Calibration
 
 _SIZE = 128
 _CALLS = 4
 
 
-class YardstickMeter:
+class CalibrationMeter:
     """Times matrix products that fit a core's private cache, one for each thread, and the sweeps of the caches."""
 
     def __init__(self, threads: int) -> None:
@@ -45,9 +45,9 @@ class YardstickMeter:
 
         return timed_sweep
 
-    def take(self) -> Yardsticks:
+    def take(self) -> Calibration:
         """Means over the times since the last call."""
-        means = Yardsticks(
+        means = Calibration(
             arithmetic_us=fmean(self._arithmetic_us), memory_us=fmean(self._memory_us) if self._memory_us else None
         )
         self._arithmetic_us.clear()
