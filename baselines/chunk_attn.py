@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from chunkbench.attention import ChunkAttention, Kernel, Partition
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
@@ -69,7 +69,7 @@ def chunks_needed(inputs: Inputs, chunk_size: int, share: bool = True) -> int:
 class ChunkAttn(Implementation):
     id = "chunk_attn"
     label = "ChunkAttn"
-    look = Look(heading=("Chunk", "Attn"), place=990, colour="#D55E00", marker="o")
+    style = Style(heading=("Chunk", "Attn"), column_order=990, colour="#D55E00", marker="o")
     shares_storage = True
     reads_shared_once = True
     partition: Partition = "two-phase"
@@ -110,10 +110,10 @@ class ChunkAttn(Implementation):
 class ChunkAttnTorch(ChunkAttn):
     id = "chunk_attn_torch"
     label = "ChunkAttn (PyTorch)"
-    look = Look(
+    style = Style(
         heading=("Chunk", "torch"),
         meaning="ChunkAttn's algorithm in PyTorch operations",
-        place=900,
+        column_order=900,
         colour="#D55E00",
         marker="<",
         line="dotted",
@@ -127,10 +127,10 @@ class ChunkAttnNoTpp(ChunkAttn):
 
     id = "chunk_attn_no_tpp"
     label = "ChunkAttn, no TPP"
-    look = Look(
+    style = Style(
         heading=("Chunk", "no TPP"),
         meaning="ChunkAttn's cache without the chunk-first phase",
-        place=910,
+        column_order=910,
         colour="#D55E00",
         marker="p",
         line="dashed",

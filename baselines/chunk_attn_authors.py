@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from chunkbench.baselines.chunk_attn import chunks_needed
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.experiment.point import AttentionPoint
 
 MODULE = "chunk_attn_c"
@@ -97,10 +97,10 @@ def _count(chunk: Any) -> int:
 class ChunkAttnAuthors(Implementation):
     id = "chunk_attn_authors"
     label = "ChunkAttn (authors)"
-    look = Look(
+    style = Style(
         heading=("Chunk", "authors"),
         meaning="the authors' published CPU kernel",
-        place=890,
+        column_order=890,
         colour="#D55E00",
         marker="h",
         line="dashdot",

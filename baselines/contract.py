@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
-from chunkbench.experiment.look import Look
+from chunkbench.experiment.style import Style
 
 if TYPE_CHECKING:
     import torch
 
     from chunkbench.experiment.point import AttentionPoint, SessionPoint
 
-__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Look", "Session"]
+__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Look", "Session", "Style"]
+
+Look = Style
+"""The former name, for implementations of other packages; it goes after this version."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class Implementation(ABC, Generic[PointT, InputsT]):
     """Lower-case identifier, as written in experiments."""
     label: str
     """Name in tables and figures."""
-    look: Look = Look()
-    """Heading, place, colour and marker. Omitted fields get a default from the label or an unused colour and marker."""
+    style: Style = Style()
+    """Heading, column order, colour and marker. What is left out comes from the label, or is not used by others yet."""
     note: str = ""
     """A footnote for tables: what a reader must know before comparing numbers."""
     shares_storage: bool = False

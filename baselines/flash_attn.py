@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn.attention import SDPBackend
 
-from chunkbench.baselines.contract import YES, Answer, Look
+from chunkbench.baselines.contract import YES, Answer, Style
 from chunkbench.baselines.sdpa import Sdpa
 from chunkbench.experiment.point import AttentionPoint
 
@@ -12,7 +12,7 @@ from chunkbench.experiment.point import AttentionPoint
 class FlashAttn(Sdpa):
     id = "flash_attn"
     label = "FlashAttn"
-    look = Look(heading=("Flash", "Attn"), place=120, colour="#E69F00", marker="^")
+    style = Style(heading=("Flash", "Attn"), column_order=120, colour="#E69F00", marker="^")
     note = (
         "FlashAttn is the FlashAttention backend of PyTorch's SDPA, as in the paper; it is designed for prefill and "
         "uses only a fraction of its capacity with one query per sequence"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.flash_attn_package import ContiguousSession
 from chunkbench.experiment.point import AttentionPoint
 
@@ -22,7 +22,7 @@ def library() -> Any:
 class FlashAttn3(Implementation):
     id = "flash_attn_3"
     label = "FlashAttention-3"
-    look = Look(heading=("Flash", "Attn-3"), place=170, colour="#E69F00", marker="8", line="dotted")
+    style = Style(heading=("Flash", "Attn-3"), column_order=170, colour="#E69F00", marker="8", line="dotted")
 
     def availability(self, device: str) -> Answer:
         answer = gpu.gpu_library(device, "fa3-fwd", "fa3", library)

@@ -12,7 +12,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
-from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import DenseSession
 from chunkbench.experiment.point import AttentionPoint
 
@@ -61,7 +61,7 @@ class PagedSession(PoolSession):
 class FlashAttnPackage(Implementation):
     id = "flash_attn_package"
     label = "FlashAttention-2 (flash-attn)"
-    look = Look(heading=("Flash", "Attn-2"), place=150, colour="#E69F00", marker="<", line="dashed")
+    style = Style(heading=("Flash", "Attn-2"), column_order=150, colour="#E69F00", marker="<", line="dashed")
 
     def availability(self, device: str) -> Answer:
         return gpu.gpu_library(device, "flash-attn", "flash-attn", library)
@@ -81,7 +81,7 @@ class FlashAttnPackage(Implementation):
 class FlashAttnPackagePaged(FlashAttnPackage):
     id = "flash_attn_package_paged"
     label = "FlashAttention-2 (flash-attn), paged"
-    look = Look(heading=("Flash", "Attn-2", "paged"), place=160, colour="#E69F00", marker="d", line="dashdot")
+    style = Style(heading=("Flash", "Attn-2", "paged"), column_order=160, colour="#E69F00", marker="d", line="dashdot")
     shares_storage = True
 
     def supports(self, point: AttentionPoint) -> Answer:

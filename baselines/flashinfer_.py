@@ -24,7 +24,7 @@ import torch
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
-from chunkbench.baselines.contract import Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.segments import Flat, Indices, Requests, flat, levels
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache import Plan
@@ -249,7 +249,7 @@ def _can_compile() -> bool:
 class FlashInferPaged(_FlashInfer):
     id = "flashinfer_paged"
     label = "FlashInfer paged"
-    look = Look(heading=("FlashInf.", "paged"), place=190, colour="#332288", marker="s")
+    style = Style(heading=("FlashInf.", "paged"), column_order=190, colour="#332288", marker="s")
 
     def prepare(self, inputs: Inputs) -> Session:
         return PagedSession(inputs)
@@ -258,10 +258,10 @@ class FlashInferPaged(_FlashInfer):
 class FlashInferCascade(_FlashInfer):
     id = "flashinfer_cascade"
     label = "FlashInfer cascade (fa2)"
-    look = Look(
+    style = Style(
         heading=("FlashInf.", "cascade", "fa2"),
         meaning="one call for each level of the prefix tree",
-        place=200,
+        column_order=200,
         colour="#332288",
         marker="^",
         line="dashed",
@@ -275,10 +275,10 @@ class FlashInferCascade(_FlashInfer):
 class FlashInferCascadeFa3(FlashInferCascade):
     id = "flashinfer_cascade_fa3"
     label = "FlashInfer cascade (fa3)"
-    look = Look(
+    style = Style(
         heading=("FlashInf.", "cascade", "fa3"),
         meaning="one call for each level of the prefix tree",
-        place=210,
+        column_order=210,
         colour="#332288",
         marker="v",
         line="dashdot",
@@ -289,10 +289,10 @@ class FlashInferCascadeFa3(FlashInferCascade):
 class FlashInferFlat(_FlashInfer):
     id = "flashinfer_flat"
     label = "FlashInfer flat"
-    look = Look(
+    style = Style(
         heading=("FlashInf.", "flat"),
         meaning="all segments of the prefix tree in one call",
-        place=220,
+        column_order=220,
         colour="#332288",
         marker="P",
         line="dotted",

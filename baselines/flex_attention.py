@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from chunkbench.baselines import gpu
 from chunkbench.baselines.block_session import PoolSession
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache import Plan
 from chunkbench.kvcache.integers import Ints
@@ -149,10 +149,10 @@ class FlexSession(PoolSession):
 class FlexAttention(Implementation):
     id = "flex_attention"
     label = "FlexAttention"
-    look = Look(
+    style = Style(
         heading=("Flex", "Attn"),
         meaning="all distinct K and V as one sequence under a mask",
-        place=180,
+        column_order=180,
         colour="#AA4499",
         marker=">",
     )

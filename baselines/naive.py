@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import MaskedSession, mask_beyond, tokens_to_read
 
 
@@ -31,7 +31,7 @@ class NaiveSession(MaskedSession):
 class Naive(Implementation):
     id = "naive"
     label = "Naive"
-    look = Look(heading=("Naive",), place=100, colour="#6E6E6E", marker="o")
+    style = Style(heading=("Naive",), column_order=100, colour="#6E6E6E", marker="o")
 
     def availability(self, device: str) -> Answer:
         return YES

@@ -11,7 +11,7 @@ import torch
 
 from chunkbench.attention import Kernel
 from chunkbench.baselines.chunk_attn import ChunkAttnSession
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
@@ -21,7 +21,7 @@ from chunkbench.version import __version__
 class PagedAttn(Implementation):
     id = "paged_attn"
     label = "PagedAttn"
-    look = Look(heading=("Paged", "Attn"), place=230, colour="#0072B2", marker="s")
+    style = Style(heading=("Paged", "Attn"), column_order=230, colour="#0072B2", marker="s")
     share = False
     _device = "cpu"
 
@@ -53,11 +53,11 @@ class PagedAttn(Implementation):
 class PagedAttnStar(PagedAttn):
     id = "paged_attn_star"
     label = "PagedAttn*"
-    look = Look(
+    style = Style(
         heading=("Paged", "Attn*"),
         meaning="PagedAttn whose block tables share the prompt's blocks",
-        place=240,
-        colour=PagedAttn.look.colour,
+        column_order=240,
+        colour=PagedAttn.style.colour,
         marker="D",
         line="dashed",
     )

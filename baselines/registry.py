@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
-from chunkbench.baselines.contract import Answer, Implementation, Look
+from chunkbench.baselines.contract import Answer, Implementation, Style
 
 GROUP = "chunkbench.baselines"
 
@@ -34,7 +34,7 @@ class Listed(Protocol):
     def label(self) -> str: ...
 
     @property
-    def look(self) -> Look: ...
+    def style(self) -> Style: ...
 
     @property
     def compiles(self) -> bool: ...
@@ -90,13 +90,15 @@ class Registry(Generic[ListedT]):
         instance: ListedT = provider() if isinstance(provider, type) else provider
         return instance
 
-    def look(self, implementation: str) -> Look:
-        """How reports show an implementation; the default look if it is not registered here or does not load."""
+    def style(self, implementation: str) -> Style:
+        """How reports show an implementation; the default style if it is not registered here or does not load."""
         try:
-            look: Look = self._provider(implementation).look
+            provider = self._provider(implementation)
+            # Implementations of other packages may still have the former name.
+            style: Style = getattr(provider, "look", None) or provider.style
         except Exception:
-            return Look()
-        return look
+            return Style()
+        return style
 
     def availability(self, implementation: str, device: str) -> tuple[str, Answer]:
         """Label and availability of one implementation; an adapter that fails to import gives a "no", not an error."""

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import MaskedSession
 from chunkbench.experiment.point import AttentionPoint
 
@@ -66,7 +66,7 @@ def _small_call(point: AttentionPoint) -> SDPAParams:
 class SdpaEfficient(Sdpa):
     id = "sdpa_efficient"
     label = "SDPA memory-efficient"
-    look = Look(heading=("SDPA", "effic."), place=130, colour="#999933", marker="v")
+    style = Style(heading=("SDPA", "effic."), column_order=130, colour="#999933", marker="v")
     backend = SDPBackend.EFFICIENT_ATTENTION
 
     def supports(self, point: AttentionPoint) -> Answer:
@@ -79,7 +79,7 @@ class SdpaEfficient(Sdpa):
 class Cudnn(Sdpa):
     id = "cudnn"
     label = "SDPA cuDNN"
-    look = Look(heading=("SDPA", "cuDNN"), place=140, colour="#117733", marker="h")
+    style = Style(heading=("SDPA", "cuDNN"), column_order=140, colour="#117733", marker="h")
     backend = SDPBackend.CUDNN_ATTENTION
 
     def supports(self, point: AttentionPoint) -> Answer:

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import mask_beyond, tokens_to_read
 from chunkbench.experiment.point import AttentionPoint
 
@@ -84,7 +84,7 @@ def _attend(
 class SharedPrefixMatmul(Implementation):
     id = "shared_prefix_matmul"
     label = "Shared matmul"
-    look = Look(heading=("Shared", "matmul"), colour="#009E73", marker="X")
+    style = Style(heading=("Shared", "matmul"), colour="#009E73", marker="X")
     note = (
         "Shared matmul is ten lines of PyTorch: one product over the batch's common prefix, a batched one over the rest"
     )

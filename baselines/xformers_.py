@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from chunkbench.baselines import gpu
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.dense import DenseSession
 from chunkbench.experiment.point import AttentionPoint
 
@@ -71,7 +71,7 @@ class XformersSession(DenseSession):
 class Xformers(Implementation):
     id = "xformers"
     label = "xformers"
-    look = Look(heading=("xformers",), place=110, colour="#8C564B", marker="v")
+    style = Style(heading=("xformers",), column_order=110, colour="#8C564B", marker="v")
 
     def __init__(self) -> None:
         self._operator: Any = None

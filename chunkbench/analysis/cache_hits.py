@@ -64,15 +64,16 @@ def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> Cache
 
     `counted`: tokens that the server's metrics say it found meanwhile.
     """
-    sent = sorted((one for one in ended if one.request.sent is not None), key=lambda one: one.request.sent or 0.0)
-    done = [one for one in sent if one.request.status == "ok" and one.request.prompt_tokens]
+    sent = [exchange for exchange in ended if exchange.request.sent is not None]
+    sent.sort(key=lambda exchange: exchange.request.sent or 0.0)
+    done = [exchange for exchange in sent if exchange.request.status == "ok" and exchange.request.prompt_tokens]
     if not done:
         return None
-    told = [one.request.cached_tokens for one in done if one.request.cached_tokens is not None]
+    told = [exchange.request.cached_tokens for exchange in done if exchange.request.cached_tokens is not None]
     cached = sum(told) if told else None if counted is None else round(counted)
     return CacheHits(
         requests=len(done),
-        prompt_tokens=sum(one.request.prompt_tokens or 0 for one in done),
+        prompt_tokens=sum(exchange.request.prompt_tokens or 0 for exchange in done),
         cached_tokens=cached,
         source=None if cached is None else "usage" if told else "metrics",
         most_cached=max(told, default=None),
@@ -83,12 +84,12 @@ def cache_hits(ended: Sequence[Exchange], counted: float | None = None) -> Cache
 
 def _shared(sent: Sequence[Exchange], done: Sequence[Exchange]) -> float:
     earlier: list[Any] = []  # in lexicographic order: one of the two neighbours shares most
-    counted = {id(one) for one in done}
+    counted = {id(exchange) for exchange in done}
     shared = 0
-    for one in sent:
-        place = bisect(earlier, one.prompt)
-        if id(one) in counted:
+    for exchange in sent:
+        place = bisect(earlier, exchange.prompt)
+        if id(exchange) in counted:
             near = earlier[max(0, place - 1) : place + 1]
-            shared += max((shared_prefix(one.prompt, other) for other in near), default=0)
-        insort(earlier, one.whole)
-    return shared / sum(len(one.prompt) for one in done)
+            shared += max((shared_prefix(exchange.prompt, other) for other in near), default=0)
+        insort(earlier, exchange.whole)
+    return shared / sum(len(exchange.prompt) for exchange in done)

@@ -128,9 +128,11 @@ class _Measuring:
         self._fleet, self._cluster, self._ray = fleet, fleet.cluster, fleet.cluster.ray
         self._job, self._pace, self._listener, self._patience = job, pace, listener, patience
         self._targets = {target.machine_kind: target for target in targets}
-        self._queues = {kind: deque(one for one in job.passes if one.machine_kind == kind) for kind in self._targets}
+        self._queues = {
+            kind: deque(pass_ for pass_ in job.passes if pass_.machine_kind == kind) for kind in self._targets
+        }
         self._lanes: list[Lane] = []
-        self._looks: dict[int, Mapping[str, Any]] = {}
+        self._styles: dict[int, Mapping[str, Any]] = {}
         self._probes: dict[Any, Resources] = {}
         self._losses: dict[Pass, list[str]] = {}
         self._restarts: dict[str, int] = {}
@@ -145,7 +147,7 @@ class _Measuring:
         """Yield every pass when its rows are here. Raises `RunError` if nobody is left to measure the others."""
         for node in self._fleet.nodes:
             self._employ(node)
-        while any(self._queues.values()) or any(lane.one for lane in self._lanes):
+        while any(self._queues.values()) or any(lane.pass_ for lane in self._lanes):
             self._look()
             self._assign()
             self._wait()
@@ -158,7 +160,7 @@ class _Measuring:
     def close(self) -> None:
         """Leave the machines idle. What still measures is ended."""
         for lane in self._lanes:
-            if lane.one is None and lane.call is None:
+            if lane.pass_ is None and lane.call is None:
                 lane.idle()
             else:
                 lane.kill()
@@ -174,7 +176,7 @@ class _Measuring:
     def _start(self, lane: Lane) -> None:
         target = self._targets[lane.node.kind]
         here = Target(target.device, target.dtype, lane.node.environment, lane.node.machine, target.machine_kind)
-        points = [point for one in self._job.passes if one.machine_kind == lane.node.kind for point in one.points]
+        points = [point for pass_ in self._job.passes if pass_.machine_kind == lane.node.kind for point in pass_.points]
         earlier = tuple(case for case in self._job.earlier if case.machine == lane.node.machine)
         options = RunOptions()  # the job's matter to the driver alone
         lane.begin(pickle.dumps((self._job.experiment, here, points, earlier, options)))
@@ -199,12 +201,12 @@ class _Measuring:
         """Give every idle lane the next pass of its kind."""
         for lane in self._lanes:
             queue = self._queues[lane.node.kind]
-            if not lane.ready or lane.one is not None or not queue:
+            if not lane.ready or lane.pass_ is not None or not queue:
                 continue
-            one = queue.popleft()
-            lane.measure(one, pickle.dumps(one.points), self._pace.begin(one))
+            pass_ = queue.popleft()
+            lane.measure(pass_, pickle.dumps(pass_.points), self._pace.begin(pass_))
             for other in self._lanes:
-                if other is not lane and other.node is lane.node and other.one is not None:
+                if other is not lane and other.node is lane.node and other.pass_ is not None:
                     lane.beside = other.beside = True
         self._pace.machines = max(1, sum(lane.ready for lane in self._lanes))
 
@@ -245,10 +247,10 @@ class _Measuring:
             self._lose(lane, _reason(error))
             return
         self._keep_log(lane, answer["log"])
-        if lane.one is None:
+        if lane.pass_ is None:
             self._begun(lane, answer)
         else:
-            self._measured(lane, lane.one, answer)
+            self._measured(lane, lane.pass_, answer)
 
     def _begun(self, lane: Lane, answer: Mapping[str, Any]) -> None:
         if "refused" in answer:
@@ -256,38 +258,38 @@ class _Measuring:
             self._listener.problem(f"{lane.node.name} does not take part: {answer['refused']}")
             self._lanes.remove(lane)
             return
-        self._looks[id(lane)] = answer["looks"]
+        self._styles[id(lane)] = answer["styles"]
         lane.ready = True
 
-    def _measured(self, lane: Lane, one: Pass, answer: Mapping[str, Any]) -> None:
+    def _measured(self, lane: Lane, pass_: Pass, answer: Mapping[str, Any]) -> None:
         measured: dict[Point, Sequence[Result]] = pickle.loads(answer["measured"])
         rows = {point: [_checked(case, lane) for case in cases] for point, cases in measured.items()}
-        lane.one = None
+        lane.pass_ = None
         self._restarts.pop(lane.node.resources.id, None)
-        self._hand_over(lane, one, rows)
+        self._hand_over(lane, pass_, rows)
 
-    def _hand_over(self, lane: Lane, one: Pass, rows: Mapping[Point, Sequence[Result]]) -> None:
+    def _hand_over(self, lane: Lane, pass_: Pass, rows: Mapping[Point, Sequence[Result]]) -> None:
         environment = lane.node.environment.model_dump(mode="json")
         if abs(lane.clock_offset_s) > _OFFSET_S:
             environment["clock_offset_s"] = round(lane.clock_offset_s)
-        looks = self._looks.get(id(lane), {})
-        self._finished.append(Measured(one, rows, lane.node.machine, environment, looks, self._pace.end(one)))
+        styles = self._styles.get(id(lane), {})
+        self._finished.append(Measured(pass_, rows, lane.node.machine, environment, styles, self._pace.end(pass_)))
 
     def _lose(self, lane: Lane, why: str) -> None:
         """A lane is lost. Its pass is measured elsewhere, unless it was lost too often."""
-        one = lane.one
+        pass_ = lane.pass_
         self._listener.problem(f"lost {lane.node.name}: {why}")
         self._lanes.remove(lane)
         lane.kill()
-        if one is not None:
-            losses = self._losses.setdefault(one, [])
+        if pass_ is not None:
+            losses = self._losses.setdefault(pass_, [])
             losses.append(f"{lane.node.name}: {why}")
             if len(losses) < MOST_LOSSES:
-                self._pace.lose(one)
-                self._queues[one.machine_kind].appendleft(one)
+                self._pace.lose(pass_)
+                self._queues[pass_.machine_kind].appendleft(pass_)
             else:
                 reason = f"lost with {len(losses)} machines: {'; '.join(losses)}"
-                self._hand_over(lane, one, _crashed(self._job.experiment, one, lane.node, reason))
+                self._hand_over(lane, pass_, _crashed(self._job.experiment, pass_, lane.node, reason))
         self._restart(lane)
 
     def _restart(self, lane: Lane) -> None:
@@ -349,10 +351,10 @@ class _Measuring:
             )
 
     def _show(self, lane: Lane) -> None:
-        if lane.one is not None:
-            self._pace.advance(lane.one, lane.share_done)
+        if lane.pass_ is not None:
+            self._pace.advance(lane.pass_, lane.share_done)
             text = f"{lane.node.machine}: {lane.text}"
-            self._listener.activity(lane.one.points[-1], text, self._pace.done, self._pace.left_s)
+            self._listener.activity(lane.pass_.points[-1], text, self._pace.done, self._pace.left_s)
 
     def _keep_log(self, lane: Lane, news: bytes) -> None:
         if news:
@@ -372,7 +374,7 @@ def _checked(case: Result, lane: Lane) -> Result:
     return case.model_copy(update=changes) if changes else case
 
 
-def _crashed(experiment: Experiment, one: Pass, node: Node, reason: str) -> dict[Point, list[Result]]:
+def _crashed(experiment: Experiment, pass_: Pass, node: Node, reason: str) -> dict[Point, list[Result]]:
     """The rows of a pass that was lost with its machines."""
     model = workload.of(experiment).result
     return {
@@ -389,7 +391,7 @@ def _crashed(experiment: Experiment, one: Pass, node: Node, reason: str) -> dict
             )
             for case in experiment.cases(point)
         ]
-        for point in one.points
+        for point in pass_.points
     }
 
 

@@ -47,7 +47,7 @@ class Lane:
         self.actor = cluster.start_actor(remote.Measurer, node.resources, **wanted)
         self.call: Any = None
         """The outstanding `begin` or `measure`."""
-        self.one: Pass | None = None
+        self.pass_: Pass | None = None
         """The pass that is being measured."""
         self.ready = False
         """Whether it has begun the present experiment."""
@@ -70,9 +70,9 @@ class Lane:
         self.heard = self.heard and monotonic()  # nobody has asked since the last experiment
         self.call = self.actor.begin.remote(job)
 
-    def measure(self, one: Pass, points: bytes, budget_s: float) -> None:
+    def measure(self, pass_: Pass, points: bytes, budget_s: float) -> None:
         """Start to measure a pass."""
-        self.one, self.share_done, self.text = one, 0.0, ""
+        self.pass_, self.share_done, self.text = pass_, 0.0, ""
         self.beside = False
         self.call = self.actor.measure.remote(points, budget_s)
 
@@ -96,7 +96,7 @@ class Lane:
 
     def kill(self) -> None:
         """End the actor and, with it, all processes that it started."""
-        self.call = self.beat = self.one = None
+        self.call = self.beat = self.pass_ = None
         self.ready, self.dead = False, True
         self._ray.kill(self.actor, no_restart=True)
 

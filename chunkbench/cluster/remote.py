@@ -85,7 +85,7 @@ class Measurer:
 
         `job`: pickled experiment, target, all points that this node may have to measure, earlier rows, `RunOptions`.
 
-        Returns the looks of the implementations, or why nothing can be measured.
+        Returns the styles of the implementations, or why nothing can be measured.
         """
         from chunkbench import workload, workloads
         from chunkbench.runner.passes import Workplace
@@ -101,7 +101,7 @@ class Measurer:
         except RunError as error:
             return {"refused": str(error), "nothing runs": isinstance(error, CannotRunError), "log": self._news()}
         self._cases = {point: experiment.cases(point) for point in points}
-        return {"looks": dict(self._measurer.looks), "log": self._news()}
+        return {"styles": dict(self._measurer.styles), "log": self._news()}
 
     def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:
         """Measure a pass, a pickled tuple of points. Returns the rows of each point, pickled."""

@@ -187,7 +187,7 @@ def _unknown_key(model: type[Experiment[Any]], path: Path) -> str:
     key = str(path[-1])
     if len(path) > 1:
         return unknown("key", key, list(model.nested_keys()))
-    having = [one.name for one in workload.all_kinds() if key in yaml_keys(one.experiment)]
+    having = [kind.name for kind in workload.all_kinds() if key in yaml_keys(kind.experiment)]
     if having:
         return model.REFUSED.get(key, only_for(having))
     return unknown("key", key, list(yaml_keys(model)))

@@ -76,7 +76,7 @@ def _not_here(axis: str) -> str:
     """The message about an axis that nothing has, or only other kinds of work."""
     if axis not in AXES:
         return unknown("axis", axis, list(AXES))
-    return only_for([one.name for one in workload.all_kinds() if axis in one.point.axes()])
+    return only_for([kind.name for kind in workload.all_kinds() if axis in kind.point.axes()])
 
 
 def merged(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
@@ -112,9 +112,9 @@ class Sweep:
             place: Path = ("sweep", index)
             block, readable = self._values(raw, place)
             axes = merged(common, block)
-            missing = [one for one in self.rules.required if not one.axes & axes.keys()]
+            missing = [requirement for requirement in self.rules.required if not requirement.axes & axes.keys()]
             if common_readable and readable:
-                self.findings += [Finding(place, one.message) for one in missing]
+                self.findings += [Finding(place, requirement.message) for requirement in missing]
             # Without values that could not be read, the others can still disagree with each other.
             axes = {axis: values for axis, values in axes.items() if values or axis not in INDEPENDENT}
             usable = not missing and all(axes.values()) and axes.keys() <= set(self.point.axes())

@@ -65,7 +65,7 @@ def _with_shifts(series: NDArray[np.float64], chances: dict[int, float], least: 
     return []
 
 
-def _best_split(segment: NDArray[np.float64], alpha: float, dice: np.random.Generator) -> tuple[int | None, float]:
+def _best_split(segment: NDArray[np.float64], alpha: float, rng: np.random.Generator) -> tuple[int | None, float]:
     """Where to split, and how often random orders have an equally good split; there are enough orders for `alpha`."""
     n = len(segment)
     orders = min(_MOST_ORDERS, round(10 / alpha))
@@ -74,7 +74,7 @@ def _best_split(segment: NDArray[np.float64], alpha: float, dice: np.random.Gene
     centred = segment - segment.mean()
     explained = _explained(centred[None, :])
     best = float(explained.max())
-    shuffled = dice.permuted(np.tile(centred, (orders, 1)), axis=1)
+    shuffled = rng.permuted(np.tile(centred, (orders, 1)), axis=1)
     as_good = int((_explained(shuffled).max(axis=1) >= best * (1 - 1e-9)).sum())
     return int(explained[0].argmax()) + SHORTEST, (as_good + 1) / (orders + 1)
 

@@ -25,7 +25,7 @@ from chunkbench.runner import memory_guard
 from chunkbench.runner.case_facts import Context, ImplementationState, facts, now
 from chunkbench.runner.client import LOST, WorkerClient, WorkerProcess
 from chunkbench.runner.executor import Listener
-from chunkbench.runner.point_driver import AFTER, BEFORE, Culprit, PointDriver
+from chunkbench.runner.point_driver import AFTER, BEFORE, PointDriver, WorkerLost
 from chunkbench.runner.run import manifest_of
 from chunkbench.runner.sessions import SessionWorkload
 from chunkbench.runner.survey import survey
@@ -221,8 +221,8 @@ class Interleaved:
         """Do a step; if it crashes the worker, record that. Returns whether the case can go on."""
         try:
             step(driver, case, number)
-        except Culprit as culprit:
-            driver.fail(case.implementation, culprit.status, culprit.reason, culprit.mode)
+        except WorkerLost as lost:
+            driver.fail(case.implementation, lost.status, lost.reason, lost.mode)
         return not driver.lost_in(case)
 
     def _prepare(self, driver: PointDriver, case: Case, number: int) -> None:
@@ -253,8 +253,8 @@ class Interleaved:
                 reply: dict[str, Any] | None = None
                 try:
                     reply = driver.round(case, steps, 1 + number)
-                except Culprit as culprit:
-                    driver.fail(name, culprit.status, culprit.reason, culprit.mode)
+                except WorkerLost as lost:
+                    driver.fail(name, lost.status, lost.reason, lost.mode)
                 if reply is None:
                     alive.remove(driver)
                     continue

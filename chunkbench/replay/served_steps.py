@@ -52,36 +52,36 @@ def served_steps(
     live: list[_Live] = []
     shapes = []
     for number, (_, batch, prompt_tokens, seconds) in enumerate(steps):
-        decoding = [one for one in live if one.decoding]
+        decoding = [entry for entry in live if entry.decoding]
         reads = _reads(decoding, shared)
         left, prompts, prompt_reads = prompt_tokens, 0, 0
-        ahead = deque(one for one in live if not one.decoding)
+        ahead = deque(entry for entry in live if not entry.decoding)
         while left and (ahead or waiting):
             if not ahead:
                 joined = waiting.popleft()
                 ahead.append(_Live(joined, joined.cached))
                 live.append(ahead[0])
-            one = ahead.popleft()
-            last = min(one.computed + left, one.request.prompt)
-            prompt_reads += sum(range(one.computed + 1, last + 1))
-            left -= last - one.computed
-            one.computed = last
+            entry = ahead.popleft()
+            last = min(entry.computed + left, entry.request.prompt)
+            prompt_reads += sum(range(entry.computed + 1, last + 1))
+            left -= last - entry.computed
+            entry.computed = last
             prompts += 1
         if left or len(decoding) + prompts != batch:
             raise ValueError(
                 f"step {number} of the server had {batch} sequences and {prompt_tokens} prompt tokens; its requests, "
                 f"in the order in which they were sent, give {len(decoding) + prompts} and {prompt_tokens - left}"
             )
-        ready = [one for one in live if one.decoding]
+        ready = [entry for entry in live if entry.decoding]
         shapes.append((StepShape(len(decoding), reads, prompt_tokens, prompt_reads, len(ready)), seconds))
-        for one in ready:
-            one.tokens += 1
-        live = [one for one in live if one.tokens < one.request.answer]
+        for entry in ready:
+            entry.tokens += 1
+        live = [entry for entry in live if entry.tokens < entry.request.answer]
     return shapes
 
 
 def _reads(decoding: Sequence[_Live], shared: int) -> Reads:
     """What these sequences attend to; one sequence alone shares nothing."""
-    covered = sum(one.request.prompt + one.tokens for one in decoding)
+    covered = sum(entry.request.prompt + entry.tokens for entry in decoding)
     held = shared if len(decoding) > 1 else 0
     return Reads(covered - held * len(decoding), held, held * len(decoding))

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from chunkbench import workload
-from chunkbench.experiment.look import Look
+from chunkbench.experiment.style import Style
 from chunkbench.report.model import Cell, Column
 from chunkbench.store import Run
 
@@ -18,8 +18,8 @@ _SPARE_STYLES = (("#882255", "h"), ("#117733", ">"), ("#999933", "d"), ("#332288
 """Colours and markers for implementations that state none."""
 
 
-class Style(NamedTuple):
-    """How the lines of an implementation look: a colour for its family, a line for the variant, a marker of its own."""
+class LineStyle(NamedTuple):
+    """How an implementation is drawn: a colour for its family, a line for the variant, a marker of its own."""
 
     colour: str
     marker: str
@@ -35,25 +35,25 @@ class Columns:
     """How tables and figures name and show the implementations of a run, by id."""
 
     labels: Mapping[str, str]
-    looks: Mapping[str, Look]
-    """Looks that the run's manifest holds."""
-    installed: Callable[[str], Look]
-    """Look of an implementation without one in the manifest: in an older run, or only in the paper's tables."""
+    styles: Mapping[str, Style]
+    """Styles that the run's manifest holds."""
+    installed: Callable[[str], Style]
+    """Style of an implementation without one in the manifest: in an older run, or only in the paper's tables."""
     baseline: str = ""
     """The implementation that all others are compared with."""
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
         """In the order of columns: the baseline, the paper's, then others as the experiment names them."""
-        return tuple(sorted(self.labels, key=lambda name: (name != self.baseline, self.look(name).place)))
+        return tuple(sorted(self.labels, key=lambda name: (name != self.baseline, self.style(name).column_order)))
 
-    def look(self, implementation: str) -> Look:
+    def style(self, implementation: str) -> Style:
         """How an implementation is shown."""
-        recorded = self.looks.get(implementation)
+        recorded = self.styles.get(implementation)
         if recorded is not None and "line" in recorded.model_fields_set:
             return recorded
         installed = self.installed(implementation)
-        if recorded is None or installed == Look():
+        if recorded is None or installed == Style():
             return recorded or installed
         # The run is older than the lines of figures. Old and new runs shall be drawn alike.
         drawn = {"colour": installed.colour, "marker": installed.marker, "line": installed.line}
@@ -61,7 +61,7 @@ class Columns:
 
     def name(self, implementation: str) -> str:
         """The name of an implementation in running text."""
-        return self.look(implementation).name or self.labels.get(implementation, implementation)
+        return self.style(implementation).name or self.labels.get(implementation, implementation)
 
     def column(self, implementation: str, show: Callable[[T], Cell | str]) -> Column[T]:
         """The column of an implementation in a table."""
@@ -69,7 +69,7 @@ class Columns:
 
     def heading(self, implementation: str) -> tuple[str, ...]:
         """Lines of the column's heading, each at most nine characters."""
-        stated = self.look(implementation).heading
+        stated = self.style(implementation).heading
         if stated:
             return stated
         words = self.labels[implementation].replace("_", " ").replace("-", " ").split() or [implementation]
@@ -78,17 +78,17 @@ class Columns:
 
     def competes(self, implementation: str, baseline: str) -> bool:
         """Whether it is a rival of the baseline: neither the baseline itself nor a variant of it."""
-        return implementation != baseline and self.look(implementation).ablation_of != baseline
+        return implementation != baseline and self.style(implementation).ablation_of != baseline
 
-    def style(self, implementation: str) -> Style:
+    def line_style(self, implementation: str) -> LineStyle:
         """The style of an implementation's lines, the same in every figure."""
-        look = self.look(implementation)
-        if look.colour and look.marker:
-            return Style(look.colour, look.marker, look.line)
-        unstyled = [name for name in self.ids if not (self.look(name).colour and self.look(name).marker)]
+        style = self.style(implementation)
+        if style.colour and style.marker:
+            return LineStyle(style.colour, style.marker, style.line)
+        unstyled = [name for name in self.ids if not (self.style(name).colour and self.style(name).marker)]
         number = unstyled.index(implementation) if implementation in unstyled else len(unstyled)
         colour, marker = _SPARE_STYLES[number % len(_SPARE_STYLES)]
-        return Style(look.colour or colour, look.marker or marker, look.line)
+        return LineStyle(style.colour or colour, style.marker or marker, style.line)
 
     def legend(self) -> list[str]:
         """Explanations of the headings that differ from the label or have a meaning to add."""
@@ -96,7 +96,7 @@ class Columns:
         for implementation in self.ids:
             label, heading = self.labels[implementation], " ".join(self.heading(implementation))
             same = heading.replace(" ", "") == label.replace(" ", "")
-            parts = ("" if same else label, self.look(implementation).meaning)
+            parts = ("" if same else label, self.style(implementation).meaning)
             text = ": ".join(part for part in parts if part)
             if text:
                 lines.append(f"{label if same else heading} = {text}")
@@ -108,5 +108,5 @@ def columns_of(run: Run) -> Columns:
     experiment = run.manifest.experiment
     labels = {case.implementation: case.label for case in run.cases}
     ordered = {name: labels[name] for name in dict.fromkeys((*experiment.implementations, *labels)) if name in labels}
-    installed = workload.get(experiment.kind).implementations().look
-    return Columns(ordered, run.manifest.looks, cache(installed), experiment.baseline)
+    installed = workload.get(experiment.kind).implementations().style
+    return Columns(ordered, run.manifest.styles, cache(installed), experiment.baseline)

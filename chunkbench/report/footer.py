@@ -107,13 +107,13 @@ def _data(rows: Sequence[Row], timed: Sequence[Row]) -> str:
 def _timing(results: Sequence[TimedResult], timed: Sequence[TimedResult]) -> str:
     """How `results` were timed; `timed` are those with a latency."""
     parts = []
-    for protocol in dict.fromkeys(one.protocol for one in results):
-        caches = _list(one.cache for one in results if one.protocol == protocol)
-        modes = _list(one.mode for one in results if one.protocol == protocol)
+    for protocol in dict.fromkeys(result.protocol for result in results):
+        caches = _list(result.cache for result in results if result.protocol == protocol)
+        modes = _list(result.mode for result in results if result.protocol == protocol)
         parts.append(f"protocol {protocol} ({_HOW[protocol]}), caches {caches}, mode {modes}")
     if timed:
-        parts.append(f"rounds a point: {extent(len(one.samples_us) for one in timed)}")
-        steps = {(len(one.steps), one.axis("n_c")) for one in timed}
+        parts.append(f"rounds a point: {extent(len(result.samples_us) for result in timed)}")
+        steps = {(len(result.steps), result.axis("n_c")) for result in timed}
         parts.append(
             ", ".join(
                 f"all {n_c} steps timed"
@@ -122,31 +122,31 @@ def _timing(results: Sequence[TimedResult], timed: Sequence[TimedResult]) -> str
                 for steps, n_c in sorted(steps)
             )
         )
-        shared = {one.longest_n_c for one in timed if one.longest_n_c}
+        shared = {result.longest_n_c for result in timed if result.longest_n_c}
         if shared:
             parts.append(f"smaller n_c are the first steps of the pass to n_c = {_list(sorted(shared))}")
-        threads = {one.threads for one in timed if one.threads}
+        threads = {result.threads for result in timed if result.threads}
         parts += [f"threads {_list(sorted(threads))}"] if threads else []
-        discarded = sum(one.discarded for one in timed)
+        discarded = sum(result.discarded for result in timed)
         parts += [f"{count(discarded, 'sample')} discarded because the clock was throttled"] if discarded else []
-        if any(len(set(one.groups)) > 1 for one in timed):
+        if any(len(set(result.groups)) > 1 for result in timed):
             parts.append("implementations ran in groups that fit in memory; ratios are formed inside a group")
     return "; ".join(parts)
 
 
 def _interval(manifest: Manifest, timed: Sequence[Row]) -> str:
     confidence = manifest.experiment.confidence
-    one = timed[0].facts.REPEATED if timed else ""
+    repeated = timed[0].facts.REPEATED if timed else ""
     texts = {
-        "range": f"smallest and largest {one} (range: too few {one}s for a confidence interval)",
-        "confidence": f"{confidence:.0%} confidence for the median over {one}s, by order statistics",
+        "range": f"smallest and largest {repeated} (range: too few {repeated}s for a confidence interval)",
+        "confidence": f"{confidence:.0%} confidence for the median over {repeated}s, by order statistics",
     }
     kinds = dict.fromkeys(row.derived.interval_kind for row in timed if row.derived.rounds > 1)
     return " or, where there are enough rounds, ".join(texts[kind] for kind in ("range", "confidence") if kind in kinds)
 
 
 def _peaks(timed: Sequence[TimedResult]) -> str:
-    peaks = [peak for one in timed for peak in one.peaks]
+    peaks = [peak for result in timed for peak in result.peaks]
     if not peaks:
         return ""
     read = _rates(peak.read_bytes_per_s for peak in peaks)

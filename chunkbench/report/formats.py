@@ -59,7 +59,7 @@ def names(*parts: Part) -> tuple[str, ...]:
 
 def render(content: Document | Book, form: str, screen: Screen = FILE) -> str:
     """The content in a format; `table` suits the screen. Raises `KeyError` for a format that it does not have."""
-    known = {one.name: one for one in FORMATS}[form]
+    known = {entry.name: entry for entry in FORMATS}[form]
     part = getattr(content, known.part, None)
     if part is None:
         raise KeyError(form)

@@ -69,7 +69,7 @@ def quantities(
     def block(group: Group) -> list[Line]:
         known = any(map(has_numbers, group.rows.values()))
         return [
-            Line(name, {one: cell(group, one, place) for one in view.columns.ids})
+            Line(name, {implementation: cell(group, implementation, place) for implementation in view.columns.ids})
             for place, (name, _) in enumerate(lines if known else lines[:1])
         ]
 

@@ -52,7 +52,7 @@ class Attempt(PointDriver[ExperimentT]):
         self._announce, self._advance, self._peaks = announce, advance, peaks
 
     def run(self, deadline: float) -> None:
-        """Measure until about `deadline` (monotonic seconds). Raises `Culprit` when the worker is lost."""
+        """Measure until about `deadline` (monotonic seconds). Raises `WorkerLost` when the worker is lost."""
         self._announce("making inputs")
         seed = self.experiment.seed
         room, l2_bytes = self._room()

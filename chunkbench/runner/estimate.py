@@ -72,11 +72,11 @@ def estimate(
     free = available_memory() if target.device == "cpu" else gpu_memory()
     room = None if free is None else memory_guard.room_of(free)
     sizes = needs[largest]
-    grouping, held = None, max(sum(one.values()) for one in needs.values())
+    grouping, held = None, max(sum(sizes.values()) for sizes in needs.values())
     probe = memory_guard.probe_bytes(room) if room is not None and work.timed else 0
     if room is not None:
         grouping = _grouping(experiment, work, sizes, room - probe)
-        held = max(_held(experiment, work, one, room - probe) for one in needs.values())
+        held = max(_held(experiment, work, sizes, room - probe) for sizes in needs.values())
     swept = sweep_bytes("cpu", last_level_cache_bytes("cpu")) if work.timed and target.device == "cpu" else 0
     memory = held + probe + swept + _WORKER_BYTES
     seconds = None if target.device == "cuda" else _seconds(experiment, work, points, needs, held + probe, swept)
@@ -107,25 +107,25 @@ def _seconds(
 ) -> float:
     """Passes take their share of the budget, or the time of the fewest rounds if that is longer."""
     passes = work.passes(points)
-    weights = [work.weight(one[-1], experiment.seed) for one in passes]
+    weights = [work.weight(pass_[-1], experiment.seed) for pass_ in passes]
     left, waiting = experiment.budget_s, sum(weights)
     total = _START_S + _PER_IMPLEMENTATION_S * len(experiment.implementations)
     if work.timed:
         total += _PER_RESERVED_GB_S * reserved / 1e9
-    for one, cost in zip(passes, weights, strict=True):
+    for pass_, cost in zip(passes, weights, strict=True):
         share = max(0.0, left) * cost / waiting if work.timed else 0.0
-        took = max(share, _least(experiment, one, needs[one[-1]], swept if work.timed else 0, work.timed))
+        took = max(share, _least(experiment, pass_, needs[pass_[-1]], swept if work.timed else 0, work.timed))
         total, left, waiting = total + took, left - took, waiting - cost
     return total
 
 
 def _least(
-    experiment: SessionExperiment, one: Sequence[SessionPoint], needs: Mapping[str, int], swept: int, timed: bool
+    experiment: SessionExperiment, pass_: Sequence[SessionPoint], needs: Mapping[str, int], swept: int, timed: bool
 ) -> float:
     """Seconds of a pass in the fewest rounds."""
-    steps = sum(min(point.n_c, MIN_TIMED_STEPS) for point in one)
+    steps = sum(min(point.n_c, MIN_TIMED_STEPS) for point in pass_)
     calls = experiment.min_rounds * steps if isinstance(experiment, TimedExperiment) else 0
-    caches = len({case.cache for case in experiment.cases(one[-1])})
+    caches = len({case.cache for case in experiment.cases(pass_[-1])})
     read = sum(needs.values()) * (calls * caches + _PASSES) + len(needs) * calls * swept
     return _POINT_S * timed + _EACH_S * len(needs) + read / read_bandwidth()
 

@@ -34,11 +34,11 @@ class Job:
 class Measured:
     """The rows of a pass, and the machine that measured them."""
 
-    one: Pass
+    pass_: Pass
     cases: Mapping[Point, Sequence[Result]]
     machine: str
     environment: Mapping[str, Any]
-    looks: Mapping[str, Mapping[str, Any]]
+    styles: Mapping[str, Mapping[str, Any]]
     took_s: float
 
 
@@ -83,21 +83,21 @@ class LocalExecutor:
         (target,) = self.targets
         experiment = job.experiment
         cases: dict[Point, tuple[Case, ...]] = {
-            point: experiment.cases(point) for one in job.passes for point in one.points
+            point: experiment.cases(point) for pass_ in job.passes for point in pass_.points
         }
         place = Workplace(job.log, job.earlier, listener.problem)
         measurer = workload.of(experiment).start(experiment, target, list(cases), place, job.options)
         environment = target.environment.model_dump(mode="json")
         try:
-            for one in job.passes:
+            for pass_ in job.passes:
 
-                def announce(text: str, point: Point = one.points[-1]) -> None:
+                def announce(text: str, point: Point = pass_.points[-1]) -> None:
                     listener.activity(point, text, pace.done, pace.left_s)
 
-                def advance(share: float, one: Pass = one) -> None:
-                    pace.advance(one, share)
+                def advance(share: float, pass_: Pass = pass_) -> None:
+                    pace.advance(pass_, share)
 
-                measured = measurer.measure(one.points, cases, pace.begin(one), announce, advance)
-                yield Measured(one, measured, target.machine, environment, measurer.looks, pace.end(one))
+                measured = measurer.measure(pass_.points, cases, pace.begin(pass_), announce, advance)
+                yield Measured(pass_, measured, target.machine, environment, measurer.styles, pace.end(pass_))
         finally:
             measurer.close()

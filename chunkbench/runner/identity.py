@@ -27,7 +27,8 @@ def identity(experiment: Experiment, targets: Sequence[Target]) -> dict[str, str
     """
     resolved = experiment.model_dump(mode="json", exclude={"source", "path", "budget_s"})
     text = json.dumps([resolved, *([target.device, target.dtype] for target in targets)], sort_keys=True)
-    torch = dict.fromkeys(f"{one.environment.torch.version}, CUDA {one.environment.torch.cuda}" for one in targets)
+    builds = [target.environment.torch for target in targets]
+    torch = dict.fromkeys(f"{build.version}, CUDA {build.cuda}" for build in builds)
     return {
         "experiment": hashlib.sha256(text.encode()).hexdigest(),
         "revision": code_digest(".py", ".so"),  # a commit id would miss uncommitted changes

@@ -33,7 +33,7 @@ class Pace:
         """`weights` has all passes of the run. Those that are not `pending` were measured before it was resumed."""
         self._weights = weights
         self._total = sum(weights.values())
-        self._waiting = sum(weights[one] for one in pending)
+        self._waiting = sum(weights[pass_] for pass_ in pending)
         self._before = self._total - self._waiting
         self._budget_s = budget_s * self._waiting / self._total if self._total else 0.0
         self._running: dict[Pass, _Running] = {}
@@ -41,29 +41,29 @@ class Pace:
         self.machines = 1
         """How many machines measure at the same time."""
 
-    def begin(self, one: Pass) -> float:
+    def begin(self, pass_: Pass) -> float:
         """A pass starts. Returns the seconds that it may take: its share of the budget that is left."""
-        weight = self._weights[one]
+        weight = self._weights[pass_]
         promised_s = sum(max(other.allotted_s, other.elapsed_s) for other in self._running.values())
         left_s = max(0.0, self._budget_s - self._spent_s - promised_s)
         allotted_s = left_s * weight / self._waiting
         self._waiting -= weight
-        self._running[one] = _Running(weight, allotted_s, monotonic())
+        self._running[pass_] = _Running(weight, allotted_s, monotonic())
         return allotted_s
 
-    def advance(self, one: Pass, share: float) -> None:
+    def advance(self, pass_: Pass, share: float) -> None:
         """Record which share of a running pass is done, 0 to 1."""
-        self._running[one].share_done = share
+        self._running[pass_].share_done = share
 
-    def end(self, one: Pass) -> float:
+    def end(self, pass_: Pass) -> float:
         """A pass is done. Returns the seconds that it took."""
-        took_s = self._running.pop(one).elapsed_s
+        took_s = self._running.pop(pass_).elapsed_s
         self._spent_s += took_s
         return took_s
 
-    def lose(self, one: Pass) -> None:
+    def lose(self, pass_: Pass) -> None:
         """A pass was lost with its machine: it has to be measured again, and costs the others nothing."""
-        self._waiting += self._running.pop(one).weight
+        self._waiting += self._running.pop(pass_).weight
 
     @property
     def done(self) -> float:
@@ -75,7 +75,7 @@ class Pace:
         """Seconds left at the pace so far, no more than the rest of the budget, which bounds a run until it is overrun.
         In the first 2% of the run it is that rest."""
         machines = max(1, min(self.machines, len(self._running) or self.machines))
-        spent_s = self._spent_s + sum(one.elapsed_s for one in self._running.values())
+        spent_s = self._spent_s + sum(pass_.elapsed_s for pass_ in self._running.values())
         measured = self._total - self._before - self._left()
         rest_s = max(0.0, self._budget_s - spent_s)
         if measured < 0.02 * self._total:
@@ -84,4 +84,4 @@ class Pace:
         return (min(expected_s, rest_s) if rest_s else expected_s) / machines
 
     def _left(self) -> float:
-        return self._waiting + sum(one.weight * (1 - one.share_done) for one in self._running.values())
+        return self._waiting + sum(pass_.weight * (1 - pass_.share_done) for pass_ in self._running.values())

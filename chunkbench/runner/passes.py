@@ -38,8 +38,8 @@ class PointMeasurer(Protocol[PointT, MeasuredT]):
     """Measures the points of one run, pass by pass."""
 
     @property
-    def looks(self) -> Mapping[str, Mapping[str, Any]]:
-        """Implementation id -> how reports show it (`chunkbench.experiment.look`)."""
+    def styles(self) -> Mapping[str, Mapping[str, Any]]:
+        """Implementation id -> how reports show it (`chunkbench.experiment.style`)."""
         ...
 
     def measure(

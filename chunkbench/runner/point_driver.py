@@ -28,7 +28,7 @@ _HOUSEKEEPING_S = 300.0
 """Time limit of requests that run no implementation."""
 
 
-class Culprit(Exception):
+class WorkerLost(Exception):
     """The worker is gone while a request of `implementation` was outstanding; None: a request of the harness itself."""
 
     def __init__(self, implementation: str | None, status: Status, reason: str, mode: Mode | None = None) -> None:
@@ -198,23 +198,23 @@ class PointDriver(Generic[ExperimentT]):
             return self.worker.ask(op, limit, implementation=name, **arguments)
         except WorkerError as error:
             if error.kind == "lost":
-                raise Culprit(name, "crashed", f"in {op}: {error}", mode) from None
+                raise WorkerLost(name, "crashed", f"in {op}: {error}", mode) from None
             statuses: Mapping[str, Status] = {"oom": "oom", "unsupported": "unsupported"}
             reason = str(error) if error.kind == "unsupported" else f"in {op}: {error}"
             self.fail(name, statuses.get(error.kind, "error"), reason, mode)
             return None
         except WorkerCrashed as crash:
-            raise Culprit(name, "crashed", f"in {op}: {crash}", mode) from None
+            raise WorkerLost(name, "crashed", f"in {op}: {crash}", mode) from None
         except WorkerTimeout as timeout:
-            raise Culprit(name, "timeout", f"in {op}: {timeout}", mode) from None
+            raise WorkerLost(name, "timeout", f"in {op}: {timeout}", mode) from None
 
     def housekeeping(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Send a request of the harness itself, which runs no implementation."""
         try:
             return self.worker.ask(op, _HOUSEKEEPING_S, **arguments)
         except WorkerError as error:
-            raise Culprit(None, "oom" if error.kind == "oom" else "error", f"harness, {op}: {error}") from None
+            raise WorkerLost(None, "oom" if error.kind == "oom" else "error", f"harness, {op}: {error}") from None
         except WorkerCrashed as crash:
-            raise Culprit(None, "crashed", f"harness, {op}: {crash}") from None
+            raise WorkerLost(None, "crashed", f"harness, {op}: {crash}") from None
         except WorkerTimeout as timeout:
-            raise Culprit(None, "timeout", f"harness, {op}: {timeout}") from None
+            raise WorkerLost(None, "timeout", f"harness, {op}: {timeout}") from None

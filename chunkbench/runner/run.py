@@ -51,14 +51,14 @@ def run_experiment(
     machine. Ctrl-C and SIGTERM end the run early and keep the finished points.
     """
     passes = _passes(experiment, executor.targets)
-    points = sum(len(one.points) for one in passes)
+    points = sum(len(pass_.points) for pass_ in passes)
     writer = _open_writer(experiment, executor.targets, out, resume, command, points)
     try:
         finished = _finished(writer, experiment, passes, options.retry)
-        listener.started(out, points, sum(len(one.points) for one in finished))
+        listener.started(out, points, sum(len(pass_.points) for pass_ in finished))
         # `interrupted` stays true if the run is killed.
         writer.update_manifest(interrupted=True, finished_at=None)
-        pending = [one for one in passes if one not in finished]
+        pending = [pass_ for pass_ in passes if pass_ not in finished]
         try:
             with sigterm_as_interrupt():
                 if pending:
@@ -90,27 +90,27 @@ def _measure(
     options: RunOptions,
 ) -> None:
     kind = workload.of(experiment)
-    weights = {one: kind.weight(one.points[-1], experiment.seed) for one in passes}
+    weights = {pass_: kind.weight(pass_.points[-1], experiment.seed) for pass_ in passes}
     pace = Pace(weights, pending, experiment.budget_s * len(executor.targets))
     job = Job(experiment, pending, writer.worker_log, tuple(writer.cases), options)
     with contextlib.closing(executor.measure(job, pace, listener)) as results:
         for measured in results:
             _record_machine(writer, measured)
-            writer.append([case for point in measured.one.points for case in measured.cases[point]])
-            for number, point in enumerate(measured.one.points):
+            writer.append([case for point in measured.pass_.points for case in measured.cases[point]])
+            for number, point in enumerate(measured.pass_.points):
                 took_s = 0.0 if number else measured.took_s
                 listener.point_finished(point, measured.cases[point], took_s, pace.done, pace.left_s)
 
 
 def _record_machine(writer: RunWriter, measured: Measured) -> None:
-    """Make sure that the manifest has the machine of these rows, and the looks of their implementations."""
+    """Make sure that the manifest has the machine of these rows, and the styles of their implementations."""
     known = writer.manifest.model_dump(mode="json")
-    looks = {**known["looks"], **measured.looks}
+    styles = {**known["styles"], **measured.styles}
     machines = {**known["machines"]}
-    kind = {"kind": measured.one.machine_kind} if measured.one.machine_kind else {}
+    kind = {"kind": measured.pass_.machine_kind} if measured.pass_.machine_kind else {}
     machines.setdefault(measured.machine, {**measured.environment, **kind})
-    if looks != known["looks"] or machines != known["machines"]:
-        writer.update_manifest(looks=looks, machines=machines)
+    if styles != known["styles"] or machines != known["machines"]:
+        writer.update_manifest(styles=styles, machines=machines)
 
 
 def _open_writer(
@@ -156,9 +156,9 @@ def _finished(
     """Passes whose cases are all on disk, none with a status in `retry`."""
     done = {writer.place_of(case) for case in writer.cases if case.status not in retry}
     return {
-        one
-        for one in passes
-        if all((case.key, one.machine_kind) in done for point in one.points for case in experiment.cases(point))
+        pass_
+        for pass_ in passes
+        if all((case.key, pass_.machine_kind) in done for point in pass_.points for case in experiment.cases(point))
     }
 
 

@@ -16,7 +16,7 @@ from chunkbench.runner.attempt import Attempt, TimedAttempt
 from chunkbench.runner.case_facts import Context, facts, now
 from chunkbench.runner.client import LOST, WorkerClient
 from chunkbench.runner.options import RunOptions
-from chunkbench.runner.point_driver import Culprit
+from chunkbench.runner.point_driver import WorkerLost
 from chunkbench.runner.survey import survey
 from chunkbench.runner.target import Target
 from chunkbench.store import RunError
@@ -58,9 +58,9 @@ class SessionMeasurer(Generic[PointT, ResultT]):
             raise RunError(message, remedy="resume") from None
 
     @property
-    def looks(self) -> dict[str, Mapping[str, Any]]:
+    def styles(self) -> dict[str, Mapping[str, Any]]:
         """How reports show the implementations, as far as they say it."""
-        return {name: traits.look for name, traits in self._traits.items() if traits.look}
+        return {name: traits.style for name, traits in self._traits.items() if traits.style}
 
     def measure(
         self,
@@ -72,34 +72,34 @@ class SessionMeasurer(Generic[PointT, ResultT]):
     ) -> dict[PointT, list[ResultT]]:
         """Measure all cases of the points of a pass; one pass over the steps of the last, longest point serves all.
 
-        After a crash or a timeout the pass is measured again without the culprit.
+        After a crash or a timeout the pass is measured again without the implementation that caused it.
         """
         started_at = now()
         point = points[-1]
         cases = cases_of[point]
-        culprits: list[Culprit] = []
+        losses: list[WorkerLost] = []
         retried = False
         while True:
             self._reserve(announce)
             attempt = self._attempt(points, cases, announce, advance)
-            for earlier in culprits:
+            for earlier in losses:
                 assert earlier.implementation is not None
                 attempt.fail(earlier.implementation, earlier.status, earlier.reason, earlier.mode)
             meter = NoiseMeter([self._worker.pid])
             meter.start()
             try:
                 attempt.run(monotonic() + budget_s)
-            except Culprit as culprit:
+            except WorkerLost as lost:
                 self._worker.kill()
                 self._worker = self._start_worker()
-                if culprit.implementation is not None:
-                    culprits.append(culprit)
+                if lost.implementation is not None:
+                    losses.append(lost)
                     continue
-                if culprit.status == "crashed" and not retried:
+                if lost.status == "crashed" and not retried:
                     retried = True  # no implementation is to blame, the cause may be outside: try the point once more
                     continue
                 for state in attempt.states.values():
-                    state.fail(culprit.status, culprit.reason)
+                    state.fail(lost.status, lost.reason)
             noise = Noise.model_validate(meter.stop())
             break
         return {member: self._facts(member, cases_of[member], cases, attempt, noise, started_at) for member in points}

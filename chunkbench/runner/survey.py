@@ -28,8 +28,8 @@ class Traits:
     isa: str | None = None
     package_version: str | None = None
     note: str = ""
-    look: Mapping[str, Any] = field(default_factory=dict)
-    """How reports show it (`chunkbench.experiment.look`); empty from workers of older versions."""
+    style: Mapping[str, Any] = field(default_factory=dict)
+    """How reports show it (`chunkbench.experiment.style`); empty from workers of older versions."""
 
     def refusal(self) -> str:
         """Reason and remedy as one text."""
@@ -50,7 +50,8 @@ def survey(
         for name in implementations:
             try:
                 reply = worker.ask("survey", _LIMIT_S, implementations=[name], device=device)
-                traits[name] = Traits(**reply[name])
+                # Workers of revisions before the name changed report a `look`.
+                traits[name] = Traits(**{"style": reply[name].pop("look", {}), **reply[name]})
             except WorkerError as error:
                 refuse(name, "error", error)
             except (WorkerCrashed, WorkerTimeout) as error:

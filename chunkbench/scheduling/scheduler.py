@@ -117,7 +117,7 @@ class Scheduler(Generic[E]):
         """A running request ended."""
         self._manager.leave(entry.arrival)
         self.running.remove(entry)
-        self._prefilling = [one for one in self._prefilling if one is not entry]
+        self._prefilling = [other for other in self._prefilling if other is not entry]
 
     def schedule(self) -> Step[E]:
         """Choose the tokens of the next step. A batch of 0: nothing runs, and nothing that waits fits."""
@@ -160,9 +160,9 @@ class Scheduler(Generic[E]):
         entry = self.running.pop()
         entry.preempted += 1
         step.preempted += 1
-        step.decoding = [one for one in step.decoding if one is not entry]
+        step.decoding = [other for other in step.decoding if other is not entry]
         step.prompts = [piece for piece in step.prompts if piece.entry is not entry]
-        self._prefilling = [one for one in self._prefilling if one is not entry]
+        self._prefilling = [other for other in self._prefilling if other is not entry]
         if self.rules.swap and entry.decoding:
             moved = self._manager.swap_out(entry.arrival)
             if moved is not None:

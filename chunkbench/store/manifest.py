@@ -18,7 +18,7 @@ from pydantic import (
 
 from chunkbench import workload
 from chunkbench.environment.machine import hardware_id
-from chunkbench.experiment.look import Look
+from chunkbench.experiment.style import Style
 
 
 def _nothing_if_none(raw: object) -> object:
@@ -130,7 +130,7 @@ class Manifest(_Part):
     machines: dict[str, MachineFacts] = {}
     """Machine id -> hardware and software."""
     git: Annotated[GitFacts, BeforeValidator(_nothing_if_none)] = GitFacts()
-    looks: dict[str, Look] = {}
+    styles: dict[str, Style] = Field(default={}, validation_alias=AliasChoices("styles", "looks"))
     """Implementation id -> how reports show it."""
     points: NonNegativeInt | None = None
     started_at: str | None = None

@@ -200,7 +200,7 @@ class TimedResult(SessionResult):
     discarded: Count = 0
     """Samples that were discarded and repeated because the clock was throttled."""
     peaks: tuple[Peaks, ...] = ()
-    calibration: tuple[Calibration, ...] = Field((), validation_alias=AliasChoices("calibration", "yardsticks"))
+    calibration: tuple[Calibration, ...] = Field(default=(), validation_alias=AliasChoices("calibration", "yardsticks"))
     """[round]; empty on a GPU and in runs of schema version 1. Lines written before it had this name call it
     `yardsticks`."""
     gpu: tuple[GpuState, ...] = ()

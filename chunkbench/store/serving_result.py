@@ -154,4 +154,4 @@ class ServingResult(ServingPoint, Result):
 
     @property
     def round_groups(self) -> tuple[int, ...]:
-        return tuple(one.arrival_seed for one in self.measurements) if self.us_per_token else ()
+        return tuple(measurement.arrival_seed for measurement in self.measurements) if self.us_per_token else ()

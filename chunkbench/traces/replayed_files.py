@@ -27,12 +27,12 @@ def read_replayed(
     """
     trace = read_traffic(path)
     kept = trace.first(count, longest)
-    due = due_times(Arrivals(), rate, len(kept), seed) if rate else [one.due - kept[0].due for one in kept]
+    due = due_times(Arrivals(), rate, len(kept), seed) if rate else [request.due - kept[0].due for request in kept]
     if trace.has_token_ids:
-        fresh = count_from(1 + max(max(one.prompt) for one in kept))
-        return [_of_tokens(time, one, fresh) for time, one in zip(due, kept, strict=True)]
-    fresh = count_from(1 + max((block for one in kept for block in one.blocks), default=0))
-    return [_of_blocks(time, one, trace.block_tokens, fresh) for time, one in zip(due, kept, strict=True)]
+        fresh = count_from(1 + max(max(request.prompt) for request in kept))
+        return [_of_tokens(time, request, fresh) for time, request in zip(due, kept, strict=True)]
+    fresh = count_from(1 + max((block for request in kept for block in request.blocks), default=0))
+    return [_of_blocks(time, request, trace.block_tokens, fresh) for time, request in zip(due, kept, strict=True)]
 
 
 def _of_tokens(due: float, request: TraceRequest, fresh: Iterator[int]) -> ReplayRequest:

@@ -82,12 +82,12 @@ class Worker:
         entries = {}
         for name in implementations:
             label, answer = self._registry.availability(name, device)
-            look = self._registry.look(name)
-            stated = look.model_dump(mode="json", exclude_defaults=True)
+            style = self._registry.style(name)
+            stated = style.model_dump(mode="json", exclude_defaults=True)
             entry: dict[str, Any] = {
                 "label": label,
                 **asdict(answer),
-                "look": stated | {"line": look.line} if stated else {},
+                "style": stated | {"line": style.line} if stated else {},
             }
             if answer.ok:
                 loaded = self._load(name)

@@ -33,13 +33,13 @@ class RunMaker:
     """Makes runs of one case with invented times of about 100 us times `factor`."""
 
     def __init__(self, facts: MakeFacts, seed: int = 0) -> None:
-        self._facts, self._dice = facts, np.random.default_rng(seed)
+        self._facts, self._rng = facts, np.random.default_rng(seed)
 
     def case(self, factor: float = 1.0, rounds: int = 20, disturbed: float = 0.3, **changes: Any) -> DecodeResult:
         """The case. In a share `disturbed` of its rounds, another tenant slows the arithmetic and the case by 40%."""
-        is_slow = self._dice.random(rounds) < disturbed
-        times = 100 * factor * self._dice.lognormal(0.0, 0.03, rounds) * np.where(is_slow, 1.4, 1.0)
-        arithmetic = 60 * self._dice.lognormal(0.0, 0.004, rounds) * np.where(is_slow, 1.4, 1.0)
+        is_slow = self._rng.random(rounds) < disturbed
+        times = 100 * factor * self._rng.lognormal(0.0, 0.03, rounds) * np.where(is_slow, 1.4, 1.0)
+        arithmetic = 60 * self._rng.lognormal(0.0, 0.004, rounds) * np.where(is_slow, 1.4, 1.0)
         values: dict[str, Any] = {
             "key": "k",
             "samples_us": tuple((float(t), float(t)) for t in times),

@@ -24,9 +24,9 @@ def recording(facts: MakeFacts, number: int, us: float, model: str = "A", **chan
 
 
 def test_a_change_is_found_with_its_commit(facts: MakeFacts) -> None:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     levels = [100.0] * 8 + [120.0] * 8
-    runs = [recording(facts, 1 + i, us * dice.lognormal(0, 0.02)) for i, us in enumerate(levels)]
+    runs = [recording(facts, 1 + i, us * rng.lognormal(0, 0.02)) for i, us in enumerate(levels)]
     (series,) = history(list(reversed(runs)), 0.05, 0.99)  # history sorts the runs by time
     assert [change.index for change in series.changes] == [8]
     assert series.changes[0].commit == f"{9:040x}"[:12]

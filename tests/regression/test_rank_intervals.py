@@ -16,10 +16,10 @@ from chunkbench.regression.rank_intervals import between, centre
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 
 NOISES: dict[str, Noise] = {
-    "skewed": lambda dice, n: dice.lognormal(0.0, 0.8, n) * 0.05,
-    "two peaks": lambda dice, n: dice.normal(0.0, 0.01, n) + 0.2 * (dice.random(n) < 0.4),
-    "heavy tail": lambda dice, n: dice.standard_t(1.5, n) * 0.02,
-    "normal": lambda dice, n: dice.normal(0.0, 0.03, n),
+    "skewed": lambda rng, n: rng.lognormal(0.0, 0.8, n) * 0.05,
+    "two peaks": lambda rng, n: rng.normal(0.0, 0.01, n) + 0.2 * (rng.random(n) < 0.4),
+    "heavy tail": lambda rng, n: rng.standard_t(1.5, n) * 0.02,
+    "normal": lambda rng, n: rng.normal(0.0, 0.03, n),
 }
 TRIALS = 250
 
@@ -36,10 +36,10 @@ TRIALS = 250
 def test_holds_the_true_shift_as_often_as_it_claims(
     noise: str, seed: int, base: int, head: int, shift: float, confidence: float
 ) -> None:
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     hits = 0
     for _ in range(TRIALS):
-        interval = between(NOISES[noise](dice, base), NOISES[noise](dice, head) + shift, confidence)
+        interval = between(NOISES[noise](rng, base), NOISES[noise](rng, head) + shift, confidence)
         hits += interval.low <= shift <= interval.high
     # If the claim holds, the chance of fewer hits is one in a million.
     assert hits >= binom.ppf(1e-6, TRIALS, confidence)
@@ -56,10 +56,10 @@ def test_holds_the_true_shift_as_often_as_it_claims(
 def test_pairs_hold_the_true_shift_as_often_as_they_claim(
     noise: str, seed: int, pairs: int, shift: float, confidence: float
 ) -> None:
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     hits = 0
     for _ in range(TRIALS):
-        both = NOISES[noise](dice, 2 * pairs)
+        both = NOISES[noise](rng, 2 * pairs)
         interval = centre(both[:pairs] + shift - both[pairs:], confidence)
         hits += interval.low <= shift <= interval.high
     assert hits >= binom.ppf(1e-6, TRIALS, confidence)
@@ -76,8 +76,8 @@ def test_three_rounds_have_no_interval_of_95_percent() -> None:
 
 @pytest.mark.parametrize(("base", "head"), [(7, 5), (12, 12), (30, 10)])
 def test_an_interval_ends_where_the_exact_test_stops_rejecting(base: int, head: int) -> None:
-    dice = np.random.default_rng(base)
-    x, y = dice.normal(size=base), dice.normal(size=head) + 0.3
+    rng = np.random.default_rng(base)
+    x, y = rng.normal(size=base), rng.normal(size=head) + 0.3
     interval = between(x, y, 0.95)
     assert interval.enough
 
@@ -100,8 +100,8 @@ def test_an_interval_of_pairs_ends_where_the_exact_test_stops_rejecting() -> Non
 
 
 def test_many_values_use_the_normal_approximation_without_a_jump() -> None:
-    dice = np.random.default_rng(1)
-    x, y = dice.normal(size=60), dice.normal(size=60)
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=60), rng.normal(size=60)
     exact = between(x[:24], y[:24], 0.95)
     large = between(x, y, 0.95)
     assert large.high - large.low < exact.high - exact.low

@@ -38,10 +38,10 @@ def test_one_after_the_other_they_share_what_is_left(passes: list[Pass], clock: 
 def test_side_by_side_each_has_the_share_that_it_has_alone(passes: list[Pass], clock: list[float]) -> None:
     pace = Pace(dict.fromkeys(passes, 1), passes, 40.0)
     pace.machines = 4
-    assert [pace.begin(one) for one in passes] == [10, 10, 10, 10]
+    assert [pace.begin(pass_) for pass_ in passes] == [10, 10, 10, 10]
     clock[0] = 5
-    for one in passes:
-        pace.advance(one, 0.5)
+    for pass_ in passes:
+        pace.advance(pass_, 0.5)
     assert pace.left_s == pytest.approx(5)
 
 

@@ -51,7 +51,7 @@ def test_an_error_may_be_infinite(facts) -> None:
         {"environment": {"packages": {"torch": 2}}},
         {"started_at": 12},
         {"points": -1},
-        {"looks": {"naive": {"colour": 3}}},
+        {"styles": {"naive": {"colour": 3}}},
         {"title\ud800": 1},
     ],
 )

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from chunkbench import workload
 from chunkbench.cli.main import cli
 from chunkbench.experiment.point import Case
-from chunkbench.store import SCHEMA_VERSION, Calibration, DecodeResult, TimedResult, open_run
+from chunkbench.experiment.style import Style
+from chunkbench.store import SCHEMA_VERSION, Calibration, DecodeResult, Manifest, TimedResult, open_run
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
@@ -64,3 +65,8 @@ def test_facts_are_read_by_their_former_names(facts) -> None:
     del former["calibration"]
     assert DecodeResult.model_validate_json(json.dumps(former)).calibration == (Calibration(**times),) * 3
     assert DecodeResult.from_older(former)["calibration"]
+
+
+def test_manifests_are_read_by_their_former_names() -> None:
+    manifest = Manifest.model_validate({"schema_version": 8, "looks": {"naive": {"place": 7, "line": "dashed"}}})
+    assert manifest.styles == {"naive": Style(column_order=7, line="dashed")}

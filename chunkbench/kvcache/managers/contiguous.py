@@ -63,8 +63,8 @@ class Contiguous(AccountedManager):
         return tokens
 
     def table(self, sequence: int) -> range:
-        one = self._live[sequence]
-        return range(one.begin, one.begin + Buddy.piece(one.reservation))
+        entry = self._live[sequence]
+        return range(entry.begin, entry.begin + Buddy.piece(entry.reservation))
 
     def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         # The piece depends on the text alone; after a preemption it is as large as before.
@@ -83,10 +83,10 @@ class Contiguous(AccountedManager):
 
     def append(self, sequences: Sequence[int]) -> bool:
         live = [self._live[sequence] for sequence in sequences]
-        if any(one.tokens == one.reservation for one in live):
+        if any(entry.tokens == entry.reservation for entry in live):
             return False
-        for one in live:
-            one.tokens += 1
+        for entry in live:
+            entry.tokens += 1
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
@@ -101,10 +101,10 @@ class Contiguous(AccountedManager):
         """Lost between pieces is what the allocator's rounding adds, and free pieces that are too small for the last
         join, if that was refused."""
         used = reserved = inside = 0
-        for one in self._live.values():
-            used += one.tokens
-            reserved += max(0, one.total - one.tokens)
-            inside += one.reservation - max(one.total, one.tokens)
+        for entry in self._live.values():
+            used += entry.tokens
+            reserved += max(0, entry.total - entry.tokens)
+            inside += entry.reservation - max(entry.total, entry.tokens)
         too_small = self._memory.free_below(self._refused)
         rounding = self.slots_held - used - reserved - inside
         return Accounts(
@@ -118,4 +118,4 @@ class Contiguous(AccountedManager):
         )
 
     def reads(self) -> Reads:
-        return Reads(private=sum(one.tokens for one in self._live.values()), shared=0, shared_covered=0)
+        return Reads(private=sum(entry.tokens for entry in self._live.values()), shared=0, shared_covered=0)

@@ -79,31 +79,31 @@ class HashedBlocks(AccountedManager):
         return self._live[sequence].tokens
 
     def reach(self, sequence: int, tokens: int) -> bool:
-        one = self._live[sequence]
-        if tokens <= one.tokens:
+        entry = self._live[sequence]
+        if tokens <= entry.tokens:
             return True
-        needed = -(-tokens // self.block_tokens) - len(one.table)
+        needed = -(-tokens // self.block_tokens) - len(entry.table)
         if needed > self._pool.free:
             return False
-        one.table += self._pool.take(needed)
-        self._name(one, one.tokens // self.block_tokens, tokens // self.block_tokens)
-        self._covered += tokens - one.tokens
-        one.tokens = tokens
+        entry.table += self._pool.take(needed)
+        self._name(entry, entry.tokens // self.block_tokens, tokens // self.block_tokens)
+        self._covered += tokens - entry.tokens
+        entry.tokens = tokens
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
         live = [self._live[sequence] for sequence in sequences]
         size = self.block_tokens
-        beginning = [one for one in live if one.tokens % size == 0]
+        beginning = [entry for entry in live if entry.tokens % size == 0]
         if beginning:
             if len(beginning) > self._pool.free:
                 return False
-            for one, block in zip(beginning, self._pool.take(len(beginning)), strict=True):
-                one.table.append(block)
-        for one in live:
-            one.tokens += 1
-            if one.tokens % size == 0:
-                self._name(one, one.tokens // size - 1, one.tokens // size)
+            for entry, block in zip(beginning, self._pool.take(len(beginning)), strict=True):
+                entry.table.append(block)
+        for entry in live:
+            entry.tokens += 1
+            if entry.tokens % size == 0:
+                self._name(entry, entry.tokens // size - 1, entry.tokens // size)
         self._covered += len(live)
         return True
 
@@ -124,19 +124,19 @@ class HashedBlocks(AccountedManager):
 
     def leave(self, sequence: int) -> None:
         """Full blocks keep their keys until they are taken."""
-        one = self._live[sequence]
+        entry = self._live[sequence]
         del self._live[sequence]
-        self._pool.give_back(reversed(one.table))
-        self._covered -= one.tokens
+        self._pool.give_back(reversed(entry.table))
+        self._covered -= entry.tokens
 
     def accounts(self) -> Accounts:
         size, pool = self.block_tokens, self._pool
         reserved = inside = 0
-        for one in self._live.values():
-            end = len(one.table) * size
-            later = max(0, min(one.total, end) - one.tokens)
+        for entry in self._live.values():
+            end = len(entry.table) * size
+            later = max(0, min(entry.total, end) - entry.tokens)
             reserved += later
-            inside += end - one.tokens - later
+            inside += end - entry.tokens - later
         return Accounts(
             used=self._covered - (pool.shared_references - pool.shared) * size,
             reserved=reserved,
@@ -165,6 +165,6 @@ class HashedBlocks(AccountedManager):
         """The blocks that a join finds. The last token is never in them, because it must be computed."""
         return self._pool.find(keys, (known - 1) // self.block_tokens)
 
-    def _name(self, one: _Live, first: int, last: int) -> None:
+    def _name(self, entry: _Live, first: int, last: int) -> None:
         """Give the blocks `first` to `last - 1` of a sequence their keys. What the text does not know has none."""
-        self._pool.name(one.table[first:last], one.keys[first:last])
+        self._pool.name(entry.table[first:last], entry.keys[first:last])

@@ -65,15 +65,15 @@ class Paged(AccountedManager):
         live = [self._live[sequence] for sequence in sequences]
         if self._needed(live) > len(self._free):
             return False
-        for one in live:
-            if one.tokens % self.block_tokens == 0:
-                one.table += self._take(1)
-            elif self._references[one.table[-1]] > 1:
-                copied = one.table[-1]
-                one.table[-1:] = self._take(1)
-                self._release(copied, one.tokens % self.block_tokens)
+        for entry in live:
+            if entry.tokens % self.block_tokens == 0:
+                entry.table += self._take(1)
+            elif self._references[entry.table[-1]] > 1:
+                copied = entry.table[-1]
+                entry.table[-1:] = self._take(1)
+                self._release(copied, entry.tokens % self.block_tokens)
                 self.copies += 1
-            one.tokens += 1
+            entry.tokens += 1
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
@@ -100,30 +100,30 @@ class Paged(AccountedManager):
         Its blocks become free, but not those that others use. It shares nothing after it is swapped in. Until then it
         is unknown to all other methods but `leave` and `preempt`, and no account counts it.
         """
-        one = self._live[sequence]
-        self._free_table(one)
+        entry = self._live[sequence]
+        self._free_table(entry)
         self._swapped[sequence] = self._live.pop(sequence)
-        return one.tokens
+        return entry.tokens
 
     def swap_in(self, sequence: int) -> bool:
         """Move a sequence back into blocks. False if there is no room, as for a join."""
         table = self._admit(self._swapped[sequence].tokens)
         if table is None:
             return False
-        one = self._live[sequence] = self._swapped.pop(sequence)
-        one.table = table
+        entry = self._live[sequence] = self._swapped.pop(sequence)
+        entry.table = table
         return True
 
     def accounts(self) -> Accounts:
         """Where forks share a partial block, the longest text among theirs tells what will fill it."""
-        covered = sum(one.tokens for one in self._live.values())
+        covered = sum(entry.tokens for entry in self._live.values())
         used = covered - self._shared_covered + self._shared
         reserved: dict[int, int] = {}  # by last block
         empty: dict[int, int] = {}
-        for one in self._live.values():
-            last, end = one.table[-1], len(one.table) * self.block_tokens
-            empty[last] = end - one.tokens
-            reserved[last] = max(reserved.get(last, 0), min(one.total, end) - one.tokens)
+        for entry in self._live.values():
+            last, end = entry.table[-1], len(entry.table) * self.block_tokens
+            empty[last] = end - entry.tokens
+            reserved[last] = max(reserved.get(last, 0), min(entry.total, end) - entry.tokens)
         return Accounts(
             used=used,
             reserved=sum(reserved.values()),
@@ -135,7 +135,7 @@ class Paged(AccountedManager):
         )
 
     def reads(self) -> Reads:
-        covered = sum(one.tokens for one in self._live.values())
+        covered = sum(entry.tokens for entry in self._live.values())
         return Reads(covered - self._shared_covered, self._shared, self._shared_covered)
 
     def _check_new(self, sequence: int, text: Text, known: int) -> None:
@@ -154,11 +154,11 @@ class Paged(AccountedManager):
         """Blocks that one more token for each of these sequences needs."""
         needed = 0
         writers: Counter[int] = Counter()
-        for one in live:
-            if one.tokens % self.block_tokens == 0:
+        for entry in live:
+            if entry.tokens % self.block_tokens == 0:
                 needed += 1
-            elif self._references[one.table[-1]] > 1:
-                writers[one.table[-1]] += 1
+            elif self._references[entry.table[-1]] > 1:
+                writers[entry.table[-1]] += 1
         # If all sequences of a block write, the last one has it for itself and needs no copy.
         return needed + sum(min(count, self._references[block] - 1) for block, count in writers.items())
 
@@ -169,13 +169,14 @@ class Paged(AccountedManager):
             self._references[block] = 1
         return blocks
 
-    def _filled(self, one: _Live) -> list[tuple[int, int]]:
+    def _filled(self, entry: _Live) -> list[tuple[int, int]]:
         """The blocks of a sequence, and how many tokens each has."""
-        size, last = self.block_tokens, len(one.table) - 1
-        return [(block, size if place < last else one.tokens - last * size) for place, block in enumerate(one.table)]
+        size, last = self.block_tokens, len(entry.table) - 1
+        in_last = entry.tokens - last * size
+        return [(block, size if place < last else in_last) for place, block in enumerate(entry.table)]
 
-    def _free_table(self, one: _Live) -> None:
-        for block, tokens in self._filled(one):
+    def _free_table(self, entry: _Live) -> None:
+        for block, tokens in self._filled(entry):
             self._release(block, tokens)
 
     def _release(self, block: int, tokens: int) -> None:

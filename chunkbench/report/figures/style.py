@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from chunkbench.analysis.derive import Group
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.values import show_value
-from chunkbench.report.columns import Style
+from chunkbench.report.columns import LineStyle
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -115,12 +115,12 @@ def styled(name: StyleName = "screen") -> Iterator[None]:
         _LAYOUT.reset(token)
 
 
-def handle(style: Style, label: str, here: bool = True) -> Line2D:
+def handle(style: LineStyle, label: str, here: bool = True) -> Line2D:
     """A line of the legend: filled for this run (`here`), thin, dotted and hollow for the paper."""
     return Line2D([], [], label=label, **(style.line2d(markersize=6, linewidth=1.6) if here else paper_line(style)))
 
 
-def paper_line(style: Style) -> dict[str, Any]:
+def paper_line(style: LineStyle) -> dict[str, Any]:
     """The arguments of matplotlib's `plot` for what the paper printed."""
     return style.line2d(markersize=5, markerfacecolor="white", linewidth=0.9, linestyle=DOTS)
 
@@ -264,7 +264,7 @@ def conditions(report: Report, manifest: Manifest, timed: bool = True) -> str:
     facts = [row.facts for row in report.rows]
     machines = " and ".join(manifest.machine_names) or "machine not recorded"
     parts = [machines, ", ".join(dict.fromkeys(f.dtype for f in facts))]
-    rounds = [one for one in facts if isinstance(one, TimedResult)]
+    rounds = [result for result in facts if isinstance(result, TimedResult)]
     if timed and rounds:
         for name, values in (("protocol", [f.protocol for f in rounds]), ("caches", [f.cache for f in rounds])):
             parts.append(f"{name} {' and '.join(dict.fromkeys(values))}")

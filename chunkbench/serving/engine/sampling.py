@@ -27,7 +27,7 @@ def next_tokens(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int 
     largest = logits.gather(-1, best[:, None])[:, 0]
     finite = largest.isfinite().tolist()
     tokens = [token if fine else None for token, fine in zip(best.tolist(), finite, strict=True)]
-    drawn = [row for row, one in enumerate(sequences) if finite[row] and not one.request.sampling.greedy]
+    drawn = [row for row, sequence in enumerate(sequences) if finite[row] and not sequence.request.sampling.greedy]
     if drawn:
         # Without the largest logit, whatever the temperature is, no quotient overflows: the largest is 0.
         below = logits[drawn].float().sub_(largest[drawn].float()[:, None])  # indexing has made a copy

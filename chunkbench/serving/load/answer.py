@@ -67,7 +67,7 @@ class _Chunk(_Answer):
     def holds_token(self) -> bool:
         """Whether a token is known to be in it."""
         choices = self.choices or ()
-        return any(one.text or one.token_ids or (one.delta and one.delta.holds_token) for one in choices)
+        return any(choice.text or choice.token_ids or (choice.delta and choice.delta.holds_token) for choice in choices)
 
 
 class Model(_Answer):

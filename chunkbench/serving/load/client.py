@@ -156,7 +156,7 @@ async def send(
             def now() -> float:
                 return max(0.0, time.perf_counter() - started)
 
-            async def one(number: int, due: float, sending: asyncio.Future[None] | None = None) -> None:
+            async def send_one(number: int, due: float, sending: asyncio.Future[None] | None = None) -> None:
                 request, body = plan[number], bodies[number]
 
                 def ended(result: RequestResult, tokens: Tokens) -> None:
@@ -184,13 +184,13 @@ async def send(
 
             async def client(conversations: Iterator[list[int]]) -> None:
                 for first, *later in conversations:
-                    await one(first, now())
+                    await send_one(first, now())
                     for number in later:
                         await asyncio.sleep(plan[number].due)
-                        await one(number, now())
+                        await send_one(number, now())
 
             if options.clients is None:
-                await _open_loop(plan, started, one)
+                await _open_loop(plan, started, send_one)
             else:
                 left = iter(_conversations(plan))
                 await _all([client(left) for _ in range(options.clients)])
@@ -229,7 +229,7 @@ class _Turns:
 
 
 async def _open_loop(
-    plan: Sequence[PlannedRequest], started: float, one: Callable[..., Coroutine[Any, Any, None]]
+    plan: Sequence[PlannedRequest], started: float, send_one: Callable[..., Coroutine[Any, Any, None]]
 ) -> None:
     """Send every request at its due time. Its connection is opened a little earlier."""
     turns = _Turns(plan)
@@ -248,7 +248,7 @@ async def _open_loop(
                 loop.call_later(due, begin, number)
                 due += time.perf_counter() - started
             await asyncio.sleep(started + due - LEAD_S - time.perf_counter())
-            await one(number, due, sendings[number])
+            await send_one(number, due, sendings[number])
 
     dues = [started + plan[number].due for number in fixed]
     sending = at_due_times(dues, lambda place: begin(fixed[place]))

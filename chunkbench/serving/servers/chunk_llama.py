@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from chunkbench.baselines.contract import YES, Answer
-from chunkbench.experiment.look import Look
+from chunkbench.experiment.style import Style
 from chunkbench.serving.servers.system import Launch, Setting, System, Watch
 from chunkbench.store.serving_result import Moment
 from chunkbench.version import __version__
@@ -54,7 +54,7 @@ class ChunkbenchServer(System):
     """A server of `chunkbench serve`, with its options."""
 
     label: str
-    look: Look
+    style: Style
     engine: str = "chunk"
     attention: str = "two-phase"
     cache: str = "live"
@@ -95,50 +95,50 @@ class ChunkbenchServer(System):
 
 SYSTEMS: Mapping[str, System] = {
     "chunk_llama": ChunkbenchServer(
-        "ChunkLlama", Look(heading=("Chunk", "Llama"), colour=_COLOUR, marker="o", place=950)
+        "ChunkLlama", Style(heading=("Chunk", "Llama"), colour=_COLOUR, marker="o", column_order=950)
     ),
     "chunk_llama_no_tpp": ChunkbenchServer(
         "ChunkLlama, no TPP",
-        Look(
+        Style(
             heading=("Chunk", "Llama", "no TPP"),
             meaning="the same engine and cache, without two-phase partition",
             colour=_COLOUR,
             marker="^",
             line="dashed",
-            place=930,
+            column_order=930,
             ablation_of="chunk_llama",
         ),
         attention="sequence-first",
     ),
     "chunk_llama_radix": ChunkbenchServer(
         "ChunkLlama, radix",
-        Look(
+        Style(
             heading=("Chunk", "Llama", "radix"),
             meaning="the same engine; chunks of finished requests stay for later ones, as in RadixAttention",
             colour=_COLOUR,
             marker="h",
             line="dashdot",
-            place=940,
+            column_order=940,
             ablation_of="chunk_llama",
         ),
         cache="radix",
     ),
     "chunk_llama_no_sharing": ChunkbenchServer(
         "ChunkLlama, no sharing",
-        Look(
+        Style(
             heading=("Chunk", "Llama", "no shar."),
             meaning="the same engine, without shared chunks: each request computes and stores its whole prompt",
             colour=_COLOUR,
             marker="v",
             line="dotted",
-            place=920,
+            column_order=920,
             ablation_of="chunk_llama",
         ),
         attention="no-sharing",
     ),
     "transformers": ChunkbenchServer(
         "transformers",
-        Look(colour="#6E6E6E", marker="s", place=300),
+        Style(colour="#6E6E6E", marker="s", column_order=300),
         engine="transformers",
         note="transformers: its continuous batching with the attention sdpa, behind our web front; it shares pages.",
     ),

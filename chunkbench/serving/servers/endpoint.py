@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chunkbench.baselines.contract import YES, Answer
-from chunkbench.experiment.look import Look
+from chunkbench.experiment.style import Style
 from chunkbench.serving.servers.system import Launch, Setting, System
 
 
@@ -13,7 +13,7 @@ class Endpoint(System):
     """Anything that speaks OpenAI's protocol and takes token ids; its limits are its own."""
 
     label = "endpoint"
-    look = Look(colour="#009E73", marker="X", place=400)
+    style = Style(colour="#009E73", marker="X", column_order=400)
     start_s = 0.0
     process_bytes = None
     note = "endpoint: a server that ran already; the suite set none of its limits."

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from chunkbench.baselines.contract import Answer
 from chunkbench.experiment.llama import LlamaShape
-from chunkbench.experiment.look import Look
 from chunkbench.experiment.point import element_bytes
+from chunkbench.experiment.style import Style
 from chunkbench.experiment.terms import Dtype
 from chunkbench.store.serving_result import Moment
 
@@ -110,7 +110,7 @@ class System(ABC):
     """A server under test with its settings. One instance a run."""
 
     label: str
-    look: Look = Look()
+    style: Style = Style()
     compiles: bool = False
     note: str = ""
     """What a reader must know about this system."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chunkbench.baselines.contract import YES, Answer
-from chunkbench.experiment.look import Look
+from chunkbench.experiment.style import Style
 from chunkbench.serving.prometheus import sum_of
 from chunkbench.serving.servers.system import Launch, Setting, System, Watch
 from chunkbench.store.serving_result import Moment
@@ -94,7 +94,7 @@ class Vllm(System):
     """vLLM's server, with its options."""
 
     label: str
-    look: Look
+    style: Style
     caching: bool = False
     plugins: str = ""
     """Plug-ins that vLLM loads."""
@@ -158,35 +158,35 @@ class Vllm(System):
 SYSTEMS: Mapping[str, System] = {
     "vllm": Vllm(
         "vLLM",
-        Look(
+        Style(
             heading=("vLLM",),
             meaning="prefix caching off, as in the paper's time",
             colour=_COLOUR,
             marker="P",
-            place=200,
+            column_order=200,
         ),
     ),
     "vllm_prefix_caching": Vllm(
         "vLLM, prefix caching",
-        Look(
+        Style(
             heading=("vLLM", "prefix", "caching"),
             meaning="vLLM's default today",
             colour=_COLOUR,
             marker="*",
             line="dashed",
-            place=210,
+            column_order=210,
         ),
         caching=True,
     ),
     "vllm_chunk": Vllm(
         "vLLM, our kernels",
-        Look(
+        Style(
             heading=("vLLM", "our", "kernels"),
             meaning="prefix caching, and our plug-in computes attention",
             colour="#D55E00",
             marker="P",
             line="dashdot",
-            place=220,
+            column_order=220,
         ),
         caching=True,
         plugins="chunkbench",

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.report.columns import Columns, Style
+from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import (
     MOST_PANELS,
     caption,
@@ -49,7 +49,7 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
     plot.axhline(1, color="#000000", linewidth=0.9, zorder=1)
     plot.axhspan(1e-9, 1, color="#F2F2F2", linewidth=0, zorder=0)
     for curve in panel.curves:
-        style = columns.style(curve.implementation)
+        style = columns.line_style(curve.implementation)
         _paper_line(plot, curve, style)
         if not curve.here:
             continue
@@ -76,7 +76,7 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
     panel_title(plot, panel.title)
 
 
-def _paper_line(plot: Axes, curve: Curve, style: Style) -> None:
+def _paper_line(plot: Axes, curve: Curve, style: LineStyle) -> None:
     if curve.paper:
         xs, speedups = [spot.x for spot in curve.paper], [spot.value for spot in curve.paper]
         plot.plot(xs, speedups, **paper_line(style), label=f"{curve.label}, paper", zorder=2)
@@ -107,9 +107,9 @@ def _handles(report: Report, shown: Sequence[Panel]) -> list[Line2D]:
     for implementation, label in labels.items():
         measured = implementation in here
         words = label if measured else f"{label} (paper only)"
-        handles.append(handle(report.columns.style(implementation), words, measured))
+        handles.append(handle(report.columns.line_style(implementation), words, measured))
     if any(panel.paper for panel in shown):
-        black = Style("#000000", "o", "solid")
+        black = LineStyle("#000000", "o", "solid")
         handles += [handle(black, "filled: here"), handle(black, "hollow, dotted: paper", here=False)]
     return handles
 

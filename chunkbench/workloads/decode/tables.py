@@ -89,7 +89,7 @@ def expectation_table(view: View) -> Table:
         return NOTHING if value is None else f"{'<=' if expected.metric in AT_MOST else '>='} {value:g}"
 
     def worst(members: Sequence[Outcome]) -> str:
-        values = [one.value for one in members if one.verdict != "not measured" and one.value is not None]
+        values = [member.value for member in members if member.verdict != "not measured" and member.value is not None]
         return significant((max if members[0].metric in AT_MOST else min)(values)) if values else NOTHING
 
     def tally(members: Sequence[Outcome], verdict: str) -> str:

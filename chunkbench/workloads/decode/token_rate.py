@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.paper.printed import SETUP, StatedRate, stated_token_rates
-from chunkbench.report.columns import Columns, Style
+from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import (
     MOST_PANELS,
     axis_label,
@@ -85,10 +85,10 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         return None
     shown = all_panels[:MOST_PANELS]
     labels = {curve.implementation: curve.label for panel in shown for curve in panel.curves if curve.here}
-    handles = [handle(report.columns.style(implementation), label) for implementation, label in labels.items()]
+    handles = [handle(report.columns.line_style(implementation), label) for implementation, label in labels.items()]
     stated = any(panel.paper for panel in shown)
     if stated:
-        handles.append(handle(Style("#000000", "o", "none"), "hollow: stated in the paper", here=False))
+        handles.append(handle(LineStyle("#000000", "o", "none"), "hollow: stated in the paper", here=False))
         handles[-1].set_linestyle("none")
     page = sheet(_caption(report, manifest, len(all_panels), stated), handles, len(shown), right_axis=stated)
     for plot, panel in zip(page.panels, shown, strict=True):
@@ -133,7 +133,7 @@ def _paper_axis(plot: Axes, panel: Panel, columns: Columns, limits: tuple[float,
     right = plot.twinx()
     right.set_yscale("log")
     for curve in panel.curves:
-        style = columns.style(curve.implementation)
+        style = columns.line_style(curve.implementation)
         for spot in curve.paper:
             right.plot([spot.x], [spot.value], **style.line2d(markersize=6, markerfacecolor="white", linestyle="none"))
     right.set_ylim(*limits)
@@ -147,7 +147,7 @@ def _panel(plot: Axes, panel: Panel, columns: Columns) -> None:
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")
     for curve in panel.curves:
-        style = columns.style(curve.implementation)
+        style = columns.line_style(curve.implementation)
         xs, rates = [spot.x for spot in curve.here], [spot.value for spot in curve.here]
         lows, highs = [spot.bounds[0] for spot in curve.here], [spot.bounds[1] for spot in curve.here]
         if curve.here:

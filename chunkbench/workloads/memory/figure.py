@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from chunkbench.analysis.derive import Group
 from chunkbench.analysis.kv_memory import PAKV
-from chunkbench.report.columns import Columns, Style
+from chunkbench.report.columns import Columns, LineStyle
 from chunkbench.report.figures.style import (
     DASHES,
     axis_label,
@@ -39,9 +39,9 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if not sized or not (swept or savings):
         return None
     columns = report.columns
-    handles = [handle(columns.style(name), columns.name(name)) for name in _names(sized, columns)]
+    handles = [handle(columns.line_style(name), columns.name(name)) for name in _names(sized, columns)]
     if savings:
-        handles.append(handle(Style(_GREY, "", "dashed"), r"bounds: $1 / (1 - r)$, $(c - 1) / n$"))
+        handles.append(handle(LineStyle(_GREY, "", "dashed"), r"bounds: $1 / (1 - r)$, $(c - 1) / n$"))
     count = len(swept) + (2 if savings else 0)
     page = sheet(_caption(report, manifest), handles, count, across=2, share_y=False)
     for plot, (axis, groups) in zip(page.panels, swept, strict=False):
@@ -49,7 +49,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         panel_axes = [a for a in report.varying if a != axis]
         panel_title(plot, values(groups[0].axes, panel_axes))
     if savings:
-        style = columns.style(PAKV)
+        style = columns.line_style(PAKV)
         _saved(page.panels[-2], [(saved.ratio, saved.measured, saved.limit) for _, saved in savings], style)
         _empty(page.panels[-1], [(_tokens(group), saved.empty, saved.bound) for group, saved in savings], style)
     return page.figure
@@ -76,14 +76,14 @@ def _bytes(plot: Axes, axis: str, groups: Sequence[Group], columns: Columns) -> 
             (group.axes[axis], group.rows[implementation].kv_bytes) for group in groups if implementation in group.rows
         ]
         spots = sorted((x, size / 1e6) for x, size in held if size)
-        style = columns.style(implementation)
+        style = columns.line_style(implementation)
         plot.plot(*zip(*spots, strict=True), **style.line2d(markersize=5, linewidth=1.6))
     plot.set_xlabel(axis_label(axis))
     plot.set_ylabel("K/V, MB")
     plot.set_ylim(bottom=0)
 
 
-def _saved(plot: Axes, spots: Sequence[tuple[float, float | None, float]], style: Style) -> None:
+def _saved(plot: Axes, spots: Sequence[tuple[float, float | None, float]], style: LineStyle) -> None:
     measured = sorted((ratio, value) for ratio, value, _ in spots if value is not None)
     plot.plot(*zip(*measured, strict=True), **style.line2d(markersize=5, linestyle="none"))
     highest = max(value for _, value in measured) * 1.6 if measured else 4.0
@@ -94,7 +94,7 @@ def _saved(plot: Axes, spots: Sequence[tuple[float, float | None, float]], style
     panel_title(plot, words="saved by sharing")
 
 
-def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: Style) -> None:
+def _empty(plot: Axes, spots: Sequence[tuple[int, float | None, float]], style: LineStyle) -> None:
     points = sorted({(n, 100 * value) for n, value, _ in spots if value is not None})
     bounds = sorted({(n, 100 * bound) for n, _, bound in spots})
     plot.plot(*zip(*points, strict=True), **style.line2d(markersize=5, linestyle="none"))

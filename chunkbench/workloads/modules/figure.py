@@ -38,7 +38,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         return None
     shown = measured[:MOST_PANELS]
     labels = {row.facts.implementation: row.facts.label for _, rows in shown for row in rows}
-    handles = [handle(report.columns.style(module), label) for module, label in labels.items()]
+    handles = [handle(report.columns.line_style(module), label) for module, label in labels.items()]
     for legend_handle in handles:
         legend_handle.set_linestyle("none")
     page = sheet(_caption(report, manifest, len(measured)), handles, len(shown))
@@ -64,7 +64,7 @@ def _panel(plot: Axes, rows: Sequence[Row], columns: Columns) -> None:
     for module in dict.fromkeys(row.facts.implementation for row in rows):
         members = [row for row in rows if row.facts.implementation == module]
         of_module = [(_intensity(row), _reached(row)) for row in members]
-        plot.plot(*zip(*of_module, strict=True), **columns.style(module).line2d(markersize=6, linestyle="none"))
+        plot.plot(*zip(*of_module, strict=True), **columns.line_style(module).line2d(markersize=6, linestyle="none"))
         spots += of_module
         batches += [row.facts.batch_size for row in members]
     for spot, sizes in _labels(spots, batches):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Look, Session
+from chunkbench.baselines.contract import YES, Answer, Implementation, Session, Style
 from chunkbench.baselines.naive import NaiveSession
 from chunkbench.experiment.points import LayerPoint
 from chunkbench.workloads.modules.inputs import ModulesInputs
@@ -85,7 +85,7 @@ class _Module(Implementation[LayerPoint, ModulesInputs]):
 class QkvProjection(_Module):
     id = "qkv_projection"
     label = "QKV projection"
-    look = Look(heading=("QKV", "proj."), colour="#0072B2", marker="s")
+    style = Style(heading=("QKV", "proj."), colour="#0072B2", marker="s")
 
     def prepare(self, inputs: ModulesInputs) -> Session:
         return QkvProjectionSession(inputs)
@@ -94,7 +94,7 @@ class QkvProjection(_Module):
 class SelfAttention(_Module):
     id = "self_attention"
     label = "Self-attention"
-    look = Look(heading=("Self-", "attention"), colour="#D55E00", marker="o")
+    style = Style(heading=("Self-", "attention"), colour="#D55E00", marker="o")
 
     def prepare(self, inputs: ModulesInputs) -> Session:
         return SelfAttentionSession(inputs)
@@ -103,7 +103,7 @@ class SelfAttention(_Module):
 class Mlp(_Module):
     id = "mlp"
     label = "MLP"
-    look = Look(heading=("MLP",), colour="#009E73", marker="^")
+    style = Style(heading=("MLP",), colour="#009E73", marker="^")
 
     def prepare(self, inputs: ModulesInputs) -> Session:
         return MlpSession(inputs)

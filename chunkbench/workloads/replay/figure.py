@@ -44,7 +44,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     if not panels:
         return None
     names = {name for group in report.groups for name in group.rows}
-    handles = [handle(columns.style(name), columns.name(name)) for name in columns.ids if name in names]
+    handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids if name in names]
     page = sheet(_caption(report, manifest), handles, len(panels), min(2, len(panels)), False)
     for plot, panel in zip(page.panels, panels, strict=True):
         panel(plot)
@@ -58,7 +58,7 @@ def _along(report: Report, axis: str, others: Sequence[str]) -> dict[Values, lis
         for group in report.groups
         if group.axes.get(axis) is not None and any(map(replay_numbers, group.rows.values()))
     )
-    found = by_values(known, [one for one in others if one in report.varying])
+    found = by_values(known, [axis for axis in others if axis in report.varying])
     several = {title: groups for title, groups in found.items() if len({group.axes[axis] for group in groups}) > 1}
     return {tuple(pair for pair in title if pair[1] != "0"): groups for title, groups in several.items()}
 
@@ -81,9 +81,11 @@ def _latency(title: Values, groups: Sequence[Group], columns: Columns) -> Panel:
                 lines[name, n_s].append((rate, row.derived.latency_us / 1e3))
                 text = printed(group, row, "normalized_latency_ms_per_token")
                 if text is not None:
-                    plot.plot(rate, float(text), **columns.style(name).line2d(markerfacecolor="none", markersize=9))
+                    plot.plot(
+                        rate, float(text), **columns.line_style(name).line2d(markerfacecolor="none", markersize=9)
+                    )
         for (name, n_s), spots in lines.items():
-            drawn = columns.style(name).line2d(markersize=4, **sharing(n_s == shares[0]))
+            drawn = columns.line_style(name).line2d(markersize=4, **sharing(n_s == shares[0]))
             plot.plot(*zip(*sorted(spots), strict=True), **drawn)
         if len(shares) > 1:
             grey = [
@@ -111,7 +113,7 @@ def _hits(report: Report) -> list[Panel]:
             for name in report.columns.ids:
                 spots = [(group.axes["memory"], hits) for group in groups if (hits := _hit(group, name)) is not None]
                 if spots:
-                    plot.plot(*zip(*sorted(spots), strict=True), **report.columns.style(name).line2d(markersize=4))
+                    plot.plot(*zip(*sorted(spots), strict=True), **report.columns.line_style(name).line2d(markersize=4))
             plot.set_xscale("log")
             ticks_at(plot.xaxis, [group.axes["memory"] for group in groups])
             panel_title(plot, title, "" if title else "hits against memory")
@@ -136,7 +138,7 @@ def _orders(report: Report) -> list[Panel]:
             hits_of = [(group.axes["schedule"], _hit(group, name)) for group in same]
             known = [(order, hits) for order, hits in hits_of if hits is not None]
             if known:
-                drawn = report.columns.style(name).line2d(linestyle="none", markersize=7)
+                drawn = report.columns.line_style(name).line2d(linestyle="none", markersize=7)
                 plot.plot(*zip(*known, strict=True), **drawn)
         panel_title(plot, title, "" if title else "order of the queue")
         plot.set_xlabel("order of the queue")
@@ -158,7 +160,7 @@ def _memory(report: Report) -> list[Panel]:
     known = [group for group in report.groups if any(share.used < _WASTE for share in _shares(group).values())]
     if not known:
         return []
-    group = min(known, key=lambda one: min(share.used for share in _shares(one).values()))
+    group = min(known, key=lambda group: min(share.used for share in _shares(group).values()))
     shares = _shares(group)
 
     def panel(plot: Axes) -> None:
@@ -203,7 +205,7 @@ def _forks(report: Report) -> list[Panel]:
                 ]
                 if spots:
                     # Hollow marks of several sizes: managers that share alike lie on one another.
-                    drawn = report.columns.style(name).line2d(markerfacecolor="none", markersize=11 - 2 * place)
+                    drawn = report.columns.line_style(name).line2d(markerfacecolor="none", markersize=11 - 2 * place)
                     plot.plot(*zip(*sorted(spots), strict=True), **drawn)
             panel_title(plot, words=title)
             ticks_at(plot.xaxis, [group.axes[axis] for group in groups])

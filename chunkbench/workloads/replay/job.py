@@ -64,9 +64,9 @@ def compute(job: Job) -> Answered:
         return _forks(job, requests, manager)
     rules = Rules(job.point.batch_size, job.prompt_budget, order=job.point.schedule or "fcfs", swap=job.swap)
     done = replay(requests, manager, rules, job.step_time)
-    answered = [one for one in done.requests if one.last is not None]
-    latencies = [(cast(float, one.last) - one.request.due) / one.request.answer for one in answered]
-    refused = [one for one in done.requests if one.refused]
+    answered = [replayed for replayed in done.requests if replayed.last is not None]
+    latencies = [(cast(float, replayed.last) - replayed.request.due) / replayed.request.answer for replayed in answered]
+    refused = [replayed for replayed in done.requests if replayed.refused]
     return Answered(
         normalized_s=fmean(latencies) if latencies else None,
         requests_per_s=_rate(requests),
@@ -132,13 +132,13 @@ def _forks(job: Job, requests: Sequence[ReplayRequest], manager: AccountedManage
 
 
 def _seed(job: Job, done: Replay, answered: Sequence[Replayed], refused: int, manager: AccountedManager) -> ReplaySeed:
-    first = [cast(float, one.first) - one.request.due for one in answered]
+    first = [cast(float, replayed.first) - replayed.request.due for replayed in answered]
     return ReplaySeed(
         arrival_seed=job.seed,
         requests=len(done.requests),
         refused=refused,
-        prompt_tokens=sum(one.text.prompt for one in answered),
-        cached_tokens=sum(one.cached_tokens or 0 for one in answered),
+        prompt_tokens=sum(replayed.text.prompt for replayed in answered),
+        cached_tokens=sum(replayed.cached_tokens or 0 for replayed in answered),
         distinct_tokens=_distinct(answered, manager.block_tokens),
         computed_tokens=done.computed_tokens,
         preemptions=done.preemptions,
@@ -160,12 +160,12 @@ def _distinct(answered: Sequence[Replayed], block: int) -> int:
     prompts: set[int] = set()
     answers: set[int] = set()
     tails = 0
-    for one in answered:
-        full = one.text.prompt // block
-        keys = one.text.keys(block).tolist()
+    for replayed in answered:
+        full = replayed.text.prompt // block
+        keys = replayed.text.keys(block).tolist()
         prompts.update(keys[:full])
         answers.update(keys[full:])
-        tails += one.text.prompt - full * block
+        tails += replayed.text.prompt - full * block
     return len(prompts - answers) * block + tails
 
 

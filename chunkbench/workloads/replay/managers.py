@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from chunkbench.baselines.contract import YES, Answer, Look
+from chunkbench.baselines.contract import YES, Answer, Style
 from chunkbench.baselines.registry import Registry
 from chunkbench.kvcache.managers.contiguous import Contiguous
 from chunkbench.kvcache.managers.hashed import HashedBlocks
@@ -36,7 +36,7 @@ class ManagerKind:
     label: str
     make: Callable[[Memory], AccountedManager]
     """A manager of this memory, empty."""
-    look: Look
+    style: Style
     kernel: PaperSystem = "paged_attn"
     """Whose decode attention it has in the paper's model of step times."""
     compiles = False
@@ -52,10 +52,10 @@ KINDS: Mapping[str, ManagerKind] = {
     "contiguous_max": ManagerKind(
         "Contiguous, max",
         lambda memory: Contiguous(memory.slots, "max", memory.longest),
-        Look(
+        Style(
             heading=("contig.", "max"),
             meaning="one piece of memory for the longest sequence that the server takes",
-            place=100,
+            column_order=100,
             colour=_GREY,
             marker="v",
         ),
@@ -63,10 +63,10 @@ KINDS: Mapping[str, ManagerKind] = {
     "contiguous_pow2": ManagerKind(
         "Contiguous, pow2",
         lambda memory: Contiguous(memory.slots, "pow2", memory.longest),
-        Look(
+        Style(
             heading=("contig.", "pow2"),
             meaning="one piece for the prompt and the answer's next power of two",
-            place=110,
+            column_order=110,
             colour=_GREY,
             marker="<",
             line="dashed",
@@ -75,10 +75,10 @@ KINDS: Mapping[str, ManagerKind] = {
     "contiguous_exact": ManagerKind(
         "Contiguous, exact",
         lambda memory: Contiguous(memory.slots, "exact", memory.longest),
-        Look(
+        Style(
             heading=("contig.", "exact"),
             meaning="one piece for exactly what will be needed: an oracle",
-            place=120,
+            column_order=120,
             colour=_GREY,
             marker=">",
             line="dotted",
@@ -87,10 +87,10 @@ KINDS: Mapping[str, ManagerKind] = {
     "paged": ManagerKind(
         "Paged",
         lambda memory: Paged(memory.slots // memory.block_size, memory.block_size),
-        Look(
+        Style(
             heading=("paged",),
             meaning="blocks on demand, shared only by forks (vLLM 0.2.7)",
-            place=200,
+            column_order=200,
             colour=_BLUE,
             marker="s",
         ),
@@ -98,10 +98,10 @@ KINDS: Mapping[str, ManagerKind] = {
     "paged_prefix": ManagerKind(
         "Paged, prefix caching",
         lambda memory: HashedBlocks(memory.slots // memory.block_size, memory.block_size),
-        Look(
+        Style(
             heading=("paged", "prefix"),
             meaning="blocks found by hashes of tokens, kept until needed (vLLM 1)",
-            place=210,
+            column_order=210,
             colour=_BLUE,
             marker="D",
             line="dashed",
@@ -111,10 +111,10 @@ KINDS: Mapping[str, ManagerKind] = {
     "prefix_tree": ManagerKind(
         "Prefix tree",
         lambda memory: PrefixManager(memory.slots // memory.chunk_size, memory.chunk_size),
-        Look(
+        Style(
             heading=("prefix", "tree"),
             meaning="chunks of live sequences, shared by prefix (ChunkAttention)",
-            place=900,
+            column_order=900,
             colour="#D55E00",
             marker="o",
         ),
@@ -123,10 +123,10 @@ KINDS: Mapping[str, ManagerKind] = {
     "radix_tree": ManagerKind(
         "Radix tree",
         lambda memory: PrefixManager(memory.slots // memory.chunk_size, memory.chunk_size, retain=True),
-        Look(
+        Style(
             heading=("radix", "tree"),
             meaning="the same, and finished ones stay until memory is needed (RadixAttention)",
-            place=910,
+            column_order=910,
             colour="#009E73",
             marker="P",
         ),

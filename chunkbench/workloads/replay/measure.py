@@ -39,9 +39,9 @@ class ReplayMeasurer:
         self._pool: ProcessPoolExecutor | None = None
 
     @property
-    def looks(self) -> dict[str, Mapping[str, Any]]:
+    def styles(self) -> dict[str, Mapping[str, Any]]:
         """How reports show the managers."""
-        return {name: MANAGERS.look(name).model_dump() for name in self._experiment.implementations}
+        return {name: MANAGERS.style(name).model_dump() for name in self._experiment.implementations}
 
     def measure(
         self,
@@ -188,10 +188,10 @@ def step_times(experiment: ReplayExperiment) -> dict[str, StepTime]:
 
         return {name: PaperA100(kind.kernel, PAPER_HOST_S) for name, kind in kinds.items()}
     try:
-        one: StepTime = Constant(parse_duration(experiment.step_time))
+        model: StepTime = Constant(parse_duration(experiment.step_time))
     except ValueError:
-        one = fitted(experiment.step_time)
-    return dict.fromkeys(kinds, one)
+        model = fitted(experiment.step_time)
+    return dict.fromkeys(kinds, model)
 
 
 def token_bytes(point: ReplayPoint) -> int:

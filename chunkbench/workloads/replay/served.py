@@ -31,9 +31,9 @@ def _steps(measurement: Measurement, shared: int) -> list[TimedStep]:
     if server is None or not server.every_step:
         return []
     requests = [
-        ServedRequest(one.sent, one.prompt_tokens or 0, one.cached_tokens or 0, one.tokens)
-        for one in measurement.requests
-        if one.sent is not None and one.status == "ok"
+        ServedRequest(request.sent, request.prompt_tokens or 0, request.cached_tokens or 0, request.tokens)
+        for request in measurement.requests
+        if request.sent is not None and request.status == "ok"
     ]
     try:
         return served_steps(server.every_step, requests, shared)

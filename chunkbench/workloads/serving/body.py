@@ -36,7 +36,7 @@ def body(view: View) -> Body:
     known = {n_p: objective for n_p, objective in objectives.items() if objective is not None}
     equal = _equal_answers(view)
     tables = (*sustained.tables(view, known), _latency(view, known), _servers(view), *_answers(view, equal))
-    errors = [one.near_tie_below for one in equal.values()]
+    errors = [entry.near_tie_below for entry in equal.values()]
     ties = [_NEAR_TIE.format(f"{max(errors):.1g}"), *_said(view, equal)] if errors else []
     legend = (*_LEGEND, *([sustained.LEGEND] if known else []), *ties)
     return Body(_headline(view), tables, legend=legend, timing=_timing(view))
@@ -74,7 +74,7 @@ def _equal_answers(view: View) -> dict[str, EqualAnswers]:
     """System -> how its answers compare with those of transformers, where that was asked for."""
     rows = [row.facts for group in view.groups for row in group.rows.values()]
     found = {row.implementation: row.equal_answers for row in rows if isinstance(row, ServingResult)}
-    return {name: one for name in view.columns.ids if (one := found.get(name)) is not None}
+    return {name: entry for name in view.columns.ids if (entry := found.get(name)) is not None}
 
 
 def _answers(view: View, equal: Mapping[str, EqualAnswers]) -> list[Table]:
@@ -92,16 +92,16 @@ def _said(view: View, equal: Mapping[str, EqualAnswers]) -> list[str]:
     """One of the questions, and every answer with the systems that gave it."""
     question = " ".join(next(iter(equal.values())).question.split())
     answers: dict[str, list[str]] = {}
-    for name, one in equal.items():
-        answers.setdefault(" ".join(one.answer.split()), []).append(view.columns.name(name))
+    for name, entry in equal.items():
+        answers.setdefault(" ".join(entry.answer.split()), []).append(view.columns.name(name))
     return [f"one of the questions: {question}", *(f"{', '.join(names)}: {said}" for said, names in answers.items())]
 
 
-def _equal(one: EqualAnswers) -> str:
-    if not one.compared:
+def _equal(equal: EqualAnswers) -> str:
+    if not equal.compared:
         return "no token ids"
-    ties = f", {count(one.near_ties, 'near tie')}" if one.near_ties else ""
-    return f"{one.compared - one.near_ties - one.different} of {one.compared}{ties}"
+    ties = f", {count(equal.near_ties, 'near tie')}" if equal.near_ties else ""
+    return f"{equal.compared - equal.near_ties - equal.different} of {equal.compared}{ties}"
 
 
 def _servers(view: View) -> Table:

@@ -34,7 +34,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         return None
     columns = report.columns
     shown = {name for lines in panels.values() for name, _ in lines} | {name for _, lines in points for name in lines}
-    handles = [handle(columns.style(name), columns.name(name)) for name in columns.ids if name in shown]
+    handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids if name in shown]
     total = len(panels) + 2 * len(points)
     page = sheet(_caption(report, manifest, bool(panels), bool(points)), handles, total, across, False)
     plots = iter(page.panels)
@@ -47,7 +47,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
                 spots = [(moment[0], value(moment)) for moment in server.timeline if value(moment) is not None]
                 if spots:
                     seconds, amounts = zip(*spots, strict=True)
-                    style = columns.style(name)
+                    style = columns.line_style(name)
                     plot.plot(seconds, amounts, **style.line2d(markevery=10, markersize=4, linewidth=1.4))
             panel_title(plot, values(group.axes, report.varying))
             plot.set_ylim(bottom=0)
@@ -62,7 +62,7 @@ def _latencies(
     """Latency against the rate, a line for each system and n_s."""
     most = max(n_s for _, n_s in lines)
     for (name, n_s), spots in lines.items():
-        style = report.columns.style(name)
+        style = report.columns.line_style(name)
         rates, middles, lows, highs = zip(*sorted(spots), strict=True)
         plot.plot(rates, middles, **style.line2d(markersize=5, **sharing(n_s == most)))
         plot.fill_between(rates, lows, highs, color=style.colour, alpha=0.12, linewidth=0)

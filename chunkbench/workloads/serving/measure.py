@@ -134,9 +134,9 @@ class ServingMeasurer:
             place.tell(text)
 
     @property
-    def looks(self) -> dict[str, Mapping[str, Any]]:
+    def styles(self) -> dict[str, Mapping[str, Any]]:
         """How reports show the systems."""
-        return {name: SYSTEMS.look(name).model_dump() for name in self._systems}
+        return {name: SYSTEMS.style(name).model_dump() for name in self._systems}
 
     def measure(
         self,
@@ -361,7 +361,8 @@ class ServingMeasurer:
         server.watch.begin()
         plan = self._plan(point, seed, requests, rate)
         measured = self._send(server, plan, None, tell)
-        fastest_s = min((one.last - one.due for one in measured.requests if one.last is not None), default=0.0)
+        latencies = [request.last - request.due for request in measured.requests if request.last is not None]
+        fastest_s = min(latencies, default=0.0)
         took_s = monotonic() - began
         self._costs.learn_turn(name, requests_id(point), point, requests, plan[-1].due, took_s, fastest_s)
         end = max((request.last or 0.0 for request in measured.requests), default=0.0)
@@ -407,8 +408,8 @@ class ServingMeasurer:
             failure = "incorrect", told
         status, reason = failure or ("ok", "")
         numbers = [load_numbers(measurement.requests) for measurement in state.measurements]
-        if not failure and any(one.client_late for one in numbers):
-            late = max(one.sending_delay.mean for one in numbers if one.sending_delay)
+        if not failure and any(number.client_late for number in numbers):
+            late = max(number.sending_delay.mean for number in numbers if number.sending_delay)
             status, reason = "noisy", f"the client sent late (mean {late * 1e3:.0f} ms)"
         return ServingResult.of_case(
             case,

@@ -65,7 +65,7 @@ def add() -> None:
 class WaitingMeasurer:
     """Waits."""
 
-    looks: Mapping[str, Mapping[str, Any]] = {}
+    styles: Mapping[str, Mapping[str, Any]] = {}
 
     def __init__(self, experiment: Any, target: Target) -> None:
         self._experiment, self._machine = experiment, target.machine

@@ -14,12 +14,12 @@ from tests.serving.engine.models import small_model
 CHUNK_BYTES = small_model().token_bytes * 64
 SHARED = [n % 250 for n in range(190)]
 LONGEST = 300
-"""Tokens of the culprit's prompt. No other sequence becomes so long."""
+"""Tokens of the failing request's prompt. No other sequence becomes so long."""
 AT = {"inside its prompt": 220, "behind its prompt": LONGEST - 1, "in its answer": LONGEST + 3}
 
 
 def requests(hot: bool) -> list[Request]:
-    """Eight that share a part of a prompt. Two join together with the culprit, and share chunks that it computes."""
+    """Eight that share a part of a prompt. Two join with the failing request, and share chunks that it computes."""
     made = []
     for n in range(8):
         sampling = Sampling(temperature=1.0, top_p=0.9, seed=n) if hot and n % 2 else Sampling()
@@ -28,8 +28,8 @@ def requests(hot: bool) -> list[Request]:
     return made
 
 
-def culprit(hot: bool) -> Request:
-    return Request("culprit", [*SHARED, *range(LONGEST - 190)], 9, Sampling(temperature=1.0, seed=1 if hot else None))
+def failing_request(hot: bool) -> Request:
+    return Request("failing", [*SHARED, *range(LONGEST - 190)], 9, Sampling(temperature=1.0, seed=1 if hot else None))
 
 
 def run(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[int]], dict[str, str]]:
@@ -86,10 +86,10 @@ def test_a_request_that_cannot_be_computed_fails_alone(
     expected, _ = run(Engine(small_model(), limits), others)
     spoil(monkeypatch, AT[where], how)
     engine = Engine(small_model(), limits)
-    answers, failures = run(engine, [*others[:3], culprit(hot), *others[3:]])
-    assert list(failures) == ["culprit"]
-    assert ("RuntimeError: no such token" if how == "raises" else "logits") in failures["culprit"]
-    assert len(answers.pop("culprit")) == max(0, AT[where] - LONGEST + 1)
+    answers, failures = run(engine, [*others[:3], failing_request(hot), *others[3:]])
+    assert list(failures) == ["failing"]
+    assert ("RuntimeError: no such token" if how == "raises" else "logits") in failures["failing"]
+    assert len(answers.pop("failing")) == max(0, AT[where] - LONGEST + 1)
     assert answers == expected
     # What the failed request left in the cache must not reach those that come later.
     assert run(engine, others)[0] == expected
@@ -98,7 +98,7 @@ def test_a_request_that_cannot_be_computed_fails_alone(
 def test_nothing_of_a_failed_request_is_kept_for_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * 8, cache="radix"))
     spoil(monkeypatch, AT["in its answer"], "nan")
-    assert list(run(engine, [culprit(False)])[1]) == ["culprit"]
+    assert list(run(engine, [failing_request(False)])[1]) == ["failing"]
     assert engine.idle_kv_bytes == 0
     run(engine, requests(False)[:1])
     assert engine.idle_kv_bytes == 3 * CHUNK_BYTES

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from chunkbench.experiment.look import Look
+from chunkbench.experiment.style import Style
 from chunkbench.serving.servers import registry
 from chunkbench.serving.servers.endpoint import Endpoint
 from chunkbench.serving.servers.registry import SYSTEMS
@@ -35,16 +35,16 @@ def test_variants_of_our_engine_differ_in_their_options(tmp_path: Path) -> None:
         assert command(name, SETTING, tmp_path) == [value if word == option else word for word in usual], name
 
 
-def test_every_system_has_a_label_and_a_look() -> None:
+def test_every_system_has_a_label_and_a_style() -> None:
     assert SYSTEMS.names() == sorted(SYSTEMS.names())
     loaded = [SYSTEMS.load(name) for name in SYSTEMS.names()]
     assert len({system.label for system in loaded}) == len(loaded)
-    assert all(SYSTEMS.look(name) == system.look for name, system in zip(SYSTEMS.names(), loaded, strict=True))
+    assert all(SYSTEMS.style(name) == system.style for name, system in zip(SYSTEMS.names(), loaded, strict=True))
 
 
 class Other(Endpoint):
     label = "other"
-    look = Look(marker="*")
+    style = Style(marker="*")
 
 
 ROW = Other()
@@ -56,6 +56,6 @@ def test_others_register_a_class_or_an_object(what: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(registry, "entry_points", lambda group: {registry.GROUP: theirs}[group])
     systems = registry.Registry(registry._known)
     assert isinstance(systems.load("other"), Other)
-    assert (systems.look("other"), systems.entry_point("other")) == (Other.look, theirs[0])
+    assert (systems.style("other"), systems.entry_point("other")) == (Other.style, theirs[0])
     assert systems.availability("other", "cpu")[0] == "other"
-    assert systems.look("vllm") == SYSTEMS.look("vllm")  # the names of this package are taken
+    assert systems.style("vllm") == SYSTEMS.style("vllm")  # the names of this package are taken

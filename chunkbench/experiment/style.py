@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 Line = Literal["solid", "dashed", "dotted", "dashdot"]
 
 
-class Look(BaseModel):
-    """What reports need to know about an implementation. A run records the looks of its implementations."""
+class Style(BaseModel):
+    """What reports need to know about an implementation. A run records the styles of its implementations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -20,9 +20,10 @@ class Look(BaseModel):
     """Name in running text; empty: the label."""
     meaning: str = ""
     """How it differs from others of its family, for the legend of tables."""
-    place: int = 500
+    column_order: int = Field(default=500, validation_alias=AliasChoices("column_order", "place"))
     """Position among the columns of a table, behind the baseline: the paper's columns have 100 to 400, ablations 900 to
-    990. Columns with the same place keep the order of the experiment."""
+    990. Columns with the same number keep the order of the experiment. Recorded runs may have its former name, `place`,
+    which implementations of other packages can use in this version."""
     colour: str = ""
     """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
     marker: str = ""
