@@ -18,8 +18,8 @@ class MemoryShares:
     used: float
     """Holds tokens."""
     reserved: float
-    lost_inside: float
-    lost_between: float
+    internal_fragmentation: float
+    external_fragmentation: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def memory_shares(timeline: Sequence[MemoryMoment]) -> MemoryShares | None:
     sums = [0.0] * 4
     for moment, following in pairwise(timeline):
         time = following.at - moment.at
-        for place, slots in enumerate((moment.used, moment.reserved, moment.lost_inside, moment.lost_between)):
+        for place, slots in enumerate(
+            (moment.used, moment.reserved, moment.internal_fragmentation, moment.external_fragmentation)
+        ):
             sums[place] += time * slots
     total = sum(sums)
     return MemoryShares(*(one / total for one in sums)) if total else None

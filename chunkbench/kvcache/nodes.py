@@ -31,7 +31,17 @@ class TreeNode:
     """
 
     # Not a dataclass, and with slots, for speed: a step of a batch may make a node for every sequence.
-    __slots__ = ("children", "chunks", "ends", "idle_children", "idle_since", "keys", "matches", "parent", "references")
+    __slots__ = (
+        "children",
+        "chunks",
+        "ends",
+        "evictable_children",
+        "evictable_since",
+        "keys",
+        "matches",
+        "parent",
+        "references",
+    )
 
     def __init__(self, parent: TreeNode | None, chunks: array[int], keys: list[bytes], references: int = 0) -> None:
         self.parent = parent
@@ -42,20 +52,21 @@ class TreeNode:
         self.references = references
         """Number of sequences that cover the node."""
         self.children: dict[int, TreeNode] = _NO_CHILDREN
-        """By first chunk id, in depth-first order. A split or a merge does not change this order. Not the idle ones."""
+        """By first chunk id, in depth-first order. A split or a merge does not change this order. Not the evictable
+        ones."""
         self.matches: dict[bytes, list[TreeNode]] = _NO_MATCHES
-        """Children, idle ones too, by the token ids of their first chunk. Live sequences never merge, so children can
-        share a key."""
+        """Children, evictable ones too, by the token ids of their first chunk. Live sequences never merge, so children
+        can share a key."""
         self.ends: dict[int, TreeSequence] = {}
         """Sequences that end here, by id."""
-        self.idle_since: int | None = None
+        self.evictable_since: int | None = None
         """When the last sequence left; None while sequences cover the node."""
-        self.idle_children = 0
+        self.evictable_children = 0
 
     @property
     def is_leaf(self) -> bool:
         """Whether no node is below this one."""
-        return not self.children and not self.idle_children
+        return not self.children and not self.evictable_children
 
     def branch(self, chunk: int, sequence: TreeSequence) -> None:
         """Let a sequence that ends here, beside others, go on in a new last child with one chunk that is not full."""
@@ -102,25 +113,25 @@ class TreeNode:
         upper = TreeNode(self.parent, self.chunks[:count], self.keys[:count], self.references)
         self._replace_by(upper)
         self.parent, self.chunks, self.keys = upper, self.chunks[count:], self.keys[count:]
-        upper.idle_since = self.idle_since
-        upper.children = {} if self.idle_since is not None else {self.chunks[0]: self}
-        upper.idle_children = 0 if self.idle_since is None else 1
+        upper.evictable_since = self.evictable_since
+        upper.children = {} if self.evictable_since is not None else {self.chunks[0]: self}
+        upper.evictable_children = 0 if self.evictable_since is None else 1
         upper.matches = {self.keys[0]: [self]} if self.keys else {}
         return upper
 
     def remove(self) -> None:
         """Remove this node, which no sequence covers any more, from the forest."""
         assert self.parent is not None
-        if self.idle_since is None:
+        if self.evictable_since is None:
             del self.parent.children[self.chunks[0]]
         else:
-            self.parent.idle_children -= 1
+            self.parent.evictable_children -= 1
         if self.keys:
             self._forget_first_key()
 
     def merge_only_child(self) -> None:
         """Merge with the child if it is the only one and no sequence ends between the two."""
-        if len(self.children) != 1 or self.idle_children or self.ends or self.parent is None:
+        if len(self.children) != 1 or self.evictable_children or self.ends or self.parent is None:
             return
         (lower,) = self.children.values()
         self._replace_by(lower)
@@ -129,7 +140,7 @@ class TreeNode:
     def _replace_by(self, other: TreeNode) -> None:
         """Put `other`, which begins with the same chunk, in the place of this node below the parent."""
         assert self.parent is not None
-        if self.idle_since is None:
+        if self.evictable_since is None:
             self.parent.children[self.chunks[0]] = other
         if self.keys:
             same_key = self.parent.matches[self.keys[0]]

@@ -7,16 +7,16 @@ import heapq
 from chunkbench.kvcache.nodes import TreeNode
 
 
-class Idle:
-    """The idle nodes of a forest: an LRU.
+class EvictableNodes:
+    """The evictable nodes of a forest: an LRU.
 
-    An idle node has full chunks only. Nodes below it are idle, too. Eviction takes whole nodes, those least recently
-    used first, and leaves before the nodes above them.
+    An evictable node has full chunks only. Nodes below it are evictable, too. Eviction takes whole nodes, those least
+    recently used first, and leaves before the nodes above them.
     """
 
     def __init__(self) -> None:
         self.chunks = 0
-        """Chunks of all idle nodes."""
+        """Chunks of all evictable nodes."""
         self.evictions = 0
         """Chunks that were evicted so far."""
         self._time = 0
@@ -28,40 +28,41 @@ class Idle:
         self._time += 1
 
     def add(self, node: TreeNode) -> None:
-        """Keep a node whose last sequence left. The nodes below it are idle already."""
+        """Keep a node whose last sequence left. The nodes below it are evictable already."""
         assert node.parent is not None
-        node.idle_since = self._time
+        node.evictable_since = self._time
         del node.parent.children[node.chunks[0]]
-        node.parent.idle_children += 1
+        node.parent.evictable_children += 1
         self.chunks += len(node.chunks)
         self._offer(node)
 
     def remove(self, node: TreeNode) -> None:
-        """A sequence covers an idle node again. The node above it is not idle."""
+        """A sequence covers an evictable node again. The node above it is not evictable."""
         assert node.parent is not None
-        node.idle_since = None
-        node.parent.idle_children -= 1
+        node.evictable_since = None
+        node.parent.evictable_children -= 1
         node.parent.children[node.chunks[0]] = node
         self.chunks -= len(node.chunks)
 
     def evict(self, chunks: int) -> list[int]:
-        """Remove leaves until at least so many chunks are free. Returns their ids; fewer if nothing idle is left."""
+        """Remove leaves until at least so many chunks are free. Returns their ids; fewer if nothing evictable is
+        left."""
         freed: list[int] = []
         while len(freed) < chunks and self._leaves:
             used, _, node = heapq.heappop(self._leaves)
-            if node.idle_since != used or not node.is_leaf:
+            if node.evictable_since != used or not node.is_leaf:
                 continue  # it was covered again, evicted, or got nodes below it since
             parent = node.parent
             node.remove()
-            node.idle_since = None
+            node.evictable_since = None
             freed += node.chunks
-            if parent is not None and parent.idle_since is not None:
+            if parent is not None and parent.evictable_since is not None:
                 self._offer(parent)
         self.chunks -= len(freed)
         self.evictions += len(freed)
         return freed
 
     def _offer(self, node: TreeNode) -> None:
-        if node.is_leaf and node.idle_since is not None:
+        if node.is_leaf and node.evictable_since is not None:
             self._entries += 1
-            heapq.heappush(self._leaves, (node.idle_since, self._entries, node))
+            heapq.heappush(self._leaves, (node.evictable_since, self._entries, node))

@@ -14,7 +14,7 @@ from chunkbench.kvcache.integers import Ints, ranges
 from chunkbench.kvcache.nodes import NO_KEYS, PrefixMatch, TreeNode, TreeSequence, deepest_match, path_to
 from chunkbench.kvcache.plan import Plan
 from chunkbench.kvcache.pool import ChunkPool
-from chunkbench.kvcache.retention import Idle
+from chunkbench.kvcache.retention import EvictableNodes
 from chunkbench.kvcache.slots import Slots
 from chunkbench.kvcache.tokens import Tokens, token_array
 
@@ -27,7 +27,7 @@ class PrefixTree:
     Only full chunks are shared. A partial chunk belongs to one sequence. Once it is full, later joins can match it, but
     sequences that are already live never merge. In depth-first order the sequences that cover a chunk are a contiguous
     range. With `share=False` a join matches nothing, so every sequence has private chunks. With `retain` the full
-    chunks of sequences that left stay, idle, for later joins (RadixAttention), until the pool needs them: it evicts
+    chunks of sequences that left stay for later joins (RadixAttention) until the pool needs them: it evicts
     those least recently used first. It keeps written chunks only: with `deferred`, K and V of a chunk come some time
     after its tokens, and the owner calls `mark_written`; without it, every chunk counts as written.
 
@@ -48,7 +48,7 @@ class PrefixTree:
         self.chunk_size = chunk_size
         self.pool = pool if pool is not None else ChunkPool()
         self.share = share
-        self.idle = Idle() if retain else None
+        self.evictable = EvictableNodes() if retain else None
         """The chunks that no live sequence covers; None without `retain`."""
         self.plan_rebuilds = 0
         """How often `plan` had to return a new plan."""
@@ -90,7 +90,7 @@ class PrefixTree:
     @property
     def live_chunks(self) -> int:
         """Chunks that live sequences cover."""
-        return self.pool.in_use - (self.idle.chunks if self.idle else 0)
+        return self.pool.in_use - (self.evictable.chunks if self.evictable else 0)
 
     @property
     def waste(self) -> int:
@@ -219,9 +219,9 @@ class PrefixTree:
 
         Chunks that other sequences cover stay. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length
         beyond the sequence), SharedChunk (the new end lies inside a chunk that other sequences cover, too), ValueError
-        with `retain`: idle chunks may lie below the ones that would be cut.
+        with `retain`: evictable chunks may lie below the ones that would be cut.
         """
-        if self.idle is not None:
+        if self.evictable is not None:
             raise ValueError("a tree that retains chunks cannot cut sequences")
         entry = self._find(sequence)
         before = self._slots.lengths[entry.slot]
@@ -262,7 +262,7 @@ class PrefixTree:
         Raises UnknownSequence.
         """
         entry = self._find(sequence)
-        kept = self.written_tokens(sequence) // self.chunk_size if self.idle is not None else 0
+        kept = self.written_tokens(sequence) // self.chunk_size if self.evictable is not None else 0
         del entry.leaf.ends[sequence]
         self._drop(path_to(entry.leaf), kept)
         del self._live[sequence], self._by_slot[entry.slot]
@@ -417,10 +417,10 @@ class PrefixTree:
 
         Raises PoolExhausted, and the errors of the pool's `make_room`; then nothing has changed.
         """
-        idle = [node for node in path_to(match.node) if node.idle_since is not None] if self.idle else []
+        evictable = [node for node in path_to(match.node) if node.evictable_since is not None] if self.evictable else []
         if self.pool.limit is not None:
-            matched = sum(len(node.chunks) for node in idle)
-            if idle:
+            matched = sum(len(node.chunks) for node in evictable)
+            if evictable:
                 matched -= len(match.node.chunks) - match.node_chunks
             room = self.pool.limit - self.live_chunks - matched
             if chunks + spare > room:
@@ -428,27 +428,27 @@ class PrefixTree:
                 raise PoolExhausted(
                     f"{chunks} more chunks are needed{to_spare}; of at most {self.pool.limit} only {room} can be had"
                 )
-        if self.idle is None:
+        if self.evictable is None:
             return self._allocate(chunks), _end(match)
         node = _end(match)
         for above in path_to(node):
-            if above.idle_since is not None:
-                self.idle.remove(above)
+            if above.evictable_since is not None:
+                self.evictable.remove(above)
         try:
             return self._allocate(chunks), node
         except BaseException:
             for above in reversed(path_to(node)):
                 if above.references == 0:
-                    self.idle.add(above)
+                    self.evictable.add(above)
             node.merge_only_child()
             raise
 
     def _allocate(self, chunks: int) -> list[int]:
-        """Take chunks from the pool; evict idle ones as far as it is necessary. Raises PoolExhausted, evicting none."""
-        if self.idle is not None and self.pool.limit is not None:
+        """Take chunks from the pool; evict as far as it is necessary. Raises PoolExhausted, evicting none."""
+        if self.evictable is not None and self.pool.limit is not None:
             missing = chunks - (self.pool.limit - self.pool.in_use)
-            if 0 < missing <= self.idle.chunks:
-                self.pool.release(self.idle.evict(missing))
+            if 0 < missing <= self.evictable.chunks:
+                self.pool.release(self.evictable.evict(missing))
         ids = self.pool.allocate(chunks)
         if self.pool.capacity > len(self._written):
             self._written = np.append(self._written, np.zeros(self.pool.capacity - len(self._written), np.bool_))
@@ -469,23 +469,23 @@ class PrefixTree:
     def _drop(self, path: list[TreeNode], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.
 
-        The first `keep` chunks of the path become idle instead, as far as they are full.
+        The first `keep` chunks of the path become evictable instead, as far as they are full.
         """
         self._plan = None
         unused: list[int] = []
         end = sum(len(node.chunks) for node in path)
-        if self.idle:
-            self.idle.advance_clock()
+        if self.evictable:
+            self.evictable.advance_clock()
         for node in reversed(path):
             node.references -= 1
             begin = end - len(node.chunks)
             if node.references == 0:
                 full = min(len(node.keys), max(0, keep - begin))
-                if node.idle_children:
-                    full = len(node.keys)  # what is idle below it was written after it
-                if self.idle and full:
+                if node.evictable_children:
+                    full = len(node.keys)  # what is evictable below it was written after it
+                if self.evictable and full:
                     unused.extend(node.keep(full, full))
-                    self.idle.add(node)
+                    self.evictable.add(node)
                 else:
                     node.remove()
                     unused.extend(node.chunks)

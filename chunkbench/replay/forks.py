@@ -48,7 +48,7 @@ def fork_memory(
     for request in requests:
         text = request.text
         beams = [next(fresh)]
-        if manager.join(beams[0], text, text.prompt) is None or not manager.reach(beams[0], text.prompt):
+        if manager.allocate(beams[0], text, text.prompt) is None or not manager.extend(beams[0], text.prompt):
             raise ValueError(f"the memory is too small for a prompt of {text.prompt} tokens")
         for _ in range(width - 1):
             beams.append(_fork(manager, beams[0], next(fresh), request))
@@ -62,7 +62,7 @@ def fork_memory(
             if beam:
                 beams = _survivors(manager, beams, chance, fresh, request)
         for sequence in beams:
-            manager.leave(sequence)
+            manager.free(sequence)
     return ForkMemory(covered, used, prompts)
 
 
@@ -75,7 +75,7 @@ def _survivors(
         successors[chance.randrange(len(beams))] += 1
     for sequence, number in zip(beams, successors, strict=True):
         if number == 0:
-            manager.leave(sequence)
+            manager.free(sequence)
     names = iter(fresh)
     survivors = []
     for sequence, number in zip(beams, successors, strict=True):

@@ -109,13 +109,13 @@ class Scheduler(Generic[E]):
         for entry in [entry for entry in self.running if entry in dropped]:
             self.finish(entry)
         for entry in [entry for entry in self.swapped if entry in dropped]:
-            self._manager.leave(entry.arrival)
+            self._manager.free(entry.arrival)
         self.swapped = [entry for entry in self.swapped if entry not in dropped]
         self.waiting = deque(entry for entry in self.waiting if entry not in dropped)
 
     def finish(self, entry: E) -> None:
         """A running request ended."""
-        self._manager.leave(entry.arrival)
+        self._manager.free(entry.arrival)
         self.running.remove(entry)
         self._prefilling = [other for other in self._prefilling if other is not entry]
 
@@ -169,7 +169,7 @@ class Scheduler(Generic[E]):
                 step.swapped_tokens += moved
                 self.swapped.insert(0, entry)
                 return
-        self._manager.leave(entry.arrival)
+        self._manager.free(entry.arrival)
         entry.computed = 0
         # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.
         self.waiting.appendleft(entry)
@@ -190,7 +190,7 @@ class Scheduler(Generic[E]):
             entry = self.waiting[0]
             spare = len(self.running) if self.rules.spare else 0
             try:
-                if self._manager.join(entry.arrival, entry.text, entry.length, spare) is None:
+                if self._manager.allocate(entry.arrival, entry.text, entry.length, spare) is None:
                     return
             except NeverFits as error:
                 step.refused.append((self.waiting.popleft(), str(error)))
@@ -201,7 +201,7 @@ class Scheduler(Generic[E]):
             if not self._prefill(step, entry, budget):
                 self.running.pop()
                 self._prefilling.pop()
-                self._manager.leave(entry.arrival)
+                self._manager.free(entry.arrival)
                 entry.computed = 0
                 return
             self.waiting.popleft()
@@ -215,9 +215,9 @@ class Scheduler(Generic[E]):
         if left < 1:
             return True
         last = entry.length - 1  # always computed, because its logits are needed
-        computed = min(max(entry.computed, self._manager.held(entry.arrival)), last)
+        computed = min(max(entry.computed, self._manager.computed_tokens(entry.arrival)), last)
         count = min(left, entry.length - computed)
-        if not self._manager.reach(entry.arrival, computed + count):
+        if not self._manager.extend(entry.arrival, computed + count):
             return False
         if entry.cached_tokens is None:
             entry.cached_tokens = computed

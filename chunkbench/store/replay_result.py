@@ -20,9 +20,9 @@ class MemoryMoment(NamedTuple):
     waiting: int
     used: int
     reserved: int
-    lost_inside: int
-    lost_between: int
-    idle: int
+    internal_fragmentation: int
+    external_fragmentation: int
+    evictable: int
     free: int
     covered: int
     """Tokens of all live sequences, each sequence by itself."""

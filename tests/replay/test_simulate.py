@@ -48,7 +48,7 @@ def test_a_request_that_never_fits_is_refused_and_costs_the_others_nothing() -> 
 
 def test_a_manager_that_admits_nobody_is_an_error() -> None:
     class Full(Paged):
-        def join(self, sequence: int, text: object, known: int, spare: int = 0) -> None:
+        def allocate(self, sequence: int, text: object, known: int, spare: int = 0) -> None:
             return None
 
     with pytest.raises(Stuck, match="1 requests wait"):

@@ -49,8 +49,8 @@ def main() -> None:
         return ours_said != theirs_said
 
     for number in range(operations):
-        what = chance.choice(("join", "prefill", "append", "append", "append", "leave"))
-        if what == "join" and len(live) < 8:
+        what = chance.choice(("allocate", "prefill", "append", "append", "append", "free"))
+        if what == "allocate" and len(live) < 8:
             start = chance.choice(stems)[: chance.randrange(1, LONGEST - 20)]
             tokens = start + [chance.randrange(3) for _ in range(20)]
             prompt = len(tokens) - 12
@@ -58,13 +58,13 @@ def main() -> None:
             found, cached, _ = theirs.get_computed_blocks(request)
             first = chance.randrange(1, prompt - cached + 1)
             taken = theirs.allocate_slots(request, first, cached, found, full_sequence_must_fit=True)
-            said = ours.join(number, TokenText(tokens, prompt, len(tokens)), prompt)
-            if differ("join", said is None, taken is None):
+            said = ours.allocate(number, TokenText(tokens, prompt, len(tokens)), prompt)
+            if differ("allocate", said is None, taken is None):
                 break
             if said is None:
                 note("refused")
                 continue
-            if differ("cached tokens", said, cached) or differ("first part", ours.reach(number, cached + first), True):
+            if differ("cached tokens", said, cached) or differ("first part", ours.extend(number, cached + first), True):
                 break
             request.num_computed_tokens = cached + first
             live[number] = request, tokens, prompt
@@ -77,7 +77,7 @@ def main() -> None:
             if left > 0:
                 count = chance.randrange(1, left + 1)
                 taken = theirs.allocate_slots(request, count)
-                if differ("part", ours.reach(name, request.num_computed_tokens + count), taken is not None):
+                if differ("part", ours.extend(name, request.num_computed_tokens + count), taken is not None):
                     break
                 if taken is not None:
                     request.num_computed_tokens += count
@@ -94,11 +94,11 @@ def main() -> None:
                 if taken is not None:
                     request.num_computed_tokens += 1
                 note("appended" if taken is not None else "refused appends")
-        elif what == "leave" and live:
+        elif what == "free" and live:
             name = chance.choice(list(live))
             request, _, _ = live.pop(name)
             theirs.free(request)
-            ours.leave(name)
+            ours.free(name)
             note("left")
         free = ours.blocks - ours.slots_held // size
         if differ("free blocks", free, theirs.block_pool.get_num_free_blocks()):

@@ -145,9 +145,9 @@ def test_a_request_that_never_fits_leaves_the_queue_with_a_reason() -> None:
 def test_orders_of_the_queue() -> None:
     manager = PrefixManager(100, 2, retain=True)
     known = Asked(0, ((1, 8), (2, 2), (9, 1)), 10)
-    assert manager.join(0, known.text, 10) is not None
-    manager.reach(0, 10)
-    manager.leave(0)
+    assert manager.allocate(0, known.text, 10) is not None
+    manager.extend(0, 10)
+    manager.free(0)
     stranger = Asked(1, ((3, 4), (10, 1)), 4)
     part = Asked(2, ((1, 8), (4, 4), (11, 1)), 12)
     whole = Asked(3, ((1, 8), (2, 2), (5, 6), (12, 1)), 16)

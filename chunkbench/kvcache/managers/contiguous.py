@@ -22,7 +22,7 @@ class _Live:
 
 
 class Contiguous(AccountedManager):
-    """A sequence reserves all its slots when it joins; nothing is shared, and a reservation never grows.
+    """A sequence reserves all its slots when it is allocated; nothing is shared, and a reservation never grows.
 
     `reserve` says how many tokens: "max": as many as the longest sequence of the server has; "pow2": its prompt, and
     the length of its answer rounded up to a power of two; "exact": its prompt and its answer, which a server cannot
@@ -42,7 +42,7 @@ class Contiguous(AccountedManager):
         self.max_length = max_length
         self._memory = Buddy(capacity_tokens)
         self._refused = 1
-        """Slots that the last join asked for if it was refused. No piece is smaller than 1."""
+        """Slots that the last allocation asked for if it was refused. No piece is smaller than 1."""
 
     @property
     def slots_held(self) -> int:
@@ -66,11 +66,11 @@ class Contiguous(AccountedManager):
         entry = self._live[sequence]
         return range(entry.begin, entry.begin + Buddy.piece(entry.reservation))
 
-    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         # The piece depends on the text alone; after a preemption it is as large as before.
-        joined = self._add(sequence, text, known)
-        self._refused = 1 if joined else self.reservation(text)
-        return 0 if joined else None
+        allocated = self._add(sequence, text, known)
+        self._refused = 1 if allocated else self.reservation(text)
+        return 0 if allocated else None
 
     def _add(self, sequence: int, text: Text, known: int) -> bool:
         self._live.check_new(sequence, known)
@@ -93,13 +93,13 @@ class Contiguous(AccountedManager):
         """The twin gets a piece of its own with a copy of the tokens. Raises NeverFits."""
         return self._add(twin, text, self._live[sequence].tokens)
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         self._memory.give_back(self._live[sequence].begin)
         del self._live[sequence]
 
     def accounts(self) -> Accounts:
         """Lost between pieces is what the allocator's rounding adds, and free pieces that are too small for the last
-        join, if that was refused."""
+        allocation, if that was refused."""
         used = reserved = inside = 0
         for entry in self._live.values():
             used += entry.tokens
@@ -110,9 +110,9 @@ class Contiguous(AccountedManager):
         return Accounts(
             used=used,
             reserved=reserved,
-            lost_inside=inside,
-            lost_between=rounding + too_small,
-            idle=0,
+            internal_fragmentation=inside,
+            external_fragmentation=rounding + too_small,
+            evictable=0,
             free=self._memory.free - too_small,
             covered=used,
         )

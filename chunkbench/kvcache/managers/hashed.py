@@ -19,14 +19,14 @@ class _Live:
 
 
 class HashedBlocks(AccountedManager):
-    """A full block has a key, and a join finds blocks by their keys, also blocks of sequences that ended.
+    """A full block has a key, and an allocation finds blocks by their keys, also blocks of sequences that ended.
 
     Blocks without a key are taken first, then those with a key, least recently used first (see `KeyedBlocks`). A
-    sequence gives its blocks back from the last to the first, so its last block is taken first. A join that finds a
-    free block takes it.
+    sequence gives its blocks back from the last to the first, so its last block is taken first. An allocation that
+    finds a free block takes it.
 
-    Nothing is deduplicated: several blocks may have one key, and a join finds the one that got it first. A block has
-    its key as soon as its last slot is given to a token, so sequences of one step share.
+    Nothing is deduplicated: several blocks may have one key, and an allocation finds the one that got it first. A block
+    has its key as soon as its last slot is given to a token, so sequences of one step share.
     """
 
     _live: LiveSequences[_Live]
@@ -55,7 +55,7 @@ class HashedBlocks(AccountedManager):
     def cached(self, text: Text) -> int:
         return len(self._hits(self._keys(text), text.prompt)) * self.block_tokens
 
-    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """Takes the blocks that are found, and none beyond them.
 
         None if there are too few free blocks for all known tokens. So a prompt that is computed in parts has room for
@@ -75,10 +75,10 @@ class HashedBlocks(AccountedManager):
         self._covered += tokens
         return tokens
 
-    def held(self, sequence: int) -> int:
+    def computed_tokens(self, sequence: int) -> int:
         return self._live[sequence].tokens
 
-    def reach(self, sequence: int, tokens: int) -> bool:
+    def extend(self, sequence: int, tokens: int) -> bool:
         entry = self._live[sequence]
         if tokens <= entry.tokens:
             return True
@@ -122,7 +122,7 @@ class HashedBlocks(AccountedManager):
         self._covered += source.tokens
         return True
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         """Full blocks keep their keys until they are taken."""
         entry = self._live[sequence]
         del self._live[sequence]
@@ -140,10 +140,10 @@ class HashedBlocks(AccountedManager):
         return Accounts(
             used=self._covered - (pool.shared_references - pool.shared) * size,
             reserved=reserved,
-            lost_inside=inside,
-            lost_between=0,
-            idle=pool.idle * size,
-            free=(pool.free - pool.idle) * size,
+            internal_fragmentation=inside,
+            external_fragmentation=0,
+            evictable=pool.evictable * size,
+            free=(pool.free - pool.evictable) * size,
             covered=self._covered,
         )
 
@@ -162,7 +162,7 @@ class HashedBlocks(AccountedManager):
         return keys
 
     def _hits(self, keys: list[int], known: int) -> list[int]:
-        """The blocks that a join finds. The last token is never in them, because it must be computed."""
+        """The blocks that an allocation finds. The last token is never in them, because it must be computed."""
         return self._pool.find(keys, (known - 1) // self.block_tokens)
 
     def _name(self, entry: _Live, first: int, last: int) -> None:

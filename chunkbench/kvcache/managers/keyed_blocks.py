@@ -27,7 +27,7 @@ class KeyedBlocks:
         """Blocks that lost their key because they were taken."""
         self._nameless: list[int] = []
         """Free blocks that were used before and have no key; the last one is taken first."""
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks that have a key; the first one is taken first."""
         self._references = [0]
         self._key: list[int | None] = [None]
@@ -37,14 +37,14 @@ class KeyedBlocks:
         """Further blocks with the same key."""
 
     @property
-    def idle(self) -> int:
+    def evictable(self) -> int:
         """Free blocks that have a key."""
-        return len(self._idle)
+        return len(self._evictable)
 
     @property
     def free(self) -> int:
         """Blocks that can be taken."""
-        return len(self._idle) + len(self._nameless) + self.blocks - len(self._key) + 1
+        return len(self._evictable) + len(self._nameless) + self.blocks - len(self._key) + 1
 
     def free_among(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are free."""
@@ -69,7 +69,7 @@ class KeyedBlocks:
             count = references[block]
             references[block] = count + 1
             if count == 0:
-                del self._idle[block]
+                del self._evictable[block]
             elif count == 1:
                 self.shared += 1
                 self.shared_references += 2
@@ -92,7 +92,7 @@ class KeyedBlocks:
             self._key += [None] * fresh
         keys, evicted = self._key, count - len(taken)
         for _ in range(evicted):
-            block, _ = self._idle.popitem(last=False)
+            block, _ = self._evictable.popitem(last=False)
             taken.append(block)
             references[block] = 1
             key = keys[block]
@@ -112,7 +112,7 @@ class KeyedBlocks:
     def give_back(self, blocks: Iterable[int]) -> None:
         """Take one reference from each of these blocks. Of those that become free and are alike in having a key or not,
         the first will be taken first."""
-        idle, references, keys = self._idle, self._references, self._key
+        evictable, references, keys = self._evictable, self._references, self._key
         nameless: list[int] = []
         for block in blocks:
             left = references[block] = references[block] - 1
@@ -120,7 +120,7 @@ class KeyedBlocks:
                 if keys[block] is None:
                     nameless.append(block)
                 else:
-                    idle[block] = None
+                    evictable[block] = None
             elif left == 1:
                 self.shared -= 1
                 self.shared_references -= 2

@@ -25,11 +25,11 @@ class Accounts:
     """Slots that hold a token of a live sequence; one that several sequences share counts once."""
     reserved: int
     """Allocated slots that the sequence will fill later."""
-    lost_inside: int
+    internal_fragmentation: int
     """Allocated slots that no token will ever fill (internal fragmentation)."""
-    lost_between: int
+    external_fragmentation: int
     """Slots that no sequence has, and that the waiting sequence cannot get (external fragmentation)."""
-    idle: int
+    evictable: int
     """Slots that hold tokens of sequences that ended, kept for later ones."""
     free: int
     """All others."""
@@ -39,7 +39,14 @@ class Accounts:
     @property
     def capacity(self) -> int:
         """Token slots of the memory."""
-        return self.used + self.reserved + self.lost_inside + self.lost_between + self.idle + self.free
+        return (
+            self.used
+            + self.reserved
+            + self.internal_fragmentation
+            + self.external_fragmentation
+            + self.evictable
+            + self.free
+        )
 
     @property
     def saved(self) -> int:
@@ -77,8 +84,8 @@ class Manager(ABC):
     """A K/V cache manager. Sequences have ids that the caller chooses; an id is free again once the sequence left.
 
     An operation that returns None or False for lack of memory changes nothing. Unknown ids raise `UnknownSequence`.
-    A manager that shares nothing between sequences, and gives a prompt all its slots when it joins, inherits `cached`,
-    `held` and `reach`.
+    A manager that shares nothing between sequences, and gives a prompt all its slots when it is allocated, inherits
+    `cached`, `computed_tokens` and `extend`.
     """
 
     block_tokens: int
@@ -98,11 +105,12 @@ class Manager(ABC):
         """Slots that live sequences have, whole blocks, shared ones once: what the memory must hold for them now."""
 
     def cached(self, text: Text) -> int:
-        """Leading tokens of the prompt that a join would find now. Changes nothing, not even times of last use."""
+        """Leading tokens of the prompt that an allocation would find now. Changes nothing, not even times of last
+        use."""
         return 0
 
     @abstractmethod
-    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """Admit a sequence with the first `known` tokens of a text: prompt, and answer so far after a preemption.
 
         After it, room for `spare` more blocks must be left for sequences that grow.
@@ -110,12 +118,12 @@ class Manager(ABC):
         needed; None if there is no room now. Raises NeverFits.
         """
 
-    def held(self, sequence: int) -> int:
+    def computed_tokens(self, sequence: int) -> int:
         """Leading tokens whose K and V are in memory, or come there in this step. May grow through other sequences."""
         self._live[sequence]
         return 0
 
-    def reach(self, sequence: int, tokens: int) -> bool:
+    def extend(self, sequence: int, tokens: int) -> bool:
         """This step computes a prompt up to its first `tokens` tokens: give them slots. False if there is no room."""
         self._live[sequence]
         return True
@@ -133,8 +141,8 @@ class Manager(ABC):
         raise NotImplementedError(f"{type(self).__name__} appends one token at a time")
 
     @abstractmethod
-    def leave(self, sequence: int) -> None:
-        """A sequence ended, or is preempted and will join again. What it leaves may be kept for later ones."""
+    def free(self, sequence: int) -> None:
+        """A sequence ended, or is preempted and will be allocated again. Its blocks may be kept for later ones."""
 
     def swap_out(self, sequence: int) -> int | None:
         """Move a sequence to another memory instead of forgetting it. Returns the tokens that move; None, and nothing

@@ -18,11 +18,12 @@ class _Live:
 
 
 class Paged(AccountedManager):
-    """Block tables. A sequence gets the blocks of its prompt when it joins, then a block whenever its last one is full.
+    """Block tables. A sequence gets the blocks of its prompt when it is allocated, then a block whenever its last one
+    is full.
 
-    Only forks share blocks. A fork that appends to a partial block of several sequences copies it first. A join is
-    refused if fewer than the share `watermark` of all blocks would stay free, so that sequences that run can go on. A
-    text that does not fit beside these blocks never fits, because the sequence may have to join again near its end.
+    Only forks share blocks. A fork that appends to a partial block of several sequences copies it first. An allocation
+    is refused if fewer than the share `watermark` of all blocks would stay free, so that sequences that run can go on.
+    A text that does not fit beside these blocks never fits, because the sequence may be allocated again near its end.
     """
 
     _live: LiveSequences[_Live]
@@ -52,7 +53,7 @@ class Paged(AccountedManager):
     def table(self, sequence: int) -> Sequence[int]:
         return self._live[sequence].table
 
-    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         self._check_new(sequence, text, known)
         table = self._admit(known, spare)
         if table is None:
@@ -88,7 +89,7 @@ class Paged(AccountedManager):
         self._live[twin] = _Live(source.table.copy(), source.tokens, text.total)
         return True
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         """Nothing is kept. The sequence may be swapped out."""
         if self._swapped.pop(sequence, None) is None:
             self._free_table(self._live[sequence])
@@ -98,7 +99,7 @@ class Paged(AccountedManager):
         """Move all tokens of a sequence to host memory, which has no limit. Returns their number.
 
         Its blocks become free, but not those that others use. It shares nothing after it is swapped in. Until then it
-        is unknown to all other methods but `leave` and `preempt`, and no account counts it.
+        is unknown to all other methods but `free` and `preempt`, and no account counts it.
         """
         entry = self._live[sequence]
         self._free_table(entry)
@@ -106,7 +107,7 @@ class Paged(AccountedManager):
         return entry.tokens
 
     def swap_in(self, sequence: int) -> bool:
-        """Move a sequence back into blocks. False if there is no room, as for a join."""
+        """Move a sequence back into blocks. False if there is no room, as for an allocation."""
         table = self._admit(self._swapped[sequence].tokens)
         if table is None:
             return False
@@ -127,9 +128,9 @@ class Paged(AccountedManager):
         return Accounts(
             used=used,
             reserved=sum(reserved.values()),
-            lost_inside=sum(empty.values()) - sum(reserved.values()),
-            lost_between=0,
-            idle=0,
+            internal_fragmentation=sum(empty.values()) - sum(reserved.values()),
+            external_fragmentation=0,
+            evictable=0,
             free=len(self._free) * self.block_tokens,
             covered=covered,
         )

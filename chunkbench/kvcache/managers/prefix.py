@@ -32,8 +32,9 @@ class _Live:
 class PrefixManager(AccountedManager):
     """Sequences in a `PrefixTree`, whose memory has a fixed number of chunks.
 
-    A join gives a whole prompt its chunks at once. A later sequence may match chunks that are not computed yet; `held`
-    says how far they are. With `retain`, the full chunks of sequences that ended stay until their memory is needed.
+    An allocation gives a whole prompt its chunks at once. A later sequence may match chunks that are not computed yet;
+    `computed_tokens` says how far they are. With `retain`, the full chunks of sequences that ended stay until their
+    memory is needed.
     """
 
     _live: LiveSequences[_Live]
@@ -52,7 +53,7 @@ class PrefixManager(AccountedManager):
 
     @property
     def evictions(self) -> int:
-        return self.tree.idle.evictions if self.tree.idle else 0
+        return self.tree.evictable.evictions if self.tree.evictable else 0
 
     def table(self, sequence: int) -> Sequence[int]:
         return self.tree.path(self._live[sequence].handle)
@@ -65,7 +66,7 @@ class PrefixManager(AccountedManager):
             known = self._looked_up[id(text)] = text, self.tree.keys(text.tokens(0, text.prompt))
         return min(self.tree.match_keys(known[1]), text.prompt - 1)
 
-    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         self._live.check_new(sequence, known)
         needed = -(-text.total // self.block_tokens)
         if needed > self._chunks:
@@ -77,14 +78,14 @@ class PrefixManager(AccountedManager):
             return None
         self._live[sequence] = _Live(joined.sequence, text, ids, known)
         self._covered += known
-        return min(self.held(sequence), known - 1)
+        return min(self.computed_tokens(sequence), known - 1)
 
-    def held(self, sequence: int) -> int:
+    def computed_tokens(self, sequence: int) -> int:
         member = self._live[sequence]
         return max(member.reached, self.tree.written_tokens(member.handle))
 
-    def reach(self, sequence: int, tokens: int) -> bool:
-        # The chunks are there since the join.
+    def extend(self, sequence: int, tokens: int) -> bool:
+        # The chunks are there since the allocation.
         member = self._live[sequence]
         full = slice(member.reached // self.block_tokens, tokens // self.block_tokens)
         self.tree.mark_written(np.array(self.tree.path(member.handle)[full], np.int64))
@@ -116,7 +117,7 @@ class PrefixManager(AccountedManager):
         self._covered += source.length
         return True
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         """With `retain`, the full chunks that were computed stay."""
         member = self._live[sequence]
         del self._live[sequence]
@@ -131,14 +132,14 @@ class PrefixManager(AccountedManager):
             slots = -(-member.length // size) * size
             empty += slots - member.length
             reserved += max(0, min(member.text.total, slots) - member.length)
-        idle = self.tree.idle.chunks * size if self.tree.idle else 0
+        evictable = self.tree.evictable.chunks * size if self.tree.evictable else 0
         return Accounts(
             used=held - empty,
             reserved=reserved,
-            lost_inside=empty - reserved,
-            lost_between=0,
-            idle=idle,
-            free=self.capacity - held - idle,
+            internal_fragmentation=empty - reserved,
+            external_fragmentation=0,
+            evictable=evictable,
+            free=self.capacity - held - evictable,
             covered=self._covered,
         )
 

@@ -1,4 +1,4 @@
-"""The engine's cache as a scheduler sees it: sequences join, get slots and leave, and their tensors follow."""
+"""The engine's cache as a scheduler sees it: sequences are allocated, extended and freed, and their tensors follow."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class EngineCache(Manager):
     def cached(self, text: Text) -> int:
         return min(self._attention.cached_tokens(text.tokens(0, text.prompt)), text.prompt - 1)
 
-    def join(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         try:
             joined = self._attention.join(text.tokens(0, known), spare)
         except PoolExhausted:
             return None
         self._live[sequence] = _Live(joined.sequence, text)
-        return min(self.held(sequence), known - 1)
+        return min(self.computed_tokens(sequence), known - 1)
 
-    def held(self, sequence: int) -> int:
+    def computed_tokens(self, sequence: int) -> int:
         member = self._live[sequence]
         return max(member.reached, self._attention.written(member.handle))
 
-    def reach(self, sequence: int, tokens: int) -> bool:
-        # The chunks are there since the join.
+    def extend(self, sequence: int, tokens: int) -> bool:
+        # The chunks are there since the allocation.
         member = self._live[sequence]
-        first = min(self.held(sequence), tokens - 1)
+        first = min(self.computed_tokens(sequence), tokens - 1)
         self._attention.select(member.handle, first, tokens - first)
         member.reached = tokens
         return True
@@ -95,13 +95,13 @@ class EngineCache(Manager):
     def select_again(self, sequence: int, tokens: int) -> int:
         """After `undo`: select what is missing of the first `tokens` tokens. Returns the first that is computed."""
         self._live[sequence].reached = 0
-        first = min(self.held(sequence), tokens - 1)
-        self.reach(sequence, tokens)
+        first = min(self.computed_tokens(sequence), tokens - 1)
+        self.extend(sequence, tokens)
         return first
 
     def forget(self, sequence: int) -> None:
-        """A sequence failed: nothing that it leaves is kept for later ones."""
+        """A sequence failed: nothing of it is kept for later ones."""
         self._attention.forget(self._live[sequence].handle)
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         self._attention.remove_sequence(self._live.pop(sequence).handle)

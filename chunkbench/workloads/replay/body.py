@@ -100,8 +100,8 @@ def _memory(view: View) -> Table:
         _printed("peak_batch_size"),
         ("memory that is used", _number(lambda n: percent(n.memory.used) if n.memory else NOTHING)),
         ("  reserved", _number(lambda n: percent(n.memory.reserved) if n.memory else NOTHING)),
-        ("  lost inside", _number(lambda n: percent(n.memory.lost_inside) if n.memory else NOTHING)),
-        ("  lost between", _number(lambda n: percent(n.memory.lost_between) if n.memory else NOTHING)),
+        ("  lost inside", _number(lambda n: percent(n.memory.internal_fragmentation) if n.memory else NOTHING)),
+        ("  lost between", _number(lambda n: percent(n.memory.external_fragmentation) if n.memory else NOTHING)),
         ("saved by sharing", _number(lambda n: percent(n.saved))),
     ]
     return quantities(view, "Memory in the replay", lines)

@@ -33,8 +33,18 @@ from chunkbench.workloads.replay.body import printed
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
 """Where all managers use more of the memory than this, there is no waste to show."""
-_KINDS = (("used", "#4c72b0"), ("reserved", "#dd8452"), ("lost_inside", "#c44e52"), ("lost_between", "#8c8c8c"))
-_WORDS = {"used": "holds tokens", "reserved": "reserved", "lost_inside": "lost inside", "lost_between": "lost between"}
+_KINDS = (
+    ("used", "#4c72b0"),
+    ("reserved", "#dd8452"),
+    ("internal_fragmentation", "#c44e52"),
+    ("external_fragmentation", "#8c8c8c"),
+)
+_WORDS = {
+    "used": "holds tokens",
+    "reserved": "reserved",
+    "internal_fragmentation": "lost inside",
+    "external_fragmentation": "lost between",
+}
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:

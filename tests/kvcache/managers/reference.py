@@ -39,8 +39,8 @@ class Slow:
     def held_blocks(self) -> set[int]:
         return {block for one in self.live.values() for block in one.table}
 
-    def idle(self) -> set[int]:
-        """Free blocks that a join can find."""
+    def evictable(self) -> set[int]:
+        """Free blocks that an allocation can find."""
         return set()
 
     def lost(self) -> set[int]:
@@ -53,7 +53,7 @@ class Slow:
 
     def slots(self) -> Iterator[tuple[str, int]]:
         """For each slot of the memory: where it counts, and how many sequences have a token there."""
-        idle, lost = self.idle(), self.lost()
+        evictable, lost = self.evictable(), self.lost()
         for block in self.ids:
             owners = [(one, one.table.index(block)) for one in self.live.values() if block in one.table]
             for offset in range(self.block_tokens):
@@ -64,14 +64,16 @@ class Slow:
                 elif any(place < one.text.total for one, place in places):
                     yield "reserved", 0
                 elif any(one.reservation and place >= one.reservation for one, place in places) or block in lost:
-                    yield "lost_between", 0
+                    yield "external_fragmentation", 0
                 elif places:
-                    yield "lost_inside", 0
+                    yield "internal_fragmentation", 0
                 else:
-                    yield "idle" if block in idle else "free", 0
+                    yield "evictable" if block in evictable else "free", 0
 
     def accounts(self) -> Accounts:
-        labels = dict.fromkeys(("used", "reserved", "lost_inside", "lost_between", "idle", "free"), 0)
+        labels = dict.fromkeys(
+            ("used", "reserved", "internal_fragmentation", "external_fragmentation", "evictable", "free"), 0
+        )
         for label, _ in self.slots():
             labels[label] += 1
         return Accounts(**labels, covered=sum(one.tokens for one in self.live.values()))
@@ -83,13 +85,13 @@ class Slow:
     def cached(self, text: Text) -> int:
         return 0
 
-    def held(self, sequence: int) -> int:
+    def computed_tokens(self, sequence: int) -> int:
         return 0
 
-    def reach(self, sequence: int, tokens: int) -> bool:
+    def extend(self, sequence: int, tokens: int) -> bool:
         return True
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         del self.live[sequence]
 
 
@@ -143,7 +145,7 @@ class SlowContiguous(Slow):
             self.live[sequence] = Known(text, tokens, [*range(begin, begin + size)], self.reservation(text))
         return bool(enough)
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int) -> int | None:
         done = self.add(sequence, text, known)
         self.refused = 0 if done else self.reservation(text)
         return 0 if done else None
@@ -168,7 +170,7 @@ class SlowPaged(Slow):
         self.copies = 0
         self.swapped: dict[int, Known] = {}
 
-    def free(self) -> list[int]:
+    def free_blocks(self) -> list[int]:
         return sorted(set(self.ids) - self.held_blocks())
 
     def check_size(self, text: Text) -> None:
@@ -177,9 +179,9 @@ class SlowPaged(Slow):
 
     def admit(self, tokens: int) -> list[int] | None:
         needed = len(range(0, tokens, self.block_tokens))
-        return self.free()[:needed] if len(self.free()) - needed >= self.kept else None
+        return self.free_blocks()[:needed] if len(self.free_blocks()) - needed >= self.kept else None
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int) -> int | None:
         self.check_size(text)
         table = self.admit(known)
         if table is None:
@@ -194,12 +196,12 @@ class SlowPaged(Slow):
             full = one.tokens == len(one.table) * self.block_tokens
             shared = sum(one.table[-1] in other.table for other in self.live.values()) > 1
             if full or shared:
-                if not self.free():
+                if not self.free_blocks():
                     for key, (tokens, table) in before.items():
                         self.live[key].tokens, self.live[key].table = tokens, table
                     self.copies = copies
                     return False
-                block = self.free()[0]
+                block = self.free_blocks()[0]
                 if not full:
                     one.table.pop()
                     self.copies += 1
@@ -213,7 +215,7 @@ class SlowPaged(Slow):
         self.live[twin] = Known(text, source.tokens, [*source.table])
         return True
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         (self.swapped if sequence in self.swapped else self.live).pop(sequence)
 
     def swap_out(self, sequence: int) -> int:
@@ -235,13 +237,13 @@ class SlowHashed(Slow):
     def __init__(self, blocks: int, block_tokens: int) -> None:
         super().__init__(blocks, block_tokens)
         self.ids = range(1, blocks + 1)
-        self.free: list[int] = [*self.ids]
+        self.free_blocks: list[int] = [*self.ids]
         self.names: list[tuple[tuple[int, ...], int]] = []
         """Names and blocks, in the order in which they got them."""
         self.evictions = 0
 
-    def idle(self) -> set[int]:
-        return {block for _, block in self.names if block in self.free}
+    def evictable(self) -> set[int]:
+        return {block for _, block in self.names if block in self.free_blocks}
 
     def check_size(self, text: Text) -> None:
         if text.total > self.blocks * self.block_tokens:
@@ -260,22 +262,22 @@ class SlowHashed(Slow):
     def cached(self, text: Text) -> int:
         return len(self.hits(text, text.prompt)) * self.block_tokens
 
-    def join(self, sequence: int, text: Text, known: int) -> int | None:
+    def allocate(self, sequence: int, text: Text, known: int) -> int | None:
         self.check_size(text)
         hits = self.hits(text, known)
-        left = [block for block in self.free if block not in hits]
+        left = [block for block in self.free_blocks if block not in hits]
         if len(range(0, known, self.block_tokens)) - len(hits) > len(left):
             return None
-        self.free = left
+        self.free_blocks = left
         tokens = len(hits) * self.block_tokens
         self.live[sequence] = Known(text, tokens, hits)
         return tokens
 
-    def held(self, sequence: int) -> int:
+    def computed_tokens(self, sequence: int) -> int:
         return self.live[sequence].tokens
 
     def take(self) -> int:
-        block = self.free.pop(0)
+        block = self.free_blocks.pop(0)
         named = [(name, other) for name, other in self.names if other != block]
         self.evictions += len(self.names) - len(named)
         self.names = named
@@ -290,9 +292,9 @@ class SlowHashed(Slow):
         if one.tokens % self.block_tokens == 0 and len(name) == one.tokens:
             self.names.append((name, one.table[-1]))
 
-    def reach(self, sequence: int, tokens: int) -> bool:
+    def extend(self, sequence: int, tokens: int) -> bool:
         one = self.live[sequence]
-        if len(range(0, tokens, self.block_tokens)) - len(one.table) > len(self.free):
+        if len(range(0, tokens, self.block_tokens)) - len(one.table) > len(self.free_blocks):
             return False
         while one.tokens < tokens:
             self.add(one)
@@ -300,7 +302,7 @@ class SlowHashed(Slow):
 
     def append(self, sequences: Sequence[int]) -> bool:
         ends = [one.tokens == len(one.table) * self.block_tokens for one in map(self.live.__getitem__, sequences)]
-        if sum(ends) > len(self.free):
+        if sum(ends) > len(self.free_blocks):
             return False
         for sequence in sequences:
             self.add(self.live[sequence])
@@ -311,14 +313,14 @@ class SlowHashed(Slow):
         source = self.live[sequence]
         table = source.table[: source.tokens // self.block_tokens]
         if len(table) < len(source.table):
-            if not self.free:
+            if not self.free_blocks:
                 return False
             table.append(self.take())
         self.live[twin] = Known(text, source.tokens, table)
         return True
 
-    def leave(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         one = self.live.pop(sequence)
         left = [block for block in reversed(one.table) if block not in self.held_blocks()]
         named = [block for block in left if any(other == block for _, other in self.names)]
-        self.free = [*(block for block in left if block not in named), *self.free, *named]
+        self.free_blocks = [*(block for block in left if block not in named), *self.free_blocks, *named]

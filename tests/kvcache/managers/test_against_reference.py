@@ -32,7 +32,7 @@ CASES = [
 ]
 BATCH = 300
 """Operations until a new, empty memory."""
-NAMES = (*["join"] * 5, *["reach"] * 8, *["append"] * 8, *["fork"] * 3, "leave", "preempt", "swap", "misuse")
+NAMES = (*["allocate"] * 5, *["extend"] * 8, *["append"] * 8, *["fork"] * 3, "free", "preempt", "swap", "misuse")
 IDS = 6
 LONGEST = 22
 # Texts have common prefixes of 0, 5, 8 and 13 tokens; many are equal, and some are prefixes of others.
@@ -88,7 +88,7 @@ class Both:
 
     def do(self, name: str, a: int, b: int) -> None:
         live = sorted(self.done)
-        if name in ("join", "misuse"):
+        if name in ("allocate", "misuse"):
             getattr(self, name)(a, b)
         elif name == "append":
             ready = [s for s in live if self.done[s] == self.known[s] < self.texts[s].total]
@@ -100,24 +100,24 @@ class Both:
             getattr(self, name)(live[a % len(live)], b)
         self.check(new_text(a, b))
 
-    def join(self, a: int, b: int) -> None:
+    def allocate(self, a: int, b: int) -> None:
         sequence = a % IDS
         if sequence in self.known:
             with pytest.raises(ValueError, match="lives already"):
-                self.manager.join(sequence, new_text(a, b), 1)
+                self.manager.allocate(sequence, new_text(a, b), 1)
             return
         again = bool(self.preempted) and b % 2 == 0
         text, known = self.preempted.pop() if again else (new_text(a, b), new_text(a, b).prompt)
-        cached = self.same(lambda one: one.join(sequence, text, known))
+        cached = self.same(lambda one: one.allocate(sequence, text, known))
         if cached is not None and cached is not NeverFits:
             assert 0 <= cached < known
             self.texts[sequence], self.known[sequence], self.done[sequence] = text, known, cached
 
-    def reach(self, sequence: int, b: int) -> None:
-        begin = max(self.done[sequence], self.manager.held(sequence))
+    def extend(self, sequence: int, b: int) -> None:
+        begin = max(self.done[sequence], self.manager.computed_tokens(sequence))
         if begin < self.known[sequence]:
             tokens = self.known[sequence] if b % 2 else begin + 1 + b // 2 % (self.known[sequence] - begin)
-            if self.same(lambda one: one.reach(sequence, tokens)):
+            if self.same(lambda one: one.extend(sequence, tokens)):
                 self.done[sequence] = tokens
                 self.write(sequence, begin, tokens)
 
@@ -158,17 +158,17 @@ class Both:
         self.segments += 1
         return SegmentText([*cut(list(text.segments), length), (self.segments, more)], prompt)
 
-    def leave(self, sequence: int, b: int) -> None:
-        self.same(lambda one: one.leave(sequence))
+    def free(self, sequence: int, b: int) -> None:
+        self.same(lambda one: one.free(sequence))
         self.forget(sequence)
 
     def preempt(self, sequence: int, b: int) -> None:
-        self.same(lambda one: one.leave(sequence))
+        self.same(lambda one: one.free(sequence))
         self.preempted.append((self.texts[sequence], self.known[sequence]))
         self.forget(sequence)
 
     def swap(self, a: int, b: int) -> None:
-        """Swap a sequence out; or one in; or one that is out leaves."""
+        """Swap a sequence out; or one in; or one that is out is freed."""
         ready = sorted(s for s in self.done if self.done[s] == self.known[s])
         out = sorted(self.swapped)
         if ready and b % 2:
@@ -184,7 +184,7 @@ class Both:
                 self.write(sequence, 0, self.known[sequence])
         elif out:
             self.done[out[0]] = 0
-            self.leave(out[0], 0)
+            self.free(out[0], 0)
             self.swapped.remove(out[0])
 
     def misuse(self, a: int, b: int) -> None:
@@ -192,11 +192,11 @@ class Both:
         unknown, text, manager = min(set(range(IDS + 1)) - set(self.known)), new_text(a, b), self.manager
         ready = [sequence for sequence in self.done if self.done[sequence] == self.known[sequence]]
         for method, *arguments in (
-            (manager.held, unknown),
-            (manager.reach, unknown, 1),
+            (manager.computed_tokens, unknown),
+            (manager.extend, unknown, 1),
             (manager.append, [*ready, unknown]),
             (manager.fork, unknown, 99, text),
-            (manager.leave, unknown),
+            (manager.free, unknown),
         ):
             with pytest.raises(UnknownSequence):
                 method(*arguments)
@@ -228,7 +228,7 @@ class Both:
         for counter in ("copies", "evictions"):
             assert getattr(manager, counter, 0) == getattr(model, counter, 0)
         for sequence in self.done:
-            assert manager.held(sequence) == model.held(sequence)
+            assert manager.computed_tokens(sequence) == model.computed_tokens(sequence)
             slots = self.slots(sequence)
             # What another sequence wrote over, or what was never written, is not what the text says.
             assert [self.memory[slot] for slot in slots] == self.texts[sequence].tokens(0, len(slots)).tolist()
@@ -266,9 +266,9 @@ def test_soak(manager: Any, model: Any, arguments: tuple[Any, ...], seeds: int) 
             error.add_note(f"seed {seed}, the last operations: {done[-5:]}")
             raise
         for sequence in [*both.done, *both.swapped]:
-            both.manager.leave(sequence)
+            both.manager.free(sequence)
         left = both.manager.accounts()
-        assert left.idle + left.free + left.lost_between == left.capacity == both.manager.capacity
+        assert left.evictable + left.free + left.external_fragmentation == left.capacity == both.manager.capacity
 
 
 def test_texts_meet_what_the_models_assume() -> None:

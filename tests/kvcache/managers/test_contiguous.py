@@ -66,28 +66,30 @@ def test_reservations(reserve: Reserve, prompt: int, answer: int, tokens: int) -
 def test_accounts_of_a_reservation_for_the_longest_sequence() -> None:
     manager = Contiguous(64, "max", 20)
     assert manager.cached(text(5, 4)) == 0
-    assert manager.join(1, text(5, 4), 5) == 0
+    assert manager.allocate(1, text(5, 4), 5) == 0
     # A piece of 32: 20 are reserved, 9 of them will be filled.
-    expected = Accounts(used=5, reserved=4, lost_inside=11, lost_between=12, idle=0, free=32, covered=5)
+    expected = Accounts(
+        used=5, reserved=4, internal_fragmentation=11, external_fragmentation=12, evictable=0, free=32, covered=5
+    )
     assert manager.accounts() == expected
     assert manager.capacity == expected.capacity == 64
     assert manager.slots_held == 32
-    assert manager.held(1) == 0
-    assert manager.reach(1, 5)
+    assert manager.computed_tokens(1) == 0
+    assert manager.extend(1, 5)
     assert manager.accounts() == expected
     assert manager.append([1])
     assert manager.accounts() == Accounts(6, 3, 11, 12, 0, 32, 6)
     assert manager.reads() == Reads(6, 0, 0)
-    manager.leave(1)
+    manager.free(1)
     assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 64, 0)
-    assert manager.join(1, text(5, 4), 6) == 0
+    assert manager.allocate(1, text(5, 4), 6) == 0
     assert manager.accounts() == Accounts(6, 3, 11, 12, 0, 32, 6)
 
 
 def test_a_reservation_never_grows() -> None:
     manager = Contiguous(64, "pow2", 64)
-    assert manager.join(1, text(1, 3), 1) == 0  # 1 + 4
-    assert manager.join(2, text(1, 9), 1) == 0
+    assert manager.allocate(1, text(1, 3), 1) == 0  # 1 + 4
+    assert manager.allocate(2, text(1, 9), 1) == 0
     assert [manager.append([1, 2]) for _ in range(5)] == [True] * 4 + [False]
     # The fifth token was not expected, but its slot is reserved; the other sequence got none for the append refused.
     assert manager.accounts() == Accounts(10, 5, 7, 3 + 15, 0, 64 - 8 - 32, 10)
@@ -97,8 +99,8 @@ def test_what_can_never_fit() -> None:
     manager = Contiguous(24, "exact", 20)
     for tokens in (17, 21):  # the largest piece has 16
         with pytest.raises(NeverFits, match=f"{tokens} tokens"):
-            manager.join(1, text(tokens, 0), tokens)
-    assert manager.join(1, text(16, 0), 16) == 0
+            manager.allocate(1, text(tokens, 0), tokens)
+    assert manager.allocate(1, text(16, 0), 16) == 0
     with pytest.raises(NeverFits):
         manager.fork(1, 2, text(16, 1))
     assert manager.accounts() == Accounts(16, 0, 0, 0, 0, 8, 16)
@@ -113,6 +115,6 @@ def test_misuse() -> None:
         Contiguous(1, "all", 1)  # type: ignore[arg-type]
     manager = Contiguous(8, "exact", 8)
     with pytest.raises(EmptySequence):
-        manager.join(1, text(1, 1), 0)
+        manager.allocate(1, text(1, 1), 0)
     with pytest.raises(UnknownSequence, match="no live sequence has the id 7"):
         manager.table(7)

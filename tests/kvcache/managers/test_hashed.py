@@ -15,28 +15,30 @@ def text(*parts: tuple[int, int], prompt: int | None = None) -> SegmentText:
 
 def run(manager: HashedBlocks, sequence: int, one: SegmentText) -> int | None:
     """Join, compute the prompt, append the answer, leave. Returns the tokens that were found."""
-    cached = manager.join(sequence, one, one.prompt)
-    assert manager.reach(sequence, one.prompt)
+    cached = manager.allocate(sequence, one, one.prompt)
+    assert manager.extend(sequence, one.prompt)
     for _ in range(one.total - one.prompt):
         assert manager.append([sequence])
-    manager.leave(sequence)
+    manager.free(sequence)
     return cached
 
 
 def test_full_blocks_are_found_but_never_the_last_token() -> None:
     manager = HashedBlocks(10, 4)
     assert run(manager, 1, text((1, 10))) == 0
-    assert manager.accounts() == Accounts(used=0, reserved=0, lost_inside=0, lost_between=0, idle=8, free=32, covered=0)
+    assert manager.accounts() == Accounts(
+        used=0, reserved=0, internal_fragmentation=0, external_fragmentation=0, evictable=8, free=32, covered=0
+    )
     assert manager.cached(text((1, 9))) == 8
     assert manager.cached(text((1, 8))) == 4  # the second block is computed again
     assert manager.cached(text((1, 4))) == 0
     assert manager.cached(text((1, 4), (2, 9))) == 4
     assert manager.cached(text((2, 9))) == 0
-    assert manager.join(2, text((1, 9)), 9) == 8
-    assert manager.held(2) == 8
+    assert manager.allocate(2, text((1, 9)), 9) == 8
+    assert manager.computed_tokens(2) == 8
     assert manager.accounts() == Accounts(8, 0, 0, 0, 0, 32, 8)
-    assert manager.reach(2, 9)
-    assert manager.held(2) == 9
+    assert manager.extend(2, 9)
+    assert manager.computed_tokens(2) == 9
     assert manager.accounts() == Accounts(9, 0, 3, 0, 0, 28, 9)
 
 
@@ -60,9 +62,9 @@ def test_a_text_that_the_memory_can_never_hold() -> None:
     manager = HashedBlocks(2, 2)
     never = text((1, 4), (2, 1), prompt=4)
     with pytest.raises(NeverFits, match="5 tokens"):
-        manager.join(1, never, 4)
-    assert manager.join(1, text((1, 4)), 4) == 0
-    assert manager.reach(1, 4)
+        manager.allocate(1, never, 4)
+    assert manager.allocate(1, text((1, 4)), 4) == 0
+    assert manager.extend(1, 4)
     with pytest.raises(NeverFits):
         manager.fork(1, 2, never)
     # A token that the text did not announce finds no room: no error.
@@ -72,8 +74,8 @@ def test_a_text_that_the_memory_can_never_hold() -> None:
 def test_a_twin_shares_full_blocks_and_copies_a_partial_one() -> None:
     manager = HashedBlocks(5, 4)
     one, other = text((1, 6), (2, 9), prompt=6), text((1, 6), (3, 2), prompt=6)
-    assert manager.join(1, one, 6) == 0
-    assert manager.reach(1, 6)
+    assert manager.allocate(1, one, 6) == 0
+    assert manager.extend(1, 6)
     assert manager.fork(1, 2, other)
     assert manager.table(1)[0] == manager.table(2)[0]
     assert manager.table(1)[1] != manager.table(2)[1]
@@ -90,17 +92,17 @@ def test_a_twin_shares_full_blocks_and_copies_a_partial_one() -> None:
     assert manager.append([1, 3])
     assert not manager.fork(1, 5, one)
     for sequence in (1, 2, 3, 4):
-        manager.leave(sequence)
+        manager.free(sequence)
     assert manager.accounts() == Accounts(0, 0, 0, 0, 12, 8, 0)
     assert manager.reads() == Reads(0, 0, 0)
 
 
 def test_tokens_that_the_text_does_not_know_have_no_key() -> None:
     manager = HashedBlocks(4, 2)
-    assert manager.join(1, TokenText([5, 6, 7], prompt=3, total=8), 3) == 0
-    assert manager.reach(1, 3)
+    assert manager.allocate(1, TokenText([5, 6, 7], prompt=3, total=8), 3) == 0
+    assert manager.extend(1, 3)
     assert manager.append([1])
-    manager.leave(1)
+    manager.free(1)
     assert manager.accounts() == Accounts(0, 0, 0, 0, 2, 6, 0)
     assert manager.cached(TokenText([5, 6, 7, 8, 9], prompt=5, total=8)) == 2
 
@@ -118,7 +120,7 @@ def test_misuse() -> None:
             HashedBlocks(*arguments)
     manager = HashedBlocks(4, 4)
     with pytest.raises(EmptySequence):
-        manager.join(1, text((1, 1)), 0)
+        manager.allocate(1, text((1, 1)), 0)
     with pytest.raises(UnknownSequence, match="no live sequence has the id 7"):
         manager.table(7)
 

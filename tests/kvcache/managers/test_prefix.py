@@ -18,29 +18,29 @@ def text(*parts: tuple[int, int], prompt: int | None = None) -> SegmentText:
 
 def run(manager: PrefixManager, sequence: int, one: SegmentText) -> int | None:
     """Join, compute the whole prompt, leave. Returns the cached tokens."""
-    cached = manager.join(sequence, one, one.prompt)
+    cached = manager.allocate(sequence, one, one.prompt)
     if cached is not None:
-        assert manager.reach(sequence, one.prompt)
-        manager.leave(sequence)
+        assert manager.extend(sequence, one.prompt)
+        manager.free(sequence)
     return cached
 
 
 def test_live_sequences_share_and_nothing_stays() -> None:
     manager = PrefixManager(10, 4)
     first, second = text((1, 8), (2, 3), (9, 5), prompt=11), text((1, 8), (3, 6))
-    assert manager.join(1, first, 11) == 0
-    assert manager.held(1) == 0
-    assert manager.join(2, second, 14) == 0  # the chunks are there, their K and V are not
-    assert manager.reach(1, 8)
-    assert (manager.held(2), manager.cached(second)) == (8, 12)
-    assert manager.reach(1, 11)
-    assert manager.reach(2, 14)
+    assert manager.allocate(1, first, 11) == 0
+    assert manager.computed_tokens(1) == 0
+    assert manager.allocate(2, second, 14) == 0  # the chunks are there, their K and V are not
+    assert manager.extend(1, 8)
+    assert (manager.computed_tokens(2), manager.cached(second)) == (8, 12)
+    assert manager.extend(1, 11)
+    assert manager.extend(2, 14)
     assert manager.reads() == Reads(private=9, shared=8, shared_covered=16)
     assert manager.accounts() == Accounts(17, 1, 2, 0, 0, 20, 25)
     assert manager.slots_held == 20
-    manager.leave(1)
+    manager.free(1)
     assert manager.cached(second) == 12
-    manager.leave(2)
+    manager.free(2)
     assert manager.cached(second) == 0
     assert manager.accounts() == Accounts(0, 0, 0, 0, 0, 40, 0)
 
@@ -67,33 +67,33 @@ def test_leaves_are_evicted_before_what_they_hang_on() -> None:
 def test_a_join_never_evicts_what_it_finds_and_changes_nothing_if_it_is_refused() -> None:
     manager = PrefixManager(4, 2, retain=True)
     run(manager, 1, text((1, 4)))
-    assert manager.join(2, text((2, 4)), 4) == 0
+    assert manager.allocate(2, text((2, 4)), 4) == 0
     before = manager.accounts()
-    assert manager.join(3, text((1, 4), (3, 2)), 6) is None
+    assert manager.allocate(3, text((1, 4), (3, 2)), 6) is None
     assert manager.accounts() == before
     assert manager.cached(text((1, 9))) == 4
-    manager.leave(2)
-    assert manager.join(3, text((1, 4), (3, 2)), 6) == 4
+    manager.free(2)
+    assert manager.allocate(3, text((1, 4), (3, 2)), 6) == 4
 
 
 def test_only_what_was_computed_stays() -> None:
     manager = PrefixManager(8, 2, retain=True)
     one = text((1, 9))
-    assert manager.join(1, one, 9) == 0
-    assert manager.reach(1, 5)
-    manager.leave(1)
+    assert manager.allocate(1, one, 9) == 0
+    assert manager.extend(1, 5)
+    manager.free(1)
     assert manager.cached(one) == 4
-    assert manager.join(2, one, 9) == 4
+    assert manager.allocate(2, one, 9) == 4
 
 
 def test_misuse() -> None:
     manager = PrefixManager(2, 2)
     with pytest.raises(NeverFits, match="5 tokens need 3 chunks"):
-        manager.join(1, text((1, 5)), 5)
-    manager.join(1, text((1, 2)), 2)
+        manager.allocate(1, text((1, 5)), 5)
+    manager.allocate(1, text((1, 2)), 2)
     with pytest.raises(ValueError, match="lives already"):
-        manager.join(1, text((1, 2)), 2)
-    for call in (manager.held, manager.leave, manager.table):
+        manager.allocate(1, text((1, 2)), 2)
+    for call in (manager.computed_tokens, manager.free, manager.table):
         with pytest.raises(UnknownSequence):
             call(7)
 
@@ -132,33 +132,33 @@ def test_random_operations_never_read_what_was_given_away(
     stems = [[chance.randrange(2) for _ in range(24)] for _ in range(2)]
     counts = dict.fromkeys(("joined", "refused", "cached", "appended", "preempted"), 0)
     for number in range(operations):
-        what = chance.choice(("join", "reach", "append", "append", "leave"))
-        if what == "join" and len(live) < 6:
+        what = chance.choice(("allocate", "extend", "append", "append", "free"))
+        if what == "allocate" and len(live) < 6:
             ids = chance.choice(stems)[: chance.randrange(1, 20)] + [chance.randrange(2) for _ in range(8)]
             one = TokenText(ids, len(ids) - 6, len(ids))
             before = manager.accounts()
-            cached = manager.join(number, one, one.prompt)
+            cached = manager.allocate(number, one, one.prompt)
             if cached is None:
                 assert manager.accounts() == before
                 assert -(-one.prompt // size) * size > before.free
                 counts["refused"] += 1
                 continue
             contents.check(number, one, cached // size * size)
-            for chunk in manager.table(number)[manager.held(number) // size :]:
+            for chunk in manager.table(number)[manager.computed_tokens(number) // size :]:
                 shared = any(chunk in manager.table(other) for other in live)
                 if not shared:
                     contents.tokens[chunk] = []
             live[number] = one, one.prompt, cached
             counts["joined"] += 1
             counts["cached"] += cached
-        elif what == "reach" and live:
+        elif what == "extend" and live:
             name = chance.choice(list(live))
             one, tokens, computed = live[name]
-            computed = max(computed, manager.held(name))
+            computed = max(computed, manager.computed_tokens(name))
             contents.check(name, one, computed // size * size)
             if computed < tokens:
                 to = chance.randrange(computed + 1, tokens + 1)
-                assert manager.reach(name, to)
+                assert manager.extend(name, to)
                 contents.fill(name, one, computed, to)
                 computed = to
             live[name] = one, tokens, computed
@@ -175,14 +175,14 @@ def test_random_operations_never_read_what_was_given_away(
                     live[name] = one, tokens + 1, tokens + 1
                     counts["appended"] += 1
             elif ready:
-                manager.leave(ready[-1])
+                manager.free(ready[-1])
                 del live[ready[-1]]
                 counts["preempted"] += 1
-        elif what == "leave" and live:
+        elif what == "free" and live:
             name = chance.choice(list(live))
             one, _, computed = live.pop(name)
             contents.check(name, one, computed)
-            manager.leave(name)
+            manager.free(name)
         accounts = manager.accounts()
         assert accounts.capacity == manager.capacity
         assert min(vars(accounts).values()) >= 0
@@ -194,17 +194,19 @@ def test_random_operations_never_read_what_was_given_away(
         assert manager.reads().shared_covered == sum(n for n in readers if n > 1) * size
     assert all(counts.values()), counts
     for name in list(live):
-        manager.leave(name)
-    assert manager.accounts().idle + manager.accounts().free == manager.capacity
+        manager.free(name)
+    assert manager.accounts().evictable + manager.accounts().free == manager.capacity
     assert bool(manager.evictions) == retain
 
 
 def test_a_join_that_leaves_too_little_to_spare_evicts_nothing() -> None:
     manager = PrefixManager(6, 2, retain=True)
     run(manager, 1, text((1, 4)))
-    assert manager.join(2, text((2, 2)), 2) == 0
+    assert manager.allocate(2, text((2, 2)), 2) == 0
     before = manager.accounts()
-    assert manager.join(3, text((3, 8)), 8, spare=2) is None
+    assert manager.allocate(3, text((3, 8)), 8, spare=2) is None
     assert (manager.accounts(), manager.cached(text((1, 9))), manager.evictions) == (before, 4, 0)
-    assert manager.join(3, text((3, 6)), 6, spare=2) == 0  # three chunks were free; the two idle ones are to spare
+    assert (
+        manager.allocate(3, text((3, 6)), 6, spare=2) == 0
+    )  # three chunks were free; the two evictable ones are to spare
     assert manager.evictions == 0
