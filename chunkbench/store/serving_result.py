@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import AliasChoices, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.store.request_result import RequestResult
@@ -30,7 +30,7 @@ class Moment:
     """Bytes of blocks or chunks that live requests refer to; None if unknown."""
     seconds: float | None = None
     """Time of the step; None between steps."""
-    own_seconds: float | None = None
+    overhead_seconds: float | None = None
     """Part of the step that was not the model: scheduling, tree, plan, sampling."""
     prompt_tokens: int | None = None
     """Prompt tokens that the step computed."""
@@ -44,8 +44,9 @@ class ServerFacts(Facts):
     steps: NonNegativeInt | None = None
     step_s: NonNegativeFloat | None = None
     """Mean time of a step."""
-    own_s: NonNegativeFloat | None = None
-    """Mean time of a step outside of the model: scheduling, tree, plan, sampling."""
+    overhead_s: NonNegativeFloat | None = Field(default=None, validation_alias=AliasChoices("overhead_s", "own_s"))
+    """Mean time of a step outside of the model: scheduling, tree, plan, sampling. Lines written before it had this name
+    call it `own_s`."""
     computed_tokens: NonNegativeInt | None = None
     """Prompt tokens that were computed."""
     peak_batch: NonNegativeInt | None = None
@@ -61,13 +62,13 @@ class ServerFacts(Facts):
         if not moments:
             return None
         steps = [moment for moment in moments if moment.seconds is not None]
-        own = [moment.own_seconds for moment in steps if moment.own_seconds is not None]
+        overheads = [moment.overhead_seconds for moment in steps if moment.overhead_seconds is not None]
         computed = [moment.prompt_tokens for moment in steps if moment.prompt_tokens is not None]
         return cls(
             sampled=sampled,
             steps=len(steps) or None,
             step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
-            own_s=fmean(own) if own else None,
+            overhead_s=fmean(overheads) if overheads else None,
             computed_tokens=sum(computed) if computed else None,
             peak_batch=max(moment.batch for moment in moments),
             peak_kv_bytes=_most_bytes(moments),

@@ -13,6 +13,7 @@ from chunkbench.cli.main import cli
 from chunkbench.experiment.point import Case
 from chunkbench.experiment.style import Style
 from chunkbench.store import SCHEMA_VERSION, Calibration, DecodeResult, Manifest, TimedResult, open_run
+from chunkbench.store.serving_result import ServerFacts
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
@@ -65,6 +66,7 @@ def test_facts_are_read_by_their_former_names(facts) -> None:
     del former["calibration"]
     assert DecodeResult.model_validate_json(json.dumps(former)).calibration == (Calibration(**times),) * 3
     assert DecodeResult.from_older(former)["calibration"]
+    assert ServerFacts.model_validate_json('{"sampled": false, "own_s": 0.25}').overhead_s == 0.25
 
 
 def test_manifests_are_read_by_their_former_names() -> None:

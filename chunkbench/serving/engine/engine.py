@@ -85,7 +85,7 @@ class StepReport:
         return self.schedule_s + self.forward_s + self.sample_s
 
     @property
-    def own_s(self) -> float:
+    def overhead_s(self) -> float:
         """The engine's own cost: everything but the model."""
         return self.schedule_s + self.sample_s
 

@@ -73,7 +73,7 @@ class Log:
             {
                 "ended": ended,
                 "s": report.seconds,
-                "own_s": report.own_s,
+                "overhead_s": report.overhead_s,
                 "batch": report.batch,
                 "prompt_tokens": report.prompt_tokens,
                 "generated": len(report.generated),

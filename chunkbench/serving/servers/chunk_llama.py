@@ -42,7 +42,7 @@ class StepLog(Watch):
                         batch=step["batch"],
                         kv_bytes=step["kv_bytes"],
                         seconds=step["s"],
-                        own_seconds=step["own_s"],
+                        overhead_seconds=step["overhead_s"],
                         prompt_tokens=step["prompt_tokens"],
                     )
                 )

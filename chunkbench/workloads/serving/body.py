@@ -112,7 +112,7 @@ def _servers(view: View) -> Table:
         ("  the same, paper", paper(lambda group, row: _paper(group, row, "peak_batch_size"))),
         ("cached prompt tokens", _number(lambda n: percent(n.cached_share))),
         ("mean step, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.step_s)))),
-        ("  own time, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.own_s)))),
+        ("  own time, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.overhead_s)))),
     ]
     return quantities(view, "What the servers did", lines)
 

@@ -10,7 +10,7 @@ from chunkbench.serving.servers.chunk_llama import StepLog
 
 def test_steps_in_a_window_and_the_idle_time_between_them(tmp_path: Path) -> None:
     steps = [(1.0, 1), (2.0, 2), (2.1, 3), (5.0, 4), (9.0, 5)]
-    fields = {"s": 0.1, "own_s": 0.01, "prompt_tokens": 7, "kv_bytes": 64}
+    fields = {"s": 0.1, "overhead_s": 0.01, "prompt_tokens": 7, "kv_bytes": 64}
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({**fields, "ended": ended, "batch": batch}) + "\n" for ended, batch in steps))
     moments = StepLog(path).between(1.5, 6.0)
