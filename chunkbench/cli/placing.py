@@ -78,10 +78,10 @@ class Placing:
         return self.on != LOCAL
 
     @contextmanager
-    def executors(self, say: Callable[[str], None], describing: bool = False) -> Iterator[ExecutorFor]:
+    def executors(self, log: Callable[[str], None], describing: bool = False) -> Iterator[ExecutorFor]:
         """What makes the executors of experiments, as long as the `with` block runs. Raises `RunError`.
 
-        `say` receives warnings; `describing`: nothing is going to be measured.
+        `log` receives warnings; `describing`: nothing is going to be measured.
         """
         from chunkbench.runner.executor import LocalExecutor
         from chunkbench.runner.target import resolve
@@ -98,7 +98,7 @@ class Placing:
         with shipped(self.ship) as runtime:
             cluster = Cluster(None if self.on == RAY else self.on, runtime)
             try:
-                fleet = Fleet(cluster, cluster.nodes(self.machine, say), self.alone, say)
+                fleet = Fleet(cluster, cluster.nodes(self.machine, log), self.alone, log)
             except BaseException:
                 cluster.close()
                 raise
@@ -110,7 +110,7 @@ class Placing:
                 fleet.close()
 
     @contextmanager
-    def nodes(self, say: Callable[[str], None]) -> Iterator[tuple[Cluster, list[Node]]]:
+    def nodes(self, log: Callable[[str], None]) -> Iterator[tuple[Cluster, list[Node]]]:
         """A cluster, and a node for every kind of machine that shall measure. Raises `RunError`."""
         from chunkbench.cluster.connection import Cluster
         from chunkbench.cluster.nodes import choose_kinds
@@ -119,7 +119,7 @@ class Placing:
         with shipped(self.ship) as runtime:
             cluster = Cluster(None if self.on == RAY else self.on, runtime)
             try:
-                nodes = cluster.nodes(self.machine, say)
+                nodes = cluster.nodes(self.machine, log)
                 matching = [node for node in nodes if self.machine is None or node.matches(self.machine)]
                 kinds = choose_kinds(nodes, self.machines or "any", self.machine)
                 yield cluster, [next(node for node in matching if node.kind == kind) for kind in kinds]

@@ -185,8 +185,8 @@ def _empty_folder(out: Path | None, name: str) -> Path:
 
 def _on_cluster(experiment: str | None, project: Path, base: str, options: RegressOptions, placing: Placing) -> int:
     """Run the same command on nodes of a cluster. Returns the exit code."""
-    from chunkbench.cluster.errands import PROJECT, packed_checkout, run_errand
     from chunkbench.cluster.remote import OUT
+    from chunkbench.cluster.remote_commands import PROJECT, packed_checkout, run_remote_command
     from chunkbench.environment.revision import PROJECT as OURS
     from chunkbench.regression.builds import resolve as commit_of
 
@@ -199,16 +199,16 @@ def _on_cluster(experiment: str | None, project: Path, base: str, options: Regre
         files[Path(experiment).name] = Path(experiment).read_bytes()
         words[words.index(experiment)] = Path(experiment).name
     checkout = None if project.resolve() == OURS else packed_checkout(project, commit)
-    tell = stderr_log(options.quiet)
+    log = stderr_log(options.quiet)
     codes = []
-    with placing.nodes(tell) as (cluster, nodes):
+    with placing.nodes(log) as (cluster, nodes):
         for number, node in enumerate(nodes, start=1):
-            tell(f"[{number}/{len(nodes)}] on {node.name}: {node.kind}")
-            done = run_errand(cluster, node, words, files, checkout, tell)
+            log(f"[{number}/{len(nodes)}] on {node.name}: {node.kind}")
+            done = run_remote_command(cluster, node, words, files, checkout, log)
             done.unpack(folder / node.machine)
             if done.code not in (0, 1, 3, 4):
-                click.echo(done.said, err=True, nl=False)
-            click.echo(done.printed, nl=False)
+                click.echo(done.stderr, err=True, nl=False)
+            click.echo(done.stdout, nl=False)
             codes.append(done.code)
-    tell(f"reports of each machine: {folder}")
+    log(f"reports of each machine: {folder}")
     return next(code for code in (130, 2, 3, 1, 4, 0) if code in codes)

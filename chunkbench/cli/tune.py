@@ -89,23 +89,23 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
 
 def _on_cluster(out: Path, quiet: bool, placing: Placing) -> None:
     """Tune on nodes of a cluster; the table of each is the start of the next one's."""
-    from chunkbench.cluster.errands import run_errand
     from chunkbench.cluster.remote import OUT
+    from chunkbench.cluster.remote_commands import run_remote_command
 
-    tell = stderr_log(quiet)
+    log = stderr_log(quiet)
     words = [*without(command_line()[1:], (*VALUED, "--out"), FLAGS), "--out", f"{OUT}/{out.name}"]
-    with placing.nodes(tell) as (cluster, nodes):
+    with placing.nodes(log) as (cluster, nodes):
         with_gpu = [node for node in nodes if node.environment.gpus]
         if not with_gpu:
             kinds = "; ".join(node.kind for node in nodes)
             fail(f"candidates can be timed on an NVIDIA GPU alone, and PyTorch sees none on {kinds}")
         for node in with_gpu:
             files = {f"{OUT}/{out.name}": out.read_bytes()} if out.exists() else {}
-            done = run_errand(cluster, node, words, files, None, tell)
+            done = run_remote_command(cluster, node, words, files, None, log)
             if done.code:
-                fail(f"on {node.name}: {done.said.strip()}")
+                fail(f"on {node.name}: {done.stderr.strip()}")
             done.unpack(out.parent)
-            click.echo(done.printed, nl=False)
+            click.echo(done.stdout, nl=False)
 
 
 def _describe(trial: Trial) -> str:

@@ -116,7 +116,7 @@ class Cluster:
             return {"problem": f"Ray can run nothing there: {lines_of(error)[0]}"}
         return answer
 
-    def nodes(self, wanted: str | None, say: Callable[[str], None]) -> list[Node]:
+    def nodes(self, wanted: str | None, log: Callable[[str], None]) -> list[Node]:
         """All nodes that can measure.
 
         Raises `RunError` that names every node that cannot. With `wanted`, such nodes are only left out, with a word.
@@ -142,10 +142,10 @@ class Cluster:
             listed = "\n  ".join(problems)
             raise RunError(f"nothing was measured, because these nodes cannot:\n  {listed}\n", remedy="ship or choose")
         for problem in problems:
-            say(f"left out: {problem}")
+            log(f"left out: {problem}")
         _refuse_mixed_ids(nodes)
         for warning in same_ids(nodes):
-            say(warning)
+            log(warning)
         return nodes
 
 

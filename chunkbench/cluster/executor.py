@@ -31,8 +31,8 @@ MOST_LOSSES = 2
 """A pass that was lost with so many machines is a row `crashed`."""
 _MOST_RESTARTS = 2
 """An actor that was lost so often in a row, while its node lives, is not started again."""
-_LOOK_S = 2.0
-"""Time between two looks at the list of nodes."""
+_POLL_S = 2.0
+"""Time between two polls of the list of nodes."""
 _WAITING_S = 15.0
 """A machine that has not answered for so long after the start is named: other work probably holds it."""
 _OFFSET_S = 5.0
@@ -73,10 +73,10 @@ class RayExecutor:
         self.targets = _targets(fleet, experiment, chosen)
         for target in self.targets:
             names = ", ".join(node.machine for node in fleet.of_kind(target.machine_kind))
-            fleet.say(f"on {target.machine_kind}: {names}")
+            fleet.log(f"on {target.machine_kind}: {names}")
         others = {node.kind for node in fleet.nodes} - set(chosen)
         if others and wanted is None and not before:
-            fleet.say(
+            fleet.log(
                 f"the cluster also has machines of other kinds, which this run leaves out: {'; '.join(sorted(others))}"
             )
 
@@ -107,7 +107,7 @@ def _targets(fleet: Fleet, experiment: Experiment, chosen: Sequence[str]) -> tup
             targets.append(resolve_on(experiment, node.environment, node.machine, kind))
         except RunError as error:
             refusals.append(error)
-            fleet.say(f"left out: {error}")
+            fleet.log(f"left out: {error}")
     if not targets:
         raise refusals[0]
     return tuple(targets)
@@ -139,16 +139,16 @@ class _Measuring:
         self._refusals: dict[str, tuple[str, bool]] = {}
         self._known = {node.resources.id for node in fleet.nodes}
         self._finished: list[Measured] = []
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._empty_since: float | None = None
-        self._waiting_told: set[int] = set()
+        self._waiting_logged: set[int] = set()
 
     def passes(self) -> Generator[Measured, None, None]:
         """Yield every pass when its rows are here. Raises `RunError` if nobody is left to measure the others."""
         for node in self._fleet.nodes:
             self._employ(node)
         while any(self._queues.values()) or any(lane.pass_ for lane in self._lanes):
-            self._look()
+            self._poll_nodes()
             self._assign()
             self._wait()
             self._notice_silence()
@@ -182,11 +182,11 @@ class _Measuring:
         lane.begin(pickle.dumps((self._job.experiment, here, points, earlier, options)))
         self._lanes.append(lane)
 
-    def _look(self) -> None:
+    def _poll_nodes(self) -> None:
         """See which nodes went and came."""
-        if monotonic() < self._next_look:
+        if monotonic() < self._next_poll:
             return
-        self._next_look = monotonic() + _LOOK_S
+        self._next_poll = monotonic() + _POLL_S
         if not self._cluster.check_head():
             return
         present = {node.id: node for node in self._cluster.resources()}
@@ -211,13 +211,13 @@ class _Measuring:
         self._pace.machines = max(1, sum(lane.ready for lane in self._lanes))
 
     def _wait(self) -> None:
-        """Wait until something is answered, at most until the next look at the nodes."""
+        """Wait until something is answered, at most until the next poll of the nodes."""
         for lane in self._lanes:
-            lane.ask()
+            lane.poll()
         waiting = {ref: (lane, "call") for lane in self._lanes if (ref := lane.call) is not None}
-        waiting |= {ref: (lane, "beat") for lane in self._lanes if (ref := lane.beat) is not None}
+        waiting |= {ref: (lane, "heartbeat") for lane in self._lanes if (ref := lane.heartbeat) is not None}
         refs = [*waiting, *self._probes]
-        limit_s = min(0.5, max(0.0, self._next_look - monotonic()))
+        limit_s = min(0.5, max(0.0, self._next_poll - monotonic()))
         if not refs:
             sleep(limit_s)
             return
@@ -235,8 +235,8 @@ class _Measuring:
     def _take(self, lane: Lane, what: str) -> None:
         """Take an answer of a lane."""
         try:
-            if what == "beat":
-                lane.hear()
+            if what == "heartbeat":
+                lane.take_heartbeat()
                 self._show(lane)
                 return
             call, lane.call = lane.call, None
@@ -308,7 +308,7 @@ class _Measuring:
         self._employ(lane.node)
 
     def _welcome(self, resources: Resources, answer: Mapping[str, Any]) -> None:
-        """A node that came during the run has told what it has."""
+        """A node that came during the run has reported what it has."""
         problem = problem_of(answer, software())
         if problem:
             self._listener.problem(f"{resources.address} joined the cluster and is left out: {problem}")
@@ -322,11 +322,11 @@ class _Measuring:
     def _notice_silence(self) -> None:
         """Give up lanes that do not answer; name those that have not answered at all yet."""
         for lane in list(self._lanes):
-            if lane.heard is None:
-                if monotonic() - lane.born > _WAITING_S and id(lane) not in self._waiting_told:
-                    self._waiting_told.add(id(lane))
+            if lane.last_heartbeat is None:
+                if monotonic() - lane.born > _WAITING_S and id(lane) not in self._waiting_logged:
+                    self._waiting_logged.add(id(lane))
                     self._listener.problem(f"waiting for {lane.node.name}: other work of the cluster uses it")
-            elif monotonic() - lane.heard > self._patience.silent_s:
+            elif monotonic() - lane.last_heartbeat > self._patience.silent_s:
                 self._lose(lane, f"it has not answered for {self._patience.silent_s:.0f} s")
 
     def _require_machines(self) -> None:
@@ -356,10 +356,10 @@ class _Measuring:
             text = f"{lane.node.machine}: {lane.text}"
             self._listener.activity(lane.pass_.points[-1], text, self._pace.done, self._pace.left_s)
 
-    def _keep_log(self, lane: Lane, news: bytes) -> None:
-        if news:
+    def _keep_log(self, lane: Lane, lines: bytes) -> None:
+        if lines:
             with self._job.log.open("ab") as file:
-                file.write(f"\n===== {lane.node.machine}\n".encode() + news)
+                file.write(f"\n===== {lane.node.machine}\n".encode() + lines)
 
 
 def _checked(case: Result, lane: Lane) -> Result:
@@ -369,8 +369,8 @@ def _checked(case: Result, lane: Lane) -> Result:
         started = datetime.fromisoformat(case.started_at) - timedelta(seconds=lane.clock_offset_s)
         changes["started_at"] = started.isoformat(timespec="seconds")
     if lane.beside:
-        told = "another GPU of the machine measured at the same time"
-        changes["note"] = f"{case.note}; {told}" if case.note else told
+        note = "another GPU of the machine measured at the same time"
+        changes["note"] = f"{case.note}; {note}" if case.note else note
     return case.model_copy(update=changes) if changes else case
 
 

@@ -14,8 +14,8 @@ from chunkbench.cluster.nodes import Node, Resources
 from chunkbench.experiment.terms import Device
 from chunkbench.runner.passes import Pass
 
-_BEAT_S = 2.0
-"""Time between two questions to a node: often enough for a progress bar, too rarely to disturb a measurement."""
+_HEARTBEAT_S = 2.0
+"""Time between two polls of a node: often enough for a progress bar, too rarely to disturb a measurement."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Share:
 
 
 class Lane:
-    """An actor on its share of a node, what it is doing, and when it was last heard of."""
+    """An actor on its share of a node, what it is doing, and when it last answered."""
 
     def __init__(self, cluster: Cluster, node: Node, share: Share) -> None:
         self.node, self.share = node, share
@@ -58,16 +58,16 @@ class Lane:
         self.clock_offset_s = 0.0
         """How far the node's clock is ahead of the clock here."""
         self.born = monotonic()
-        self.heard: float | None = None
+        self.last_heartbeat: float | None = None
         """When it last answered; None while it waits for its node."""
-        self.beat: Any = None
-        self._next_beat = 0.0
-        self.ask()
+        self.heartbeat: Any = None
+        self._next_heartbeat = 0.0
+        self.poll()
 
     def begin(self, job: bytes) -> None:
         """Prepare for an experiment."""
         self.ready = False
-        self.heard = self.heard and monotonic()  # nobody has asked since the last experiment
+        self.last_heartbeat = self.last_heartbeat and monotonic()  # nobody has asked since the last experiment
         self.call = self.actor.begin.remote(job)
 
     def measure(self, pass_: Pass, points: bytes, budget_s: float) -> None:
@@ -76,18 +76,18 @@ class Lane:
         self.beside = False
         self.call = self.actor.measure.remote(points, budget_s)
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         """Ask for its state, if that is due."""
-        if self.beat is None and monotonic() >= self._next_beat:
-            self.beat = self.actor.state.remote()
+        if self.heartbeat is None and monotonic() >= self._next_heartbeat:
+            self.heartbeat = self.actor.state.remote()
 
-    def hear(self) -> None:
-        """Take the answer to `ask`. Raises what Ray raises."""
-        beat, self.beat = self.beat, None
-        self.text, self.share_done, clock = self._ray.get(beat)
+    def take_heartbeat(self) -> None:
+        """Take the answer to `poll`. Raises what Ray raises."""
+        heartbeat, self.heartbeat = self.heartbeat, None
+        self.text, self.share_done, clock = self._ray.get(heartbeat)
         self.clock_offset_s = clock - time.time()
-        self.heard = monotonic()
-        self._next_beat = self.heard + _BEAT_S
+        self.last_heartbeat = monotonic()
+        self._next_heartbeat = self.last_heartbeat + _HEARTBEAT_S
 
     def idle(self) -> None:
         """Release what the experiment holds on the node; the actor stays."""
@@ -96,7 +96,7 @@ class Lane:
 
     def kill(self) -> None:
         """End the actor and, with it, all processes that it started."""
-        self.call = self.beat = self.pass_ = None
+        self.call = self.heartbeat = self.pass_ = None
         self.ready, self.dead = False, True
         self._ray.kill(self.actor, no_restart=True)
 
@@ -104,9 +104,9 @@ class Lane:
 class Fleet:
     """The nodes of a cluster that can measure, with their lanes. Lanes stay from one experiment to the next."""
 
-    def __init__(self, cluster: Cluster, nodes: Sequence[Node], alone: bool, say: Callable[[str], None]) -> None:
-        """`alone`: one GPU of a node at a time; `say` receives what the user should know."""
-        self.cluster, self.nodes, self.alone, self.say = cluster, list(nodes), alone, say
+    def __init__(self, cluster: Cluster, nodes: Sequence[Node], alone: bool, log: Callable[[str], None]) -> None:
+        """`alone`: one GPU of a node at a time; `log` receives what the user should know."""
+        self.cluster, self.nodes, self.alone, self.log = cluster, list(nodes), alone, log
         self._lanes: dict[tuple[str, Device], list[Lane]] = {}
 
     def lanes(self, node: Node, device: Device) -> list[Lane]:

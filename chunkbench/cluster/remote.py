@@ -1,4 +1,4 @@
-"""What runs on the nodes of a cluster. It travels to them by value: a node may lack ChunkBench, and has to say so.
+"""What runs on the nodes of a cluster. It travels to them by value: a node may lack ChunkBench, and has to report that.
 
 So this module imports nothing of ChunkBench before it is asked to, and answers with plain data.
 """
@@ -71,7 +71,7 @@ class Measurer:
         _as_started()
         self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-node-"))
         self._log = self._folder / "worker.log"
-        self._told = 0
+        self._log_sent = 0
         self._measurer: Any = None
         self._cases: Any = None
         self._text, self._share = "", 0.0
@@ -99,15 +99,15 @@ class Measurer:
         try:
             self._measurer = workload.of(experiment).start(experiment, target, points, place, options)
         except RunError as error:
-            return {"refused": str(error), "nothing runs": isinstance(error, CannotRunError), "log": self._news()}
+            return {"refused": str(error), "nothing runs": isinstance(error, CannotRunError), "log": self._new_log()}
         self._cases = {point: experiment.cases(point) for point in points}
-        return {"styles": dict(self._measurer.styles), "log": self._news()}
+        return {"styles": dict(self._measurer.styles), "log": self._new_log()}
 
     def measure(self, points: bytes, budget_s: float) -> dict[str, Any]:
         """Measure a pass, a pickled tuple of points. Returns the rows of each point, pickled."""
         self._text, self._share = "starting", 0.0
         measured = self._measurer.measure(pickle.loads(points), self._cases, budget_s, self._announce, self._advance)
-        return {"measured": pickle.dumps(dict(measured)), "log": self._news()}
+        return {"measured": pickle.dumps(dict(measured)), "log": self._new_log()}
 
     def end(self) -> None:
         """Release what the last experiment holds on the node."""
@@ -126,28 +126,28 @@ class Measurer:
     def _advance(self, share: float) -> None:
         self._share = share
 
-    def _news(self) -> bytes:
+    def _new_log(self) -> bytes:
         """What workers and servers printed since the last answer."""
         if not self._log.exists():
             return b""
         with self._log.open("rb") as file:
-            file.seek(self._told)
-            news = file.read()
-        self._told += len(news)
-        return news
+            file.seek(self._log_sent)
+            lines = file.read()
+        self._log_sent += len(lines)
+        return lines
 
 
-class Errand:
+class RemoteCommand:
     """An actor that runs one command of ChunkBench on its node, in a new folder."""
 
     def __init__(self) -> None:
         _as_started()
-        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-errand-"))
-        self._said = self._folder / "stderr"
+        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-command-"))
+        self._stderr = self._folder / "stderr"
 
     def state(self) -> str:
         """The last line that the command printed about its progress."""
-        lines = self._said.read_text(errors="replace").splitlines() if self._said.exists() else []
+        lines = self._stderr.read_text(errors="replace").splitlines() if self._stderr.exists() else []
         return lines[-1] if lines else ""
 
     def run(self, words: list[str], files: dict[str, bytes], checkout: bytes | None) -> dict[str, Any]:
@@ -168,12 +168,12 @@ class Errand:
             _unbundle(self._folder / "bundle", project)
         write_files(work, files)
         command = [word.replace("{project}", str(project)) for word in words]
-        with self._said.open("wb") as said:
+        with self._stderr.open("wb") as stderr:
             done = subprocess.run(
                 [sys.executable, "-m", "chunkbench", *command],
                 cwd=work,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=stderr,
                 check=False,
                 preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
             )
@@ -181,8 +181,8 @@ class Errand:
         answer = {
             "code": done.returncode,
             "files": {str(path.relative_to(work / OUT)): path.read_bytes() for path in left},
-            "printed": done.stdout.decode(errors="replace"),
-            "said": self._said.read_text(errors="replace"),
+            "stdout": done.stdout.decode(errors="replace"),
+            "stderr": self._stderr.read_text(errors="replace"),
         }
         shutil.rmtree(self._folder, ignore_errors=True)
         return answer
@@ -196,7 +196,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _unbundle(bundle: Path, project: Path) -> None:
-    """Make a checkout whose files differ from its commit as they did where `chunkbench.cluster.errands` packed it."""
+    """Make a checkout whose files differ from its commit as where `chunkbench.cluster.remote_commands` packed it."""
     git = ["git", "-C", str(project)]
     subprocess.run(["git", "clone", "-q", "--no-checkout", str(bundle), str(project)], check=True)
     subprocess.run([*git, "checkout", "-q", "--detach", "origin/chunkbench-head"], check=True)

@@ -30,7 +30,7 @@ class Workplace(Generic[ResultT]):
     """The file for what workers and servers print."""
     earlier: Sequence[ResultT] = ()
     """Rows that the run has already, if it is resumed."""
-    tell: Callable[[str], None] = lambda text: None
+    notify: Callable[[str], None] = lambda text: None
     """Receives what the user should know before the measurement starts."""
 
 

@@ -21,7 +21,7 @@ from chunkbench.experiment import Experiment, load_experiment
 from chunkbench.runner.executor import Executor
 from chunkbench.runner.run import Outcome, run_experiment
 from chunkbench.store import Run
-from tests.cluster.listening import Heard
+from tests.cluster.listening import RecordingListener
 
 ON_NODES = Path(__file__).parent / "on_nodes"
 sys.path.insert(0, str(ON_NODES))
@@ -123,7 +123,7 @@ def many_raylets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ray
     for raylets in _started(tmp_path_factory.mktemp("many") / "nodes"):
         raylets.add("a", "b", resources={"accelerator_type:A100": 1})
         raylets.add("h", resources={"accelerator_type:H100": 1})
-        yield raylets, fleet_of(raylets, Heard())
+        yield raylets, fleet_of(raylets, RecordingListener())
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def waiting(folder: Path, points: int) -> Experiment:
     return load_experiment(path)
 
 
-def fleet_of(raylets: Raylets, listener: Heard, wanted: str | None = None) -> Fleet:
+def fleet_of(raylets: Raylets, listener: RecordingListener, wanted: str | None = None) -> Fleet:
     """The machines of a cluster."""
     cluster = raylets.connect()
     return Fleet(cluster, cluster.nodes(wanted, listener.problem), False, listener.texts.append)
@@ -167,12 +167,14 @@ def executor_of(
     return RayExecutor(fleet, experiment, machines, wanted, patience=patient)
 
 
-def measure(experiment: Experiment, executor: Executor, out: Path, listener: Heard, resume: bool = False) -> Outcome:
+def measure(
+    experiment: Experiment, executor: Executor, out: Path, listener: RecordingListener, resume: bool = False
+) -> Outcome:
     """Run an experiment on a cluster."""
     return run_experiment(experiment, executor, out, resume, [], listener)
 
 
-def measure_once(fleet: Fleet, points: int, folder: Path, listener: Heard, **patience: float) -> Run:
+def measure_once(fleet: Fleet, points: int, folder: Path, listener: RecordingListener, **patience: float) -> Run:
     """Run an experiment of so many points that waits; afterwards every point has its row."""
     experiment = waiting(folder, points)
     outcome = measure(experiment, executor_of(fleet, experiment, **patience), folder / "run", listener)

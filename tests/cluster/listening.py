@@ -1,4 +1,4 @@
-"""A listener that keeps what it hears, and can do something after some points."""
+"""A listener that records the progress of a run, and can do something after some points."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from chunkbench.experiment.point import Point
 from chunkbench.store import DecodeResult
 
 
-class Heard:
+class RecordingListener:
     """Keeps the problems, and calls `after[n]` when n points are finished."""
 
     def __init__(self, after: dict[int, Callable[[], None]] | None = None) -> None:
         self.problems: list[str] = []
         self.points_before: list[int] = []
-        """How many points were finished when each problem was told."""
+        """How many points were finished when each problem was reported."""
         self.texts: list[str] = []
         self.points: list[tuple[Point, str]] = []
         self._after = after or {}

@@ -12,7 +12,7 @@ import pytest
 
 from chunkbench.cluster.fleet import Fleet
 from tests.cluster.conftest import Raylets, executor_of, keys_once, measure, measure_once, waiting
-from tests.cluster.listening import Heard
+from tests.cluster.listening import RecordingListener
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -26,28 +26,28 @@ def actors() -> list[psutil.Process]:
 
 def test_points_are_spread_and_measured_once(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
-    heard = Heard()
-    run = measure_once(fleet, 9, tmp_path, heard)
+    listener = RecordingListener()
+    run = measure_once(fleet, 9, tmp_path, listener)
     assert {case.machine for case in run.cases} == {"a", "b"}
     assert run.manifest.machines.keys() == {"a", "b"}
     assert not run.manifest.interrupted
     assert sorted(n_p for n_p, _, _ in raylets.log()) == [16 * (1 + number) for number in range(9)]
-    assert heard.problems == []
+    assert listener.problems == []
 
 
 def test_a_worker_that_is_killed_costs_only_time(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     _, fleet = many
-    heard = Heard({1: lambda: actors()[0].kill()})
-    run = measure_once(fleet, 6, tmp_path, heard)
+    listener = RecordingListener({1: lambda: actors()[0].kill()})
+    run = measure_once(fleet, 6, tmp_path, listener)
     assert {case.status for case in run.cases} == {"ok"}
-    assert any(problem.startswith("lost ") for problem in heard.problems)
+    assert any(problem.startswith("lost ") for problem in listener.problems)
 
 
 def test_a_point_that_kills_two_machines_is_a_row(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     (raylets.folder / "kill").write_text("32")
-    heard = Heard()
-    run = measure_once(fleet, 5, tmp_path, heard)
+    listener = RecordingListener()
+    run = measure_once(fleet, 5, tmp_path, listener)
     statuses = {case.n_p: case.status for case in run.cases}
     assert statuses == {16: "ok", 32: "crashed", 48: "ok", 64: "ok", 80: "ok"}
     (crashed,) = (case for case in run.cases if case.status == "crashed")
@@ -58,10 +58,10 @@ def test_a_point_that_kills_two_machines_is_a_row(many: tuple[Raylets, Fleet], t
 def test_a_machine_that_hangs_is_given_up(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     (raylets.folder / "stop").write_text("32")
-    heard = Heard()
-    run = measure_once(fleet, 5, tmp_path, heard, silent_s=4.0)
+    listener = RecordingListener()
+    run = measure_once(fleet, 5, tmp_path, listener, silent_s=4.0)
     assert {case.status for case in run.cases} == {"ok"}
-    assert any("has not answered for 4 s" in problem for problem in heard.problems)
+    assert any("has not answered for 4 s" in problem for problem in listener.problems)
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_a_full_object_store_does_not_matter(many: tuple[Raylets, Fleet], tmp_pa
     import numpy as np
     import ray
 
-    heard = Heard()
+    listener = RecordingListener()
 
     class Hoarder:
         def fill(self) -> int:
@@ -79,16 +79,16 @@ def test_a_full_object_store_does_not_matter(many: tuple[Raylets, Fleet], tmp_pa
 
     hoarders = [fleet.cluster.remote(Hoarder, node.resources, num_cpus=0).remote() for node in fleet.nodes]
     assert ray.get([hoarder.fill.remote() for hoarder in hoarders]) == [12] * len(fleet.nodes)
-    measure_once(fleet, 6, tmp_path, heard)
-    assert heard.problems == []
+    measure_once(fleet, 6, tmp_path, listener)
+    assert listener.problems == []
 
 
 def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     _, fleet = many
-    heard = Heard()
+    listener = RecordingListener()
     experiment = waiting(tmp_path, 4)
     executor = executor_of(fleet, experiment, "each")
-    run = measure(experiment, executor, tmp_path / "run", heard).run
+    run = measure(experiment, executor, tmp_path / "run", listener).run
     kinds = {run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases}
     assert kinds == {"A100", "H100"}
     assert Counter(run.manifest.machines[case.machine].kind.split(",")[0] for case in run.cases) == {
@@ -97,7 +97,7 @@ def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], t
     }
     assert len({case.key for case in run.cases}) == 4
     # Nothing is left to do for the same command, and nothing is lost by it.
-    again = Heard()
+    again = RecordingListener()
     outcome = measure(experiment, executor, tmp_path / "run", again, resume=True)
     assert len(outcome.run.cases) == 8
     assert again.points == []
@@ -107,13 +107,13 @@ def test_each_kind_of_machine_measures_everything(many: tuple[Raylets, Fleet], t
 def test_ctrl_c_keeps_what_is_finished(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     (raylets.folder / "seconds").write_text("0.5")
-    heard = Heard({3: lambda: os.kill(os.getpid(), signal.SIGINT)})
+    listener = RecordingListener({3: lambda: os.kill(os.getpid(), signal.SIGINT)})
     experiment = waiting(tmp_path, 12)
     executor = executor_of(fleet, experiment)
-    outcome = measure(experiment, executor, tmp_path / "run", heard)
+    outcome = measure(experiment, executor, tmp_path / "run", listener)
     assert outcome.interrupted
     assert 3 <= len(outcome.run.cases) < 12
-    outcome = measure(experiment, executor, tmp_path / "run", Heard(), resume=True)
+    outcome = measure(experiment, executor, tmp_path / "run", RecordingListener(), resume=True)
     keys_once(outcome.run, 12)
 
 
@@ -128,18 +128,18 @@ def test_a_machine_that_joins_takes_part(many: tuple[Raylets, Fleet], tmp_path: 
             (raylets.folder / "soon").rename(seconds)  # nodes read it meanwhile
 
     actions = dict.fromkeys(range(2, 60), hurry)
-    heard = Heard({1: lambda: raylets.add("c", resources={"accelerator_type:A100": 1}), **actions})
-    run = measure_once(fleet, 60, tmp_path, heard)
+    listener = RecordingListener({1: lambda: raylets.add("c", resources={"accelerator_type:A100": 1}), **actions})
+    run = measure_once(fleet, 60, tmp_path, listener)
     assert {case.machine for case in run.cases} == {"a", "b", "c"}
-    assert any("joined" in problem for problem in heard.problems)
+    assert any("joined" in problem for problem in listener.problems)
 
 
 def test_a_node_that_is_lost_costs_only_time(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     (raylets.folder / "seconds").write_text("0.5")
-    heard = Heard({1: lambda: raylets.remove("a")})
+    listener = RecordingListener({1: lambda: raylets.remove("a")})
     # There are enough points for all machines twice more: an idle machine could be lost without a word.
-    run = measure_once(fleet, 12, tmp_path, heard)
+    run = measure_once(fleet, 12, tmp_path, listener)
     assert {case.status for case in run.cases} == {"ok"}
-    lost = next(number for number, problem in enumerate(heard.problems) if problem.startswith("lost a at"))
-    assert "a" not in {machine for _, machine in heard.points[heard.points_before[lost] + 1 :]}
+    lost = next(number for number, problem in enumerate(listener.problems) if problem.startswith("lost a at"))
+    assert "a" not in {machine for _, machine in listener.points[listener.points_before[lost] + 1 :]}

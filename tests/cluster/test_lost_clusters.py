@@ -11,30 +11,30 @@ import pytest
 
 from chunkbench.store import RunError, open_run
 from tests.cluster.conftest import Raylets, executor_of, fleet_of, keys_once, measure, measure_once, waiting
-from tests.cluster.listening import Heard
+from tests.cluster.listening import RecordingListener
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_without_machines_the_run_ends_and_can_be_resumed(raylets: Raylets, tmp_path: Path) -> None:
     raylets.add("a")
-    heard = Heard({2: lambda: raylets.remove("a")})
+    listener = RecordingListener({2: lambda: raylets.remove("a")})
     experiment = waiting(tmp_path, 5)
-    fleet = fleet_of(raylets, heard)
+    fleet = fleet_of(raylets, listener)
     executor = executor_of(fleet, experiment)
     with pytest.raises(RunError, match="no machine of this kind is left") as raised:
-        measure(experiment, executor, tmp_path / "run", heard)
+        measure(experiment, executor, tmp_path / "run", listener)
     assert raised.value.remedy == "resume"
     assert open_run(tmp_path / "run").manifest.interrupted
     before = len(open_run(tmp_path / "run").cases)
     assert before >= 2
     fleet.close()
     raylets.add("b")
-    heard = Heard()
-    executor = executor_of(fleet_of(raylets, heard), experiment)
-    outcome = measure(experiment, executor, tmp_path / "run", heard, resume=True)
+    listener = RecordingListener()
+    executor = executor_of(fleet_of(raylets, listener), experiment)
+    outcome = measure(experiment, executor, tmp_path / "run", listener, resume=True)
     keys_once(outcome.run, 5)
-    assert len(heard.points) == 5 - before
+    assert len(listener.points) == 5 - before
 
 
 def test_a_head_that_dies_ends_the_run_with_a_message(
@@ -43,11 +43,11 @@ def test_a_head_that_dies_ends_the_run_with_a_message(
     monkeypatch.setattr("chunkbench.cluster.connection.HEAD_LIMIT_S", 3.0)
     raylets.add("a")
     (raylets.folder / "seconds").write_text("0.5")
-    heard = Heard({2: lambda: raylets.head.kill_gcs_server()})
+    listener = RecordingListener({2: lambda: raylets.head.kill_gcs_server()})
     experiment = waiting(tmp_path, 60)
-    executor = executor_of(fleet_of(raylets, heard), experiment)
+    executor = executor_of(fleet_of(raylets, listener), experiment)
     with pytest.raises(RunError, match="the head of the Ray cluster does not answer") as raised:
-        measure(experiment, executor, tmp_path / "run", heard)
+        measure(experiment, executor, tmp_path / "run", listener)
     assert raised.value.remedy == "resume"
     run = open_run(tmp_path / "run")
     assert run.manifest.interrupted
@@ -79,8 +79,8 @@ def test_a_clock_that_is_an_hour_off_is_noticed_and_corrected(
     monkeypatch.setenv("RAY_JEMALLOC_LIB_PATH", str(library))
     monkeypatch.setenv("RAY_LD_PRELOAD_ON_WORKERS", "1")
     raylets.add("late")
-    heard = Heard()
-    run = measure_once(fleet_of(raylets, heard), 3, tmp_path, heard)
+    listener = RecordingListener()
+    run = measure_once(fleet_of(raylets, listener), 3, tmp_path, listener)
     manifest = run.manifest
     offset = manifest.machines["late"].model_dump()["clock_offset_s"]
     assert offset == pytest.approx(3600, abs=5)
@@ -98,8 +98,8 @@ def test_a_busy_machine_is_named(raylets: Raylets, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("chunkbench.cluster.executor._WAITING_S", 1.0)
     raylets.add("a")
-    heard = Heard()
-    fleet = fleet_of(raylets, heard)
+    listener = RecordingListener()
+    fleet = fleet_of(raylets, listener)
 
     @ray.remote(num_cpus=1)
     def other_work() -> None:
@@ -107,6 +107,6 @@ def test_a_busy_machine_is_named(raylets: Raylets, tmp_path: Path, monkeypatch: 
 
     busy = other_work.remote()
     time.sleep(1)
-    measure_once(fleet, 2, tmp_path, heard)
-    assert any(problem.startswith("waiting for a at") for problem in heard.problems)
+    measure_once(fleet, 2, tmp_path, listener)
+    assert any(problem.startswith("waiting for a at") for problem in listener.problems)
     ray.get(busy)

@@ -131,7 +131,7 @@ class ServingMeasurer:
         before_s = answers_s(experiment, self._costs, points, self._to_ask)
         expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s, before_s)
         for text in (*([self._memory.told] * bool(self._memory.told)), *expected):
-            place.tell(text)
+            place.notify(text)
 
     @property
     def styles(self) -> dict[str, Mapping[str, Any]]:
@@ -178,10 +178,10 @@ class ServingMeasurer:
                             words = f"{name}, arrival seed {done + 1} of {done + left_seeds}"
                             announce(words)
 
-                            def tell(ended: int, words: str = words, asked: int = requests) -> None:
+                            def report_ended(ended: int, words: str = words, asked: int = requests) -> None:
                                 announce(f"{words}, {ended} of {asked} requests answered")
 
-                            self._turn(name, cases[name], point, seed, rate, requests, tell)
+                            self._turn(name, cases[name], point, seed, rate, requests, report_ended)
                         advance((group + (done + number / len(names)) / (done + left_seeds)) / len(groups))
                 self._begun = True
             del self._units[0]
@@ -338,11 +338,11 @@ class ServingMeasurer:
         server: RunningServer,
         plan: Sequence[PlannedRequest],
         clients: int | None,
-        tell: Callable[[int], None] = lambda ended: None,
+        report_ended: Callable[[int], None] = lambda ended: None,
     ) -> Measured:
         options = LoadOptions(clients, self._experiment.case_limit_s)
         ended = itertools.count(1)
-        return asyncio.run(send(server.target, plan, options, lambda *_: tell(next(ended))))
+        return asyncio.run(send(server.target, plan, options, lambda *_: report_ended(next(ended))))
 
     def _turn(
         self,
@@ -352,15 +352,15 @@ class ServingMeasurer:
         seed: int,
         rate: float,
         requests: int,
-        tell: Callable[[int], None],
+        report_ended: Callable[[int], None],
     ) -> None:
-        """One measurement of one system. `tell` gets the number of requests that have ended."""
+        """One measurement of one system. `report_ended` gets the number of requests that have ended."""
         server = self._systems[name].server
         assert server is not None
         began = monotonic()
         server.watch.begin()
         plan = self._plan(point, seed, requests, rate)
-        measured = self._send(server, plan, None, tell)
+        measured = self._send(server, plan, None, report_ended)
         latencies = [request.last - request.due for request in measured.requests if request.last is not None]
         fastest_s = min(latencies, default=0.0)
         took_s = monotonic() - began

@@ -16,16 +16,16 @@ from chunkbench.store import RunError, writing
 
 PROJECT = "{project}"
 """Among the words of a command: the folder of the project on the node."""
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """What a command left."""
 
     code: int
-    printed: str
-    said: str
+    stdout: str
+    stderr: str
     """Its standard error."""
     files: dict[str, bytes]
     """Path and content of all files of its folder `remote.OUT`."""
@@ -36,37 +36,37 @@ class Done:
             remote.write_files(folder, self.files)
 
 
-def run_errand(
+def run_remote_command(
     cluster: Cluster,
     node: Node,
     words: Sequence[str],
     files: dict[str, bytes],
     checkout: bytes | None,
-    tell: Callable[[str], None],
-) -> Done:
+    log: Callable[[str], None],
+) -> CommandResult:
     """Run `chunkbench WORDS` on a node of which nothing else is used meanwhile, in a folder that holds `files`.
 
-    `checkout` is what `packed_checkout` made; `tell` receives what the command says of its progress. Raises `RunError`
+    `checkout` is what `packed_checkout` made; `log` receives the lines of its progress. Raises `RunError`
     if the node is lost. Ctrl-C ends the command.
     """
     ray = cluster.ray
     share = node.resources
-    errand = cluster.start_actor(remote.Errand, share, num_cpus=share.cpus, num_gpus=share.gpus)
-    running = errand.run.remote(list(words), files, checkout)
-    said = ""
+    actor = cluster.start_actor(remote.RemoteCommand, share, num_cpus=share.cpus, num_gpus=share.gpus)
+    running = actor.run.remote(list(words), files, checkout)
+    last = ""
     try:
-        while not ray.wait([running], timeout=_LOOK_S)[0]:
+        while not ray.wait([running], timeout=_POLL_S)[0]:
             cluster.check_head()
-            line = ray.get(errand.state.remote())
-            if line != said:
-                said = line
-                tell(f"{node.machine}: {line}")
+            line = ray.get(actor.state.remote())
+            if line != last:
+                last = line
+                log(f"{node.machine}: {line}")
         answer = ray.get(running)
     except ray.exceptions.RayError as error:
         raise RunError(f"{node.name} was lost while the command ran: {lines_of(error)[-1]}") from None
     finally:
-        ray.kill(errand, no_restart=True)
-    return Done(**answer)
+        ray.kill(actor, no_restart=True)
+    return CommandResult(**answer)
 
 
 def packed_checkout(project: Path, base: str) -> bytes:

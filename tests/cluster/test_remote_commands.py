@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.cluster.errands import packed_checkout, run_errand
 from chunkbench.cluster.remote import OUT, _unbundle
+from chunkbench.cluster.remote_commands import packed_checkout, run_remote_command
 from chunkbench.store import RunError
 from tests.cluster.conftest import Raylets
 
@@ -69,20 +69,20 @@ def test_a_command_runs_on_a_node_among_its_files(raylets: Raylets, tmp_path: Pa
     raylets.add("a")
     cluster = raylets.connect()
     (node,) = cluster.nodes(None, print)
-    told: list[str] = []
+    logged: list[str] = []
     spec = b"implementations: [naive, chunk_attn]\nsweep:\n  - {n_p: 64, n_s: 0}\n"
-    done = run_errand(cluster, node, ["validate", "mine.yaml"], {"mine.yaml": spec}, None, told.append)
-    assert done.code == 0, done.said
-    assert "mine" in done.printed
+    done = run_remote_command(cluster, node, ["validate", "mine.yaml"], {"mine.yaml": spec}, None, logged.append)
+    assert done.code == 0, done.stderr
+    assert "mine" in done.stdout
     words = ["run", "mine.yaml", "--set", "n_c=1", "--budget", "1s", "--out", OUT]
-    done = run_errand(cluster, node, words, {"mine.yaml": spec}, None, told.append)
-    assert done.code == 0, done.said
+    done = run_remote_command(cluster, node, words, {"mine.yaml": spec}, None, logged.append)
+    assert done.code == 0, done.stderr
     done.unpack(tmp_path / "there")
     manifest = json.loads((tmp_path / "there" / "manifest.json").read_text())
     assert list(manifest["machines"]) == ["a"]
-    done = run_errand(cluster, node, ["run", "nothing.yaml"], {}, None, told.append)
+    done = run_remote_command(cluster, node, ["run", "nothing.yaml"], {}, None, logged.append)
     assert done.code == 2
-    assert "nothing.yaml" in done.said
+    assert "nothing.yaml" in done.stderr
 
 
 @pytest.mark.cluster
