@@ -29,7 +29,7 @@ _REMEDY_OPTIONS = {
     "resume": "--resume continues the run",
     "resume or elsewhere": "--resume continues the run; --out DIR names another folder",
     "elsewhere": "--out DIR names another folder",
-    "start anew": "leave --resume out",
+    "start again": "leave --resume out",
     "compare speed-ups": "--between machines, dtypes or implementations compares speed-ups instead of times",
     "name the common implementation": "--over IMPL names it",
     "ship or choose": "--ship sends this ChunkBench to them; --machine NAME leaves other machines out",

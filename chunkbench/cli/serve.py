@@ -30,7 +30,7 @@ Examples:
     type=click.Choice(["chunk", "transformers"]),
     default="chunk",
     show_default=True,
-    help="Our engine, or transformers' continuous batching behind the same front.",
+    help="Our engine, or transformers' continuous batching behind the same HTTP server.",
 )
 @click.option(
     "--attention",
@@ -95,7 +95,7 @@ Examples:
 @click.option(
     "--log",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write steps.jsonl and requests.jsonl into this folder, anew.",
+    help="Write steps.jsonl and requests.jsonl into this folder; old ones are replaced.",
 )
 @click.pass_context
 def command(
@@ -128,7 +128,7 @@ def command(
     small trained model. The name of another shape, or the path of a config.json, gets random weights. Routes:
     /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
-    SIGTERM and Ctrl-C answer what runs and end. Exit code 1 if the engine breaks.
+    On SIGTERM or Ctrl-C the server finishes running requests, then exits. Exit code 1 if the engine breaks.
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 

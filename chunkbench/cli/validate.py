@@ -37,7 +37,7 @@ def _plural(count: int, noun: str) -> str:
 @click.argument("files", metavar="FILE...", nargs=-1)
 @click.option("--schema", is_flag=True, help="Print the JSON schema of experiment files, for editors.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing about files that are right.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing about valid files.")
 def command(files: tuple[str, ...], schema: bool, form: str, quiet: bool) -> None:
     """Check experiment files and say what they ask for.
 

@@ -125,7 +125,9 @@ class WorkerProcess(WorkerClient):
         """Whether its revision can map the memory of sweeps (`measure.caches.sweep_file`)."""
         if hello["protocol"] != PROTOCOL:
             self.kill()
-            raise WorkerError("error", f"the worker speaks protocol {hello['protocol']}, this runner speaks {PROTOCOL}")
+            raise WorkerError(
+                "error", f"the worker has protocol version {hello['protocol']}, this runner has {PROTOCOL}"
+            )
 
     @property
     def pid(self) -> int:

@@ -122,7 +122,7 @@ def _open_writer(
         reasons = differences(writer.manifest.identity, current)
         if reasons:
             writer.close()
-            raise RunError(f"{out}: cannot be resumed: {'; '.join(reasons)}. Start a new run", remedy="start anew")
+            raise RunError(f"{out}: cannot be resumed: {'; '.join(reasons)}. Start a new run", remedy="start again")
         return writer
     return RunWriter.create(
         out, manifest_of(experiment, targets, points) | {"identity": current, "command": [*command]}

@@ -107,7 +107,9 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
         from chunkbench.runner.estimate import estimate
 
         sharing = sharing_of(experiment, self.implementations(), target)
-        return estimate(experiment, self, target, sharing) if sharing else "nothing of it runs here"
+        if not sharing:
+            return "no implementation of this experiment is available here"
+        return estimate(experiment, self, target, sharing)
 
 
 AnySessions: TypeAlias = "SessionWorkload[Any, Any, Any, Any]"

@@ -43,8 +43,8 @@ def document(compared: Speedups) -> Output:
             f"speed-up: time of {compared.over} over the time of the implementation, from rounds that ran side by side "
             "on one machine; HEAD / BASE: the ratio of the two speed-ups (Mann-Whitney interval)",
             f"larger, smaller: the whole interval lies beyond {compared.threshold:.1%}; with too few rounds for an "
-            "interval, all rounds of one side lie far beyond those of the other (1.5x, with one round 2x); same: the "
-            "whole interval lies within; inconclusive: neither. All intervals together hold with "
+            "interval, all rounds of one side are 1.5 times those of the other or more (of one round: twice); same: "
+            "the whole interval lies within; inconclusive: neither. All intervals together hold with "
             f"{compared.confidence:.1%}",
         ),
         footer=(("BASE", compared.base.path), ("HEAD", compared.head.path)),

@@ -140,6 +140,6 @@ SYSTEMS: Mapping[str, System] = {
         "transformers",
         Style(colour="#6E6E6E", marker="s", column_order=300),
         engine="transformers",
-        note="transformers: its continuous batching with the attention sdpa, behind our web front; it shares pages.",
+        note="transformers: its continuous batching with the attention sdpa, behind our HTTP server; it shares pages.",
     ),
 }

@@ -82,13 +82,13 @@ def headline(compared: Sequence[Match], label: str, measured_groups: int) -> str
         text += f", geometric mean {times(geometric_mean(speedups))}"
     doubtful = sum(match.doubtful for match in compared)
     if doubtful:
-        verb = "ratio cannot" if doubtful == 1 else "ratios cannot"
-        text += f"; {doubtful} {verb} be told from 1"
+        subject = "ratio is" if doubtful == 1 else "ratios are"
+        text += f"; {doubtful} {subject} not significantly different from 1"
     return text + "."
 
 
 def _place(match: Match, varying: Sequence[str], columns: Columns) -> str:
     point = "/".join(show_value(match.group.axes.get(axis)) for axis in varying)
     other = columns.name(match.strongest.facts.implementation)
-    doubt = ", cannot be told from 1" if match.doubtful else ""
+    doubt = ", not significantly different from 1" if match.doubtful else ""
     return f"{point} than {other} ({times(match.speedup)}{doubt})".strip()

@@ -34,7 +34,7 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
     compared = matches([group], report.baseline, report.columns)
     if compared:
         best = compared[0]
-        doubt = "; this cannot be told from 1" if best.doubtful else ""
+        doubt = "; this is not significantly different from 1" if best.doubtful else ""
         rated = [row for row in group.rows.values() if row.derived.ratio_to_baseline is not None]
         others = count(len(rated) - 1, "other implementation")
         strongest = report.columns.name(best.strongest.facts.implementation)

@@ -37,5 +37,5 @@ def _steps(measurement: Measurement, shared: int) -> list[TimedStep]:
     ]
     try:
         return served_steps(server.every_step, requests, shared)
-    except ValueError:  # its steps cannot be told from its requests, as after a preemption
+    except ValueError:  # its steps do not follow from its requests, as after a preemption
         return []

@@ -66,7 +66,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         from chunkbench.runner.dry_run import words_of
 
         if not any(SYSTEMS.availability(name, target.device)[1].ok for name in experiment.implementations):
-            return "nothing of it runs here"
+            return "no implementation of this experiment is available here"
         return f"at most about its budget of {words_of(experiment.budget_s)}"
 
     def body(self, view: View) -> Body:

@@ -257,7 +257,7 @@ class ServingMeasurer:
             entry.deaths += 1
         if entry.server is None and entry.refusal is None:
             if entry.deaths == 3:
-                entry.refusal = "crashed", "the server died three times"
+                entry.refusal = "crashed", "the server crashed three times"
                 return False
             announce(f"{name} starts")
             entry.starts += 1
