@@ -73,7 +73,7 @@ def test_the_results_quote_the_recorded_runs(book: Book) -> None:
     summary, *runs, _ = book.documents
     assert summary.headline.rstrip(".") in text
     for document in runs:
-        assert f"**{document.title}**: {document.losses} {document.headline}".replace(":  ", ": ").rstrip() in text
+        assert f"**{document.title}**: {document.verdict} {document.headline}".replace(":  ", ": ").rstrip() in text
     for claim in book.claims:
         assert f"| {claim.id} |" not in text or f"| {claim.id} | {claim.verdict} |" in text
 
@@ -87,7 +87,7 @@ def test_the_results_quote_table_3_on_avx512_bf16() -> None:
     text = " ".join((ROOT / "docs" / "results.md").read_text().split())
     book = build_book([open_run(RECORDED / "epyc-zen5-2-cores" / "table3")], ROOT)
     (document,) = [document for document in book.documents if document.title.startswith("Table 3")]
-    assert f"{document.losses} {document.headline}" in text
+    assert f"{document.verdict} {document.headline}" in text
 
 
 def test_the_results_and_docs_quote_the_plug_in_for_vllm() -> None:

@@ -94,7 +94,7 @@ def command(
             for chapter in book.chapters:
                 minutes = f"{chapter.minutes:5.1f} min" if chapter.minutes is not None else "        -"
                 click.echo(
-                    f"{minutes}  {chapter.report.title}: {chapter.report.losses} {chapter.report.headline}".rstrip()
+                    f"{minutes}  {chapter.report.title}: {chapter.report.verdict} {chapter.report.headline}".rstrip()
                 )
             click.echo(f"report: {out / 'report.html'}")
             if show:

@@ -42,7 +42,7 @@ def build(run: Run) -> Report:
     return Report(
         title=experiment.title or experiment.name or "ChunkBench run",
         warnings=(*partial, *probe_lines(groups, axes, columns)),
-        losses=body.losses,
+        verdict=body.verdict,
         headline=body.headline,
         tables=tuple(table for table in body.tables if table.items),
         statuses=tuple(status_lines(groups, axes, columns, noise=body.compares)),

@@ -28,7 +28,7 @@ def render(report: Document) -> str:
     parts = [f"% {' '.join(report.title.split())}", r"% \usepackage{booktabs}"]
     for number, table in enumerate(report.tables):
         first = number == 0
-        summary = [*report.warnings, report.losses, report.headline] if first else []
+        summary = [*report.warnings, report.verdict, report.headline] if first else []
         caption = " ".join(escape(text.rstrip(".") + ".") for text in (table.title, *summary) if text)
         parts.append(_table(table, caption, _small_print(report) if first else []))
     return "\n".join(parts) + "\n"

@@ -14,7 +14,7 @@ def render(report: Document) -> str:
     """The report as GitHub-flavoured Markdown."""
     blocks = [f"# {escape(report.title)}"] if report.title else []
     blocks += [f"> {escape(warning)}" for warning in report.warnings]
-    blocks += [f"**{escape(report.losses)}**"] if report.losses else []
+    blocks += [f"**{escape(report.verdict)}**"] if report.verdict else []
     blocks += [escape(report.headline)] if report.headline else []
     blocks += [f"![Speed-up over each implementation]({figure})" for figure in report.figures]
     for table in report.tables:

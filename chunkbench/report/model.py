@@ -94,8 +94,8 @@ class Document:
     title: str = ""
     warnings: tuple[str, ...] = ()
     """What a reader must know before the numbers: a partial run, a wrong probe."""
-    losses: str = ""
-    """Points where the baseline loses to its strongest rival; shown before the headline."""
+    verdict: str = ""
+    """The line before the headline: what a comparison found, or at which points the baseline is slower than others."""
     headline: str = ""
     figures: tuple[str, ...] = ()
     """Files of pictures."""

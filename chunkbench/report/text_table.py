@@ -67,8 +67,8 @@ def render(report: Document, screen: Screen = FILE) -> str:
         print_wrapped(report.title, "bold")
     for warning in report.warnings:
         print_wrapped(warning, "bold yellow", "  ")
-    if report.losses:
-        print_wrapped(report.losses, "bold", "  ")
+    if report.verdict:
+        print_wrapped(report.verdict, "bold", "  ")
     if report.headline:
         print_wrapped(report.headline, "", "  ")
     shown = [table for table in report.tables if table.essential or not screen.brief]

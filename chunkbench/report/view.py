@@ -116,8 +116,8 @@ class Body:
 
     headline: str
     tables: tuple[Table, ...]
-    losses: str = ""
-    """Points where the baseline loses to its strongest rival; shown before the headline."""
+    verdict: str = ""
+    """The line before the headline: what a comparison found, or at which points the baseline is slower than others."""
     legend: tuple[str, ...] = ()
     compares: bool = True
     """Whether times are compared. If not, noise does not matter."""

@@ -115,7 +115,7 @@ def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
     assert not any("{" in cell for cell in row.values())
 
 
-def test_markdown_shows_losses_tables_and_figure(table3) -> None:
+def test_markdown_shows_verdict_tables_and_figure(table3) -> None:
     text = render(replace(build(table3), figures=("figure.png",)), "markdown")
     assert text.startswith("# Table 3")
     assert text.index("ChunkAttn is slower") < text.index("as fast as the strongest other") < text.index("figure.png")

@@ -69,12 +69,12 @@ def test_the_baseline_comes_first_and_the_others_have_the_papers_order(table3) -
     ]
 
 
-def test_losses_come_before_the_headline_and_both_before_the_tables(table3) -> None:
+def test_the_verdict_comes_before_the_headline_and_both_before_the_tables(table3) -> None:
     text = "\n".join(lines_of(table3))
-    losses, headline, table = (
+    verdict, headline, table = (
         text.index(part) for part in ("ChunkAttn is slower", "as fast as the strongest", "Latency per")
     )
-    assert losses < headline < table
+    assert verdict < headline < table
 
 
 def test_measured_ratios_stand_above_the_papers(table3) -> None:

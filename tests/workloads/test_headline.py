@@ -34,12 +34,12 @@ def test_losses_name_point_other_implementation_and_ratio_worst_first(make_case,
             ]
         )
     )
-    assert report.losses == "ChunkAttn is slower at 2 of 3 points (n_s): 256 than vLLM (0.80x), 0 than Naive (0.91x)."
+    assert report.verdict == "ChunkAttn is slower at 2 of 3 points (n_s): 256 than vLLM (0.80x), 0 than Naive (0.91x)."
 
 
 def test_without_losses_there_is_no_line(make_case, make_run) -> None:
     report = build(make_run(at(make_case, 0, chunk_attn=[100.0], naive=[200.0])))
-    assert report.losses == ""
+    assert report.verdict == ""
 
 
 @pytest.mark.parametrize("status", ["incorrect", "error", "timeout", "crashed"])
@@ -64,7 +64,7 @@ def test_doubtful_points_are_counted(make_case, make_run) -> None:
     cases = at(make_case, 0, chunk_attn=[100.0, 100.0, 100.0], naive=[98.0, 99.0, 103.0])
     report = build(make_run(cases))
     assert "1 ratio is not significantly different from 1" in report.headline
-    assert ", not significantly different from 1" in report.losses
+    assert ", not significantly different from 1" in report.verdict
 
 
 def test_points_without_the_baseline_are_left_out_of_the_count(make_case, make_run) -> None:
@@ -76,11 +76,11 @@ def test_points_without_the_baseline_are_left_out_of_the_count(make_case, make_r
 
 def test_headline_without_a_second_implementation(make_case, make_run) -> None:
     report = build(make_run([make_case("chunk_attn")]))
-    assert report.losses == ""
+    assert report.verdict == ""
     assert "not measured side by side" in report.headline
 
 
 def test_losses_of_another_baseline(make_case, make_run) -> None:
     cases = at(make_case, 0, chunk_attn=[100.0], naive=[150.0], chunk_attn_no_tpp=[120.0])
     report = build(make_run(cases, baseline="naive"))
-    assert report.losses == "Naive is slower at 1 of 1 point: than ChunkAttn (0.67x)."
+    assert report.verdict == "Naive is slower at 1 of 1 point: than ChunkAttn (0.67x)."

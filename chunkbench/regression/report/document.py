@@ -58,7 +58,7 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
     return Output(
         title=f"{head.experiment or 'HEAD'}: {_revision(head)} against {_revision(comparison.base)}",
         warnings=(*_machine_line(comparison), *comparison.warnings),
-        losses=verdict_line(comparison),
+        verdict=verdict_line(comparison),
         headline=_headline(comparison),
         tables=(_case_table(shown, comparison.settings.metric), *summaries),
         statuses=(*notes[:most_notes], *more),

@@ -37,7 +37,7 @@ def document(all_series: Sequence[Series], threshold: float, confidence: float) 
     changed = sum(bool(series.changes) for series in ordered)
     return Output(
         title=f"History of {count(len(ordered), 'case')}",
-        losses=f"{count(changed, 'case')} changed." if changed else "No change found.",
+        verdict=f"{count(changed, 'case')} changed." if changed else "No change found.",
         tables=(Table("Cases, changed ones first", columns, ordered, keys=1 + len(axes)),),
         legend=(
             f"changes: levels that differ by more than {threshold:.1%}: binary segmentation, tested by permutation, at "

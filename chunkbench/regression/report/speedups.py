@@ -37,7 +37,7 @@ def document(compared: Speedups) -> Output:
     return Output(
         title=f"Speed-ups over {compared.over}, between {compared.between}: {compared.head.path} against "
         f"{compared.base.path}",
-        losses=_counts(compared),
+        verdict=_counts(compared),
         tables=(_means(compared), Table("Speed-ups", columns, compared.speedups, keys=len(names))),
         legend=(
             f"speed-up: time of {compared.over} over the time of the implementation, from rounds that ran side by side "

@@ -9,7 +9,7 @@ _COUNTED_PER_CACHE_AND_MODE = "a point counts once for each cache and mode in wh
 
 
 def body(view: View) -> Body:
-    """Headline, tables, losses and legend of a run."""
+    """Headline, tables, verdict and legend of a run."""
     if view.experiment.figure == "checks":
         return checks.body(view)
     matches = headline.matches(view.groups, view.baseline, view.columns)
@@ -24,6 +24,6 @@ def body(view: View) -> Body:
     return Body(
         headline.headline(matches, label, len(view.groups)),
         tuple(table for table in tables_or_none if table is not None),
-        headline.losses(matches, label, view.axes, view.columns),
+        headline.baseline_losses(matches, label, view.axes, view.columns),
         (tables.BANDWIDTH_LEGEND, *([_COUNTED_PER_CACHE_AND_MODE] if {"cache", "mode"} & {*view.axes} else [])),
     )

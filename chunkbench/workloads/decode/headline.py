@@ -54,7 +54,7 @@ def matches(groups: Sequence[Group], baseline: str, columns: Columns) -> list[Ma
     return [Match(group, row) for group, row in strongest if row and row.derived.ratio_to_baseline is not None]
 
 
-def losses(compared: Sequence[Match], label: str, varying: Sequence[str], columns: Columns) -> str:
+def baseline_losses(compared: Sequence[Match], label: str, varying: Sequence[str], columns: Columns) -> str:
     """One line that names the points where the baseline is slower; empty if there are none."""
     lost = [match for match in compared if match.speedup < 1]
     if not lost:
