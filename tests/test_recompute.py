@@ -14,7 +14,7 @@ from chunkbench.experiment import load_experiment
 from chunkbench.report import write_all
 from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.run import run_experiment
-from chunkbench.runner.target import resolve
+from chunkbench.runner.target import resolve_target
 
 EXPERIMENT = """\
 name: recompute
@@ -50,7 +50,7 @@ def test_the_documented_snippet_gives_every_figure_of_the_report(tmp_path: Path)
     spec.write_text(EXPERIMENT)
     experiment = load_experiment(spec)
     run = run_experiment(
-        experiment, LocalExecutor(resolve(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
+        experiment, LocalExecutor(resolve_target(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
     ).run
     write_all(run)
     names: dict[str, Any] = {"RUN": str(run.path)}

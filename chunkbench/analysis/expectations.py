@@ -18,7 +18,7 @@ BarVerdict = Literal["reaches aim", "meets bar", "misses", "not measured"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExpectationOutcome:
     """The verdict on one expectation at one point."""
 
     key: str
@@ -35,7 +35,9 @@ class Outcome:
     """Why there is no verdict."""
 
 
-def outcomes(rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence: float = 0.95) -> list[Outcome]:
+def outcomes(
+    rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence: float = 0.95
+) -> list[ExpectationOutcome]:
     """One outcome for every expectation at every point that its `where` selects, in the order of the expectations.
 
     `where` holds values as an experiment writes them: `n_s` may be a share such as `0.5 n_p`, a range of `n_p` has
@@ -53,14 +55,14 @@ def outcomes(rows: Sequence[Row], expect: Sequence[ExpectationFacts], confidence
 
 def _judge(
     expectation: ExpectationFacts, axes: Mapping[str, Any], rows: Mapping[str, Row], confidence: float
-) -> Outcome:
+) -> ExpectationOutcome:
     implementation, metric, against = expectation.implementation, expectation.metric, expectation.against
     bar, aim = expectation.bar, expectation.aim
     row = rows.get(implementation)
     value, reason = _value(metric, row, rows.get(against or ""), against, confidence)
     verdict: BarVerdict = "not measured" if value is None or reason else _verdict(metric, value, bar, aim)
     key = row.facts.key if row else ""
-    return Outcome(key, axes, implementation, metric, against, value, bar, aim, verdict, reason)
+    return ExpectationOutcome(key, axes, implementation, metric, against, value, bar, aim, verdict, reason)
 
 
 def _verdict(metric: str, value: float, bar: float | None, aim: float | None) -> BarVerdict:

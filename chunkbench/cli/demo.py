@@ -70,7 +70,7 @@ def command(user: int, form: str) -> None:
         from chunkbench.serving import smollm2
         from chunkbench.serving.engine import Engine, EngineOptions, Model, Request
         from chunkbench.serving.engine.model import load_module
-        from chunkbench.serving.server.text import Text
+        from chunkbench.serving.server.text import CheckpointTokenizer
     from chunkbench.traces.request import Chat
     from chunkbench.traces.texts import read_texts
 
@@ -79,7 +79,7 @@ def command(user: int, form: str) -> None:
     except smollm2.ModelMissing as error:
         fail(error)
     status_line("loading smollm2-135m")
-    model, text = Model(load_module(folder, torch.float32)), Text(folder)
+    model, text = Model(load_module(folder, torch.float32)), CheckpointTokenizer(folder)
     texts = read_texts("questions")
     (begun,) = [one.sent[0] for name, one in texts.beginnings.items() if name == SYSTEM and isinstance(one, Chat)]
     asked = [line[0][0] for line in texts.lines]

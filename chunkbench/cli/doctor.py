@@ -10,7 +10,7 @@ import click
 from chunkbench.cli.output import format_option, show
 
 if TYPE_CHECKING:
-    from chunkbench.environment import Finding
+    from chunkbench.environment import Diagnosis
     from chunkbench.report.model import Emphasis
 
 _EMPHASIS: Mapping[str, Emphasis] = {"ok": "best", "warn": "noisy", "error": "failed"}
@@ -39,7 +39,7 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
     if any(finding.title == "memory" for finding in findings):  # otherwise not even PyTorch is here
         findings.append(_table3())
     shown = [finding for finding in findings if not quiet or finding.level != "ok"]
-    columns: tuple[Column[Finding], ...] = (
+    columns: tuple[Column[Diagnosis], ...] = (
         Column("level", lambda finding: Cell(finding.level, _EMPHASIS[finding.level]), align="left"),
         Column("check", lambda finding: finding.title, align="left"),
         Column(
@@ -54,20 +54,20 @@ def command(context: click.Context, form: str, quiet: bool) -> None:
         context.exit(2)
 
 
-def _table3() -> Finding:
+def _table3() -> Diagnosis:
     """What a run of Table 3 would take here, as its dry run says."""
     from chunkbench import workload
-    from chunkbench.environment import Finding
+    from chunkbench.environment import Diagnosis
     from chunkbench.experiment import load_experiment
     from chunkbench.runner.dry_run import in_words
-    from chunkbench.runner.target import resolve
+    from chunkbench.runner.target import resolve_target
 
     experiment = load_experiment("table3")
-    target = resolve(experiment)
+    target = resolve_target(experiment)
     expected = workload.of(experiment).estimate(experiment, target)
     detail = in_words(expected, experiment)
     grouping = None if isinstance(expected, str) else expected.grouping
     if grouping is None or not grouping.too_large:
-        return Finding(level="ok", title="chunkbench run table3", detail=detail)
+        return Diagnosis(level="ok", title="chunkbench run table3", detail=detail)
     remedy = "free some memory or raise the limit; what does not fit becomes rows with status oom"
-    return Finding(level="warn", title="chunkbench run table3", detail=detail, remedy=remedy)
+    return Diagnosis(level="warn", title="chunkbench run table3", detail=detail, remedy=remedy)

@@ -84,11 +84,11 @@ class Placing:
         `log` receives warnings; `describing`: nothing is going to be measured.
         """
         from chunkbench.runner.executor import LocalExecutor
-        from chunkbench.runner.target import resolve
+        from chunkbench.runner.target import resolve_target
 
         if not self.remote:
             self.check_local()
-            yield lambda experiment, _: LocalExecutor(resolve(experiment, describing))
+            yield lambda experiment, _: LocalExecutor(resolve_target(experiment, describing))
             return
         from chunkbench.cluster.connection import Cluster
         from chunkbench.cluster.executor import RayExecutor, kinds_of_run

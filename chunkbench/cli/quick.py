@@ -62,7 +62,7 @@ def command(
     from chunkbench.report import build, write_all
     from chunkbench.runner.executor import LocalExecutor
     from chunkbench.runner.run import run_experiment
-    from chunkbench.runner.target import resolve
+    from chunkbench.runner.target import resolve_target
     from chunkbench.workloads.decode.summary import gains
 
     if prompts and (n_p, n_s, batch) != (None, None, None):
@@ -86,7 +86,9 @@ def command(
     experiment = load_experiment("quick", {axis: str(value) for axis, value in axes.items()}, "chunkbench quick")
     out = out or new_run("quick")
     with RunProgress(quiet) as progress:
-        outcome = run_experiment(experiment, LocalExecutor(resolve(experiment)), out, False, command_line(), progress)
+        outcome = run_experiment(
+            experiment, LocalExecutor(resolve_target(experiment)), out, False, command_line(), progress
+        )
     if not outcome.run.cases:
         click.echo("interrupted before anything was measured", err=True)
         ctx.exit(130)

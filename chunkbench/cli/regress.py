@@ -126,11 +126,11 @@ def command(
     """
     from chunkbench.cli.progress import RepeatProgress
     from chunkbench.regression.builds import repository
-    from chunkbench.regression.interleaved import Job
+    from chunkbench.regression.interleaved import InterleavedJob
     from chunkbench.regression.regress import default_experiment, regress
     from chunkbench.regression.sides import interpreters, revisions
     from chunkbench.runner.run import sigterm_as_interrupt
-    from chunkbench.runner.target import resolve
+    from chunkbench.runner.target import resolve_target
     from chunkbench.store import RunError, writing
 
     if (base is None) == (base_python is None):
@@ -148,7 +148,7 @@ def command(
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with RepeatProgress(options.quiet) as progress, sigterm_as_interrupt():
-            job = Job(loaded, resolve(loaded), folder, progress, options.processes)
+            job = InterleavedJob(loaded, resolve_target(loaded), folder, progress, options.processes)
             sides = (
                 nullcontext(interpreters(base_python))
                 if base_python is not None
@@ -188,7 +188,7 @@ def _on_cluster(experiment: str | None, project: Path, base: str, options: Regre
     from chunkbench.cluster.remote import OUT
     from chunkbench.cluster.remote_commands import PROJECT, packed_checkout, run_remote_command
     from chunkbench.environment.revision import PROJECT as OURS
-    from chunkbench.regression.builds import resolve as commit_of
+    from chunkbench.regression.builds import commit_of
 
     folder = _empty_folder(options.out, f"regress-{project.name}")
     commit = commit_of(project, base)

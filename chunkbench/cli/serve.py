@@ -153,7 +153,7 @@ def command(
         from chunkbench.serving.server.build import ModelChoice, build_backend, text_of
         from chunkbench.serving.server.records import Log
         from chunkbench.serving.server.run import bind, run
-        from chunkbench.serving.server.text import Text
+        from chunkbench.serving.server.text import CheckpointTokenizer
     try:
         listening = bind(host, port)
     except OSError as error:
@@ -167,7 +167,7 @@ def command(
     try:
         limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule, constrained)  # type: ignore[arg-type]
         backend, room = build_backend(choice, engine, limits, partial(_say, err=True))  # type: ignore[arg-type]
-        text = Text(choice.folder)
+        text = CheckpointTokenizer(choice.folder)
     except (EngineError, ValueError) as error:
         listening.close()
         fail(error)

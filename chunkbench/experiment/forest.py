@@ -15,7 +15,7 @@ MAX_INDEX = (1 << 31) - 1
 """Kernels count tokens in 32 bits."""
 
 
-class Segment(NamedTuple):
+class PromptSegment(NamedTuple):
     """Consecutive prompt tokens. Sequences that share these tokens share the id."""
 
     id: int
@@ -33,7 +33,7 @@ def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> li
 
 def prompt_paths(
     lengths: Sequence[int], n_s: int | None, prompts: int, tree: tuple[TreeNode, ...] | None
-) -> list[list[Segment]]:
+) -> list[list[PromptSegment]]:
     """Every sequence's prompt as a path of segments; empty segments are left out.
 
     Without a `tree`, there are `prompts` roots with `n_s` tokens each, and sequence k uses root `k mod prompts`. Paths
@@ -42,22 +42,24 @@ def prompt_paths(
     """
     ids = iter(range(1 << 30))
     if tree is None:
-        roots = [Segment(next(ids), n_s or 0) for _ in range(prompts)]
-        shared: list[Sequence[Segment]] = [[roots[k % prompts]] for k in range(len(lengths))]
+        roots = [PromptSegment(next(ids), n_s or 0) for _ in range(prompts)]
+        shared: list[Sequence[PromptSegment]] = [[roots[k % prompts]] for k in range(len(lengths))]
     else:
         shared = [path for node in tree for path in walk_tree(node, (), ids)]
     paths = []
     for path, length in zip(shared, lengths, strict=True):
         private = length - sum(segment.tokens for segment in path)
-        whole = [*path, Segment(next(ids), private)]
+        whole = [*path, PromptSegment(next(ids), private)]
         paths.append([segment for segment in whole if segment.tokens > 0])
     return paths
 
 
-def walk_tree(node: TreeNode, above: tuple[Segment, ...], ids: Iterator[int]) -> Iterator[Sequence[Segment]]:
+def walk_tree(
+    node: TreeNode, above: tuple[PromptSegment, ...], ids: Iterator[int]
+) -> Iterator[Sequence[PromptSegment]]:
     """Paths of all sequences below a node, depth first."""
     tokens, children = node
-    path = (*above, Segment(next(ids), tokens))
+    path = (*above, PromptSegment(next(ids), tokens))
     if isinstance(children, int):
         for _ in range(children):
             yield path

@@ -14,7 +14,7 @@ from chunkbench import workload
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.errors import ExperimentError, Findings, Path, Problem, did_you_mean, show, unknown
 from chunkbench.experiment.spec import Experiment
-from chunkbench.experiment.yaml_file import MAX_BYTES, Document, read
+from chunkbench.experiment.yaml_file import MAX_BYTES, YamlDocument, read
 from chunkbench.text_file import TextError, decode
 
 _SUFFIXES = (".yaml", ".yml")
@@ -77,7 +77,7 @@ def load_experiment(
     return experiment.model_copy(update={"source": text, "path": shown})
 
 
-def _located(error: ValidationError, document: Document) -> Iterator[Problem]:
+def _located(error: ValidationError, document: YamlDocument) -> Iterator[Problem]:
     """The findings of an experiment's class at their places in the file."""
     # A value that could not be read already has its problem; what the class says about it adds nothing.
     refused = {(problem.line, problem.column) for problem in document.problems if problem.line}
@@ -130,7 +130,7 @@ def _neighbour(file: FilePath) -> str:
     return f"; the bundled experiments are {', '.join(bundled_experiments())}"
 
 
-def _override(document: Document, overrides: Mapping[str, str], option: str) -> None:
+def _override(document: YamlDocument, overrides: Mapping[str, str], option: str) -> None:
     """Let the overriding values take the place of the file's values, in every block."""
     for axis, text in overrides.items():
         place = f"{option} {axis}={text}".strip()

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeVar
 
 from chunkbench.experiment.axes import AXES
-from chunkbench.experiment.forest import Segment, prompt_lengths, prompt_paths
+from chunkbench.experiment.forest import PromptSegment, prompt_lengths, prompt_paths
 from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol, TreeNode
 from chunkbench.experiment.values import LengthRange, Share, sequences_in, show_value
 
@@ -127,7 +127,7 @@ class AttentionPoint(SessionPoint):
         """Prompt length of every sequence."""
         return prompt_lengths(self.n_p, self.batch_size, seed)
 
-    def paths(self, seed: int) -> list[list[Segment]]:
+    def paths(self, seed: int) -> list[list[PromptSegment]]:
         """Every sequence's prompt as a path of segments (`prompt_paths`)."""
         return prompt_paths(self.prompt_lengths(seed), self.n_s, self.prompts, self.tree)
 

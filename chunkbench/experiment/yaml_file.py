@@ -38,7 +38,7 @@ _KEY = -1
 
 
 @dataclass
-class Document:
+class YamlDocument:
     """The values of a file, the places of its values and keys, and its problems."""
 
     path: str
@@ -69,7 +69,7 @@ class Document:
     def problem(self, mark: Mark, message: str, key: str = "") -> None:
         self.problems.append(Problem(mark.path, mark.line, mark.column, message, key))
 
-    def put(self, path: Path, other: Document) -> None:
+    def put(self, path: Path, other: YamlDocument) -> None:
         """Put the value of another document at a path below a mapping, with its places."""
         *above, last = path
         parent = self.value
@@ -88,7 +88,7 @@ class _TooDeep(Exception):
 class _Loader(yaml.SafeLoader):
     """Composes nodes, and refuses what readers of YAML do not read alike."""
 
-    def __init__(self, text: str, document: Document) -> None:
+    def __init__(self, text: str, document: YamlDocument) -> None:
         super().__init__(text)
         self._document = document
         self._keys: list[str] = []
@@ -119,12 +119,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def read(text: str, path: str, *, line: int | None = None) -> Document:
+def read(text: str, path: str, *, line: int | None = None) -> YamlDocument:
     """The values of one YAML document, their places, and its problems.
 
     `line` replaces the line of all places (0 for a command-line option). Never raises, whatever the text.
     """
-    document = Document(path, line)
+    document = YamlDocument(path, line)
     unprintable = Reader.NON_PRINTABLE.search(text)
     if unprintable is not None:
         before = text[: unprintable.start()]
@@ -146,7 +146,7 @@ def read(text: str, path: str, *, line: int | None = None) -> Document:
     return document
 
 
-def _compose(text: str, document: Document) -> nodes.Node | None:
+def _compose(text: str, document: YamlDocument) -> nodes.Node | None:
     """The first document's node; None if there is none. A second document is a problem."""
     loader = _Loader(text, document)
     try:
@@ -163,7 +163,7 @@ def _compose(text: str, document: Document) -> nodes.Node | None:
         loader.dispose()
 
 
-def _plain(node: Any, path: Path, key: str, document: Document) -> Any:
+def _plain(node: Any, path: Path, key: str, document: YamlDocument) -> Any:
     """The value of a node; notes the places of the values and keys in it."""
     mark = document.values_at[path] = document.place_of(node.start_mark)
     if isinstance(node, nodes.SequenceNode):
@@ -175,13 +175,13 @@ def _plain(node: Any, path: Path, key: str, document: Document) -> Any:
     if node.style is not None:
         return node.value
     try:
-        return resolve(node.value)
+        return resolve_scalar(node.value)
     except ValueError as error:
         document.problem(mark, str(error), key)
         return MISREAD
 
 
-def _mapping(node: nodes.MappingNode, path: Path, document: Document) -> dict[str, Any]:
+def _mapping(node: nodes.MappingNode, path: Path, document: YamlDocument) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
         at = document.place_of(key_node.start_mark)
@@ -205,7 +205,7 @@ def _mapping(node: nodes.MappingNode, path: Path, document: Document) -> dict[st
     return mapping
 
 
-def resolve(text: str) -> bool | int | float | str | None:
+def resolve_scalar(text: str) -> bool | int | float | str | None:
     """Value of a plain (unquoted) scalar. Raises `ValueError` if YAML readers disagree about it."""
     if text.lower() in _CONSTANTS and text in (text.lower(), text.upper(), text.capitalize()):
         return _CONSTANTS[text.lower()]

@@ -57,7 +57,7 @@ class Device(Protocol):
 
 
 @dataclass
-class Lane:
+class SampleCall:
     """One call of a sample: its session, and its own tensors, because a graph stores their addresses."""
 
     session: Session
@@ -117,9 +117,9 @@ def decode_once(session: Session, q: torch.Tensor, out: torch.Tensor, mode: Mode
 
     Fills `out` with NaN first. A graph is captured with zeros as queries; only the replay sees `q`.
     """
-    run = Lane(session, q, out).call
+    run = SampleCall(session, q, out).call
     if mode == "graph":
-        lane = Lane(session, torch.zeros_like(q), out)
+        lane = SampleCall(session, torch.zeros_like(q), out)
         (run,) = device.capture([[lane.call]])
         lane.q.copy_(q)
     out.fill_(float("nan"))
@@ -144,7 +144,7 @@ class _Sampler:
         self._copies = len(copies)
         q = feed.queries(nonce, 0)
         self._lanes = [
-            Lane(copies[number % len(copies)], torch.empty_like(q), torch.empty_like(out))
+            SampleCall(copies[number % len(copies)], torch.empty_like(q), torch.empty_like(out))
             for number in range(max(len(copies), calls_of(mode, len(copies))))
         ]
 

@@ -44,7 +44,7 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Build]:
     The output of the build is appended to `log`. Raises `RunError` if there is no such revision, if `project` is not a
     git checkout, or if the build fails.
     """
-    commit = resolve(project, ref)
+    commit = commit_of(project, ref)
     with _new_folder() as folder:
         source = folder.with_name("source")
         try:
@@ -119,7 +119,7 @@ def _without_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def resolve(project: Path, ref: str) -> str:
+def commit_of(project: Path, ref: str) -> str:
     """The commit that `ref` names in the repository `project`. Raises `RunError`."""
     if not (project / ".git").exists():
         raise RunError(f"{project}: is not the top folder of a git checkout")

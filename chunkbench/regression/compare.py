@@ -21,7 +21,7 @@ from chunkbench.regression.verdicts import (
     EnvironmentDifference,
     FixedWork,
     Settings,
-    Side,
+    SideSummary,
     Summary,
     comparison_exit_code,
     worst_first,
@@ -222,12 +222,12 @@ def _machine_names(runs: Sequence[Run]) -> str:
     return " and ".join(f"{name or 'a machine not recorded'}" for name in names) + f" [{', '.join(_machines(runs))}]"
 
 
-def side_of(runs: Sequence[Run]) -> Side:
+def side_of(runs: Sequence[Run]) -> SideSummary:
     """What a report says about the runs of one side."""
     manifest = runs[0].manifest
     path = str(runs[0].path if len(runs) == 1 else runs[0].path.parent)
     kinds = {machine.kind for machine in manifest.machines.values()} - {""}
-    return Side(
+    return SideSummary(
         path=f"{path}, on {kinds.pop()}" if len(kinds) == 1 else path,
         experiment=manifest.experiment.name,
         commit=manifest.git.named(12) or None,

@@ -22,7 +22,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Measurement(_Frozen):
+class HistoryEntry(_Frozen):
     """One entry of a case: one run, or the processes that measured it together."""
 
     started_at: str
@@ -54,7 +54,7 @@ class Series(_Frozen):
     axes: dict[str, Any]
     machine: int
     """Number of the machine, from 1, in the order of appearance."""
-    measurements: tuple[Measurement, ...]
+    measurements: tuple[HistoryEntry, ...]
     changes: tuple[Change, ...]
 
     @property
@@ -117,10 +117,10 @@ def _series(machine: int, recorded: Sequence[tuple[Manifest, list[Result]]], alp
     )
 
 
-def _measurement(manifest: Manifest, cases: Sequence[Result]) -> Measurement:
+def _measurement(manifest: Manifest, cases: Sequence[Result]) -> HistoryEntry:
     alone = [case for case in cases if undisturbed(case)]
     latency = median(value for case in alone or cases if (value := value_of([case], "latency")) is not None)
-    return Measurement(
+    return HistoryEntry(
         started_at=str(manifest.started_at),
         commit=manifest.git.commit[:12] if manifest.git.commit else None,
         latency_us=latency,

@@ -47,7 +47,7 @@ _LEAST_ROUNDS = 0.25
 
 
 @dataclass(frozen=True)
-class Job:
+class InterleavedJob:
     """An experiment to measure on this machine."""
 
     experiment: TimedExperiment
@@ -62,7 +62,7 @@ class Job:
 class Interleaved:
     """Measures an experiment with two sides. The n-th processes of both sides are a pair, and take turns."""
 
-    def __init__(self, job: Job, base: Side, head: Side) -> None:
+    def __init__(self, job: InterleavedJob, base: Side, head: Side) -> None:
         experiment, target = job.experiment, job.target
         self._experiment, self._target, self._sides = experiment, target, (base, head)
         self._out, self._listener, self._processes = job.out, job.listener, job.processes

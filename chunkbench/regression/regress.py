@@ -12,7 +12,7 @@ from time import monotonic
 from chunkbench.environment.revision import PROJECT
 from chunkbench.measure.caches import sweep_file
 from chunkbench.regression.compare import Options, compare
-from chunkbench.regression.interleaved import Interleaved, Job
+from chunkbench.regression.interleaved import Interleaved, InterleavedJob
 from chunkbench.regression.sides import Side
 from chunkbench.regression.verdicts import EXACT, Comparison
 from chunkbench.runner.run import sigterm_as_interrupt
@@ -23,7 +23,7 @@ LIMIT = 6
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RegressOutcome:
     """What `regress` found."""
 
     comparison: Comparison | None
@@ -31,7 +31,7 @@ class Outcome:
     interrupted: bool
 
 
-def regress(job: Job, base: Side, head: Side, options: Options) -> Outcome:
+def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> RegressOutcome:
     """Measure pairs until each case has a verdict, or until the time is used up. There are at least `job.processes`.
 
     The verdicts are looked at more than once: then the looks share the error probability. A case with a verdict is not
@@ -48,9 +48,9 @@ def regress(job: Job, base: Side, head: Side, options: Options) -> Outcome:
     except KeyboardInterrupt:
         interrupted = True
     if not runs[1]:
-        return Outcome(None, interrupted)
+        return RegressOutcome(None, interrupted)
     complete = len(runs[1])
-    return Outcome(compare(runs[0][:complete], runs[1], options), interrupted)
+    return RegressOutcome(compare(runs[0][:complete], runs[1], options), interrupted)
 
 
 def looks(first_s: float, limit_s: float) -> list[float]:
@@ -73,7 +73,7 @@ def default_experiment(project: Path) -> str:
 
 
 def _measure(
-    measuring: Interleaved, runs: tuple[list[Run], list[Run]], job: Job, options: Options, swept: str
+    measuring: Interleaved, runs: tuple[list[Run], list[Run]], job: InterleavedJob, options: Options, swept: str
 ) -> Options:
     """Measure pairs into `runs`. Returns the options with the number of looks."""
     began, unsettled = monotonic(), None

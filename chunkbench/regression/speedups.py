@@ -17,7 +17,7 @@ from chunkbench.analysis.points import AXES, measured
 from chunkbench.analysis.ratio import paired_ratios
 from chunkbench.regression.compare import NothingToCompare, side_of
 from chunkbench.regression.rank_intervals import between as shift_between
-from chunkbench.regression.verdicts import Between, Side, judge
+from chunkbench.regression.verdicts import Between, SideSummary, judge
 from chunkbench.store import Result, Run
 
 Change = Literal["larger", "same", "smaller", "inconclusive"]
@@ -65,8 +65,8 @@ class Speedups(BaseModel):
     between: Between
     over: str
     """The implementation that both measured."""
-    base: Side
-    head: Side
+    base: SideSummary
+    head: SideSummary
     threshold: float
     confidence: float
     """Of all intervals together."""

@@ -89,7 +89,7 @@ class FixedWork(_Frozen):
     """Speed while HEAD was measured over speed while BASE was measured."""
 
 
-class Side(_Frozen):
+class SideSummary(_Frozen):
     """One of the two runs."""
 
     path: str
@@ -124,8 +124,8 @@ class Comparison(_Frozen):
     """The result of comparing HEAD with BASE."""
 
     schema_version: int = COMPARISON_SCHEMA
-    base: Side
-    head: Side
+    base: SideSummary
+    head: SideSummary
     settings: Settings
     exit_code: int
     counts: dict[Verdict, int]

@@ -15,7 +15,7 @@ TimedStep = tuple[StepShape, float]
 
 
 @dataclass(frozen=True)
-class Measured:
+class FittedStepTime:
     """Seconds of a step: a constant, and a share for each decoding sequence, prompt token and token read.
 
     It holds for the machine, the model and the server that were measured, and for steps like theirs. The attention of
@@ -39,7 +39,7 @@ class Measured:
     """95% of these steps are predicted better than this; a share of their time."""
 
     @classmethod
-    def fit(cls, rows: Sequence[TimedStep]) -> Measured:
+    def fit(cls, rows: Sequence[TimedStep]) -> FittedStepTime:
         """Fit to measured steps by least squares of seconds, without negative coefficients.
 
         Errors are not taken as shares, because then long steps would count less, and the sum of the predicted times

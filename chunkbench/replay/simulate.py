@@ -39,7 +39,7 @@ class Replayed(Entry):
 
 
 @dataclass(frozen=True)
-class Moment:
+class ReplayMoment:
     """The state after a step was scheduled."""
 
     at: float
@@ -63,7 +63,7 @@ class Replay:
     peak_slots: int = 0
     """Most slots that live sequences had, whole blocks."""
     peak_batch: int = 0
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[ReplayMoment] = field(default_factory=list)
     """Evenly spread over the steps."""
 
 
@@ -101,7 +101,7 @@ def replay(
         clock += step_time.seconds(_shape(step, len(sampled), manager))
         _count(done, step, manager)
         if done.steps % every == 0:
-            done.moments.append(Moment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
+            done.moments.append(ReplayMoment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
             if len(done.moments) == 2 * _MOMENTS:
                 del done.moments[::2]
                 every *= 2

@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from chunkbench.analysis.derive import Derived, Group, Row
-from chunkbench.analysis.expectations import Outcome
+from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.experiment.axes import AXES
 from chunkbench.store.results import Result
 
@@ -42,12 +42,12 @@ def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [{name: record[name] for name in columns(result)} for result, record in values]
 
 
-def data(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def data(rows: Sequence[Row], outcomes: Sequence[ExpectationOutcome]) -> list[dict[str, Any]]:
     """All of each case, in the order of the rows; `expectations` lists the outcomes of its expectations."""
     return [_case(row.as_dict(), outcomes) for row in rows]
 
 
-def _case(values: dict[str, Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _case(values: dict[str, Any], outcomes: Sequence[ExpectationOutcome]) -> dict[str, Any]:
     expectations = [asdict(outcome) for outcome in outcomes if outcome.key == values["key"]]
     for outcome in expectations:
         del outcome["key"], outcome["axes"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.expectations import Outcome
+from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.report import records
 from chunkbench.report.columns import Columns
 from chunkbench.report.model import Document
@@ -24,7 +24,7 @@ class Report(Document):
     groups: tuple[Group, ...]
     rows: Sequence[Row]
     """In the order of the run's cases."""
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ExpectationOutcome]
     partial: tuple[str, ...]
     """The warning that points are missing."""
 

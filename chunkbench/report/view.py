@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.expectations import Outcome
+from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.report.columns import Columns
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import NOTHING
@@ -41,7 +41,7 @@ class View:
     text: Callable[[str, object], str]
     """Turns (axis, value) into the text of a cell."""
     baseline: str
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ExpectationOutcome]
     experiment: ExperimentFacts
 
     def only(self, groups: Sequence[Group]) -> View:

@@ -11,7 +11,7 @@ from chunkbench.analysis.noise import complaint
 from chunkbench.analysis.statistics import relative_half_width, round_means
 from chunkbench.experiment.point import Case, SessionPoint
 from chunkbench.runner.survey import Traits
-from chunkbench.store.results import Calibration, GpuState, Noise, Peaks, Sampling, SessionResult, Status
+from chunkbench.store.results import Calibration, GpuSampling, GpuState, Noise, Peaks, SessionResult, Status
 
 if TYPE_CHECKING:
     from chunkbench.runner.sessions import SessionWorkload
@@ -55,7 +55,7 @@ class CaseRounds(Failable):
     peaks: list[Peaks] = field(default_factory=list)
     calibration: list[Calibration] = field(default_factory=list)
     gpu: list[GpuState] = field(default_factory=list)
-    sampling: Sampling | None = None
+    sampling: GpuSampling | None = None
     discarded: int = 0
     max_error: float | None = None
     """Error of the graph replays, if they were checked."""
@@ -74,7 +74,7 @@ class CaseRounds(Failable):
         if reply.get("gpu"):
             self.gpu.append(GpuState.model_validate(reply["gpu"]))
         if reply.get("sampling"):
-            self.sampling = Sampling.model_validate(reply["sampling"])
+            self.sampling = GpuSampling.model_validate(reply["sampling"])
         self.discarded += reply.get("discarded", 0)
 
     def of(self, steps: Sequence[int], chosen: Sequence[int]) -> CaseRounds:

@@ -18,7 +18,7 @@ from chunkbench.store import Result
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """What is measured."""
 
     experiment: Experiment
@@ -31,7 +31,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPass:
     """The rows of a pass, and the machine that measured them."""
 
     pass_: Pass
@@ -64,7 +64,7 @@ class Executor(Protocol):
         """The kinds of machines that measure the whole experiment, each as one of its machines."""
         ...
 
-    def measure(self, job: Job, pace: Pace, listener: Listener) -> Generator[Measured, None, None]:
+    def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
         """Measure the passes of a job; yield each one when its rows are complete.
 
         Raises `RunError` if nothing more can be measured. What was yielded before stays valid.
@@ -78,7 +78,7 @@ class LocalExecutor:
     def __init__(self, target: Target) -> None:
         self.targets = (target,)
 
-    def measure(self, job: Job, pace: Pace, listener: Listener) -> Generator[Measured, None, None]:
+    def measure(self, job: RunJob, pace: Pace, listener: Listener) -> Generator[MeasuredPass, None, None]:
         """Measure the passes in their order."""
         (target,) = self.targets
         experiment = job.experiment
@@ -98,6 +98,6 @@ class LocalExecutor:
                     pace.advance(pass_, share)
 
                 measured = measurer.measure(pass_.points, cases, pace.begin(pass_), announce, advance)
-                yield Measured(pass_, measured, target.machine, environment, measurer.styles, pace.end(pass_))
+                yield MeasuredPass(pass_, measured, target.machine, environment, measurer.styles, pace.end(pass_))
         finally:
             measurer.close()

@@ -15,7 +15,7 @@ from chunkbench import workload
 from chunkbench.environment import git_state
 from chunkbench.experiment import Experiment
 from chunkbench.runner.case_facts import now
-from chunkbench.runner.executor import Executor, Job, Listener, Measured
+from chunkbench.runner.executor import Executor, Listener, MeasuredPass, RunJob
 from chunkbench.runner.identity import differences, identity
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
@@ -29,7 +29,7 @@ DEFAULT_OPTIONS = RunOptions()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The result of a run."""
 
     run: Run
@@ -44,7 +44,7 @@ def run_experiment(
     command: Sequence[str],
     listener: Listener,
     options: RunOptions = DEFAULT_OPTIONS,
-) -> Outcome:
+) -> RunOutcome:
     """Measure every point that the run directory does not hold yet, or that the options select to be measured again.
 
     Raises `RunError` if the directory cannot be used, or on `resume` holds a run of another experiment, revision or
@@ -64,11 +64,11 @@ def run_experiment(
                 if pending:
                     _measure(experiment, executor, writer, passes, pending, listener, options)
         except KeyboardInterrupt:
-            return Outcome(open_run(out), interrupted=True)
+            return RunOutcome(open_run(out), interrupted=True)
         writer.update_manifest(interrupted=False, finished_at=now())
     finally:
         writer.close()
-    return Outcome(open_run(out), interrupted=False)
+    return RunOutcome(open_run(out), interrupted=False)
 
 
 def _passes(experiment: Experiment, targets: Sequence[Target]) -> list[Pass]:
@@ -92,7 +92,7 @@ def _measure(
     kind = workload.of(experiment)
     weights = {pass_: kind.weight(pass_.points[-1], experiment.seed) for pass_ in passes}
     pace = Pace(weights, pending, experiment.budget_s * len(executor.targets))
-    job = Job(experiment, pending, writer.worker_log, tuple(writer.cases), options)
+    job = RunJob(experiment, pending, writer.worker_log, tuple(writer.cases), options)
     with contextlib.closing(executor.measure(job, pace, listener)) as results:
         for measured in results:
             _record_machine(writer, measured)
@@ -102,7 +102,7 @@ def _measure(
                 listener.point_finished(point, measured.cases[point], took_s, pace.done, pace.left_s)
 
 
-def _record_machine(writer: RunWriter, measured: Measured) -> None:
+def _record_machine(writer: RunWriter, measured: MeasuredPass) -> None:
     """Make sure that the manifest has the machine of these rows, and the styles of their implementations."""
     known = writer.manifest.model_dump(mode="json")
     styles = {**known["styles"], **measured.styles}

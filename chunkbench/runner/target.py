@@ -26,7 +26,7 @@ class Target:
     """The kind of machine, where several machines measure a run; empty on this machine alone."""
 
 
-def resolve(experiment: Experiment, describing: bool = False) -> Target:
+def resolve_target(experiment: Experiment, describing: bool = False) -> Target:
     """Resolve `device: auto` and `dtype: auto` on this machine.
 
     Raises `RunError` if the device is absent, unless the run is only described (`describing`).

@@ -84,7 +84,7 @@ class GpuState(Facts):
     """Device memory that these processes hold."""
 
 
-class Sampling(Facts):
+class GpuSampling(Facts):
     """How samples were taken on a GPU."""
 
     copies: int
@@ -205,7 +205,7 @@ class TimedResult(SessionResult):
     `yardsticks`."""
     gpu: tuple[GpuState, ...] = ()
     """[round]; empty on a CPU, and without nvidia-ml-py."""
-    sampling: Sampling | None = None
+    sampling: GpuSampling | None = None
     """None on a CPU, where a sample is one call."""
     unique_bytes: tuple[Count, ...] = ()
     """[timed step] K and V of the distinct token prefixes, plus q and out; for a module, all bytes that it moves."""

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from chunkbench.experiment.forest import Segment
+from chunkbench.experiment.forest import PromptSegment
 from chunkbench.traces.arrivals import Arrivals, due_times
 from chunkbench.traces.lengths import Lengths
 from chunkbench.traces.replayed import ReplayRequest, replay_request
@@ -64,13 +64,13 @@ def _turn_times(conversations: Conversations, start: float, seed: str) -> list[f
     return list(accumulate(pauses, initial=start))
 
 
-def _said(conversations: Conversations, number: int, seed: str) -> list[Segment]:
+def _said(conversations: Conversations, number: int, seed: str) -> list[PromptSegment]:
     """A whole conversation: the system prompt, then the user's text and the answer of each turn. Ids are its own."""
     chance = random.Random(f"lengths of conversation {seed}")
-    said = [Segment(number % conversations.system_prompts, conversations.system_prompt)]
+    said = [PromptSegment(number % conversations.system_prompts, conversations.system_prompt)]
     first = conversations.system_prompts + number * 2 * conversations.turns
     for turn in range(conversations.turns):
         user, answer = first + 2 * turn, first + 2 * turn + 1
-        said.append(Segment(user, conversations.lengths.prompt.draw(chance)))
-        said.append(Segment(answer, conversations.lengths.answer.draw(chance)))
+        said.append(PromptSegment(user, conversations.lengths.prompt.draw(chance)))
+        said.append(PromptSegment(answer, conversations.lengths.answer.draw(chance)))
     return said

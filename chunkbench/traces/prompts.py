@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 
-from chunkbench.experiment.forest import Segment, walk_tree
+from chunkbench.experiment.forest import PromptSegment, walk_tree
 from chunkbench.experiment.terms import TreeNode
 from chunkbench.traces.text_ids import TextIds
 
@@ -32,10 +32,10 @@ class Prompts:
         if longest > self.n_p:
             raise ValueError(f"{longest} shared tokens do not fit into prompts of n_p = {self.n_p} tokens")
 
-    def paths(self) -> list[Sequence[Segment]]:
+    def paths(self) -> list[Sequence[PromptSegment]]:
         """The shared segments of the requests; request i has path i mod their number."""
         if self.tree is None:
-            return [[Segment(root, self.n_s)] for root in range(self.prompts)]
+            return [[PromptSegment(root, self.n_s)] for root in range(self.prompts)]
         ids = count_from()
         return [path for node in self.tree for path in walk_tree(node, (), ids)]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import count as count_from
 from typing import NamedTuple
 
-from chunkbench.experiment.forest import Segment
+from chunkbench.experiment.forest import PromptSegment
 from chunkbench.kvcache.text import SegmentText, Text
 from chunkbench.traces.lengths import Lengths
 from chunkbench.traces.prompts import Prompts
@@ -39,7 +39,9 @@ def from_prompts(prompts: Prompts, answer: int, due: Sequence[float]) -> list[Re
     for number, time in enumerate(due):
         path = paths[number % len(paths)]
         private = prompts.n_p - sum(segment.tokens for segment in path)
-        requests.append(replay_request(time, [*path, Segment(next(fresh), private)], Segment(next(fresh), answer)))
+        requests.append(
+            replay_request(time, [*path, PromptSegment(next(fresh), private)], PromptSegment(next(fresh), answer))
+        )
     return requests
 
 
@@ -54,13 +56,13 @@ def from_lengths(
     fresh = count_from(prompts)
     requests = []
     for number, time in enumerate(due):
-        system = Segment(number % prompts, n_s)
-        user = Segment(next(fresh), lengths.prompt.draw(chance))
-        requests.append(replay_request(time, [system, user], Segment(next(fresh), lengths.answer.draw(chance))))
+        system = PromptSegment(number % prompts, n_s)
+        user = PromptSegment(next(fresh), lengths.prompt.draw(chance))
+        requests.append(replay_request(time, [system, user], PromptSegment(next(fresh), lengths.answer.draw(chance))))
     return requests
 
 
-def replay_request(due: float, prompt: Sequence[Segment], answer: Segment) -> ReplayRequest:
+def replay_request(due: float, prompt: Sequence[PromptSegment], answer: PromptSegment) -> ReplayRequest:
     """A request of segments; empty ones are left out. Raises ValueError if prompt or answer has no token."""
     tokens = sum(segment.tokens for segment in prompt)
     if tokens < 1 or answer.tokens < 1:

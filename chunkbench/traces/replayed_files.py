@@ -7,7 +7,7 @@ from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 
-from chunkbench.experiment.forest import Segment
+from chunkbench.experiment.forest import PromptSegment
 from chunkbench.kvcache.text import TokenText
 from chunkbench.traces.arrivals import Arrivals, due_times
 from chunkbench.traces.formats import read_traffic
@@ -42,7 +42,7 @@ def _of_tokens(due: float, request: TraceRequest, fresh: Iterator[int]) -> Repla
 
 def _of_blocks(due: float, request: TraceRequest, block_tokens: int, fresh: Iterator[int]) -> ReplayRequest:
     """The last block of a prompt may be partial. Where the trace has no blocks, the prompt is one segment."""
-    prompt = [Segment(block, block_tokens) for block in request.blocks[:-1]]
+    prompt = [PromptSegment(block, block_tokens) for block in request.blocks[:-1]]
     left = request.prompt_tokens - len(prompt) * block_tokens
-    prompt.append(Segment(request.blocks[-1] if request.blocks else next(fresh), left))
-    return replay_request(due, prompt, Segment(next(fresh), request.answer_tokens))
+    prompt.append(PromptSegment(request.blocks[-1] if request.blocks else next(fresh), left))
+    return replay_request(due, prompt, PromptSegment(next(fresh), request.answer_tokens))

@@ -14,7 +14,7 @@ from chunkbench.experiment.terms import Mode
 from chunkbench.measure.clocks import ClockGuard
 from chunkbench.measure.gpu_loop import Device, decode_once, run_gpu_round
 from chunkbench.measure.rotation import calls_of
-from chunkbench.store.results import Sampling
+from chunkbench.store.results import GpuSampling
 from chunkbench.workers.checks import Check
 from chunkbench.workers.inputs import PointInputs
 from chunkbench.workers.storages import visible_bytes
@@ -99,7 +99,7 @@ class GpuRounds:
             self._guard,
         )
         state, discarded = self._guard.finish()
-        sampling = Sampling(
+        sampling = GpuSampling(
             copies=len(copies),
             calls=calls_of(mode, len(copies)),
             swept=sweep is not None,

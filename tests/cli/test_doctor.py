@@ -9,14 +9,14 @@ from click.testing import CliRunner
 
 import chunkbench.environment
 from chunkbench.cli.doctor import command
-from chunkbench.environment import Finding
+from chunkbench.environment import Diagnosis
 
-FINE = Finding(level="ok", title="torch", detail="2.13.0")
-BAD = Finding(level="warn", title="xformers", detail="missing", remedy="pip install 'chunkbench[xformers]'")
-WORSE = Finding(level="error", title="results", detail="cannot be written", remedy="run --out DIR")
+FINE = Diagnosis(level="ok", title="torch", detail="2.13.0")
+BAD = Diagnosis(level="warn", title="xformers", detail="missing", remedy="pip install 'chunkbench[xformers]'")
+WORSE = Diagnosis(level="error", title="results", detail="cannot be written", remedy="run --out DIR")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: str) -> tuple[int, str]:
+def run(monkeypatch: pytest.MonkeyPatch, findings: list[Diagnosis], *arguments: str) -> tuple[int, str]:
     monkeypatch.setattr(chunkbench.environment, "diagnose", lambda: findings)
     result = CliRunner().invoke(command, arguments)
     return result.exit_code, result.output

@@ -19,7 +19,7 @@ from chunkbench.cluster.fleet import Fleet
 from chunkbench.cluster.nodes import Machines
 from chunkbench.experiment import Experiment, load_experiment
 from chunkbench.runner.executor import Executor
-from chunkbench.runner.run import Outcome, run_experiment
+from chunkbench.runner.run import RunOutcome, run_experiment
 from chunkbench.store import Run
 from tests.cluster.listening import RecordingListener
 
@@ -169,7 +169,7 @@ def executor_of(
 
 def measure(
     experiment: Experiment, executor: Executor, out: Path, listener: RecordingListener, resume: bool = False
-) -> Outcome:
+) -> RunOutcome:
     """Run an experiment on a cluster."""
     return run_experiment(experiment, executor, out, resume, [], listener)
 

@@ -15,7 +15,7 @@ from chunkbench.measure.gpu_loop import CaptureError, decode_once, run_gpu_round
 from chunkbench.measure.peaks import PeakProbe
 from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.run import run_experiment
-from chunkbench.runner.target import resolve
+from chunkbench.runner.target import resolve_target
 from chunkbench.workers.checks import make_check
 from chunkbench.workers.gpu import cuda_rounds
 from chunkbench.workers.inputs import PooledInputs
@@ -101,7 +101,7 @@ def test_a_run_measures_every_cache_and_mode(tmp_path: Path) -> None:
     (tmp_path / "gpu.yaml").write_text(EXPERIMENT)
     experiment = load_experiment(tmp_path / "gpu.yaml")
     run = run_experiment(
-        experiment, LocalExecutor(resolve(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
+        experiment, LocalExecutor(resolve_target(experiment)), tmp_path / "run", False, [], RunProgress(quiet=True)
     ).run
     assert {(case.cache, case.mode) for case in run.cases} == {
         (cache, mode) for cache in ("cold", "warm") for mode in ("events", "graph", "eager")

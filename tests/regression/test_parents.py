@@ -12,10 +12,10 @@ import pytest
 from chunkbench.cli.progress import RepeatProgress
 from chunkbench.experiment import TimedExperiment, load_experiment
 from chunkbench.measure.caches import sweep_file
-from chunkbench.regression.interleaved import Interleaved, Job
+from chunkbench.regression.interleaved import Interleaved, InterleavedJob
 from chunkbench.regression.sides import Side
 from chunkbench.runner.client import WorkerProcess
-from chunkbench.runner.target import resolve
+from chunkbench.runner.target import resolve_target
 from chunkbench.store import MEASURED
 
 
@@ -34,10 +34,10 @@ def test_both_parents_make_the_inputs_of_the_points_and_sweep_alike(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool
 ) -> None:
     experiment = load_experiment(spec)
-    target = resolve(experiment)
+    target = resolve_target(experiment)
     (dtype,) = {point.dtype for point in experiment.points(target.device, target.dtype)}
     other = replace(target, dtype="float16" if dtype != "float16" else "float32")  # what the machine would prefer
-    job = Job(experiment, other, tmp_path, RepeatProgress(quiet=True), processes=1)
+    job = InterleavedJob(experiment, other, tmp_path, RepeatProgress(quiet=True), processes=1)
     asked: list[dict[str, Any]] = []
 
     def ask(self: WorkerProcess, op: str, limit_s: float, original: Any = WorkerProcess.ask, **arguments: Any) -> Any:

@@ -18,11 +18,11 @@ from chunkbench.environment import git_state
 from chunkbench.environment.revision import PROJECT
 from chunkbench.experiment import load_experiment
 from chunkbench.regression.compare import Options
-from chunkbench.regression.interleaved import Job
+from chunkbench.regression.interleaved import InterleavedJob
 from chunkbench.regression.regress import looks, regress
 from chunkbench.regression.sides import Side
 from chunkbench.regression.verdicts import Comparison
-from chunkbench.runner.target import resolve
+from chunkbench.runner.target import resolve_target
 from chunkbench.store import open_run, open_runs
 from tests.command import chunkbench
 from tests.example_project import committed_example
@@ -43,7 +43,7 @@ def measure(spec: Path, tmp_path: Path) -> Measure:
         experiment = load_experiment(spec).model_copy(update={"budget_s": budget_s})
         head = Side("head", "HEAD", program=[FAULTY, *fault] if fault else [])
         with RepeatProgress(quiet=True) as progress:
-            job = Job(experiment, resolve(experiment), tmp_path / "out", progress, processes=2)
+            job = InterleavedJob(experiment, resolve_target(experiment), tmp_path / "out", progress, processes=2)
             outcome = regress(job, Side("base", "BASE"), head, Options())
         assert outcome.comparison is not None
         assert not outcome.interrupted

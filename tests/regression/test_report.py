@@ -13,7 +13,7 @@ import pytest
 from chunkbench.regression.report import files as files_module
 from chunkbench.regression.report import output, step_summary, write_all
 from chunkbench.regression.report.files import PULL_REQUEST_BYTES, STEP_SUMMARY_BYTES
-from chunkbench.regression.verdicts import CaseVerdict, Comparison, Settings, Side, Summary, worst_first
+from chunkbench.regression.verdicts import CaseVerdict, Comparison, Settings, SideSummary, Summary, worst_first
 from chunkbench.report import formats
 from chunkbench.report.github import MOST_ANNOTATIONS
 from chunkbench.report.model import Document
@@ -49,7 +49,7 @@ def case(verdict: str, number: int = 0, **changes: Any) -> CaseVerdict:
 
 
 def comparison(*cases: CaseVerdict, exit_code: int = 1) -> Comparison:
-    side = Side(
+    side = SideSummary(
         path="a", experiment="e", commit="c0ffee", version="0.1.0", started_at=None, cases=1, processes=10, rounds=9
     )
     return Comparison(

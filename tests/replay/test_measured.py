@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chunkbench.kvcache.managers.manager import Reads
 from chunkbench.replay.fitting import non_negative
-from chunkbench.replay.measured import Measured, TimedStep
+from chunkbench.replay.measured import FittedStepTime, TimedStep
 from chunkbench.replay.served_steps import ServedRequest, served_steps
 from chunkbench.replay.step_time import StepShape
 
@@ -52,7 +52,7 @@ def test_a_fit_finds_the_costs_that_made_the_steps() -> None:
         first, again = reads.private + reads.shared, reads.shared_covered - reads.shared
         return 0.004 + 1e-4 * shape.decoding + 3e-4 * shape.prompt_tokens + 2e-7 * first + 5e-8 * again
 
-    model = Measured.fit([(shape, cost(shape)) for shape in invented(200)])
+    model = FittedStepTime.fit([(shape, cost(shape)) for shape in invented(200)])
     for shape in (StepShape(7, Reads(700, 64, 448), 100), StepShape(0, NOTHING, 512)):
         assert model.seconds(shape) == pytest.approx(cost(shape))
     assert model.seconds(StepShape(0, Reads(99, 0, 0))) == pytest.approx(0.004)
@@ -63,11 +63,11 @@ def test_a_fit_finds_the_costs_that_made_the_steps() -> None:
 def test_the_words_name_the_spread() -> None:
     """Every second step takes 10% longer and every other one 10% less, whatever it computes."""
     rows = [(shape, 0.01 * (0.9 + 0.2 * (n % 2))) for n, shape in enumerate(invented(4)[:1] * 100)]
-    assert "half of these steps are predicted within 10%, 95% within 11%" in Measured.fit(rows).words
+    assert "half of these steps are predicted within 10%, 95% within 11%" in FittedStepTime.fit(rows).words
     with pytest.raises(ValueError, match="9 steps are too few"):
-        Measured.fit(rows[:9])
+        FittedStepTime.fit(rows[:9])
     with pytest.raises(ValueError, match="more than 0 s"):
-        Measured.fit([(shape, 0.0) for shape, _ in rows])
+        FittedStepTime.fit([(shape, 0.0) for shape, _ in rows])
 
 
 def test_steps_follow_from_requests() -> None:
@@ -108,7 +108,7 @@ def test_recorded_steps_that_the_fit_has_not_seen(group: int, of_the_sum: float,
     runs = recorded()
     assert sum(len(steps) for *_, steps in runs) == 1372
     for left_out in {run[group] for run in runs}:
-        model = Measured.fit([step for run in runs if run[group] != left_out for step in run[2]])
+        model = FittedStepTime.fit([step for run in runs if run[group] != left_out for step in run[2]])
         unseen = [step for run in runs if run[group] == left_out for step in run[2]]
         taken = np.array([seconds for _, seconds in unseen])
         predicted = np.array([model.seconds(shape) for shape, _ in unseen])

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from chunkbench.analysis.derive import Derived
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.report import build, latex, records, render
-from chunkbench.store.results import Calibration, DecodeResult, GpuState, ModulesResult, Noise, Sampling
+from chunkbench.store.results import Calibration, DecodeResult, GpuSampling, GpuState, ModulesResult, Noise
 
 
 def test_json_has_one_object_per_case_with_facts_and_figures(table3) -> None:
@@ -104,7 +104,7 @@ def test_csv_cells_hold_no_dict(make_case, make_run) -> None:
     nested: dict[str, Any] = {
         "model": SHAPES["llama2-7b"],
         "gpu": (GpuState(sm_mhz=1980),) * 3,
-        "sampling": Sampling(copies=1, calls=8, swept=False, l2_bytes=1),
+        "sampling": GpuSampling(copies=1, calls=8, swept=False, l2_bytes=1),
         "noise": Noise(),
         "calibration": (Calibration(arithmetic_us=1.0),) * 3,
     }

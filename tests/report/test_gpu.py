@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chunkbench.report import build, render
-from chunkbench.store.results import GpuState, Peaks, Sampling
+from chunkbench.store.results import GpuSampling, GpuState, Peaks
 
 MODES = {"events": 1.0, "graph": 1.02, "eager": 1.4}
 
@@ -17,7 +17,7 @@ def cases(make_case: Any, **more: Any) -> list[Any]:
             for mode, factor in MODES.items():
                 copies = 15 if cache == "cold" and implementation == "chunk_attn" else 1
                 calls = 1 if mode == "eager" else max(8, copies)
-                sampling = Sampling(copies=copies, calls=calls, swept=False, l2_bytes=50 << 20)
+                sampling = GpuSampling(copies=copies, calls=calls, swept=False, l2_bytes=50 << 20)
                 values = {"device": "cuda", "dtype": "float16", "cache": cache, "mode": mode, "sampling": sampling}
                 peaks = Peaks(
                     read_bytes_per_s=3e12,
@@ -71,7 +71,7 @@ def test_the_footer_has_the_state_of_the_device_once(make_case: Any, make_run: A
 
 
 def test_the_footer_names_a_sweep_in_place_of_copies(make_case: Any, make_run: Any) -> None:
-    swept = Sampling(copies=1, calls=8, swept=True, l2_bytes=50 << 20)
+    swept = GpuSampling(copies=1, calls=8, swept=True, l2_bytes=50 << 20)
     footer = dict(build(make_run(cases(make_case, sampling=swept))).footer)
     assert "cold L2 in 9 cases = a buffer read before each call" in footer["samples"]
 

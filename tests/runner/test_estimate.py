@@ -10,7 +10,7 @@ import pytest
 from chunkbench import workload
 from chunkbench.experiment import load_experiment
 from chunkbench.runner import dry_run, estimate
-from chunkbench.runner.target import Target, resolve
+from chunkbench.runner.target import Target, resolve_target
 
 GB = 10**9
 SHARES = {"naive": False, "chunk_attn": True}
@@ -29,7 +29,7 @@ def expected(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(budget_s: float, axes: dict[str, str] | None = None, **changes: Any) -> estimate.Estimate:
         names = {"implementations": ("naive", "chunk_attn"), "budget_s": budget_s, "dtype": "bfloat16"}
         experiment = load_experiment("table3", axes or AXES, "test").model_copy(update=names)
-        found = resolve(experiment, describing=True)
+        found = resolve_target(experiment, describing=True)
         target = Target("cpu", "bfloat16", found.environment, "here")
         return estimate.estimate(experiment, workload.get("decode"), replace(target, **changes), SHARES)
 
@@ -69,7 +69,7 @@ def test_durations_in_words(seconds: float, words: str) -> None:
 
 def test_a_kind_without_sessions_has_only_its_budget() -> None:
     experiment = load_experiment("replay-forks")
-    assert "at most its budget of" in dry_run.brief(experiment, resolve(experiment))
+    assert "at most its budget of" in dry_run.brief(experiment, resolve_target(experiment))
 
 
 def test_a_point_that_does_not_fit_does_not_hide_those_that_do(expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from chunkbench.experiment.point import AttentionPoint
 from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.run import DEFAULT_OPTIONS, run_experiment
-from chunkbench.runner.target import resolve
+from chunkbench.runner.target import resolve_target
 from chunkbench.store import DecodeResult, RunError
 
 EXPERIMENT = """\
@@ -46,7 +46,7 @@ def measure(
     experiment = load_experiment(spec)
     listener = listener or RunProgress(quiet=True)
     outcome = run_experiment(
-        experiment, LocalExecutor(resolve(experiment)), tmp_path / "run", resume, [], listener, options
+        experiment, LocalExecutor(resolve_target(experiment)), tmp_path / "run", resume, [], listener, options
     )
     assert not outcome.interrupted
     return {(case.implementation, case.n_s): case for case in outcome.run.cases}

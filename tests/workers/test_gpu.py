@@ -18,7 +18,7 @@ from chunkbench.runner import memory_guard
 from chunkbench.runner.client import WorkerClient, WorkerError
 from chunkbench.runner.options import RunOptions
 from chunkbench.runner.session_measurer import SessionMeasurer
-from chunkbench.runner.target import resolve
+from chunkbench.runner.target import resolve_target
 from chunkbench.store.results import DecodeResult
 from chunkbench.workers import gpu, main, worker
 from chunkbench.workers.gpu import GpuRounds
@@ -120,7 +120,7 @@ def measure(
         return clients[-1]
 
     (point,) = experiment.points("cuda", "float32")
-    target = replace(resolve(experiment, describing=True), device="cpu")  # where the adapters are available
+    target = replace(resolve_target(experiment, describing=True), device="cpu")  # where the adapters are available
     options = RunOptions(start_worker=lambda *_: start())
     measurer = SessionMeasurer(workload.get("decode"), experiment, target, [point], Path("log"), options)
     cases = {point: experiment.cases(point)}

@@ -12,7 +12,7 @@ from chunkbench.regression.verdicts import (
     Comparison,
     FailOn,
     Metric,
-    Side,
+    SideSummary,
     Summary,
     Verdict,
 )
@@ -259,12 +259,12 @@ def _footer(comparison: Comparison) -> list[tuple[str, str]]:
     return lines
 
 
-def _side(side: Side) -> str:
+def _side(side: SideSummary) -> str:
     when = f", {side.started_at}" if side.started_at else ""
     processes = f"{side.processes} processes" if side.processes > 1 else "1 process"
     counts = f"{count(side.cases, 'case')}, {processes}, {count(side.rounds, 'round')}"
     return f"{side.path} ({_revision(side)}{when}; {counts})"
 
 
-def _revision(side: Side) -> str:
+def _revision(side: SideSummary) -> str:
     return side.commit or f"version {side.version}"

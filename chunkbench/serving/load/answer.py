@@ -70,7 +70,7 @@ class _Chunk(_Answer):
         return any(choice.text or choice.token_ids or (choice.delta and choice.delta.holds_token) for choice in choices)
 
 
-class Model(_Answer):
+class ServedModel(_Answer):
     model_config = ConfigDict(extra="allow")
 
     id: str
@@ -78,7 +78,7 @@ class Model(_Answer):
 
 
 class Models(_Answer):
-    data: list[Model]
+    data: list[ServedModel]
 
 
 class Tokens:

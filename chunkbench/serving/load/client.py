@@ -34,7 +34,7 @@ class LoadError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Target:
+class ServerTarget:
     """A server and the model that it serves."""
 
     url: str
@@ -64,7 +64,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LoadResult:
     """The requests of one measurement, and how the client fared."""
 
     started: float
@@ -75,7 +75,7 @@ class Measured:
     """Share of one CPU that the client took."""
 
 
-async def describe_server(url: str, model: str | None = None, timeout_s: float = 10.0) -> Target:
+async def describe_server(url: str, model: str | None = None, timeout_s: float = 10.0) -> ServerTarget:
     """Ask a server for its model. `url`: its address, with or without `http://`, `/v1` and what stands behind it. The
     key in `OPENAI_API_KEY`, if any, is sent with every request. Raises LoadError."""
     address = _base(url)
@@ -107,7 +107,7 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
         raise LoadError(f"{shown} serves {served}, not {model}")
     found = next(entry for entry in models if model in (None, entry.id))
     length = found.max_model_len if type(found.max_model_len) is int and found.max_model_len > 0 else None
-    return Target(base, found.id, length, found.model_dump(exclude_unset=True), key)
+    return ServerTarget(base, found.id, length, found.model_dump(exclude_unset=True), key)
 
 
 def _base(url: str) -> URL:
@@ -129,11 +129,11 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 async def send(
-    target: Target,
+    target: ServerTarget,
     plan: Sequence[PlannedRequest],
     options: LoadOptions,
     progress: Callable[[RequestResult, Prompt, Tokens], None] = lambda *ended: None,
-) -> Measured:
+) -> LoadResult:
     """Send the requests of a plan and wait for all answers. `progress` receives each one when it has ended, with the
     prompt that was sent and the tokens of the answer.
 
@@ -196,7 +196,7 @@ async def send(
                 await _all([client(left) for _ in range(options.clients)])
     took = time.perf_counter() - started
     done = tuple(fact for fact in facts if fact is not None)
-    return Measured(started, done, (time.process_time() - cpu) / max(took, 1e-9))
+    return LoadResult(started, done, (time.process_time() - cpu) / max(took, 1e-9))
 
 
 def _conversations(plan: Sequence[PlannedRequest]) -> list[list[int]]:
@@ -285,7 +285,7 @@ def _body(model: str, request: PlannedRequest, options: LoadOptions) -> bytes:
 
 async def _ask(
     session: aiohttp.ClientSession,
-    target: Target,
+    target: ServerTarget,
     request: PlannedRequest,
     body: bytes,
     due: float,

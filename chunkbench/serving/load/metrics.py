@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import aiohttp
 
-from chunkbench.serving.load.client import Target
+from chunkbench.serving.load.client import ServerTarget
 from chunkbench.serving.prometheus import sum_of
 
 _CACHED = ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total")
 """Counters of prompt tokens that a server did not compute."""
 
 
-async def cached_so_far(target: Target) -> float | None:
+async def cached_so_far(target: ServerTarget) -> float | None:
     """Prompt tokens that a server found in its cache since it started; None if it does not say."""
     page = f"{target.url.removesuffix('/v1')}/metrics"
     try:

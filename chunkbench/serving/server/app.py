@@ -23,9 +23,17 @@ from chunkbench.serving.constrained import Constraint, ConstraintRefused, Gramma
 from chunkbench.serving.constrained.grammars import MISSING
 from chunkbench.serving.engine import Generated, Matcher, Request, RequestFailed, RequestRefused, StepReport
 from chunkbench.serving.server.backend import Backend, BackendFailed, Load
-from chunkbench.serving.server.protocol import ApiError, Body, ChatBody, CompletionBody, StreamOptions, parse, usage
+from chunkbench.serving.server.protocol import (
+    ApiError,
+    ChatBody,
+    CompletionBody,
+    RequestBody,
+    StreamOptions,
+    parse,
+    usage,
+)
 from chunkbench.serving.server.records import Log, Metrics
-from chunkbench.serving.server.text import StopSearch, Text
+from chunkbench.serving.server.text import CheckpointTokenizer, StopSearch
 from chunkbench.version import __version__
 
 T = TypeVar("T")
@@ -57,7 +65,7 @@ class Server:
     """State of a running server."""
 
     def __init__(
-        self, backend: Backend, options: ServerOptions, text: Text, log: Log, ended: Callable[[], None]
+        self, backend: Backend, options: ServerOptions, text: CheckpointTokenizer, log: Log, ended: Callable[[], None]
     ) -> None:
         """`ended` is called when the engine breaks: the process should end then."""
         self.backend = backend
@@ -93,7 +101,7 @@ class Server:
         body, ids = await self._read(http, self._completion)
         return await self._answer(http, body, ids, body.max_tokens or DEFAULT_MAX_TOKENS, _COMPLETION, received)
 
-    def _completion(self, data: bytes) -> tuple[Body, list[int]]:
+    def _completion(self, data: bytes) -> tuple[RequestBody, list[int]]:
         body = parse(CompletionBody, data)
         prompt = body.one_prompt()
         return body, self._text.encode(prompt) if isinstance(prompt, str) else prompt
@@ -158,7 +166,7 @@ class Server:
         return read(data) if size <= SMALL_BODY else await asyncio.to_thread(read, data)
 
     async def _answer(
-        self, http: HttpRequest, body: Body, ids: list[int], max_tokens: int, form: _Form, received: float
+        self, http: HttpRequest, body: RequestBody, ids: list[int], max_tokens: int, form: _Form, received: float
     ) -> Response:
         self._check_name(body.model)
         constraint = body.constraint()

@@ -156,7 +156,7 @@ class StructuredOutputs(Fields):
         return given[0] if given else None
 
 
-class Body(Fields):
+class RequestBody(Fields):
     """Fields that both kinds of completion take. `Sampling` and `Request` of the engine know their ranges."""
 
     _labels = frozenset(
@@ -217,10 +217,10 @@ class Body(Fields):
         return Request(id, prompt, max_tokens, sampling, stop, self.ignore_eos, self.min_tokens, matcher)
 
 
-class CompletionBody(Body):
+class CompletionBody(RequestBody):
     """Body of /v1/completions."""
 
-    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Body._neutral, "add_special_tokens": (True,)}
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**RequestBody._neutral, "add_special_tokens": (True,)}
 
     prompt: str | list[int] | list[str] | list[list[int]]
 
@@ -234,11 +234,11 @@ class CompletionBody(Body):
         return prompt  # type: ignore[return-value]  # a list of text or of lists was handled above
 
 
-class ChatBody(Body):
+class ChatBody(RequestBody):
     """Body of /v1/chat/completions."""
 
     _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **Body._neutral,
+        **RequestBody._neutral,
         **dict.fromkeys(("add_special_tokens", "continue_final_message"), (False,)),
         **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
         "add_generation_prompt": (True,),
@@ -251,7 +251,7 @@ class ChatBody(Body):
     max_completion_tokens: Count | None = None
 
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=RequestBody)
 
 
 def parse(kind: type[B], data: bytes) -> B:

@@ -12,7 +12,7 @@ import uvicorn
 from chunkbench.serving.server.app import Server, ServerOptions, application
 from chunkbench.serving.server.backend import Backend
 from chunkbench.serving.server.records import Log
-from chunkbench.serving.server.text import Text
+from chunkbench.serving.server.text import CheckpointTokenizer
 
 SWITCH_S = 1e-4
 BACKLOG = 2048
@@ -39,7 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
 def run(
     backend: Backend,
     options: ServerOptions,
-    text: Text,
+    text: CheckpointTokenizer,
     listening: socket.socket,
     log: Log,
     announce: Callable[[], None],

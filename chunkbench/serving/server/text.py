@@ -15,7 +15,7 @@ _INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no character, or only a part of one."""
 
 
-class Text:
+class CheckpointTokenizer:
     """The tokenizer of a checkpoint. Without one, text is refused and answers carry token ids only."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from chunkbench.lifetime import end_with_parent
-from chunkbench.serving.load import LoadError, Target, describe_server
+from chunkbench.serving.load import LoadError, ServerTarget, describe_server
 from chunkbench.serving.servers.system import Setting, System, Watch
 
 POLL_S = 0.2
@@ -30,7 +30,7 @@ class ServerFailed(RuntimeError):
 class RunningServer:
     """A server that listens. Use `start_server`."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None, target: Target, watch: Watch, log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | None, target: ServerTarget, watch: Watch, log: Path) -> None:
         self.target = target
         self.watch = watch
         self.log = log
@@ -115,7 +115,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
 
 
-def _wait(url: str, process: subprocess.Popen[bytes] | None, limit_s: float, log: Path) -> Target:
+def _wait(url: str, process: subprocess.Popen[bytes] | None, limit_s: float, log: Path) -> ServerTarget:
     end = time.monotonic() + limit_s
     while True:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.expectations import Outcome
+from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE
 from chunkbench.experiment.timed import AT_MOST
 from chunkbench.report.cells import ABSENT, NOISY_MARK, PROBE_MARK, latency, measured, word
@@ -76,30 +76,30 @@ def detail_table(view: View) -> Table:
 def expectation_table(view: View) -> Table:
     """One row per expectation of the experiment, with the number of points for each verdict."""
 
-    def terms(outcome: Outcome) -> tuple[object, ...]:
+    def terms(outcome: ExpectationOutcome) -> tuple[object, ...]:
         return (outcome.implementation, outcome.metric, outcome.against, outcome.bar, outcome.aim)
 
-    def name(members: Sequence[Outcome]) -> str:
+    def name(members: Sequence[ExpectationOutcome]) -> str:
         expected = members[0]
         against = expected.against if expected.against and expected.against != "roofline" else ""
         over = f" over {view.columns.name(against)}" if against else ""
         return f"{expected.metric} of {view.columns.name(expected.implementation)}{over}"
 
-    def limit(expected: Outcome, value: float | None) -> str:
+    def limit(expected: ExpectationOutcome, value: float | None) -> str:
         return NOTHING if value is None else f"{'<=' if expected.metric in AT_MOST else '>='} {value:g}"
 
-    def worst(members: Sequence[Outcome]) -> str:
+    def worst(members: Sequence[ExpectationOutcome]) -> str:
         values = [member.value for member in members if member.verdict != "not measured" and member.value is not None]
         return significant((max if members[0].metric in AT_MOST else min)(values)) if values else NOTHING
 
-    def tally(members: Sequence[Outcome], verdict: str) -> str:
+    def tally(members: Sequence[ExpectationOutcome], verdict: str) -> str:
         return str(sum(outcome.verdict == verdict for outcome in members))
 
-    def misses(members: Sequence[Outcome]) -> Cell:
+    def misses(members: Sequence[ExpectationOutcome]) -> Cell:
         text = tally(members, "misses")
         return Cell(text, "plain" if text == "0" else "failed")
 
-    columns: Sequence[Column[Sequence[Outcome]]] = (
+    columns: Sequence[Column[Sequence[ExpectationOutcome]]] = (
         Column("expectation", name, align="left"),
         Column("bar", lambda members: limit(members[0], members[0].bar)),
         Column("aim", lambda members: limit(members[0], members[0].aim)),

@@ -25,7 +25,7 @@ from chunkbench.workloads.replay.managers import KINDS, Memory
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplayJob:
     """What to replay."""
 
     manager: str
@@ -56,7 +56,7 @@ class Answered:
     """Why nothing was answered."""
 
 
-def compute(job: Job) -> Answered:
+def compute(job: ReplayJob) -> Answered:
     """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
     requests = requests_of(job.point, job.named, job.requests, job.longest)
     manager = KINDS[job.manager].make(memory_of(job.point, requests, job.longest))
@@ -124,14 +124,16 @@ def slots_of(requests: Sequence[ReplayRequest], block: int, longest: int) -> int
     return max(blocks, 8 << longest.bit_length())
 
 
-def _forks(job: Job, requests: Sequence[ReplayRequest], manager: AccountedManager) -> Answered:
+def _forks(job: ReplayJob, requests: Sequence[ReplayRequest], manager: AccountedManager) -> Answered:
     width = job.point.samples or job.point.beams or 1
     memory = fork_memory(requests, manager, width, job.point.samples is None, job.seed)
     forks = ForkFacts(saved=memory.saved, prompt_share=memory.prompt_share)
     return Answered(None, None, manager.capacity, manager.block_tokens, None, forks)
 
 
-def _seed(job: Job, done: Replay, answered: Sequence[Replayed], refused: int, manager: AccountedManager) -> ReplaySeed:
+def _seed(
+    job: ReplayJob, done: Replay, answered: Sequence[Replayed], refused: int, manager: AccountedManager
+) -> ReplaySeed:
     first = [cast(float, replayed.first) - replayed.request.due for replayed in answered]
     return ReplaySeed(
         arrival_seed=job.seed,

@@ -20,7 +20,7 @@ from chunkbench.runner.case_facts import now
 from chunkbench.runner.target import Target
 from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.results import Status
-from chunkbench.workloads.replay.job import Answered, Job, compute
+from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
 from chunkbench.workloads.replay.managers import MANAGERS
 from chunkbench.workloads.replay.served import fitted
 from chunkbench.workloads.replay.spec import PAPER, ReplayExperiment
@@ -56,7 +56,7 @@ class ReplayMeasurer:
         started_at = now()
         experiment = self._experiment
         jobs = {
-            (case.implementation, seed): Job(
+            (case.implementation, seed): ReplayJob(
                 case.implementation,
                 point,
                 f"{experiment.seed} {seed}",
@@ -89,7 +89,10 @@ class ReplayMeasurer:
             self._pool = None
 
     def _compute(
-        self, jobs: Mapping[tuple[str, int], Job], announce: Callable[[str], None], advance: Callable[[float], None]
+        self,
+        jobs: Mapping[tuple[str, int], ReplayJob],
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
     ) -> dict[tuple[str, int], Answered | tuple[Status, str]]:
         """The answer of each job, or why it has none."""
         answers: dict[tuple[str, int], Answered | tuple[Status, str]] = {}
@@ -100,7 +103,7 @@ class ReplayMeasurer:
 
     def _compute_until_limit(
         self,
-        jobs: Mapping[tuple[str, int], Job],
+        jobs: Mapping[tuple[str, int], ReplayJob],
         answers: dict[tuple[str, int], Answered | tuple[Status, str]],
         announce: Callable[[str], None],
         advance: Callable[[], None],

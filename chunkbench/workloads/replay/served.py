@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chunkbench.replay.measured import Measured, TimedStep
+from chunkbench.replay.measured import FittedStepTime, TimedStep
 from chunkbench.replay.served_steps import ServedRequest, served_steps
 from chunkbench.store import RunError, open_run
 from chunkbench.store.serving_result import Measurement, ServingResult
 
 
-def fitted(directory: str) -> Measured:
+def fitted(directory: str) -> FittedStepTime:
     """Step times fitted to all steps that the servers of a run wrote down. Raises `RunError`."""
     run = open_run(Path(directory))
     rows = [
@@ -21,7 +21,7 @@ def fitted(directory: str) -> Measured:
         for step in _steps(measurement, case.n_s or 0)
     ]
     try:
-        return Measured.fit(rows)
+        return FittedStepTime.fit(rows)
     except ValueError as error:
         raise RunError(f"{directory}: no step times can be fitted to this run: {error}") from None
 

@@ -12,7 +12,7 @@ import torch
 from chunkbench.serving.engine.errors import ModelError
 from chunkbench.serving.engine.model import ModelNumbers, load_module
 from chunkbench.serving.server.protocol import ApiError
-from chunkbench.serving.server.text import Text
+from chunkbench.serving.server.text import CheckpointTokenizer
 from chunkbench.store import RunError
 from chunkbench.store.serving_result import EqualAnswers
 from chunkbench.traces import Chat
@@ -44,7 +44,7 @@ class QuestionSet:
         `folder`: the checkpoint. Raises `RunError`."""
         found: dict[Ids, str] = {}
         try:
-            self.text = Text(folder)
+            self.text = CheckpointTokenizer(folder)
             for line in texts.lines:
                 prompt = line[0][0]
                 if isinstance(prompt, Chat):

@@ -23,7 +23,7 @@ from chunkbench.runner.case_facts import now
 from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
-from chunkbench.serving.load import LoadOptions, Measured, send
+from chunkbench.serving.load import LoadOptions, LoadResult, send
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Setting, System
@@ -339,7 +339,7 @@ class ServingMeasurer:
         plan: Sequence[PlannedRequest],
         clients: int | None,
         report_ended: Callable[[int], None] = lambda ended: None,
-    ) -> Measured:
+    ) -> LoadResult:
         options = LoadOptions(clients, self._experiment.case_limit_s)
         ended = itertools.count(1)
         return asyncio.run(send(server.target, plan, options, lambda *_: report_ended(next(ended))))

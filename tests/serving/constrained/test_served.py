@@ -14,7 +14,7 @@ from chunkbench.serving.engine import Engine, EngineOptions
 from chunkbench.serving.server.app import Server, ServerOptions, application
 from chunkbench.serving.server.backend import ChunkBackend
 from chunkbench.serving.server.records import Log
-from chunkbench.serving.server.text import Text
+from chunkbench.serving.server.text import CheckpointTokenizer
 from tests.serving.engine.models import small_model, write_byte_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
@@ -26,7 +26,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     write_byte_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))  # so that the tokenizer is found
     engine = Engine(small_model(), EngineOptions(kv_bytes=4 << 20))
-    server = Server(ChunkBackend(engine), ServerOptions("m", 512), Text(folder), Log(None), lambda: None)
+    server = Server(ChunkBackend(engine), ServerOptions("m", 512), CheckpointTokenizer(folder), Log(None), lambda: None)
     with TestClient(application(server)) as client:
         yield client
 

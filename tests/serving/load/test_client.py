@@ -12,7 +12,15 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from chunkbench.serving.load import LoadError, LoadOptions, Measured, Target, cached_so_far, describe_server, send
+from chunkbench.serving.load import (
+    LoadError,
+    LoadOptions,
+    LoadResult,
+    ServerTarget,
+    cached_so_far,
+    describe_server,
+    send,
+)
 from chunkbench.serving.load.answer import Tokens
 from chunkbench.traces import Arrivals, Chat, PlannedRequest, due_times
 
@@ -78,8 +86,8 @@ async def server(handler: Handler, models: object = None) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def measure(handler: Handler, plan: list[PlannedRequest], options: LoadOptions = LoadOptions()) -> Measured:  # noqa: B008
-    async def run() -> Measured:
+def measure(handler: Handler, plan: list[PlannedRequest], options: LoadOptions = LoadOptions()) -> LoadResult:  # noqa: B008
+    async def run() -> LoadResult:
         async with server(handler) as url:
             return await send(await describe_server(url), plan, options)
 
@@ -359,7 +367,7 @@ def test_the_key_is_sent_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> 
         heard.append(request.headers.get("Authorization"))
         return await stream()(request)
 
-    async def run() -> tuple[str, Measured]:
+    async def run() -> tuple[str, LoadResult]:
         async with server(elsewhere) as other:
 
             async def moved(request: web.Request) -> web.StreamResponse:
@@ -556,7 +564,7 @@ def test_what_metrics_say_of_the_cache(page: str | None, expected: float | None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
-            return await cached_so_far(Target(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m"))
+            return await cached_so_far(ServerTarget(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m"))
         finally:
             await runner.cleanup()
 

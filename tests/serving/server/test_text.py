@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from chunkbench.serving.server.protocol import ApiError
-from chunkbench.serving.server.text import StopSearch, Text
+from chunkbench.serving.server.text import CheckpointTokenizer, StopSearch
 
 WORDS = ["▁", "▁the", "the", "▁▁", "a", "é", "▁\ufffd", ".", "▁.", "'", "▁'", "s", "n't", "▁n", "你"]
 
@@ -75,7 +75,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_pieces_add_up_to_what_the_tokenizer_decodes(tokenizer: Any, tmp_path: Path) -> None:
-    text, chance = Text(tmp_path), random.Random(1)
+    text, chance = CheckpointTokenizer(tmp_path), random.Random(1)
     most = max(tokenizer.get_vocab().values()) + 3  # models have more rows than their tokenizers have tokens
     for _ in range(400):
         few = [chance.randrange(most) for _ in range(6)]
@@ -89,7 +89,7 @@ def test_pieces_add_up_to_what_the_tokenizer_decodes(tokenizer: Any, tmp_path: P
 @pytest.mark.parametrize("tokenizer", [byte_fallback], indirect=True)
 def test_text_comes_as_soon_as_it_is_known(tokenizer: Any, tmp_path: Path) -> None:
     def pieces(*names: str) -> list[str]:
-        stream, ids = Text(tmp_path).stream(), tokenizer.convert_tokens_to_ids(list(names))
+        stream, ids = CheckpointTokenizer(tmp_path).stream(), tokenizer.convert_tokens_to_ids(list(names))
         return [stream.add(token, place == len(ids) - 1) for place, token in enumerate(ids)]
 
     assert pieces("▁the", "a", "▁the") == ["the", "a", " the"]
@@ -104,7 +104,7 @@ def test_text_comes_as_soon_as_it_is_known(tokenizer: Any, tmp_path: Path) -> No
 def test_an_answer_of_broken_characters_takes_no_time_in_proportion_to_its_square(
     tokenizer: Any, tmp_path: Path
 ) -> None:
-    text, decoded = Text(tmp_path), 0
+    text, decoded = CheckpointTokenizer(tmp_path), 0
     (half,) = tokenizer.convert_tokens_to_ids(["ä½"])
     decode = text.decode
 
@@ -123,7 +123,7 @@ def test_text_that_a_tokenizer_cannot_read_is_refused(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="missing"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
     with pytest.raises(ApiError, match="the model's tokenizer cannot read this text"):
-        Text(tmp_path).encode("b")
+        CheckpointTokenizer(tmp_path).encode("b")
 
 
 Stops = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
@@ -158,6 +158,6 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stops: l
 
 
 def test_stop_strings_need_a_tokenizer() -> None:
-    Text(None).check([])
+    CheckpointTokenizer(None).check([])
     with pytest.raises(ApiError, match="has no tokenizer: name the tokens that stop in stop_token_ids"):
-        Text(None).check(["a"])
+        CheckpointTokenizer(None).check(["a"])
