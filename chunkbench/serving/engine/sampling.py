@@ -59,7 +59,9 @@ def _without_early_ends(logits: torch.Tensor, sequences: Ordered[Sequence]) -> t
 
 def _allowed(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
     """The logits, changed in place: tokens that break the constraint of an answer cannot be chosen."""
-    matchers = {row: one.request.matcher for row, one in enumerate(sequences) if one.request.matcher is not None}
+    matchers = {
+        row: sequence.request.matcher for row, sequence in enumerate(sequences) if sequence.request.matcher is not None
+    }
     if not matchers:
         return logits
     vocabulary = logits.shape[-1]
