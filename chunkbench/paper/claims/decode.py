@@ -118,12 +118,12 @@ def agnostic(evidence: Evidence) -> Judgement:
 
 
 def _drift(rows: Sequence[Row]) -> float:
-    """Spread of the yardsticks over these cases: how much the machine's own speed changed; 0 without yardsticks."""
+    """Spread of the calibration kernels over these cases: how much the machine's speed changed; 0 without them."""
     by_case = [row.timed.calibration if row.timed else () for row in rows]
     if not all(by_case):
         return 0.0
-    arithmetic = [median(yardstick.arithmetic_us for yardstick in rounds) for rounds in by_case]
-    memory = [median(yardstick.memory_us or 0.0 for yardstick in rounds) for rounds in by_case]
+    arithmetic = [median(entry.arithmetic_us for entry in rounds) for rounds in by_case]
+    memory = [median(entry.memory_us or 0.0 for entry in rounds) for rounds in by_case]
     return max(spread(arithmetic), spread(memory) if all(memory) else 0.0)
 
 

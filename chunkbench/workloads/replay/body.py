@@ -22,7 +22,7 @@ _LEGEND = (
     "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured",
     "normalized latency = (last token - due) / tokens, mean over requests, median over arrival seeds",
     "used, reserved, lost: shares of the memory that sequences have taken, mean over time. used: holds tokens; "
-    "reserved: will hold tokens later; lost inside: allocated, but no token will come; lost between: in gaps",
+    "reserved: will hold tokens later; internal fragmentation: allocated, but no token will come; external: in gaps",
     "saved by sharing: slots that sequences would need by themselves and do not, over their tokens",
     "cached: prompt tokens that a request found when it was first admitted; computed, over the least: prompt tokens "
     "computed, preempted ones again, over the different tokens of all prompts",
@@ -100,8 +100,14 @@ def _memory(view: View) -> Table:
         _printed("peak_batch_size"),
         ("memory that is used", _number(lambda n: percent(n.memory.used) if n.memory else NOTHING)),
         ("  reserved", _number(lambda n: percent(n.memory.reserved) if n.memory else NOTHING)),
-        ("  lost inside", _number(lambda n: percent(n.memory.internal_fragmentation) if n.memory else NOTHING)),
-        ("  lost between", _number(lambda n: percent(n.memory.external_fragmentation) if n.memory else NOTHING)),
+        (
+            "  internal fragmentation",
+            _number(lambda n: percent(n.memory.internal_fragmentation) if n.memory else NOTHING),
+        ),
+        (
+            "  external fragmentation",
+            _number(lambda n: percent(n.memory.external_fragmentation) if n.memory else NOTHING),
+        ),
         ("saved by sharing", _number(lambda n: percent(n.saved))),
     ]
     return quantities(view, "Memory in the replay", lines)

@@ -42,8 +42,8 @@ _KINDS = (
 _WORDS = {
     "used": "holds tokens",
     "reserved": "reserved",
-    "internal_fragmentation": "lost inside",
-    "external_fragmentation": "lost between",
+    "internal_fragmentation": "internal fragmentation",
+    "external_fragmentation": "external fragmentation",
 }
 
 

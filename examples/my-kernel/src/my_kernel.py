@@ -1,7 +1,7 @@
 # my_kernel.py
 import torch
 
-from chunkbench.baselines import YES, Answer, Implementation, Inputs, Look, Session
+from chunkbench.baselines import YES, Answer, Implementation, Inputs, Session, Style
 
 
 class MySession(Session):
@@ -32,7 +32,8 @@ class MySession(Session):
 class MyKernel(Implementation):
     id = "my_kernel"
     label = "My kernel"
-    look = Look(heading=("My", "kernel"), place=500, colour="#AA4499", marker="P")  # how reports show it; optional
+    # How reports show it; optional.
+    style = Style(heading=("My", "kernel"), column_order=500, colour="#AA4499", marker="P")
 
     def availability(self, device: str) -> Answer:
         return YES if device == "cpu" else Answer(False, "written for CPUs", "run with --device cpu")
