@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from chunkbench.store.results import Peaks, Result, TimedResult
+from chunkbench.store.results import Calibration, Peaks, Result, TimedResult
 
 
 class CalibrationRatio(NamedTuple):
@@ -29,13 +29,16 @@ def _peaks(case: Result) -> tuple[Peaks, ...]:
     return case.peaks if isinstance(case, TimedResult) else ()
 
 
+def _kernels(case: Result) -> tuple[Calibration, ...]:
+    return case.calibration if isinstance(case, TimedResult) else ()
+
+
 def _arithmetic(case: Result) -> Iterator[float]:
-    return (entry.arithmetic_us for entry in (case.calibration if isinstance(case, TimedResult) else ()))
+    return (entry.arithmetic_us for entry in _kernels(case))
 
 
 def _sweeps(case: Result) -> Iterator[float]:
-    entries = case.calibration if isinstance(case, TimedResult) else ()
-    return (entry.memory_us for entry in entries if entry.memory_us is not None)
+    return (entry.memory_us for entry in _kernels(case) if entry.memory_us is not None)
 
 
 def _reading(case: Result) -> Iterator[float]:

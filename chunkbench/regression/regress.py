@@ -15,8 +15,7 @@ from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.interleaved import Interleaved, InterleavedJob
 from chunkbench.regression.sides import Side
 from chunkbench.regression.verdicts import EXACT, Comparison
-from chunkbench.runner.run import sigterm_as_interrupt
-from chunkbench.store import Run, RunError, writing
+from chunkbench.store import Run, RunError
 
 LIMIT = 6
 """Pairs go on for at most this many times the experiment's budget: two minutes for a budget of 20 s."""
@@ -35,22 +34,15 @@ def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> Re
     """Measure pairs until each case has a verdict, or until the time is used up. There are at least `job.processes`.
 
     The verdicts are looked at more than once: then the looks share the error probability. A case with a verdict is not
-    measured again. Ctrl-C keeps the complete pairs. Raises `RunError` and `NothingToCompare`.
+    measured again. `job.out` is there. `KeyboardInterrupt` keeps the complete pairs. Raises `RunError` and
+    `NothingToCompare`.
     """
-    with writing(job.out):
-        job.out.mkdir(parents=True, exist_ok=True)
-    measuring = Interleaved(job, base, head)
-    runs: tuple[list[Run], list[Run]] = ([], [])
-    interrupted = False
+    pairs: list[tuple[Run, Run]] = []
     try:
-        with sigterm_as_interrupt(), sweep_file() if job.target.device == "cpu" else nullcontext("") as swept:
-            options = _measure(measuring, runs, job, options, swept)
+        with sweep_file() if job.target.device == "cpu" else nullcontext("") as swept:
+            return RegressOutcome(_measure(Interleaved(job, base, head), pairs, job, options, swept), interrupted=False)
     except KeyboardInterrupt:
-        interrupted = True
-    if not runs[1]:
-        return RegressOutcome(None, interrupted)
-    complete = len(runs[1])
-    return RegressOutcome(compare(runs[0][:complete], runs[1], options), interrupted)
+        return RegressOutcome(_compare(pairs, options) if pairs else None, interrupted=True)
 
 
 def looks(first_s: float, limit_s: float) -> list[float]:
@@ -73,28 +65,28 @@ def default_experiment(project: Path) -> str:
 
 
 def _measure(
-    measuring: Interleaved, runs: tuple[list[Run], list[Run]], job: InterleavedJob, options: Options, swept: str
-) -> Options:
-    """Measure pairs into `runs`. Returns the options with the number of looks."""
-    began, unsettled = monotonic(), None
-    schedule: list[float] = []
+    measuring: Interleaved, pairs: list[tuple[Run, Run]], job: InterleavedJob, options: Options, swept: str
+) -> Comparison:
+    """Measure pairs into `pairs`, and compare them at every look. Returns the last comparison."""
+    began = monotonic()
     for number in range(1, 1 + job.processes):
-        _add(runs, measuring.pair(number, None, swept))
+        pairs.append(measuring.pair(number, None, swept))
     schedule = looks(monotonic() - began, LIMIT * job.experiment.budget_s)
     options = replace(options, looks=len(schedule))
-    for look_s in schedule:
-        # The last pair before a look may start if half of it fits: so the time is kept on average.
-        while (monotonic() - began) * (1 + 0.5 / len(runs[0])) < look_s:
-            _add(runs, measuring.pair(1 + len(runs[0]), unsettled, swept))
-        unsettled = _unsettled(compare(*runs, options))
+    comparison = _compare(pairs, options)
+    for look_s in schedule[1:]:
+        unsettled = _unsettled(comparison)
         if not unsettled:
             break
-    return options
+        # The last pair before a look may start if half of it fits: so the time is kept on average.
+        while (monotonic() - began) * (1 + 0.5 / len(pairs)) < look_s:
+            pairs.append(measuring.pair(1 + len(pairs), unsettled, swept))
+        comparison = _compare(pairs, options)
+    return comparison
 
 
-def _add(runs: tuple[list[Run], list[Run]], pair: Sequence[Run]) -> None:
-    for side, run in zip(runs, pair, strict=True):
-        side.append(run)
+def _compare(pairs: Sequence[tuple[Run, Run]], options: Options) -> Comparison:
+    return compare([base for base, _ in pairs], [head for _, head in pairs], options)
 
 
 def _unsettled(comparison: Comparison) -> frozenset[str]:

@@ -44,6 +44,7 @@ def measure(spec: Path, tmp_path: Path) -> Measure:
     def measure_pairs(*fault: str, processes: int = 2, **changes: Any) -> Comparison:
         experiment = load_experiment(spec).model_copy(update={"budget_s": 0.01, **changes})
         head = Side("head", "HEAD", program=[FAULTY, *fault] if fault else [])
+        (tmp_path / "out").mkdir()
         with RepeatProgress(quiet=True) as progress:
             job = InterleavedJob(experiment, resolve_target(experiment), tmp_path / "out", progress, processes)
             outcome = regress(job, Side("base", "BASE"), head, Options())
@@ -231,7 +232,7 @@ def test_messages_for_wrong_usage(spec: Path, words: list[str], message: str) ->
 
 @pytest.mark.parametrize("again", [(), ("--again", "0")])
 def test_another_interpreter_is_compared_with_this_one(spec: Path, tmp_path: Path, again: tuple[str, ...]) -> None:
-    words = ["--base-python", sys.executable, str(spec), "--processes", "1", "--budget", "10ms", "--format", "json"]
+    words = ["--base-python", sys.executable, str(spec), "--processes", "2", "--budget", "10ms", "--format", "json"]
     done = chunkbench("regress", *words, *again, "--out", str(tmp_path / "out"))
     assert done.code == 0, done.stderr
     comparison = Comparison.model_validate_json(done.stdout)

@@ -80,15 +80,17 @@ class Claim:
 
 def differing(runs: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, ClaimVerdict]]:
     """Claim -> run -> verdict, of the claims on which single runs of one machine differ."""
-    by_machine: dict[str, dict[str, list[Claim]]] = {}
+    by_machine: dict[str, list[str]] = {}
     for name, rows in runs.items():
         machines = {row.facts.machine for row in rows}
         if len(machines) == 1:
-            by_machine.setdefault(machines.pop(), {})[name] = claims([rows])
+            by_machine.setdefault(machines.pop(), []).append(name)
     found: dict[str, dict[str, ClaimVerdict]] = {}
-    for judged in by_machine.values():
-        for same in zip(*judged.values(), strict=True):
-            verdicts = {name: claim.verdict for name, claim in zip(judged, same, strict=True)}
+    for names in by_machine.values():
+        if len(names) == 1:  # it differs from nothing
+            continue
+        for same in zip(*(claims([runs[name]]) for name in names), strict=True):
+            verdicts = {name: claim.verdict for name, claim in zip(names, same, strict=True)}
             verdicts = {name: verdict for name, verdict in verdicts.items() if verdict != "not measured"}
             if len(set(verdicts.values())) > 1:
                 found[same[0].id] = verdicts

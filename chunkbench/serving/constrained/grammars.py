@@ -24,7 +24,7 @@ _FUEL = 2_000_000
 MISSING = "constrained answers need llguidance: pip install 'chunkbench[constrained]'"
 
 
-class Matcher:
+class GrammarMatcher:
     """The state of one answer: which tokens may come next. It fulfils `engine.request.Matcher`."""
 
     def __init__(self, state: Any) -> None:
@@ -72,7 +72,7 @@ class Grammars:
         self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, constraint: Constraint) -> Matcher:
+    def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """A new answer that follows the constraint. The first one compiles it. Raises ConstraintRefused."""
         with self._lock:
             state = self._compiled.get(constraint)
@@ -84,7 +84,7 @@ class Grammars:
                 self._compiled[constraint] = state
                 while len(self._compiled) > MOST_COMPILED:
                     self._compiled.popitem(last=False)
-        return Matcher(state.deep_copy())
+        return GrammarMatcher(state.deep_copy())
 
     def _compile(self, constraint: Constraint) -> Any:
         library = self._library.LLMatcher

@@ -197,9 +197,10 @@ class RequestBody(Fields):
     def constraint(self) -> Constraint | None:
         """What the answer has to follow; None: nothing. Raises ApiError."""
         found: Constraint | None = None
-        for field, one in (("response_format", self.response_format), ("structured_outputs", self.structured_outputs)):
+        asked = ("response_format", self.response_format), ("structured_outputs", self.structured_outputs)
+        for field, outputs in asked:
             try:
-                constraint = one.constraint()
+                constraint = outputs.constraint()
             except ConstraintRefused as error:
                 raise ApiError(f"the field {field} is not valid: {error}", param=field) from None
             if constraint is not None and found is not None:
