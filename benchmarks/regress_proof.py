@@ -48,7 +48,7 @@ class Decision(NamedTuple):
 
 def present(run: Run) -> Decision:
     """Looks after the fewest pairs, and whenever about twice as many are there, share the error."""
-    schedule = looks(run.seconds[FEWEST - 1], LIMIT_S)
+    schedule = looks(FEWEST, run.seconds[FEWEST - 1], LIMIT_S)
     verdict: Verdict = "inconclusive"
     count = FEWEST
     for look_s in schedule:

@@ -13,12 +13,13 @@ from chunkbench.environment.revision import PROJECT
 from chunkbench.measure.caches import sweep_file
 from chunkbench.regression.compare import Options, compare
 from chunkbench.regression.interleaved import Interleaved, InterleavedJob
+from chunkbench.regression.ratios import FEWEST_PROCESSES
 from chunkbench.regression.sides import Side
 from chunkbench.regression.verdicts import EXACT, Comparison
 from chunkbench.store import Run, RunError
 
 LIMIT = 6
-"""Pairs go on for at most this many times the experiment's budget: two minutes for a budget of 20 s."""
+"""Pairs go on for this many times the experiment's budget: two minutes for a budget of 20 s."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,15 @@ def regress(job: InterleavedJob, base: Side, head: Side, options: Options) -> Re
         return RegressOutcome(_compare(pairs, options) if pairs else None, interrupted=True)
 
 
-def looks(first_s: float, limit_s: float) -> list[float]:
-    """When to look at the verdicts, in seconds: the first time after `first_s`, the last time at `limit_s`.
+def looks(pairs: int, first_s: float, limit_s: float) -> list[float]:
+    """When to look at the verdicts, in seconds: the first time after the `pairs` of `first_s`, the last at `limit_s`.
 
-    About twice as many pairs have been measured at a look as at the one before.
+    About twice as many pairs have been measured at a look as at the one before. Where the first look comes late, under
+    load, there is a second one all the same, unless twice the pairs are too few for a verdict.
     """
     growth = limit_s / first_s
+    if pairs >= FEWEST_PROCESSES:
+        growth = max(2.0, growth)
     more = max(0, round(math.log2(growth))) if growth > 1 else 0
     return [first_s * growth ** (number / more) for number in range(more + 1)] if more else [first_s]
 
@@ -71,7 +75,7 @@ def _measure(
     began = monotonic()
     for number in range(1, 1 + job.processes):
         pairs.append(measuring.pair(number, None, swept))
-    schedule = looks(monotonic() - began, LIMIT * job.experiment.budget_s)
+    schedule = looks(len(pairs), monotonic() - began, LIMIT * job.experiment.budget_s)
     options = replace(options, looks=len(schedule))
     comparison = _compare(pairs, options)
     for look_s in schedule[1:]:

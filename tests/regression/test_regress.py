@@ -99,10 +99,10 @@ def test_wrong_results_are_found(measure: Measure) -> None:
 
 
 def test_the_number_of_pairs_doubles_from_look_to_look_until_the_time_is_over() -> None:
-    assert looks(30.0, 120.0) == pytest.approx([30, 60, 120])
-    assert looks(25.0, 120.0) == pytest.approx([25, 54.77, 120], rel=1e-3)
-    assert looks(100.0, 120.0) == [100.0]  # one more pair would cost a second look
-    assert looks(500.0, 120.0) == [500.0]
+    assert looks(12, 30.0, 120.0) == pytest.approx([30, 60, 120])
+    assert looks(12, 25.0, 120.0) == pytest.approx([25, 54.77, 120], rel=1e-3)
+    assert looks(12, 100.0, 120.0) == [100.0, 200.0]  # the second look comes also under load
+    assert looks(2, 100.0, 120.0) == [100.0]  # four pairs never have a verdict
 
 
 def worktrees() -> str:
