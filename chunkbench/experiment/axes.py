@@ -184,6 +184,14 @@ _TABLE = (
         "requests per minute",
     ),
     _counted(
+        "clients",
+        "clients of `kind: serving`, instead of load: each sends its next request when it has its answer",
+        "none",
+        1,
+        MAX_SEQUENCES,
+        "clients",
+    ),
+    _counted(
         "memory",
         "token slots of K/V memory, for `kind: replay`",
         "enough for all requests",

@@ -65,7 +65,7 @@ class RequestPoint(ModelPoint):
 
 
 class ServingPoint(RequestPoint):
-    """Servers under load. `load` is percent of a system's capacity, `rate` requests per minute."""
+    """Servers under load: `load` in percent of a system's capacity, `rate` in requests per minute, or `clients`."""
 
     LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
 
@@ -73,6 +73,7 @@ class ServingPoint(RequestPoint):
     n_p: int
     n_c: int = 64
     load: int | None = None
+    clients: int | None = None
 
 
 class ReplayPoint(RequestPoint):

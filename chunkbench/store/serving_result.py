@@ -130,7 +130,7 @@ class ServingResult(ServingPoint, Result):
     us_per_token: tuple[PositiveFloat, ...] = ()
     """[measurement] normalized latency: the mean over its requests of (last token - due) / tokens, microseconds."""
     requests_per_s: PositiveFloat | None = None
-    """Mean rate of the arrivals."""
+    """Mean rate of the arrivals; None with closed-loop clients."""
     reference: str = ""
     """The system whose capacity `load` is a share of."""
     capacity_per_s: PositiveFloat | None = None

@@ -176,9 +176,9 @@ def _timing(view: View) -> str:
     fewest = min((len(fact.us_per_token) for fact in facts if fact.us_per_token), default=wanted)
     cut = f" (the experiment asks for {wanted}; the budget allows as few as {fewest})" if fewest < wanted else ""
     parts = [
-        f"{count(seeds, 'arrival seed')}{cut} of {sent} requests{fewer}, open loop",
+        f"{count(seeds, 'arrival seed')}{cut} of {sent} requests{fewer}, {'open' if rates else 'closed'} loop",
         "the systems take turns, and a seed's requests are the same for all",
-        f"{min(rates):g} to {max(rates):g} requests/s",
+        *([f"{min(rates):g} to {max(rates):g} requests/s"] if rates else []),
         *(f"load is a share of the capacity of {name}: requests/s with closed-loop clients" for name in references),
         "no prompt of an earlier measurement comes again, so prefix caches begin empty",
         f"requests left the client at most {late * 1e3:.1f} ms after they were due",

@@ -118,6 +118,8 @@ class Costs:
 
     def gap_s(self, requests: str, point: ServingPoint) -> float:
         """Mean seconds between two requests."""
+        if point.clients:  # all are due from the beginning
+            return 0.0
         return 60 / point.rate if point.rate else self.one_s(requests, point) * 100 / (point.load or 100)
 
     def turn(self, name: str, requests: str, point: ServingPoint) -> tuple[float, float]:
@@ -135,12 +137,12 @@ class Costs:
         known = {where: pace for (system, where), pace in self._paces.items() if system == name}
         alike = [pace for where, pace in known.items() if _kind(where) == _kind(point)] or list(known.values())
         if not alike:
-            return _Pace(point.batch_size / 2, 1.0)
+            return _Pace((point.clients or point.batch_size) / 2, 1.0)
         return _Pace(max(pace.waits for pace in alike), max(pace.stretch for pace in alike))
 
 
 def _kind(point: ServingPoint) -> tuple[object, ...]:
-    return point.load, point.rate, bool(point.n_s)
+    return point.load, point.rate, point.clients, bool(point.n_s)
 
 
 def assumed_request_s(
@@ -152,6 +154,7 @@ def assumed_request_s(
     the weights once and every sequence's K/V. What real servers take besides is half of it again.
     """
     prompt_s = 2 * weights * point.n_p / flops_per_s
-    read = weights * point.element_bytes / point.batch_size + (point.n_p + point.n_c / 2) * token_bytes
+    batch = min(point.clients or point.batch_size, point.batch_size)
+    read = weights * point.element_bytes / batch + (point.n_p + point.n_c / 2) * token_bytes
     step_s = read / bytes_per_s + 2 * weights / flops_per_s
     return 1.5 * (prompt_s + point.n_c * step_s)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.derive import Group
+from chunkbench.analysis.requests import load_numbers
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
-from chunkbench.report.figures.style import DASHES, caption, conditions, handle, panel_title, sharing, sheet, values
+from chunkbench.report.figures.style import (
+    DASHES,
+    MOST_PANELS,
+    caption,
+    conditions,
+    handle,
+    panel_title,
+    sharing,
+    sheet,
+    ticks_at,
+    values,
+)
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.store.serving_result import ServerFacts, ServingResult
@@ -24,7 +38,10 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     """Latency against load where systems have several rates, and K/V memory and batch over time; None without both."""
     points = _told(report)
     panels = _by_length(report.groups, report.columns.ids)
-    if panels:
+    closed = _by_clients(report)
+    if closed:
+        points, across = [], len(closed)
+    elif panels:
         points = [point for n_p in panels if (point := _closest([p for p in points if p[0].axes["n_p"] == n_p]))]
         across = len(panels)
     else:
@@ -34,10 +51,13 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         return None
     columns = report.columns
     shown = {name for lines in panels.values() for name, _ in lines} | {name for _, lines in points for name in lines}
+    shown |= {name for _, lines in closed for name in lines}
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids if name in shown]
-    total = len(panels) + 2 * len(points)
-    page = sheet(_caption(report, manifest, bool(panels), bool(points)), handles, total, across, False)
+    total = len(closed) + len(panels) + 2 * len(points)
+    page = sheet(_caption(report, manifest, bool(panels or closed), bool(points)), handles, total, across, False)
     plots = iter(page.panels)
+    for axes, answered in closed:
+        _answered(next(plots), axes, answered, report)
     for n_p, lines in panels.items():
         _latencies(next(plots), n_p, lines, objective_s(report.rows, n_p), report)
     for label, value in (("K/V of live requests, MB", _megabytes), ("batch, sequences", _batch)):
@@ -90,6 +110,35 @@ def _latencies(
     plot.set_ylabel("normalized latency, ms/token")
 
 
+def _answered(plot: Axes, axes: Mapping[str, Any], lines: Mapping[str, Sequence[Spot]], report: Report) -> None:
+    """Answers per second against the number of clients, a line for each system."""
+    for name, spots in lines.items():
+        style = report.columns.line_style(name)
+        clients, middles, lows, highs = zip(*sorted(spots), strict=True)
+        plot.plot(clients, middles, **style.line2d(markersize=5))
+        plot.fill_between(clients, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
+    panel_title(plot, values(axes, list(axes)))
+    plot.set_ylim(bottom=0)
+    plot.set_xscale("log", base=2)
+    ticks_at(plot.xaxis, sorted({spot[0] for spots in lines.values() for spot in spots}))
+    plot.set_xlabel("clients")
+    plot.set_ylabel("answers per second")
+
+
+def _by_clients(report: Report) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Sequence[Spot]]]]:
+    """The points of a closed loop: the other axes that vary, and system -> clients and answers per second."""
+    found: dict[tuple[Any, ...], dict[str, list[Spot]]] = defaultdict(lambda: defaultdict(list))
+    others = [axis for axis in report.varying if axis != "clients"]
+    for group in report.groups:
+        for name in report.columns.ids if group.axes.get("clients") else ():
+            row = group.rows.get(name)
+            if row is not None and row.derived.latency_us is not None and isinstance(row.facts, ServingResult):
+                rates = [load_numbers(measurement.requests).requests_per_s for measurement in row.facts.measurements]
+                spot = group.axes["clients"], median(rates), min(rates), max(rates)
+                found[tuple(group.axes[axis] for axis in others)][name].append(spot)
+    return [(dict(zip(others, chosen, strict=True)), lines) for chosen, lines in found.items()][:MOST_PANELS]
+
+
 Told = tuple[Group, Mapping[str, ServerFacts]]
 
 
@@ -137,8 +186,10 @@ def _by_length(groups: Sequence[Group], names: Sequence[str]) -> dict[int, dict[
             row = group.rows.get(name)
             if row is None or row.derived.latency_us is None or not isinstance(row.facts, ServingResult):
                 continue
+            if row.facts.requests_per_s is None:  # a closed loop
+                continue
             low, high = row.derived.low_us or 0.0, row.derived.high_us or 0.0
-            spot = (row.facts.requests_per_s or 0.0, row.derived.latency_us / 1e3, low / 1e3, high / 1e3)
+            spot = (row.facts.requests_per_s, row.derived.latency_us / 1e3, low / 1e3, high / 1e3)
             panels[group.axes["n_p"]][name, group.axes["n_s"]].append(spot)
     several = {
         n_p: {line: spots for line, spots in lines.items() if len(spots) > 1} for n_p, lines in sorted(panels.items())

@@ -311,7 +311,9 @@ class ServingMeasurer:
         return name, capacity or None
 
     def _rate(self, point: ServingPoint, capacity: float | None) -> float | None:
-        """Requests per second of the point."""
+        """Requests per second of the point; 0 for a closed loop."""
+        if point.clients:
+            return 0.0
         if point.rate is not None:
             return point.rate / 60
         return capacity * cast(int, point.load) / 100 if capacity else None
@@ -327,7 +329,7 @@ class ServingMeasurer:
         named = f"{experiment.seed} {seed}"
         prompts = Prompts(point.n_p, point.n_s or 0, point.prompts, point.tree)
         drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{draw_id(point)} {named}", self._texts)
-        if rate is None:
+        if not rate:
             return [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
         # At every load the same sequence of arrivals, stretched.
         dues = due_times(Arrivals(experiment.arrivals, experiment.spread), rate, count, named)
@@ -360,7 +362,7 @@ class ServingMeasurer:
         began = monotonic()
         server.watch.begin()
         plan = self._plan(point, seed, requests, rate)
-        measured = self._send(server, plan, None, report_ended)
+        measured = self._send(server, plan, point.clients, report_ended)
         latencies = [request.last - request.due for request in measured.requests if request.last is not None]
         fastest_s = min(latencies, default=0.0)
         took_s = monotonic() - began
@@ -424,10 +426,10 @@ class ServingMeasurer:
             seed=self._experiment.seed,
             started_at=started_at,
             machine=self._target.machine,
-            requests_per_s=rate,
+            requests_per_s=rate or None,
             reference=reference,
             capacity_per_s=capacity,
-            asked_requests=asked_requests(self._experiment.requests, case.point.load),
+            asked_requests=asked_requests(self._experiment.requests, case.point),
             weights=self._setting.shape.weights,
             measurements=tuple(state.measurements),
             server_said=_scrubbed(entry.server.target.said) if entry.server is not None else {},

@@ -55,8 +55,8 @@ class Unit(NamedTuple):
 def describe(experiment: ServingExperiment, target: Target) -> str:
     """The plan of a run, as text."""
     points = experiment.points(target.device, target.dtype)
-    most = max(asked_requests(experiment.requests, point.load) for point in points)
-    requests = str(most) if most == experiment.requests else f"{experiment.requests} to {most}"
+    asked = sorted({asked_requests(experiment.requests, point) for point in points})
+    requests = str(asked[0]) if len(asked) == 1 else f"{asked[0]} to {asked[-1]}"
     lines = [
         f"{experiment.name}: {experiment.title}",
         f"{len(points)} points, {experiment.arrival_seeds} arrival seeds of {requests} requests"
@@ -139,11 +139,12 @@ def parts_of(
             once_s += capacity_requests(point) * costs.one_s(requests, point)
             counted.add(requests)
         turns = [costs.turn(name, requests, point) for name in names]
-        asked = asked_requests(experiment.requests, point.load)
+        asked = asked_requests(experiment.requests, point)
+        fewest = max(FEWEST_REQUESTS, point.clients) if point.clients else asked_requests(FEWEST_REQUESTS, point)
         parts.append(
             Part(
                 requests=asked,
-                fewest_requests=min(asked, asked_requests(FEWEST_REQUESTS, point.load)),
+                fewest_requests=min(asked, fewest),
                 seeds=max(0, seeds - done),
                 fewest_seeds=max(0, min(seeds, FEWEST_SEEDS) - done),
                 once_s=once_s,
@@ -201,13 +202,16 @@ def outlook(
     return lines
 
 
-def asked_requests(requests: int, load: int | None) -> int:
-    """Requests of an arrival seed at a load in percent.
+def asked_requests(requests: int, point: ServingPoint) -> int:
+    """Requests of an arrival seed at a point.
 
     Above the capacity of the reference they grow with the load, so that they arrive for as long as at 100%. As many
-    requests as at 100% would be a short burst, which tells nothing about the rate that a system sustains.
+    requests as at 100% would be a short burst, which tells nothing about the rate that a system sustains. Of a closed
+    loop each client sends two.
     """
-    return math.ceil(requests * max(100, load or 0) / 100)
+    if point.clients:
+        return min(requests, max(4, 2 * point.clients))
+    return math.ceil(requests * max(100, point.load or 0) / 100)
 
 
 def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[ServingPoint]) -> Setting:
@@ -291,4 +295,4 @@ def requests_id(point: ServingPoint | ServingResult) -> str:
 def draw_id(point: ServingPoint) -> str:
     """What prompts and the order of turns are drawn from. Other text would draw other requests in a resumed run."""
     rate = f"load={point.load}%" if point.load is not None else f"rate={point.rate}/min"
-    return f"{requests_id(point)} {rate}"
+    return f"{requests_id(point)} {f'clients={point.clients}' if point.clients else rate}"

@@ -16,9 +16,11 @@ from chunkbench.experiment.values import LengthRange
 from chunkbench.traces import read_texts
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 
+_HOW_MANY = ("load", "rate", "clients")
 _RATE = Required(
-    frozenset({"load", "rate"}),
-    "load (percent of the reference's capacity) or rate (requests per minute) is missing, here and under defaults",
+    frozenset(_HOW_MANY),
+    "load (percent of the reference's capacity) or rate (requests per minute) is missing, here and under defaults; or"
+    " give clients",
 )
 
 
@@ -31,7 +33,9 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
 
     baseline: ImplementationId = Field("chunk_llama", validate_default=True, description="reference of the ratios")
     requests: Annotated[Count, Field(ge=1)] = Field(
-        24, description="requests of one arrival seed, in proportion more above a load of 100"
+        24,
+        description="requests of one arrival seed, in proportion more above a load of 100; with clients two for each of"
+        " them, at least 4 and at most this",
     )
     reference: ImplementationId = Field("vllm", description="the system whose capacity `load` is a share of")
     arrivals: Literal["poisson", "gamma", "constant"] = "poisson"
@@ -70,7 +74,7 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
         if isinstance(given["n_p"], LengthRange):
             told = "prompts of different lengths are not supported by `kind: serving`; give one length"
             yield Finding(("n_p",), told)
-        elif "load" in given and "rate" in given:
-            yield Finding(("load",), "cannot be used together with rate; keep one", True)
+        elif len(both := [axis for axis in _HOW_MANY if axis in given]) > 1:
+            yield Finding((both[0],), f"cannot be used together with {both[1]}; keep one", True)
         else:
             yield from request_conflicts(given, values)

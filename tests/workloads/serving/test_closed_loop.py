@@ -1,0 +1,143 @@
+"""Points with closed-loop clients, on a running server that answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from chunkbench.cli.main import cli
+from chunkbench.report import build, render
+from chunkbench.store import open_run
+from chunkbench.store.serving_result import ServingResult
+from chunkbench.workloads import register
+from tests.serving.conftest import MISSING
+from tests.workloads.drawings import drawn
+
+if MISSING:
+    pytest.skip(f"{', '.join(MISSING)} is not installed", allow_module_level=True)
+
+from aiohttp import web
+
+WAIT_S = 0.04
+EXPERIMENT = """
+kind: serving
+implementations: [endpoint]
+baseline: endpoint
+endpoint: %s
+dtype: float32
+requests: 12
+arrival_seeds: 2
+vocabulary: 300
+defaults: {model: small-llama, n_p: 20, n_s: 0, n_c: 3, batch_size: 8}
+sweep: [{clients: [1, 4, 8]}]
+"""
+
+
+class Busy:
+    """A server that counts how many requests it has at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.most: dict[int, int] = {}
+        """Number of the request -> requests that were there when it came."""
+        self._running = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(await request.json())
+        self._running += 1
+        self.most[len(self.asked)] = self._running
+        await asyncio.sleep(WAIT_S)
+        self._running -= 1
+        response = web.StreamResponse()
+        await response.prepare(request)
+        count = self.asked[-1]["max_tokens"]
+        for _ in range(count):
+            await response.write(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n')
+        usage = {"prompt_tokens": 20, "completion_tokens": count}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Busy]]:
+    """A run, and the server that it measured."""
+    folder, busy = tmp_path_factory.mktemp("closed"), Busy()
+    loop, listens = asyncio.new_event_loop(), threading.Event()
+    addresses: list[Any] = []
+
+    async def serve() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/completions", busy.answer)
+        app.router.add_get("/v1/models", listed)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        addresses.extend(runner.addresses)
+        listens.set()
+
+    async def listed(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    thread = threading.Thread(target=lambda: (loop.create_task(serve()), loop.run_forever()), daemon=True)
+    thread.start()
+    assert listens.wait(10)
+    file = folder / "closed.yaml"
+    file.write_text(EXPERIMENT % f"http://127.0.0.1:{addresses[0][1]}")
+    result = CliRunner().invoke(cli, ["run", str(file), "--out", str(folder / "run")])
+    assert result.exit_code == 0, result.output
+    yield folder, busy
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+
+
+def test_each_client_sends_two_requests_as_soon_as_it_has_an_answer(run: tuple[Path, Busy]) -> None:
+    register()
+    folder, busy = run
+    rows = [case for case in open_run(folder / "run").cases if isinstance(case, ServingResult)]
+    assert {row.clients: [len(m.requests) for m in row.measurements] for row in rows} == {
+        1: [4, 4],
+        4: [8, 8],
+        8: [12, 12],  # no more than `requests`
+    }
+    assert {(row.status, row.reference, row.requests_per_s) for row in rows} <= {
+        ("ok", "", None),
+        ("noisy", "", None),
+    }
+    place = 4  # behind the warm-up
+    for row in rows:
+        for measurement in row.measurements:
+            numbers = range(place + 1, place + 1 + len(measurement.requests))
+            assert max(busy.most[number] for number in numbers) == row.clients
+            place = numbers[-1]
+            dues = sorted(request.due for request in measurement.requests)
+            assert dues[row.clients or 0 : (row.clients or 0) + 1] >= [WAIT_S]
+    prompts = [tuple(asked["prompt"]) for asked in busy.asked]
+    assert len(set(prompts)) == len(prompts) == place
+
+
+def test_a_closed_loop_has_a_plan_a_table_and_a_figure(run: tuple[Path, Busy]) -> None:
+    folder, _ = run
+    plan = CliRunner().invoke(cli, ["run", str(folder / "closed.yaml"), "--dry-run"])
+    assert "3 points, 2 arrival seeds of 4 to 12 requests" in plan.output
+    assert "n_p=20 n_s=0 b=8 clients=4" in plan.output
+    found = open_run(folder / "run")
+    text = " ".join(render(build(found), "table").split())
+    assert "2 arrival seeds of 4 to 12 requests, closed loop" in text
+    assert "requests answered per second" in text
+    plot = drawn(found).axes[0]
+    assert (plot.get_xlabel(), plot.get_ylabel()) == ("clients", "answers per second")
+    (line,) = plot.get_lines()
+    assert list(line.get_xdata()) == [1, 4, 8]
+
+
+def test_load_and_clients_do_not_go_together(run: tuple[Path, Busy], tmp_path: Path) -> None:
+    (tmp_path / "both.yaml").write_text((EXPERIMENT % "http://x").replace("{clients:", "{load: 50, clients:"))
+    result = CliRunner().invoke(cli, ["validate", str(tmp_path / "both.yaml")])
+    assert "load: cannot be used together with clients; keep one" in result.output
