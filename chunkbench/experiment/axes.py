@@ -192,6 +192,15 @@ _TABLE = (
         "clients",
     ),
     _counted(
+        "forced",
+        "share of the bytes of answers that leave no choice, for `kind: serving` with `constrained: share`",
+        "none",
+        0,
+        95,
+        "bytes without a choice, %",
+        "percent",
+    ),
+    _counted(
         "memory",
         "token slots of K/V memory, for `kind: replay`",
         "enough for all requests",

@@ -65,7 +65,10 @@ class RequestPoint(ModelPoint):
 
 
 class ServingPoint(RequestPoint):
-    """Servers under load: `load` in percent of a system's capacity, `rate` in requests per minute, or `clients`."""
+    """Servers under load: `load` in percent of a system's capacity, `rate` in requests per minute, or `clients`.
+
+    `forced` is the percentage of an answer's bytes that its constraint leaves no choice about.
+    """
 
     LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
 
@@ -74,6 +77,7 @@ class ServingPoint(RequestPoint):
     n_c: int = 64
     load: int | None = None
     clients: int | None = None
+    forced: int | None = None
 
 
 class ReplayPoint(RequestPoint):

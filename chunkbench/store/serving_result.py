@@ -92,6 +92,25 @@ def _most_bytes(moments: Sequence[Moment]) -> int | None:
     return max((moment.kv_bytes for moment in moments if moment.kv_bytes is not None), default=None)
 
 
+class ConstrainedAnswers(Facts):
+    """How the answers of one measurement follow their constraint."""
+
+    regex: str
+    valid: NonNegativeInt
+    """Answers that match it as a whole."""
+    cut: NonNegativeInt
+    """Answers that had as many tokens as were asked for, and do not match."""
+    invalid: NonNegativeInt
+    """All others."""
+    work: dict[str, float] = Field(default_factory=dict)
+    """What following it took, the sum over `told` answers: tokens that were sampled, forced, rolled_back; pieces of
+    text that were appended without the model; seconds mask_s, automaton_s, retokenize_s, compile_s. Empty: not told."""
+    texts: tuple[str, ...] = ()
+    """The answers of the first arrival seed, in order of the plan."""
+    spans: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """[answer] begins and ends of the characters that were appended without the model."""
+
+
 class Measurement(Facts):
     """The requests of one arrival seed."""
 
@@ -101,6 +120,7 @@ class Measurement(Facts):
     """Share of one CPU that the client took."""
     server: ServerFacts | None = None
     """None if the server tells nothing about itself."""
+    constrained: ConstrainedAnswers | None = None
 
 
 class EqualAnswers(Facts):

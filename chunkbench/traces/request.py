@@ -54,3 +54,5 @@ class PlannedRequest:
     """Number in the plan of the request that has to end first; it comes before this one."""
     exact: bool = True
     """Ask for `max_tokens` tokens; else for an answer that ends where the model ends it, or there."""
+    regex: str = ""
+    """What the answer has to match; empty: any answer."""

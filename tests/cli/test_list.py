@@ -36,7 +36,10 @@ def test_experiments() -> None:
 def test_axes_have_meaning_values_and_default() -> None:
     rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
     shape = "traffic model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim chunk_size block_size dtype"
-    assert " ".join(row["axis"] for row in rows) == f"{shape} load rate memory schedule samples beams threads"
+    assert (
+        " ".join(row["axis"] for row in rows)
+        == f"{shape} load rate clients forced memory schedule samples beams threads"
+    )
     assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
     table = CliRunner().invoke(command, ["axes"]).output
     assert all(row["axis"] in table for row in rows)

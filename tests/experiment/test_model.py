@@ -144,8 +144,8 @@ def test_keys_of_other_kinds_depend_on_every_axis(kind: Any) -> None:
     changes = {
         "model": shape_of("llama3-8b"), "n_p": 65, "n_s": 1, "n_c": 2, "batch_size": 3, "prompts": 2,
         "tree": ((1, 2),), "chunk_size": 5, "block_size": 6, "dtype": "bfloat16", "device": "cuda", "threads": 1,
-        "load": 50, "rate": 60, "clients": 2, "traffic": "chat", "memory": 9000, "schedule": "prefix", "samples": 2,
-        "beams": 2,
+        "load": 50, "rate": 60, "clients": 2, "forced": 50, "traffic": "chat", "memory": 9000, "schedule": "prefix",
+        "samples": 2, "beams": 2,
     }  # fmt: skip
     base = kind(model=shape_of("llama2-7b"), n_p=64, dtype="float32", device="cpu")
     points = [base, *(base.model_copy(update={name: changes[name]}) for name in kind.model_fields)]

@@ -46,9 +46,11 @@ class _Choice(_Answer):
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
+    finish_reason: Any = None
 
 
 class _Chunk(_Answer):
+    id: Any = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
 
@@ -87,6 +89,10 @@ class Tokens:
     def __init__(self) -> None:
         self.ids: list[int] = []
         """Empty if the server does not tell them."""
+        self.request = ""
+        """The server's name of the request; empty if it does not tell."""
+        self.cut = False
+        """Whether the answer ended because it had as many tokens as were asked for."""
         self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
         """Of chunks with and without text: the first, the last, and their number."""
@@ -96,7 +102,9 @@ class Tokens:
         """An event of the stream. Raises ValueError."""
         chunk = _Chunk.model_validate(event)
         self._usage = chunk.usage or self._usage
+        self.request = str(chunk.id or self.request)
         if chunk.choices:
+            self.cut = chunk.choices[-1].finish_reason == "length"
             self._pieces.append(chunk.text)
             self.ids += chunk.token_ids
             first, _, count = self._times.get(chunk.holds_token, (at, at, 0))

@@ -278,6 +278,8 @@ def _body(model: str, request: PlannedRequest, options: LoadOptions) -> bytes:
     }
     if options.ignore_eos and request.exact:
         body["ignore_eos"] = True
+    if request.regex:
+        body["structured_outputs"] = {"regex": request.regex}
     if options.token_ids:
         body["return_token_ids"] = True
     return json.dumps(body).encode()

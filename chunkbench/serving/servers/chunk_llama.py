@@ -1,4 +1,4 @@
-"""Our engine in four forms, and transformers' engine behind our front."""
+"""Our engine in its forms, and transformers' engine behind our front."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.experiment.style import Style
@@ -27,6 +28,7 @@ class StepLog(Watch):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._requests = path.with_name("requests.jsonl")
 
     def between(self, start: float, end: float) -> list[Moment]:
         moments: list[Moment] = []
@@ -48,6 +50,10 @@ class StepLog(Watch):
                 )
         return moments
 
+    def constrained(self, start: float, end: float) -> dict[str, Any]:
+        requests = map(json.loads, self._requests.read_text().splitlines())
+        return {r["id"]: r["constrained"] for r in requests if "constrained" in r and start <= r["received"] <= end}
+
 
 @dataclass(frozen=True)
 class ChunkbenchServer(System):
@@ -58,12 +64,17 @@ class ChunkbenchServer(System):
     engine: str = "chunk"
     attention: str = "two-phase"
     cache: str = "live"
+    constraint: Literal["sent", "left out", "refused"] = "sent"
+    constrained: Mapping[str, object] = field(default_factory=dict)
+    """Options about constrained answers."""
     note: str = ""
 
     def availability(self, device: str) -> Answer:
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+        needed = (*_NEEDED, "llguidance", "outlines_core") if self.constrained else _NEEDED
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
-            return Answer(False, f"{', '.join(missing)} is not installed", "pip install 'chunkbench[serving]'")
+            extras = "serving,constrained" if self.constrained else "serving"
+            return Answer(False, f"{', '.join(missing)} is not installed", f"pip install 'chunkbench[{extras}]'")
         return YES
 
     def package_version(self) -> str:
@@ -81,6 +92,7 @@ class ChunkbenchServer(System):
             "--port": port,
             "--log": folder,
             "--seed": setting.seed,
+            **self.constrained,
         }
         words = [str(word) for option in options.items() for word in option]
         threads = {"OMP_NUM_THREADS": str(setting.threads)}
@@ -91,6 +103,13 @@ class ChunkbenchServer(System):
 
     def watch(self, url: str, setting: Setting, folder: Path) -> Watch:
         return StepLog(folder / "steps.jsonl")
+
+
+def _following(name: str, colour: str, marker: str, order: int, meaning: str, **options: object) -> ChunkbenchServer:
+    """A form that differs in how answers follow constraints."""
+    style = Style(heading=tuple(name.split()), meaning=meaning, colour=colour, marker=marker, column_order=order)
+    chosen = {f"--{option}": value for option, value in options.items()}
+    return ChunkbenchServer(f"ChunkLlama, {name}", style, constrained=chosen)
 
 
 SYSTEMS: Mapping[str, System] = {
@@ -136,10 +155,47 @@ SYSTEMS: Mapping[str, System] = {
         ),
         attention="no-sharing",
     ),
+    "unconstrained": ChunkbenchServer(
+        "ChunkLlama, unconstrained",
+        Style(
+            heading=("uncon-", "strained"),
+            meaning="the same prompts without their constraint",
+            colour="#555555",
+            marker="D",
+            line="dashed",
+            column_order=800,
+        ),
+        constraint="left out",
+    ),
+    "chunk_llama_mask": _following(
+        "mask", "#D55E00", "o", 810, "tokens that break the constraint cannot be chosen", constrained="mask"
+    ),
+    "chunk_llama_interleaved": _following(
+        "inter- leaved", "#E69F00", "v", 820, "fixed texts of a template are appended", constrained="interleaved"
+    ),
+    "chunk_llama_forced_tokens": _following(
+        "forced tokens", "#009E73", "s", 830, "tokens that llguidance finds are appended", constrained="forced-tokens"
+    ),
+    "chunk_llama_jump_compiled": _following(
+        "jump compiled",
+        "#882255",
+        "<",
+        840,
+        "jump; every request compiles its constraint",
+        constrained="jump",
+        compiled=0,
+    ),
+    "chunk_llama_jump": _following(
+        "jump", "#0072B2", "^", 850, "bytes without a choice are appended", constrained="jump"
+    ),
+    "chunk_llama_jump_retokenize": _following(
+        "jump retok.", "#56B4E9", "P", 860, "jump, and the answer is tokenised again", constrained="jump-retokenize"
+    ),
     "transformers": ChunkbenchServer(
         "transformers",
         Style(colour="#6E6E6E", marker="s", column_order=300),
         engine="transformers",
+        constraint="refused",
         note="transformers: its continuous batching with the attention sdpa, behind our HTTP server; it shares pages.",
     ),
 }

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from chunkbench.baselines.contract import Answer
 from chunkbench.experiment.llama import LlamaShape
@@ -37,6 +37,8 @@ class Setting:
     seed: int = 0
     endpoint: str = ""
     """URL of a server that runs already, for the system `endpoint`."""
+    constrained: bool = False
+    """Whether answers follow constraints."""
     checkpoint: Path | None = None
     """Folder of the model's weights; None: random ones."""
 
@@ -102,6 +104,11 @@ class Watch:
         """What the server did in a window of time."""
         return []
 
+    def constrained(self, start: float, end: float) -> Mapping[str, Mapping[str, Any]]:
+        """The server's name of a request that ended in a window of time -> what following its constraint took, as
+        `serving.constrained` writes it; empty if the server does not tell."""
+        return {}
+
     def close(self) -> None:
         """Stop to follow."""
 
@@ -112,6 +119,8 @@ class System(ABC):
     label: str
     style: Style = Style()
     compiles: bool = False
+    constraint: Literal["sent", "left out", "refused"] = "sent"
+    """Whether requests of a constrained experiment name their constraint. refused: this server follows none."""
     note: str = ""
     """What a reader must know about this system."""
     ready_s: float = 180.0

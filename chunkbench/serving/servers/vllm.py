@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -101,6 +102,8 @@ class Vllm(System):
     gpu_backend: str = ""
     """The attention backend on an NVIDIA GPU; empty: vLLM chooses."""
     note: str = _NOTE
+    structured: str = "xgrammar"
+    """What computes the masks of constrained answers. `auto` takes xgrammar for most expressions, guidance for some."""
     block = 32
     """Tokens of a block; 32 suits vLLM's CPU kernel."""
     ready_s = 300.0
@@ -132,7 +135,11 @@ class Vllm(System):
         return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
 
     def launch(self, setting: Setting, folder: Path, port: int) -> Launch:
-        words = ["--model", str(setting.model_folder(folder)), "--skip-tokenizer-init"]
+        words = ["--model", str(setting.model_folder(folder))]
+        if setting.constrained:
+            words += ["--structured-outputs-config", json.dumps({"backend": self.structured})]
+        else:
+            words += ["--skip-tokenizer-init"]
         if setting.checkpoint is None:
             words += ["--load-format", "dummy"]  # vLLM draws the weights
         blocks = setting.kv_bytes // (setting.token_bytes * self.block)
@@ -165,6 +172,18 @@ SYSTEMS: Mapping[str, System] = {
             marker="P",
             column_order=200,
         ),
+    ),
+    "vllm_guidance": Vllm(
+        "vLLM, guidance",
+        Style(
+            heading=("vLLM", "guid-", "ance"),
+            meaning="constrained answers by its backend guidance; vllm has xgrammar",
+            colour=_COLOUR,
+            marker="X",
+            line="dotted",
+            column_order=205,
+        ),
+        structured="guidance",
     ),
     "vllm_prefix_caching": Vllm(
         "vLLM, prefix caching",

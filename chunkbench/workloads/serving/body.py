@@ -13,7 +13,7 @@ from chunkbench.report.numbers import NOTHING, count, extent, megabytes, ms_of_s
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.view import Body, View
 from chunkbench.store.serving_result import EqualAnswers, ServingResult
-from chunkbench.workloads.serving import sustained
+from chunkbench.workloads.serving import constrained, sustained
 
 _LEGEND = (
     "normalized latency = (last token - due) / tokens, mean over the requests of an arrival seed, median over seeds; "
@@ -32,6 +32,9 @@ _NEAR_TIE = (
 
 def body(view: View) -> Body:
     """Headline, tables and legend of a run."""
+    if constrained.asked(view):
+        tables = (*constrained.tables(view), _servers(view))
+        return Body(constrained.headline(view), tables, legend=constrained.LEGEND, timing=_timing(view))
     objectives = {n_p: objective_s(view.rows, n_p) for n_p in {group.axes["n_p"] for group in view.groups}}
     known = {n_p: objective for n_p, objective in objectives.items() if objective is not None}
     equal = _equal_answers(view)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from chunkbench.analysis.derive import Group
 from chunkbench.analysis.requests import load_numbers
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
+from chunkbench.experiment.axes import AXES
 from chunkbench.report.figures.style import (
     DASHES,
     MOST_PANELS,
@@ -111,30 +112,37 @@ def _latencies(
 
 
 def _answered(plot: Axes, axes: Mapping[str, Any], lines: Mapping[str, Sequence[Spot]], report: Report) -> None:
-    """Answers per second against the number of clients, a line for each system."""
+    """Answers per second of a closed loop, a line for each system."""
+    across = _across(report)
     for name, spots in lines.items():
         style = report.columns.line_style(name)
-        clients, middles, lows, highs = zip(*sorted(spots), strict=True)
-        plot.plot(clients, middles, **style.line2d(markersize=5))
-        plot.fill_between(clients, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
+        places, middles, lows, highs = zip(*sorted(spots), strict=True)
+        plot.plot(places, middles, **style.line2d(markersize=5))
+        plot.fill_between(places, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
     panel_title(plot, values(axes, list(axes)))
     plot.set_ylim(bottom=0)
-    plot.set_xscale("log", base=2)
+    if across == "clients":
+        plot.set_xscale("log", base=2)
     ticks_at(plot.xaxis, sorted({spot[0] for spots in lines.values() for spot in spots}))
-    plot.set_xlabel("clients")
+    plot.set_xlabel(AXES[across].label)
     plot.set_ylabel("answers per second")
 
 
+def _across(report: Report) -> str:
+    """The axis of the panels of closed loops."""
+    return "forced" if "forced" in report.varying else "clients"
+
+
 def _by_clients(report: Report) -> Sequence[tuple[Mapping[str, Any], Mapping[str, Sequence[Spot]]]]:
-    """The points of a closed loop: the other axes that vary, and system -> clients and answers per second."""
+    """The points of a closed loop: the other axes that vary, and system -> answers per second over one of them."""
     found: dict[tuple[Any, ...], dict[str, list[Spot]]] = defaultdict(lambda: defaultdict(list))
-    others = [axis for axis in report.varying if axis != "clients"]
+    others = [axis for axis in report.varying if axis != _across(report)]
     for group in report.groups:
         for name in report.columns.ids if group.axes.get("clients") else ():
             row = group.rows.get(name)
             if row is not None and row.derived.latency_us is not None and isinstance(row.facts, ServingResult):
                 rates = [load_numbers(measurement.requests).requests_per_s for measurement in row.facts.measurements]
-                spot = group.axes["clients"], median(rates), min(rates), max(rates)
+                spot = group.axes[_across(report)], median(rates), min(rates), max(rates)
                 found[tuple(group.axes[axis] for axis in others)][name].append(spot)
     return [(dict(zip(others, chosen, strict=True)), lines) for chosen, lines in found.items()][:MOST_PANELS]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import random
 import shutil
@@ -24,17 +23,20 @@ from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
 from chunkbench.serving.load import LoadOptions, LoadResult, send
+from chunkbench.serving.load.answer import Tokens
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Setting, System
 from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
-from chunkbench.traces import Arrivals, PlannedRequest, Prompts, draw_prompts, due_times
+from chunkbench.traces import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times
 from chunkbench.workers.pages import environment
 from chunkbench.workloads.serving.answers import Answers
 from chunkbench.workloads.serving.budget import Cut, fit
+from chunkbench.workloads.serving.following import constrained_answers, first_invalid
 from chunkbench.workloads.serving.plan import (
+    REFUSED,
     WARM_UP,
     Unit,
     answers_s,
@@ -48,6 +50,7 @@ from chunkbench.workloads.serving.plan import (
     questions_of,
     requests_id,
     setting_of,
+    task_of,
     texts_of,
     weight,
 )
@@ -92,8 +95,9 @@ class ServingMeasurer:
         self._prepared = monotonic()
         self._setting = setting_of(experiment, target, points)
         self._texts = texts_of(experiment, self._setting)
+        self._task = task_of(experiment, self._setting, points)
         self._questions = questions_of(experiment, self._setting, points)
-        systems = {name: _survey(name, target.device) for name in experiment.implementations}
+        systems = {name: _survey(name, target.device, self._task is not None) for name in experiment.implementations}
         if all(entry.refusal for entry in systems.values()):
             reasons = "; ".join(f"{name}: {entry.refusal[1]}" for name, entry in systems.items() if entry.refusal)
             raise CannotRunError(f"no system of this experiment runs here: {reasons}")
@@ -271,7 +275,9 @@ class ServingMeasurer:
             prompts = draw_prompts(
                 Prompts(longest - 2), WARM_UP, self._experiment.vocabulary, f"warm-up {entry.starts}"
             )
-            self._send(entry.server, [PlannedRequest(0.0, prompt, 2) for prompt in prompts], WARM_UP)
+            plan = [PlannedRequest(0.0, prompt, 2) for prompt in prompts]
+            plan += self._task.first if self._task is not None else []
+            self._send(entry, plan, WARM_UP)
             self._costs.starts[name] = monotonic() - began
         return entry.server is not None
 
@@ -300,10 +306,8 @@ class ServingMeasurer:
         key = requests_id(point)
         if key not in self._capacity or self._capacity[key][0] != running[0]:
             announce(f"capacity of {running[0]}")
-            server = self._systems[running[0]].server
-            assert server is not None
             plan = self._plan(point, "capacity", capacity_requests(point), None)
-            measured = self._send(server, plan, point.batch_size)
+            measured = self._send(self._systems[running[0]], plan, point.batch_size)
             self._capacity[key] = running[0], load_numbers(measured.requests).requests_per_s
         name, capacity = self._capacity[key]
         if capacity:
@@ -327,24 +331,30 @@ class ServingMeasurer:
         """The same requests for all systems; prompts that no earlier measurement had."""
         experiment = self._experiment
         named = f"{experiment.seed} {seed}"
-        prompts = Prompts(point.n_p, point.n_s or 0, point.prompts, point.tree)
-        drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{draw_id(point)} {named}", self._texts)
+        if self._task is not None:
+            plan = self._task.drawn(point, count, f"{draw_id(point)} {named}")
+        else:
+            prompts = Prompts(point.n_p, point.n_s or 0, point.prompts, point.tree)
+            drawn = draw_prompts(prompts, count, experiment.vocabulary, f"{draw_id(point)} {named}", self._texts)
+            plan = [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
         if not rate:
-            return [PlannedRequest(0.0, prompt, point.n_c) for prompt in drawn]
+            return plan
         # At every load the same sequence of arrivals, stretched.
         dues = due_times(Arrivals(experiment.arrivals, experiment.spread), rate, count, named)
-        return [PlannedRequest(due, prompt, point.n_c) for due, prompt in zip(dues, drawn, strict=True)]
+        return [replace(request, due=due) for due, request in zip(dues, plan, strict=True)]
 
     def _send(
         self,
-        server: RunningServer,
+        entry: _System,
         plan: Sequence[PlannedRequest],
         clients: int | None,
-        report_ended: Callable[[int], None] = lambda ended: None,
+        ended: Callable[[Prompt, Tokens], None] = lambda *_: None,
     ) -> LoadResult:
+        assert entry.server is not None
+        if entry.system.constraint == "left out":
+            plan = [replace(request, regex="") for request in plan]
         options = LoadOptions(clients, self._experiment.case_limit_s)
-        ended = itertools.count(1)
-        return asyncio.run(send(server.target, plan, options, lambda *_: report_ended(next(ended))))
+        return asyncio.run(send(entry.server.target, plan, options, lambda _, *answered: ended(*answered)))
 
     def _turn(
         self,
@@ -357,24 +367,36 @@ class ServingMeasurer:
         report_ended: Callable[[int], None],
     ) -> None:
         """One measurement of one system. `report_ended` gets the number of requests that have ended."""
-        server = self._systems[name].server
+        entry = self._systems[name]
+        server = entry.server
         assert server is not None
+        told: dict[Prompt, Tokens] = {}
+
+        def ended(prompt: Prompt, answer: Tokens) -> None:
+            told[prompt] = answer
+            report_ended(len(told))
+
         began = monotonic()
         server.watch.begin()
         plan = self._plan(point, seed, requests, rate)
-        measured = self._send(server, plan, point.clients, report_ended)
+        measured = self._send(entry, plan, point.clients, ended)
         latencies = [request.last - request.due for request in measured.requests if request.last is not None]
         fastest_s = min(latencies, default=0.0)
         took_s = monotonic() - began
         self._costs.learn_turn(name, requests_id(point), point, requests, plan[-1].due, took_s, fastest_s)
         end = max((request.last or 0.0 for request in measured.requests), default=0.0)
         moments = server.watch.between(measured.started, measured.started + end)
+        answers = None
+        if self._task is not None:
+            window = measured.started, measured.started + end
+            answers = constrained_answers(plan, told, server.watch, window, not case.measurements)
         case.measurements.append(
             Measurement(
                 arrival_seed=seed,
                 requests=measured.requests,
                 client_cpu=measured.client_cpu,
                 server=ServerFacts.of(moments, measured.started, server.watch.sampled),
+                constrained=answers,
             )
         )
         failed = [request for request in measured.requests if request.status != "ok"]
@@ -386,6 +408,12 @@ class ServingMeasurer:
             status = "incorrect" if kinds == {"wrong"} else status
             reason = server.died or failed[0].reason
             case.failure = status, f"{len(failed)} of {len(measured.requests)} requests failed: {reason}"
+        elif answers is not None and answers.invalid and entry.system.constraint == "sent":
+            wrong = first_invalid(plan, told)
+            case.failure = (
+                "incorrect",
+                f"{answers.invalid} of {len(plan)} answers break their constraint: {wrong!r:.300}",
+            )
 
     def _facts(
         self,
@@ -442,11 +470,14 @@ def _scrubbed(said: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name not in ("root", "permission")}
 
 
-def _survey(name: str, device: str) -> _System:
+def _survey(name: str, device: str, constrained: bool) -> _System:
     """A system, and whether it runs here."""
     system = SYSTEMS.load(name)
     answer = system.availability(device)
     if not answer.ok:
         reason = f"{answer.reason}: {answer.remedy}" if answer.remedy else answer.reason
         return _System(system, refusal=("unavailable", reason))
-    return _System(system, system.package_version())
+    refusal: tuple[Status, str] | None = None
+    if constrained and system.constraint == "refused":
+        refusal = "unsupported", REFUSED
+    return _System(system, system.package_version(), refusal=refusal)

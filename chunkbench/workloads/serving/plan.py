@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,12 +34,14 @@ from chunkbench.workloads.serving.budget import (
 )
 from chunkbench.workloads.serving.memory import MemoryPlan, plan_memory, room_for_servers
 from chunkbench.workloads.serving.spec import ServingExperiment
+from chunkbench.workloads.serving.tasks import TaskRequests
 
 if TYPE_CHECKING:
     from chunkbench.workloads.serving.answers import QuestionSet
 
 WARM_UP = 4
 """Requests before the first measurement of a server, with other prompts."""
+REFUSED = "this server follows no constraints"
 _FLOAT32, _REFERENCE = 2.0, 2.0
 """How much longer a request takes in float32 than in bfloat16, and in transformers than in a server, about."""
 _GPU_RATES = 1e14, 1e12
@@ -66,12 +69,17 @@ def describe(experiment: ServingExperiment, target: Target) -> str:
     here: dict[str, System] = {}
     for name in experiment.implementations:
         label, answer = SYSTEMS.availability(name, target.device)
+        told = "will be measured" if answer.ok else f"unavailable: {answer.reason}"
         if answer.ok:
             here[name] = SYSTEMS.load(name)
-        lines.append(f"  {name:<24} {label:<24} {'will be measured' if answer.ok else f'unavailable: {answer.reason}'}")
+            if experiment.constrained and here[name].constraint == "refused":
+                told = f"unsupported: {REFUSED}"
+                del here[name]
+        lines.append(f"  {name:<24} {label:<24} {told}")
     lines += ["", *(f"  {point.brief}" for point in points)]
     setting = setting_of(experiment, target, points)
     texts_of(experiment, setting)
+    task_of(experiment, setting, points)
     questions_of(experiment, setting, points)
     memory = memory_of(experiment, setting, here)
     lines += [
@@ -102,6 +110,8 @@ def assumed_costs(setting: Setting, systems: Mapping[str, System]) -> Costs:
     flops_per_s, bytes_per_s = (_matrix_rate(setting), read_bandwidth()) if setting.device == "cpu" else _GPU_RATES
 
     def assumed(point: ServingPoint) -> float:
+        if setting.constrained:  # answers end by themselves
+            point = point.model_copy(update={"n_c": max(1, point.n_c // 2)})
         return assumed_request_s(point, setting.weights, setting.token_bytes, flops_per_s, bytes_per_s)
 
     return Costs({name: system.start_s for name, system in systems.items()}, assumed)
@@ -242,6 +252,7 @@ def setting_of(experiment: ServingExperiment, target: Target, points: Sequence[S
         threads=point.threads or torch.get_num_threads(),
         seed=experiment.seed,
         endpoint=experiment.endpoint,
+        constrained=bool(experiment.constrained),
     )
     return setting if setting.kv_bytes else replace(setting, kv_bytes=kv_needed(setting))
 
@@ -250,11 +261,22 @@ def texts_of(experiment: ServingExperiment, setting: Setting) -> TextIds | None:
     """The texts of the prompts, tokenised; None: prompts are random ids. Raises `RunError` without a tokenizer."""
     if not experiment.texts:
         return None
+    return text_ids(read_texts(experiment.texts), _tokenizer(setting, "texts", experiment.texts))
+
+
+def task_of(experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]) -> TaskRequests | None:
+    """The requests of a constrained experiment. Raises `RunError` without a tokenizer."""
+    task = experiment.constrained
+    return TaskRequests(task, _tokenizer(setting, "constrained", task), points) if task else None
+
+
+def _tokenizer(setting: Setting, key: str, value: str) -> Path:
+    """The model's tokenizer.json, which this value of a key needs. Raises `RunError`."""
     tokenizer = setting.checkpoint and setting.checkpoint / "tokenizer.json"
     if tokenizer is None or not tokenizer.is_file():
         told = "give a checkpoint's folder with a tokenizer.json, or model: smollm2-135m"
-        raise RunError(f"texts: {setting.shape} has no tokenizer for {experiment.texts}; {told}")
-    return text_ids(read_texts(experiment.texts), tokenizer)
+        raise RunError(f"{key}: {setting.shape} has no tokenizer for {value}; {told}")
+    return tokenizer
 
 
 def questions_of(experiment: ServingExperiment, setting: Setting, points: Sequence[ServingPoint]) -> QuestionSet | None:
@@ -288,11 +310,13 @@ def weight(point: ServingPoint) -> int:
 
 def requests_id(point: ServingPoint | ServingResult) -> str:
     """What the capacity of a system depends on: everything but the rate. An axis that changes requests belongs here."""
-    names = ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
+    names: tuple[str, ...] = ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
+    names = names if point.forced is None else (*names, "forced")
     return " ".join(f"{name}={show_value(getattr(point, name))}" for name in names)
 
 
 def draw_id(point: ServingPoint) -> str:
     """What prompts and the order of turns are drawn from. Other text would draw other requests in a resumed run."""
     rate = f"load={point.load}%" if point.load is not None else f"rate={point.rate}/min"
-    return f"{requests_id(point)} {f'clients={point.clients}' if point.clients else rate}"
+    rate = f"clients={point.clients}" if point.clients else rate
+    return f"{requests_id(point)} {rate}"

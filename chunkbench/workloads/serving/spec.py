@@ -11,10 +11,11 @@ from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.fields import Count, ImplementationId, Positive
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.experiment.spec import FROM_MODEL, N_P, N_S
-from chunkbench.experiment.sweep import Required
+from chunkbench.experiment.sweep import Required, Sweep
 from chunkbench.experiment.values import LengthRange
 from chunkbench.traces import read_texts
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
+from chunkbench.workloads.serving.tasks import Task
 
 _HOW_MANY = ("load", "rate", "clients")
 _RATE = Required(
@@ -53,7 +54,23 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     equal_answers: Annotated[Count, Field(ge=0, le=200)] = Field(
         0, description="so many of the texts are answered in float32 before the clock, and compared with transformers"
     )
+    constrained: Task = Field(
+        "",
+        description="answers follow an expression: `character` and `facts` ask for JSON, of `share` the axis forced"
+        " says how many bytes leave no choice; prompts are the task's, n_p and n_c the most tokens of each",
+    )
     endpoint: str = Field("", description="URL of the server that the system `endpoint` measures")
+
+    @classmethod
+    def _more_findings(cls, raw: Mapping[str, Any], sweep: Sweep, report_unused: bool) -> Iterator[Finding]:
+        task = raw.get("constrained", "")
+        if any((values["forced"] is not None) != (task == "share") for values in sweep.combinations):
+            told = "the axis forced (percent) is missing" if task == "share" else "forced is an axis of `share` only"
+            yield Finding(("constrained",) if "constrained" in raw else ("sweep",), told)
+        shared = (values["n_s"] != 0 or values["prompts"] != 1 for values in sweep.combinations)
+        if task and (raw.get("texts") or any(shared)):
+            told = "prompts are the task's and share nothing: give n_s: 0, and no texts, prompts and tree"
+            yield Finding(("constrained",), told)
 
     @field_validator("texts")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ if MISSING:
 
 from aiohttp import web
 
+from tests.serving.engine.models import write_byte_tokenizer
+
 WAIT_S = 0.04
 EXPERIMENT = """
 kind: serving
@@ -40,6 +43,9 @@ sweep: [{clients: [1, 4, 8]}]
 """
 
 
+SHARES = "clients: 4, forced: [0, 50]"
+
+
 class Busy:
     """A server that counts how many requests it has at once."""
 
@@ -50,24 +56,33 @@ class Busy:
         self._running = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(await request.json())
+        asked = await request.json()
+        self.asked.append(asked)
         self._running += 1
         self.most[len(self.asked)] = self._running
         await asyncio.sleep(WAIT_S)
         self._running -= 1
         response = web.StreamResponse()
         await response.prepare(request)
-        count = self.asked[-1]["max_tokens"]
-        for _ in range(count):
-            await response.write(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n')
-        usage = {"prompt_tokens": 20, "completion_tokens": count}
+        pieces = ["a"] * asked["max_tokens"]
+        if "structured_outputs" in asked:
+            regex = asked["structured_outputs"]["regex"]
+            pieces = [re.sub(r"\[a-z \]\{(\d+)\}", lambda match: "x" * int(match[1]), regex).replace("\\", "")]
+            pieces = pieces if "{" in pieces[0] else ["no, "]  # it knows JSON only
+        for piece in pieces:
+            choice = {"index": 0, "text": piece, "finish_reason": None}
+            await response.write(f"data: {json.dumps({'id': 'r', 'choices': [choice]})}\n\n".encode())
+        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(pieces)}
         await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
         return response
 
 
+Served = tuple[Path, Busy, str]
+"""A folder with a run, the server that it measured, and its address."""
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Busy]]:
-    """A run, and the server that it measured."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, busy = tmp_path_factory.mktemp("closed"), Busy()
     loop, listens = asyncio.new_event_loop(), threading.Event()
     addresses: list[Any] = []
@@ -92,14 +107,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Busy]]
     file.write_text(EXPERIMENT % f"http://127.0.0.1:{addresses[0][1]}")
     result = CliRunner().invoke(cli, ["run", str(file), "--out", str(folder / "run")])
     assert result.exit_code == 0, result.output
-    yield folder, busy
+    yield folder, busy, f"http://127.0.0.1:{addresses[0][1]}"
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
 
 
-def test_each_client_sends_two_requests_as_soon_as_it_has_an_answer(run: tuple[Path, Busy]) -> None:
+def test_each_client_sends_two_requests_as_soon_as_it_has_an_answer(run: Served) -> None:
     register()
-    folder, busy = run
+    folder, busy, _ = run
     rows = [case for case in open_run(folder / "run").cases if isinstance(case, ServingResult)]
     assert {row.clients: [len(m.requests) for m in row.measurements] for row in rows} == {
         1: [4, 4],
@@ -122,8 +137,8 @@ def test_each_client_sends_two_requests_as_soon_as_it_has_an_answer(run: tuple[P
     assert len(set(prompts)) == len(prompts) == place
 
 
-def test_a_closed_loop_has_a_plan_a_table_and_a_figure(run: tuple[Path, Busy]) -> None:
-    folder, _ = run
+def test_a_closed_loop_has_a_plan_a_table_and_a_figure(run: Served) -> None:
+    folder, _, _ = run
     plan = CliRunner().invoke(cli, ["run", str(folder / "closed.yaml"), "--dry-run"])
     assert "3 points, 2 arrival seeds of 4 to 12 requests" in plan.output
     assert "n_p=20 n_s=0 b=8 clients=4" in plan.output
@@ -137,7 +152,39 @@ def test_a_closed_loop_has_a_plan_a_table_and_a_figure(run: tuple[Path, Busy]) -
     assert list(line.get_xdata()) == [1, 4, 8]
 
 
-def test_load_and_clients_do_not_go_together(run: tuple[Path, Busy], tmp_path: Path) -> None:
+def test_answers_that_break_their_constraint_are_incorrect(run: Served, tmp_path: Path) -> None:
+    _, busy, url = run
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**shape, "model_type": "llama", "vocab_size": 256}))
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"")  # so that it is a checkpoint
+    write_byte_tokenizer(tmp_path / "m")
+    changes = {"model: small-llama, n_p: 20": f"model: {tmp_path / 'm'}, n_p: 90", "clients: [1, 4, 8]": SHARES}
+    text = EXPERIMENT % url + "constrained: share\n"
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (tmp_path / "share.yaml").write_text(text)
+    begun = len(busy.asked)
+    result = CliRunner().invoke(cli, ["run", str(tmp_path / "share.yaml"), "--out", str(tmp_path / "run")])
+    assert result.exit_code == 3, result.output  # not all rows are ok
+    rows = {case.forced: case for case in open_run(tmp_path / "run").cases if isinstance(case, ServingResult)}
+    assert rows[50].status in ("ok", "noisy"), rows[50].reason
+    first = rows[50].measurements[0]
+    assert first.constrained is not None
+    assert (first.constrained.valid, first.constrained.invalid) == (8, 0)
+    assert {request.status for request in first.requests} == {"ok"}
+    assert set(map(len, first.constrained.texts)) == {200}
+    assert rows[0].status == "incorrect"
+    assert rows[0].reason == "8 of 8 answers break their constraint: 'no, '"
+    sent = [asked for asked in busy.asked[begun:] if "structured_outputs" in asked]
+    assert len(sent) == 2 + 3 * 8  # one of each before the clock; no second seed of what failed
+    assert not any("ignore_eos" in asked for asked in sent)
+    (tmp_path / "share.yaml").write_text(text.replace("n_p: 90", "n_p: 30"))
+    refused = CliRunner().invoke(cli, ["run", str(tmp_path / "share.yaml"), "--dry-run"])
+    assert "n_p = 30 is the most; raise it" in str(refused.exception)
+
+
+def test_load_and_clients_do_not_go_together(run: Served, tmp_path: Path) -> None:
     (tmp_path / "both.yaml").write_text((EXPERIMENT % "http://x").replace("{clients:", "{load: 50, clients:"))
     result = CliRunner().invoke(cli, ["validate", str(tmp_path / "both.yaml")])
     assert "load: cannot be used together with clients; keep one" in result.output

@@ -1,0 +1,140 @@
+"""What a constrained experiment asks: prompts in words, and the regular expression that answers follow.
+
+Expressions hold classes of ASCII characters only: dialects differ in what others mean. A JSON object has no spaces
+that the model could leave out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from chunkbench.experiment.points import ServingPoint
+from chunkbench.store import RunError
+from chunkbench.traces import PlannedRequest
+
+Task = Literal["", "character", "facts", "share"]
+SHARE_BYTES = 200
+"""Bytes of an answer to `share`."""
+_MOST_FIELDS = 4
+
+_BEGINS = ["Al", "Bren", "Cor", "Dal", "Ed", "Fen", "Gar", "Hol", "Is", "Jor", "Kel", "Lor", "Mar", "Nev", "Or", "Per"]
+_ENDS = ["a", "an", "ber", "den", "dra", "el", "eth", "ia", "in", "ion", "mir", "na", "or", "ric", "ra", "wen"]
+_PLACES = ["ton", "ford", "burg", "haven", "stead", "mouth", "field", "wick"]
+_SIGHTS = [
+    "bridge",
+    "clock tower",
+    "old mill",
+    "market hall",
+    "glass garden",
+    "stone pier",
+    "north gate",
+    "river museum",
+]
+_STRING = '"[A-Za-z0-9 ]{1,16}"'
+_LONG = '"[A-Za-z0-9 ]{1,24}"'
+_WORDS = (
+    "every evening the keeper of the light walks along the harbour and counts the boats that came home before the wind"
+    " turned and in the morning the baker asks how many of them brought fish for the long tables of the market hall"
+)
+"""Names of the keys of `share`, as far as they are needed."""
+
+
+def _one_of(*words: str) -> str:
+    return f'"({"|".join(words)})"'
+
+
+def _object(**fields: str) -> str:
+    """A JSON object: key -> the expression of its value."""
+    return r"\{" + ",".join(f'"{key}":{value}' for key, value in fields.items()) + r"\}"
+
+
+_CHARACTER = _object(
+    name=_STRING,
+    house=_one_of("Ember", "Willow", "Tide", "Slate"),
+    blood_status=_one_of("Old", "Mixed", "New"),
+    occupation=_one_of("Healer", "Teacher", "Smith", "Keeper", "Writer", "Trader"),
+    wand=_object(wood=_STRING, core=_STRING, length=r"[0-9]{1,2}\.[0-9]{1,2}"),
+    alive=_one_of("Alive", "Deceased"),
+    patronus=_STRING,
+    bogart=_STRING,
+)
+_FACTS = _object(
+    name=_LONG,
+    country=_LONG,
+    latitude=r"-?[0-9]{1,2}\.[0-9]",
+    population="[0-9]{1,7}",
+    landmarks=rf"\[{_LONG},{_LONG},{_LONG}\]",
+)
+
+
+def regex_of(task: Task, forced: int | None = None) -> str:
+    """What answers follow. `forced`: of `share`, percent of the bytes that leave no choice."""
+    return {"character": _CHARACTER, "facts": _FACTS}.get(task) or _shared(forced or 0)
+
+
+def _shared(forced: int) -> str:
+    """Fixed keys, and free strings of exactly known lengths. Too few fixed bytes for one key are a fixed text."""
+    fixed = round(SHARE_BYTES * forced / 100)
+    fields = min(_MOST_FIELDS, (fixed - 1) // 7)
+    if fields < 1:
+        return f"{_WORDS[:fixed]}[a-z ]{{{SHARE_BYTES - fixed}}}"
+    keys, free = fixed - 6 * fields - 1, SHARE_BYTES - fixed
+    places = [[part * count // fields for part in range(fields + 1)] for count in (keys, free)]
+    parts = zip(*(itertools.pairwise(line) for line in places), strict=True)
+    members = (f'"{_WORDS[begin:end]}":"[a-z ]{{{last - first}}}"' for (begin, end), (first, last) in parts)
+    return r"\{" + ",".join(members) + r"\}"
+
+
+def prompts_of(task: Task, count: int, seed: str) -> list[str]:
+    """`count` different prompts about made-up names; another seed gives others."""
+    chance, found = random.Random(f"task {task} {seed}"), dict[str, None]()
+
+    def name() -> str:
+        return chance.choice(_BEGINS) + chance.choice(_ENDS)
+
+    while len(found) < count:
+        who = f"{name()} {name()}{chance.choice(_ENDS)}"
+        if task == "character":
+            asked = (
+                f"{who} is a character of a story about a school of magic. One line of JSON tells the name, house,"
+                f" blood status, occupation, wand, whether {who} lives, the patronus and the bogart:\n"
+            )
+        elif task == "facts":
+            town, sights = who + chance.choice(_PLACES), chance.sample(_SIGHTS, 3)
+            asked = (
+                f"{town} is a town in {name()}land. It lies at a latitude of {chance.uniform(-60, 60):.1f} degrees and"
+                f" has {chance.randrange(900, 900_000)} inhabitants. Visitors come for the {sights[0]}, the {sights[1]}"
+                f" and the {sights[2]}.\nThe same as JSON:\n"
+            )
+        else:
+            asked = f"{who} keeps a diary of the harbour. Today's page as JSON:\n"
+        found[asked] = None
+    return [*found]
+
+
+class TaskRequests:
+    """The requests of a task, by the tokenizer of the model."""
+
+    def __init__(self, task: Task, tokenizer: Path, points: Sequence[ServingPoint]) -> None:
+        """`tokenizer`: tokenizer.json. Raises `RunError` if prompts are longer than the points say."""
+        from tokenizers import Tokenizer
+
+        self._task, self._tokenizer = task, Tokenizer.from_file(str(tokenizer))
+        longest, n_p = max(map(len, self._ids(64, "length"))), min(point.n_p for point in points)
+        if longest > n_p:
+            raise RunError(f"n_p: prompts of {task} have up to {longest} tokens, and n_p = {n_p} is the most; raise it")
+        expressions = {point.forced: point for point in points}.values()
+        self.first = [request for point in expressions for request in self.drawn(point, 1, "warm-up")]
+        """One of each expression."""
+
+    def drawn(self, point: ServingPoint, count: int, seed: str) -> list[PlannedRequest]:
+        """Different requests, all due at once."""
+        regex = regex_of(self._task, point.forced)
+        return [PlannedRequest(0.0, ids, point.n_c, exact=False, regex=regex) for ids in self._ids(count, seed)]
+
+    def _ids(self, count: int, seed: str) -> list[tuple[int, ...]]:
+        return [tuple(self._tokenizer.encode(prompt).ids) for prompt in prompts_of(self._task, count, seed)]
