@@ -48,7 +48,7 @@ class BlockSession(Session):
 
     def rewind(self) -> None:
         for join, length in zip(self._joined, self._prompts, strict=True):
-            self._tables.tree.truncate(join.sequence, length)
+            self._tables.truncate(join.sequence, length)  # its own blocks: nothing to copy
 
     def kv_bytes(self) -> int:
         return self._tables.tree.pool.in_use * self._block_bytes

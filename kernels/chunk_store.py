@@ -147,17 +147,17 @@ class ChunkStore:
         in_order = (both.transpose(0, 1).flatten(1, 2)[:, :tokens] for both in (keys, values))
         return next(in_order), next(in_order)
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` token slots of a chunk, in all layers, to a new chunk."""
-        keys, values = self._chunk(target)
-        from_keys, from_values = self._chunk(source)
-        keys[:, :, :tokens].copy_(from_keys[:, :, :tokens])
-        values[:, :, :tokens].copy_(from_values[:, :, :tokens])
-        values[:, :, tokens:].zero_()
+    def copy(self, source: int, target: int, tokens: int, held: int) -> None:
+        """Copy the first `tokens` of the `held` tokens in a chunk, in all layers, to a new chunk.
 
-    def cut(self, chunk: int, tokens: int, held: int) -> None:
-        """Keep the first `tokens` of the `held` tokens in a chunk, in all layers; the other slots become free."""
-        self._chunk(chunk)[1][:, :, tokens:held].zero_()
+        Its other slots become free, also if `target` is `source`.
+        """
+        keys, values = self._chunk(target)
+        if target != source:
+            from_keys, from_values = self._chunk(source)
+            keys[:, :, :tokens].copy_(from_keys[:, :, :tokens])
+            values[:, :, :tokens].copy_(from_values[:, :, :tokens])
+        values[:, :, tokens:].zero_()
 
     def _allocate(self, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Uninitialized memory for K and V, each `[layers, chunks, h_kv, c, d]`."""

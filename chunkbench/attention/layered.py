@@ -24,8 +24,8 @@ class LayeredChunkAttention:
     Sequences with a common prefix of token ids share the K and V of the full chunks of that prefix. Token ids alone
     decide this. Rows of q and out follow `sequences`, the order of addition, for every shape of the forest. An error
     leaves the cache unchanged: `UnknownSequence` (a KeyError), `EmptySequence`, `WrongTokens`, `WrongTensor`,
-    `SharedChunk` and `PoolExhausted` (ValueErrors); all of them are `KVCacheError`s. The class records no gradients
-    and does not change the thread count of the process.
+    and `PoolExhausted` (ValueErrors); all of them are `KVCacheError`s. The class records no gradients and does not
+    change the thread count of the process.
 
     `heads % kv_heads == 0`; `head_dim` is a multiple of 16; `max_tokens` limits the number of chunks to what holds that
     many tokens (None: memory is the limit). `partition="sequence-first"` skips the chunk-first phase: the cache is the
@@ -33,8 +33,7 @@ class LayeredChunkAttention:
     was built and supports the shape (chunk_size a multiple of 16, head_dim up to 256), Triton on an NVIDIA GPU if it
     supports the shape (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch.
     The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own. `retain`
-    keeps the full chunks of sequences that were removed, for later ones, until their memory is needed; `truncate` then
-    raises ValueError.
+    keeps the full chunks of sequences that were removed or cut, for later ones, until their memory is needed.
     """
 
     _deferred = False
@@ -160,20 +159,19 @@ class LayeredChunkAttention:
         """Add a sequence with the same tokens, as the last row, and return its id."""
         forked = self._tree.fork(sequence)
         if forked.copy is not None:
-            self._store.copy(forked.copy.source, forked.copy.target, forked.copy.tokens)
+            self._store.copy(*forked.copy)
         self._planned = False
         return forked.sequence
 
     def truncate(self, sequence: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence, at least 1.
 
-        Raises SharedChunk if the new end lies inside a chunk that other sequences cover, too.
+        If the new end lies inside a chunk that other sequences cover, the sequence gets a copy: PoolExhausted if there
+        is no room for it.
         """
-        before = self.length(sequence)
-        cut = self._tree.truncate(sequence, length)
-        if cut is not None:
-            chunk_tokens = before - (length - cut.tokens)
-            self._store.cut(cut.chunk, cut.tokens, min(chunk_tokens, self.chunk_size))
+        copy = self._tree.truncate(sequence, length)
+        if copy is not None:
+            self._store.copy(*copy)
         self._planned = False
 
     def plan(self) -> None:

@@ -26,7 +26,8 @@ class RaggedChunkAttention(LayeredChunkAttention):
     queries.
 
     A later sequence can share chunks whose K and V are not written yet. It must not read them before they are: select
-    their tokens in the same step or before, in any sequence that covers them.
+    their tokens in the same step or before, in any sequence that covers them. If a sequence is cut whose tokens were
+    not all computed, select those of its last chunk again.
 
     Sequences that compute only their last token take part in the two-phase partition. The rows of prompts read the
     cached chunks where they lie, a block of rows at a time. Kernels: native and PyTorch ("auto" chooses between these).

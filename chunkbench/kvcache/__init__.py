@@ -1,12 +1,11 @@
 """The prefix-aware KV cache (PAKV) without the tensors: prefix trees, a pool of chunk ids, plans, block tables."""
 
 from chunkbench.kvcache.blocks import BlockTables, JoinedBlocks
-from chunkbench.kvcache.changes import Append, Copy, Cut, Fork, Join
+from chunkbench.kvcache.changes import Append, Copy, Fork, Join
 from chunkbench.kvcache.errors import (
     EmptySequence,
     KVCacheError,
     PoolExhausted,
-    SharedChunk,
     UnknownSequence,
     WrongTokens,
 )
@@ -19,7 +18,6 @@ __all__ = [
     "BlockTables",
     "ChunkPool",
     "Copy",
-    "Cut",
     "EmptySequence",
     "Fork",
     "Join",
@@ -29,7 +27,6 @@ __all__ = [
     "PoolExhausted",
     "PrefixTree",
     "Segment",
-    "SharedChunk",
     "UnknownSequence",
     "WrongTokens",
 ]

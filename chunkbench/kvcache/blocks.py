@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from chunkbench.kvcache.changes import Copy
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.tokens import Tokens
 from chunkbench.kvcache.tree import PrefixTree
@@ -32,7 +33,7 @@ class BlockTables:
         """`max_tokens`: tokens per sequence for which the table has room initially; it grows on demand."""
         self.block_size = block_size
         self.tree = PrefixTree(block_size, share=share)
-        """Its chunks are the blocks. Sequences leave, or lose tokens, by the tree's own methods."""
+        """Its chunks are the blocks. Sequences leave by the tree's own method."""
         self._by_slot: npt.NDArray[np.int32] = np.zeros((8, max(1, -(-max_tokens // block_size))), np.int32)
 
     @property
@@ -68,6 +69,16 @@ class BlockTables:
             slots = self.tree.slots
             self._by_slot[rows if isinstance(slots, slice) else slots[rows], columns] = appended.chunks[rows]
         return appended.chunks * self.block_size + appended.slots
+
+    def truncate(self, sequence: int, length: int) -> Copy | None:
+        """Keep the first `length` tokens of a sequence. The caller must copy as the result says.
+
+        Raises the same errors as `PrefixTree.truncate`.
+        """
+        copy = self.tree.truncate(sequence, length)
+        if copy is not None:
+            self._by_slot[self.tree.slot(sequence), length // self.block_size] = copy.target
+        return copy
 
     def _make_room(self, rows: int, columns: int) -> None:
         """Double the number of rows or columns if the table has too few."""

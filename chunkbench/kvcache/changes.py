@@ -1,4 +1,4 @@
-"""Results of tree operations. They tell the chunk store where to fill, append, copy and cut."""
+"""Results of tree operations. They tell the chunk store where to fill, append and copy."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ class Append(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The store must copy the first `tokens` token slots of chunk `source` to the new chunk `target`."""
+    """The store must copy the first `tokens` of the `held` tokens in chunk `source` to the new chunk `target`.
+
+    If `target` is `source`, the tokens stay where they are. In both cases the other slots of `target` become free.
+    """
 
     source: int
     target: int
     tokens: int
+    held: int
 
 
 class Fork(NamedTuple):
@@ -43,10 +47,3 @@ class Fork(NamedTuple):
 
     sequence: int
     copy: Copy | None
-
-
-class Cut(NamedTuple):
-    """A sequence now ends after the first `tokens` token slots of `chunk`; the other slots hold no tokens any more."""
-
-    chunk: int
-    tokens: int

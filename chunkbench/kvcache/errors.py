@@ -23,9 +23,5 @@ class WrongTokens(KVCacheError, ValueError):
     """Token ids are not a flat list of integers, or their number does not fit the sequences."""
 
 
-class SharedChunk(KVCacheError, ValueError):
-    """The operation would change a chunk that other sequences cover, too."""
-
-
 class PoolExhausted(KVCacheError, ValueError):
     """More chunks are needed than the pool may hold."""

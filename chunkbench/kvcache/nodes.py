@@ -68,8 +68,13 @@ class TreeNode:
         """Whether no node is below this one."""
         return not self.children and not self.evictable_children
 
+    @property
+    def shared_end(self) -> bool:
+        """Whether a sequence that ends here needs a node of its own to go on: others end here, or something follows."""
+        return self.references > 1 or self.evictable_children > 0
+
     def branch(self, chunk: int, sequence: TreeSequence) -> None:
-        """Let a sequence that ends here, beside others, go on in a new last child with one chunk that is not full."""
+        """Let a sequence that ends here go on in a new last child with one chunk that is not full."""
         # One call for all of this, for speed: a step of a batch may do it for every sequence.
         node = TreeNode(self, array("q", (chunk,)), NO_KEYS, 1)
         if self.children is _NO_CHILDREN:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.changes import Append, Copy, Cut, Fork, Join
-from chunkbench.kvcache.errors import EmptySequence, PoolExhausted, SharedChunk, UnknownSequence, WrongTokens
+from chunkbench.kvcache.changes import Append, Copy, Fork, Join
+from chunkbench.kvcache.errors import EmptySequence, PoolExhausted, UnknownSequence, WrongTokens
 from chunkbench.kvcache.integers import Ints, ranges
 from chunkbench.kvcache.nodes import NO_KEYS, PrefixMatch, TreeNode, TreeSequence, deepest_match, path_to
 from chunkbench.kvcache.plan import Plan
@@ -184,7 +184,7 @@ class PrefixTree:
         twin = self._add(above.insert([target], NO_KEYS), length)
         tokens = int(self._slots.last_tokens[source.slot])
         self._slots.tails[twin.slot, :tokens] = self._slots.tails[source.slot, :tokens]
-        return Fork(twin.id, Copy(leaf.chunks[-1], target, tokens))
+        return Fork(twin.id, Copy(leaf.chunks[-1], target, tokens, tokens))
 
     def append(self, tokens: Tokens, sequences: Sequence[int] | None = None, counts: Tokens | None = None) -> Append:
         """Add `counts[i]` tokens to `sequences[i]`. By default one token each, to all live sequences by row.
@@ -214,15 +214,14 @@ class PrefixTree:
         self._free_tokens = None
         return appended
 
-    def truncate(self, sequence: int, length: int) -> Cut | None:
-        """Keep the first `length` tokens of a sequence. Returns the cut of its last chunk, None if that chunk is full.
+    def truncate(self, sequence: int, length: int) -> Copy | None:
+        """Keep the first `length` tokens of a sequence. What is behind them stays or goes as when a sequence leaves.
 
-        Chunks that other sequences cover stay. Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length
-        beyond the sequence), SharedChunk (the new end lies inside a chunk that other sequences cover, too), ValueError
-        with `retain`: evictable chunks may lie below the ones that would be cut.
+        If the new end lies inside a chunk, the result says where the tokens of this chunk are now: still there
+        (`target == source`), or in a chunk of its own, because other sequences cover the chunk or `retain` keeps it.
+        Raises UnknownSequence, EmptySequence (length 0), WrongTokens (length beyond the sequence), PoolExhausted (no
+        room for a chunk of its own, and none becomes free).
         """
-        if self.evictable is not None:
-            raise ValueError("a tree that retains chunks cannot cut sequences")
         entry = self._find(sequence)
         before = self._slots.lengths[entry.slot]
         if length < 1:
@@ -231,30 +230,45 @@ class PrefixTree:
             raise WrongTokens(f"sequence {sequence} has {before} tokens, fewer than {length}")
         if length == before:
             return None
-        path = path_to(entry.leaf)
-        keep = -(-length // self.chunk_size)
-        last_tokens = length - (keep - 1) * self.chunk_size
-        depth, node_chunks = 0, keep
-        while node_chunks > len(path[depth].chunks):
-            node_chunks -= len(path[depth].chunks)
+        full, last_tokens = divmod(length, self.chunk_size)
+        path, kept = path_to(entry.leaf), self._kept_chunks(sequence)
+        depth, place = 0, full
+        while place >= len(path[depth].chunks):
+            place -= len(path[depth].chunks)
             depth += 1
-        node = path[depth]
-        if last_tokens < self.chunk_size and node.references > 1:
-            raise SharedChunk(
-                f"sequence {sequence} cannot be cut to {length} tokens: {node.references} sequences cover the chunk "
-                f"that holds tokens {(keep - 1) * self.chunk_size} to {keep * self.chunk_size - 1}"
-            )
-        if node.references == 1:
-            self._shorten(entry, node, node_chunks, last_tokens)
-        else:
-            del entry.leaf.ends[sequence]
-            end = node.split(node_chunks) if node_chunks < len(node.chunks) else node
-            end.ends[sequence] = entry
-            entry.leaf = end
-            self._drop([*([node] if end is not node else []), *path[depth + 1 :]])
-        self._slots.end_at(entry.slot, length, entry.leaf.chunks[-1])
+        node = path[depth]  # the first chunk that is not full any more is number `place` of its run
+        source, key = node.chunks[place], node.keys[place : place + 1]
+        stays = node.references > 1 or full < kept or any(below.evictable_children for below in path[depth:])
+        new: list[int] = []
+        if last_tokens and stays:
+            try:
+                new = self._allocate(1)
+            except PoolExhausted:
+                if entry.leaf.references > 1:
+                    raise
+                # A chunk that it gives up makes room.
+        elif last_tokens:
+            place += 1
+            if place == len(node.chunks):
+                depth, place = depth + 1, 0
+        end = node.split(place) if place else path[depth - 1] if depth else self._root
+        del entry.leaf.ends[sequence]
+        if path[depth:]:
+            self._drop(path[depth:], kept - full)
+        if last_tokens and stays:
+            above, end = end, end.insert(new or self._allocate(1), NO_KEYS, 1)
+            above.merge_only_child()
+        elif last_tokens:
+            end.keep(len(end.chunks), len(end.chunks) - 1)
+            self._written[source] = not self._deferred
+        end.ends[sequence] = entry
+        entry.leaf = end
+        if last_tokens and key:
+            self._slots.tails[entry.slot] = np.frombuffer(key[0], np.int64)
+        self._slots.end_at(entry.slot, length, end.chunks[-1])
         self._free_tokens = None
-        return Cut(entry.leaf.chunks[-1], last_tokens) if last_tokens < self.chunk_size else None
+        held = min(int(before) - full * self.chunk_size, self.chunk_size)
+        return Copy(source, end.chunks[-1], last_tokens, held) if last_tokens else None
 
     def leave(self, sequence: int) -> None:
         """Remove a sequence; chunks that no other sequence covers return to the pool, or with `retain` stay if written.
@@ -262,7 +276,7 @@ class PrefixTree:
         Raises UnknownSequence.
         """
         entry = self._find(sequence)
-        kept = self.written_tokens(sequence) // self.chunk_size if self.evictable is not None else 0
+        kept = self._kept_chunks(sequence)
         del entry.leaf.ends[sequence]
         self._drop(path_to(entry.leaf), kept)
         del self._live[sequence], self._by_slot[entry.slot]
@@ -345,7 +359,7 @@ class PrefixTree:
                 for slot, chunk in zip(full.tolist(), new.tolist(), strict=True):
                     sequence = self._by_slot[slot]
                     leaf = sequence.leaf
-                    if leaf.references > 1:
+                    if leaf.shared_end:
                         leaf.branch(chunk, sequence)
                     else:
                         leaf.chunks.append(chunk)
@@ -390,7 +404,7 @@ class PrefixTree:
     def _extend(self, sequence: TreeSequence, chunks: Iterable[int], keys: list[bytes]) -> None:
         """Add new chunks to a sequence whose last chunk is full."""
         leaf = sequence.leaf
-        if leaf.references > 1:
+        if leaf.shared_end:
             del leaf.ends[sequence.id]
             sequence.leaf = node = leaf.insert(chunks, keys, 1)
             node.ends[sequence.id] = sequence
@@ -455,16 +469,9 @@ class PrefixTree:
         self._written[ids] = not self._deferred
         return ids
 
-    def _shorten(self, sequence: TreeSequence, node: TreeNode, chunks: int, last_tokens: int) -> None:
-        """Keep the first chunks of a node that only this sequence covers, `last_tokens` tokens in the last of them."""
-        full = chunks if last_tokens == self.chunk_size else chunks - 1
-        if full < chunks <= len(node.keys):
-            self._slots.tails[sequence.slot] = np.frombuffer(node.keys[chunks - 1], np.int64)
-        if chunks < len(node.chunks):
-            self._plan = None
-        self.pool.release(node.keep(chunks, full))
-        if full < chunks:
-            self._written[node.chunks[-1]] = not self._deferred
+    def _kept_chunks(self, sequence: int) -> int:
+        """Leading chunks of a sequence that `retain` keeps when it gives them up."""
+        return self.written_tokens(sequence) // self.chunk_size if self.evictable is not None else 0
 
     def _drop(self, path: list[TreeNode], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.

@@ -63,16 +63,14 @@ class PackedStore(AddressedStore):
         """Raises NotImplementedError: only the native kernels can read packed chunks."""
         raise NotImplementedError("packed chunks cannot be read back")
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a chunk that holds `tokens` tokens to a new chunk, in all layers."""
-        keys, values = self._chunk(target)
-        from_keys, from_values = self._chunk(source)
-        keys.copy_(from_keys)
-        values.copy_(from_values)
-
-    def cut(self, chunk: int, tokens: int, held: int) -> None:
-        """Keep the first `tokens` of the `held` tokens in a chunk, in all layers; the other slots become free."""
-        (address,) = self.chunk_addresses(np.array([chunk]))
+    def copy(self, source: int, target: int, tokens: int, held: int) -> None:
+        """Copy the first `tokens` of the `held` tokens in a chunk to a new chunk, or keep them alone, in all layers."""
+        if target != source:
+            keys, values = self._chunk(target)
+            from_keys, from_values = self._chunk(source)
+            keys.copy_(from_keys)
+            values.copy_(from_values)
+        (address,) = self.chunk_addresses(np.array([target]))
         for shift in range(0, self.layers * self.layer_bytes, self.layer_bytes):
             self._native.cut(*self._shape, int(address) + shift, tokens, held)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from chunkbench import ChunkAttention, LayeredChunkAttention
 from chunkbench.kernels.reference import attention
-from chunkbench.kvcache import SharedChunk
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -173,7 +171,6 @@ def _act(contexts: Contexts, name: str, arguments: list[Any], named: Callable[[i
             contexts.fork(named(which))
         case "truncate", (which, share):
             sequence = named(which)
-            with contextlib.suppress(SharedChunk):
-                contexts.truncate(sequence, max(1, round(share * len(contexts.tokens[sequence]))))
+            contexts.truncate(sequence, max(1, round(share * len(contexts.tokens[sequence]))))
         case "remove", (which,):
             contexts.remove(named(which))

@@ -19,15 +19,42 @@ LAYERS, HEADS, KV_HEADS, DIM = 3, 4, 2, 16
 KERNELS: list[Kernel] = ["torch", *(["native"] if cpu.native() is not None else [])]  # type: ignore[list-item]
 
 
-def contexts_of(kernel: Kernel, dtype: torch.dtype = torch.float32) -> Contexts:
-    return Contexts(LayeredChunkAttention(LAYERS, HEADS, DIM, KV_HEADS, chunk_size=16, dtype=dtype, kernel=kernel))
+def contexts_of(kernel: Kernel, dtype: torch.dtype = torch.float32, retain: bool = False) -> Contexts:
+    cache = LayeredChunkAttention(
+        LAYERS, HEADS, DIM, KV_HEADS, chunk_size=16, dtype=dtype, kernel=kernel, retain=retain
+    )
+    return Contexts(cache)
 
 
 @settings(max_examples=40)
-@given(st.lists(ACTIONS, max_size=12), st.sampled_from(KERNELS), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_random_forests(history: list[tuple[Any, ...]], kernel: Kernel, dtype: torch.dtype) -> None:
+@given(
+    st.lists(ACTIONS, max_size=12),
+    st.sampled_from(KERNELS),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.booleans(),
+)
+def test_random_forests(history: list[tuple[Any, ...]], kernel: Kernel, dtype: torch.dtype, retain: bool) -> None:
     """All layers of random forests, with one tree and one plan."""
-    act_and_check(contexts_of(kernel, dtype), history)
+    act_and_check(contexts_of(kernel, dtype, retain), history)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_cut_inside_a_shared_chunk_leaves_the_others_theirs(kernel: Kernel, dtype: torch.dtype, retain: bool) -> None:
+    contexts = contexts_of(kernel, dtype, retain)
+    cut, _, alone = contexts.add(range(40)), contexts.add(range(45)), contexts.add(range(100, 140))
+    for length in (35, 31, 27, 3):  # inside its own chunk, then inside shared ones; odd lengths lose a token's partner
+        contexts.truncate(cut, length)
+        contexts.truncate(alone, length)
+        contexts.check()
+        contexts.append_to({cut: 1, alone: 17})
+        contexts.check()
+    again = contexts.add(range(100, 150), with_cached_rows=False)
+    assert contexts.attention.cached_tokens(range(100, 150)) == 48  # as `again` has them
+    contexts.remove(again)
+    assert contexts.attention.cached_tokens(range(100, 150)) == (48 if retain else 0)
+    contexts.check()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -57,6 +57,12 @@ class Server:
         self.attention.remove_sequence(sequence)
         del self.live[sequence]
 
+    def truncate(self, sequence: int, length: int) -> None:
+        self.attention.truncate(sequence, length)
+        live = self.live[sequence]
+        whole = live.computed == len(live.tokens)
+        self.live[sequence] = Live(live.tokens[:length], min(live.computed, length if whole else length // 16 * 16))
+
     def step(self, budget: int = 1000) -> list[tuple[int, int, int]]:
         done = [s for s, live in self.live.items() if live.computed == len(live.tokens)]
         if done:
@@ -180,13 +186,33 @@ def test_a_written_chunk_that_is_cut_or_handed_to_a_twin_takes_new_tokens(kernel
     server = Server(kernel, max_tokens=96)
     gone, cut, source = (server.join([*range(100 * n, 100 * n + length)]) for n, length in enumerate((32, 32, 20)))
     server.step()
-    server.attention.truncate(cut, 20)
-    server.live[cut] = Live(server.live[cut].tokens[:20], 20)
+    server.truncate(cut, 20)
     server.leave(gone)  # the twin gets a chunk that was full
     twin = server.attention.fork(source)
     server.live[twin] = Live(list(server.live[source].tokens), server.live[source].computed)
     for _ in range(3):
         server.step()
+
+
+@pytest.mark.parametrize(("kernel", "share", "retain"), pairs(KERNELS, [True, False], [False, True]))
+def test_sequences_are_cut_anywhere_while_others_go_on(kernel: Any, share: bool, retain: bool) -> None:
+    server = Server(kernel, share=share, retain=retain, max_tokens=640)
+    chance = random.Random(5)
+    system = [chance.randrange(50) for _ in range(70)]
+    cut_inside = 0
+    for step in range(60):
+        if len(server.live) < 5:
+            shared = chance.choice([20, 32, 50, 64, 70])
+            server.join(system[:shared] + [chance.randrange(50) for _ in range(chance.choice([0, 1, 16, 20]))])
+        if step % 2:
+            sequence = chance.choice(list(server.live))
+            length = chance.randrange(1, len(server.live[sequence].tokens) + 1)
+            cut_inside += length % 16 != 0
+            server.truncate(sequence, length)
+        if step % 9 == 8:
+            server.leave(chance.choice(list(server.live)))
+        server.step(budget=chance.choice([1, 7, 16, 30, 200]))
+    assert cut_inside > 20
 
 
 def test_wrong_selections_are_refused() -> None:

@@ -11,7 +11,6 @@ from chunkbench.kvcache import (
     EmptySequence,
     KVCacheError,
     PoolExhausted,
-    SharedChunk,
     UnknownSequence,
     WrongTokens,
 )
@@ -227,7 +226,6 @@ K = torch.zeros
         (lambda a: a.remove_sequence(9), UnknownSequence, "no sequence 9"),
         (lambda a: a.remove_sequence(0), UnknownSequence, "0 has left"),
         (lambda a: a.fork(0), UnknownSequence, "0 has left"),
-        (lambda a: a.truncate(1, 3), SharedChunk, "2 sequences cover"),
         (lambda a: a.truncate(1, 0), EmptySequence, "a sequence needs at least one"),
         (lambda a: a.truncate(1, 99), WrongTokens, "fewer than 99"),
         (lambda a: a.length(0), UnknownSequence, "0 has left"),

@@ -78,12 +78,12 @@ def test_append_clears_v_of_a_new_chunk():
         assert torch.equal(free, torch.zeros(3, 2, 16))
 
 
-def test_copy_and_cut():
+def test_copy_to_a_new_chunk_and_in_place():
     store = make(1, 1)
     k, v = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
     store.fill(ids(0), k, v)
-    store.copy(0, 1, 3)
-    store.cut(0, 1, held=4)
+    store.copy(0, 1, 3, held=3)
+    store.copy(0, 0, 1, held=3)
     got_k, got_v, free = read(store, [1], 3)
     assert torch.equal(got_k, k)
     assert torch.equal(got_v, v)

@@ -37,10 +37,20 @@ def test_tables_map_to_the_tokens(share, block_size, prompts, steps):
             expected[row].append(token)
     assert read(tables, memory) == expected
     for sequence, prompt in zip(tables.tree.sequences, prompts, strict=True):
-        tables.tree.truncate(sequence, len(prompt))
+        tables.truncate(sequence, len(prompt))
     assert read(tables, memory) == prompts
+    for sequence, prompt in zip(tables.tree.sequences, prompts, strict=True):
+        copy = tables.truncate(sequence, -(-len(prompt) // 2))
+        if copy is not None:
+            source, target = (block * block_size + np.arange(copy.tokens) for block in (copy.source, copy.target))
+            memory[target] = memory[source]
+    halves = [prompt[: -(-len(prompt) // 2)] for prompt in prompts]
+    assert read(tables, memory) == halves
+    memory[tables.append(range(len(prompts)))] = range(len(prompts))
+    halves = [[*half, row] for row, half in enumerate(halves)]
+    assert read(tables, memory) == halves
     tables.tree.leave(tables.tree.sequences[0])
-    assert read(tables, memory) == prompts[1:]
+    assert read(tables, memory) == halves[1:]
 
 
 def test_sharing_maps_a_prefix_to_the_same_blocks():

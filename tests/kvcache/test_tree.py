@@ -6,11 +6,9 @@ import pytest
 from chunkbench.kvcache import (
     ChunkPool,
     Copy,
-    Cut,
     EmptySequence,
     PoolExhausted,
     PrefixTree,
-    SharedChunk,
     UnknownSequence,
     WrongTokens,
 )
@@ -96,7 +94,7 @@ def test_fork_copies_the_partial_chunk_at_once():
     tree = PrefixTree(4)
     a = tree.join([1, 2, 3, 4, 5, 6]).sequence
     forked = tree.fork(a)
-    assert forked.copy == Copy(source=1, target=2, tokens=2)
+    assert forked.copy == Copy(source=1, target=2, tokens=2, held=2)
     tree.append([7, 8])
     assert tree.tokens(a).tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert tree.tokens(forked.sequence).tolist() == [1, 2, 3, 4, 5, 6, 8]
@@ -114,7 +112,7 @@ def test_fork_at_a_chunk_boundary_copies_nothing():
 def test_truncate_drops_chunks_and_cuts_the_last():
     tree = PrefixTree(4)
     a = tree.join(range(11)).sequence
-    assert tree.truncate(a, 6) == Cut(chunk=1, tokens=2)
+    assert tree.truncate(a, 6) == Copy(source=1, target=1, tokens=2, held=4)
     assert tree.pool.in_use == 2
     assert tree.tokens(a).tolist() == [0, 1, 2, 3, 4, 5]
     # The second chunk is no longer full, so it does not match.
@@ -127,16 +125,80 @@ def test_truncate_drops_chunks_and_cuts_the_last():
     assert tree.tokens(a).tolist() == [0, 1, 2, 3]
 
 
-def test_truncate_refuses_to_cut_a_shared_chunk():
+def test_truncate_inside_a_shared_chunk_copies_it():
     tree = PrefixTree(4)
     a = tree.join([*range(8), 1]).sequence
     b = tree.join([*range(8), 2]).sequence
-    with pytest.raises(SharedChunk, match="2 sequences cover the chunk that holds tokens 4 to 7"):
+    assert tree.truncate(a, 6) == Copy(source=1, target=4, tokens=2, held=4)
+    assert segments(tree) == [([0], 0, 2), ([1, 3], 0, 1), ([4], 1, 2)]
+    assert tree.truncate(a, 2) == Copy(source=0, target=2, tokens=2, held=4)
+    assert (tree.tokens(a).tolist(), tree.tokens(b).tolist()) == ([0, 1], [*range(8), 2])
+    assert segments(tree) == [([0, 1, 3], 0, 1), ([2], 1, 2)]
+    tree.append([9, 9], [a], [2])
+    assert tree.match([0, 1, 9, 9]) == 4
+    assert tree.truncate(b, 8) is None
+
+
+def test_a_truncate_for_which_there_is_no_chunk_changes_nothing():
+    tree = PrefixTree(4, ChunkPool(2))
+    a, b = tree.join(range(8)).sequence, tree.join(range(8)).sequence
+    with pytest.raises(PoolExhausted):
         tree.truncate(a, 6)
-    assert tree.tokens(a).tolist() == [*range(8), 1]
-    tree.truncate(a, 4)
-    assert tree.tokens(b).tolist() == [*range(8), 2]
-    assert segments(tree) == [([0], 0, 2), ([1, 3], 1, 2)]
+    assert segments(tree) == [([0, 1], 0, 2)]
+    tree.leave(b)
+    assert tree.truncate(a, 6) == Copy(source=1, target=1, tokens=2, held=4)
+    tree = PrefixTree(4, ChunkPool(3))
+    a, b = tree.join(range(12)).sequence, tree.join(range(8)).sequence
+    assert tree.truncate(a, 6) == Copy(source=1, target=2, tokens=2, held=4)  # its last chunk makes room
+    assert tree.tokens(b).tolist() == [*range(8)]
+
+
+def test_what_is_behind_a_truncate_stays_where_chunks_are_retained():
+    tree = PrefixTree(4, ChunkPool(5), retain=True)
+    a = tree.join(range(14)).sequence
+    assert tree.truncate(a, 6) == Copy(source=1, target=4, tokens=2, held=4)
+    assert (tree.live_chunks, tree.match(range(14)), tree.path(a)) == (2, 12, [0, 4])
+    tree.append([20, 21, 22], [a], [3])  # takes the chunk of the last two tokens, which was not full
+    tree.append([23, 24, 25, 26], [a], [4])  # evicts what stayed
+    assert (tree.live_chunks, tree.match(range(14))) == (4, 4)
+    b = tree.join(range(4)).sequence
+    assert tree.truncate(b, 3) == Copy(source=0, target=2, tokens=3, held=4)
+    for sequence in (a, b):
+        tree.leave(sequence)
+    assert tree.match([0, 1, 2, 3, 4, 5, 20, 21, 22, 23, 24, 25]) == 12
+
+
+def test_a_sequence_that_ends_where_chunks_are_retained_goes_on_beside_them():
+    for count in (2, 3):
+        tree = PrefixTree(2, retain=True)
+        tree.leave(tree.join([1, 1, 2, 2]).sequence)
+        a = tree.join([1, 1]).sequence
+        if count == 2:
+            tree.append([9])
+            tree.append([9])
+        else:
+            tree.append([9, 9, 8], [a], [3])
+        assert [tree.match([1, 1, *own]) for own in ([2, 2], [9, 9], [9, 9, 2, 2])] == [4, 4, 4]
+        tree.leave(a)
+        assert [tree.match([1, 1, *own]) for own in ([2, 2], [9, 9], [9, 9, 2, 2])] == [4, 4, 4]
+
+
+def test_with_all_memory_taken_a_truncate_evicts_what_it_would_keep():
+    tree = PrefixTree(4, ChunkPool(3), retain=True)
+    a = tree.join(range(12)).sequence
+    assert tree.truncate(a, 9) == Copy(source=2, target=2, tokens=1, held=4)
+    assert (segments(tree), tree.pool.in_use, tree.tokens(a).tolist()) == ([([0, 1, 2], 0, 1)], 3, [*range(9)])
+
+
+def test_a_chunk_above_retained_ones_is_not_cut_even_if_it_has_to_be_written_again():
+    tree = PrefixTree(2, retain=True, deferred=True)
+    a = tree.join([1, 1, 2, 2]).sequence
+    tree.mark_written(np.array(tree.path(a)))
+    tree.leave(a)
+    b = tree.join([1, 1]).sequence
+    tree.mark_written(np.array(tree.path(b)), written=False)
+    assert tree.truncate(b, 1) == Copy(source=0, target=2, tokens=1, held=2)
+    assert tree.match([1, 1, 2, 2]) == 4
 
 
 def test_without_sharing_every_sequence_is_private():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
 
-from chunkbench.kvcache.managers import HashedBlocks, Paged, PrefixManager
+from chunkbench.kvcache.managers import Contiguous, HashedBlocks, Paged, PrefixManager
 from chunkbench.kvcache.managers.manager import AccountedManager
 from chunkbench.kvcache.text import SegmentText, Text
 from chunkbench.scheduling import Entry, Rules, Scheduler, Step
@@ -109,6 +110,46 @@ def test_a_resumed_sequence_whose_last_token_is_left_for_the_next_step() -> None
     assert step.decoding == []
     run(scheduler, step)
     assert scheduler.schedule().decoding == [entry]
+
+
+@pytest.mark.parametrize(
+    ("manager", "rules"),
+    [
+        (Contiguous(64, "exact", 40), {}),
+        (Paged(10, 4, 0.0), {}),
+        (Paged(10, 4, 0.0), {"swap": True}),
+        (HashedBlocks(10, 4), {}),
+        (PrefixManager(10, 4), {}),
+        (PrefixManager(10, 4, True), {}),
+    ],
+)
+def test_sequences_that_grow_by_several_tokens_at_once(manager: AccountedManager, rules: dict[str, bool]) -> None:
+    chance = random.Random(2)
+    scheduler: Scheduler[Asked] = Scheduler(manager, Rules(max_batch=4, prompt_budget=11, spare=False, **rules))
+    entries = [private(number, chance.randrange(1, 12), chance.randrange(2, 24)) for number in range(12)]
+    for entry in entries:
+        scheduler.add(entry)
+    done, preempted, in_parts = dict.fromkeys(entries, 0), dict.fromkeys(entries, 0), 0
+    for _ in range(500):
+        step = scheduler.schedule()
+        for entry, first, tokens in [*step.prompts, *((entry, entry.length - 1, 1) for entry in step.decoding)]:
+            if entry.preempted == preempted[entry]:
+                assert first == done[entry]  # every token is computed once
+            done[entry], preempted[entry] = first + tokens, entry.preempted
+            assert len(manager.table(entry.arrival)) * manager.block_tokens >= first + tokens
+            in_parts += entry.text.prompt <= first and tokens > 1
+        accounts = manager.accounts()
+        assert (accounts.capacity, min(vars(accounts).values()) >= 0) == (manager.capacity, True)
+        assert accounts.covered >= sum(entry.computed for entry in scheduler.running)
+        for entry in [*step.decoding, *(piece.entry for piece in step.prompts if piece.sampled)]:
+            entry.length = min(entry.length + chance.choice([1, 1, 3, 6]), entry.text.total)
+            if entry.length == entry.text.total:
+                scheduler.finish(entry)
+        if scheduler.idle:
+            break
+    assert [entry.length for entry in entries] == [entry.text.total for entry in entries]
+    assert (in_parts > 5, sum(preempted.values()) > 0) == (True, not isinstance(manager, Contiguous))
+    assert manager.slots_held == 0
 
 
 def test_a_swapped_sequence_comes_back_before_waiting_ones_and_computes_nothing_again() -> None:

@@ -81,12 +81,12 @@ class Contiguous(AccountedManager):
         self._live[sequence] = _Live(begin, reservation, known, text.total)
         return True
 
-    def append(self, sequences: Sequence[int]) -> bool:
+    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
         live = [self._live[sequence] for sequence in sequences]
-        if any(entry.tokens == entry.reservation for entry in live):
+        if any(entry.tokens + tokens > entry.reservation for entry in live):
             return False
         for entry in live:
-            entry.tokens += 1
+            entry.tokens += tokens
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:

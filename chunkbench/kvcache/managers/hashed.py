@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from chunkbench.kvcache.managers.keyed_blocks import KeyedBlocks
 from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
@@ -82,29 +83,40 @@ class HashedBlocks(AccountedManager):
         entry = self._live[sequence]
         if tokens <= entry.tokens:
             return True
-        needed = -(-tokens // self.block_tokens) - len(entry.table)
-        if needed > self._pool.free:
+        if not self._give([sequence], tokens - entry.tokens):
             return False
-        entry.table += self._pool.take(needed)
         self._name(entry, entry.tokens // self.block_tokens, tokens // self.block_tokens)
         self._covered += tokens - entry.tokens
         entry.tokens = tokens
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
-        live = [self._live[sequence] for sequence in sequences]
+        if not super().append(sequences):
+            return False
         size = self.block_tokens
-        beginning = [entry for entry in live if entry.tokens % size == 0]
-        if beginning:
-            if len(beginning) > self._pool.free:
-                return False
-            for entry, block in zip(beginning, self._pool.take(len(beginning)), strict=True):
-                entry.table.append(block)
-        for entry in live:
+        for sequence in sequences:
+            entry = self._live[sequence]
             entry.tokens += 1
             if entry.tokens % size == 0:
                 self._name(entry, entry.tokens // size - 1, entry.tokens // size)
-        self._covered += len(live)
+        self._covered += len(sequences)
+        return True
+
+    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+        """Blocks alone: the tokens count from when they are computed. Blocks may be there since the sequence grew."""
+        size, needed, beginning = self.block_tokens, 0, list[tuple[_Live, int]]()
+        for sequence in sequences:
+            entry = self._live[sequence]
+            blocks = -(-(entry.tokens + tokens) // size) - len(entry.table)
+            if blocks > 0:
+                needed += blocks
+                beginning.append((entry, blocks))
+        if needed > self._pool.free:
+            return False
+        if beginning:
+            taken = iter(self._pool.take(needed))
+            for entry, blocks in beginning:
+                entry.table += islice(taken, blocks)
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:

@@ -130,15 +130,17 @@ class Manager(ABC):
 
     @abstractmethod
     def append(self, sequences: Sequence[int]) -> bool:
-        """Give each of these sequences a slot for one more token; all or none. False if there is no room."""
+        """Give each of these sequences a slot for one more token, which this step computes; all or none.
 
-    def grow(self, sequence: int, tokens: int) -> bool:
-        """Give a sequence slots for `tokens` more tokens, which were appended to its text at once; `reach` says when
-        they are computed. False if there is no room.
-
-        Only the manager of an engine that appends forced text needs it.
+        False if there is no room.
         """
-        raise NotImplementedError(f"{type(self).__name__} appends one token at a time")
+
+    @abstractmethod
+    def grow(self, sequence: int, tokens: int) -> bool:
+        """Give a sequence slots for `tokens` more tokens, which were appended to its text at once; all or none.
+
+        `extend` says when they are computed. False if there is no room.
+        """
 
     @abstractmethod
     def free(self, sequence: int) -> None:
@@ -155,12 +157,25 @@ class Manager(ABC):
 
 
 class AccountedManager(Manager):
-    """A manager of ids alone: it can fork sequences, and says where the memory is."""
+    """A manager of ids alone: it can fork sequences, and says where the memory is.
+
+    `append` and `grow` are `_give`. A manager that knows which tokens are computed inherits `grow` alone.
+    """
 
     @property
     def evictions(self) -> int:
         """Blocks that were kept for later sequences and taken for other tokens, so far."""
         return 0
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        return self._give(sequences, 1)
+
+    def grow(self, sequence: int, tokens: int) -> bool:
+        return self._give([sequence], tokens)
+
+    @abstractmethod
+    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+        """Give each of these sequences slots for so many more tokens; all or none. False if there is no room."""
 
     @abstractmethod
     def table(self, sequence: int) -> Sequence[int]:

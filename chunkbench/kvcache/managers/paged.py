@@ -61,20 +61,22 @@ class Paged(AccountedManager):
         self._live[sequence] = _Live(table, known, text.total)
         return 0
 
-    def append(self, sequences: Sequence[int]) -> bool:
-        """The watermark does not hold here: it is kept for appends."""
-        live = [self._live[sequence] for sequence in sequences]
-        if self._needed(live) > len(self._free):
+    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+        """The watermark does not hold here: it is kept for sequences that grow."""
+        live, size = [self._live[sequence] for sequence in sequences], self.block_tokens
+        new = [-(-(entry.tokens + tokens) // size) - len(entry.table) for entry in live]
+        if sum(new) + self._copied(live) > len(self._free):
             return False
-        for entry in live:
-            if entry.tokens % self.block_tokens == 0:
-                entry.table += self._take(1)
-            elif self._references[entry.table[-1]] > 1:
+        for entry, blocks in zip(live, new, strict=True):
+            in_last = entry.tokens % size
+            if in_last and self._references[entry.table[-1]] > 1:
                 copied = entry.table[-1]
                 entry.table[-1:] = self._take(1)
-                self._release(copied, entry.tokens % self.block_tokens)
+                self._release(copied, in_last)
                 self.copies += 1
-            entry.tokens += 1
+            if blocks:
+                entry.table += self._take(blocks)
+            entry.tokens += tokens
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
@@ -151,17 +153,14 @@ class Paged(AccountedManager):
         needed = -(-tokens // self.block_tokens)
         return self._take(needed) if needed + max(self._kept, spare) <= len(self._free) else None
 
-    def _needed(self, live: list[_Live]) -> int:
-        """Blocks that one more token for each of these sequences needs."""
-        needed = 0
+    def _copied(self, live: list[_Live]) -> int:
+        """Blocks that are copied if each of these sequences gets tokens."""
         writers: Counter[int] = Counter()
         for entry in live:
-            if entry.tokens % self.block_tokens == 0:
-                needed += 1
-            elif self._references[entry.table[-1]] > 1:
+            if entry.tokens % self.block_tokens and self._references[entry.table[-1]] > 1:
                 writers[entry.table[-1]] += 1
         # If all sequences of a block write, the last one has it for itself and needs no copy.
-        return needed + sum(min(count, self._references[block] - 1) for block, count in writers.items())
+        return sum(min(count, self._references[block] - 1) for block, count in writers.items())
 
     def _take(self, count: int) -> list[int]:
         """Free blocks, which get one reference each."""

@@ -93,16 +93,26 @@ class PrefixManager(AccountedManager):
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
+        if not super().append(sequences):
+            return False
         members = [self._live[sequence] for sequence in sequences]
-        tokens = np.array([member.ids[member.length] for member in members], np.int64)
+        full = [member for member in members if member.length % self.block_tokens == 0]
+        self.tree.mark_written(np.array([self.tree.path(member.handle)[-1] for member in full], np.int64))
+        for member in members:
+            member.reached = member.length
+        return True
+
+    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+        members = [self._live[sequence] for sequence in sequences]
+        ids = [member.ids[place] for member in members for place in range(member.length, member.length + tokens)]
+        handles = [member.handle for member in members]
         try:
-            appended = self.tree.append(tokens, [member.handle for member in members])
+            self.tree.append(np.array(ids, np.int64), handles, None if tokens == 1 else [tokens] * len(handles))
         except PoolExhausted:
             return False
-        self.tree.mark_written(appended.chunks[appended.slots == self.block_tokens - 1])
         for member in members:
-            member.length = member.reached = member.length + 1
-        self._covered += len(members)
+            member.length += tokens
+        self._covered += tokens * len(members)
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:

@@ -157,6 +157,13 @@ class SlowContiguous(Slow):
             self.live[sequence].tokens += 1
         return True
 
+    def grow(self, sequence: int, tokens: int) -> bool:
+        before = self.live[sequence].tokens
+        done = all(self.append([sequence]) for _ in range(tokens))
+        if not done:
+            self.live[sequence].tokens = before
+        return done
+
     def fork(self, sequence: int, twin: int, text: Text) -> bool:
         return self.add(twin, text, self.live[sequence].tokens)
 
@@ -190,6 +197,13 @@ class SlowPaged(Slow):
         return 0
 
     def append(self, sequences: Sequence[int]) -> bool:
+        return self.add(sequences)
+
+    def grow(self, sequence: int, tokens: int) -> bool:
+        return self.add([sequence] * tokens)
+
+    def add(self, sequences: Sequence[int]) -> bool:
+        """One token for each, one after the other."""
         before, copies = {key: (one.tokens, [*one.table]) for key, one in self.live.items()}, self.copies
         for sequence in sequences:
             one = self.live[sequence]
@@ -290,7 +304,7 @@ class SlowHashed(Slow):
         one.tokens += 1
         name = tuple(one.text.tokens(0, one.tokens).tolist())
         if one.tokens % self.block_tokens == 0 and len(name) == one.tokens:
-            self.names.append((name, one.table[-1]))
+            self.names.append((name, one.table[one.tokens // self.block_tokens - 1]))
 
     def extend(self, sequence: int, tokens: int) -> bool:
         one = self.live[sequence]
@@ -306,6 +320,14 @@ class SlowHashed(Slow):
             return False
         for sequence in sequences:
             self.add(self.live[sequence])
+        return True
+
+    def grow(self, sequence: int, tokens: int) -> bool:
+        one = self.live[sequence]
+        missing = len(range(0, one.tokens + tokens, self.block_tokens)) - len(one.table)
+        if missing > len(self.free_blocks):
+            return False
+        one.table += [self.take() for _ in range(missing)]
         return True
 
     def fork(self, sequence: int, twin: int, text: Text) -> bool:

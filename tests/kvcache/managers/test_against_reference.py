@@ -32,7 +32,17 @@ CASES = [
 ]
 BATCH = 300
 """Operations until a new, empty memory."""
-NAMES = (*["allocate"] * 5, *["extend"] * 8, *["append"] * 8, *["fork"] * 3, "free", "preempt", "swap", "misuse")
+NAMES = (
+    *["allocate"] * 5,
+    *["extend"] * 8,
+    *["append"] * 8,
+    *["grow"] * 3,
+    *["fork"] * 3,
+    "free",
+    "preempt",
+    "swap",
+    "misuse",
+)
 IDS = 6
 LONGEST = 22
 # Texts have common prefixes of 0, 5, 8 and 13 tokens; many are equal, and some are prefixes of others.
@@ -90,9 +100,12 @@ class Both:
         live = sorted(self.done)
         if name in ("allocate", "misuse"):
             getattr(self, name)(a, b)
-        elif name == "append":
+        elif name in ("append", "grow"):
             ready = [s for s in live if self.done[s] == self.known[s] < self.texts[s].total]
-            self.append([sequence for sequence in ready if a >> sequence & 1] or ready)
+            if name == "append":
+                self.append([sequence for sequence in ready if a >> sequence & 1] or ready)
+            elif ready:
+                self.grow(ready[a % len(ready)], b)
         elif name == "swap":
             if isinstance(self.manager, Paged):
                 self.swap(a, b)
@@ -122,16 +135,26 @@ class Both:
                 self.write(sequence, begin, tokens)
 
     def append(self, sequences: list[int]) -> None:
-        before = {sequence: self.slots(sequence) for sequence in sequences}
-        if self.same(lambda one: one.append(sequences)):
-            old = self.memory.copy()
-            for sequence in sequences:
-                for source, target in zip(before[sequence], self.slots(sequence), strict=True):
-                    self.memory[target] = old[source]  # as after a copy on write
+        if self.copying(sequences, lambda one: one.append(sequences)):
             for sequence in sequences:
                 self.known[sequence] += 1
                 self.done[sequence] += 1
                 self.write(sequence, self.done[sequence] - 1, self.done[sequence])
+
+    def grow(self, sequence: int, b: int) -> None:
+        """Several tokens at once; `extend` computes them."""
+        more = 1 + b % (self.texts[sequence].total - self.known[sequence])
+        if self.copying([sequence], lambda one: one.grow(sequence, more)):
+            self.known[sequence] += more
+
+    def copying(self, sequences: list[int], call: Callable[[Any], Any]) -> Any:
+        """What both answer to a call after which blocks of these sequences may be copies of others."""
+        before = {sequence: self.slots(sequence) for sequence in sequences}
+        answer, old = self.same(call), self.memory.copy()
+        for sequence in sequences:
+            for source, target in zip(before[sequence], self.slots(sequence), strict=True):
+                self.memory[target] = old[source]  # as after a copy on write
+        return answer
 
     def fork(self, sequence: int, b: int) -> None:
         twin = b % IDS
@@ -195,6 +218,7 @@ class Both:
             (manager.computed_tokens, unknown),
             (manager.extend, unknown, 1),
             (manager.append, [*ready, unknown]),
+            (manager.grow, unknown, 2),
             (manager.fork, unknown, 99, text),
             (manager.free, unknown),
         ):

@@ -130,9 +130,9 @@ def test_random_operations_never_read_what_was_given_away(
     contents = Contents(manager)
     live: dict[int, tuple[TokenText, int, int]] = {}  # text, tokens, computed tokens
     stems = [[chance.randrange(2) for _ in range(24)] for _ in range(2)]
-    counts = dict.fromkeys(("joined", "refused", "cached", "appended", "preempted"), 0)
+    counts = dict.fromkeys(("joined", "refused", "cached", "appended", "grown", "preempted"), 0)
     for number in range(operations):
-        what = chance.choice(("allocate", "extend", "append", "append", "free"))
+        what = chance.choice(("allocate", "extend", "append", "append", "grow", "free"))
         if what == "allocate" and len(live) < 6:
             ids = chance.choice(stems)[: chance.randrange(1, 20)] + [chance.randrange(2) for _ in range(8)]
             one = TokenText(ids, len(ids) - 6, len(ids))
@@ -178,6 +178,17 @@ def test_random_operations_never_read_what_was_given_away(
                 manager.free(ready[-1])
                 del live[ready[-1]]
                 counts["preempted"] += 1
+        elif what == "grow" and live:
+            name = chance.choice(list(live))
+            one, tokens, done = live[name]
+            before = list(manager.table(name))
+            more = chance.randrange(1, 5)
+            if done == tokens <= one.total - more and manager.grow(name, more):
+                contents.tokens.update((chunk, []) for chunk in manager.table(name)[len(before) :])
+                live[name] = one, tokens + more, done
+                counts["grown"] += 1
+            else:
+                assert manager.table(name) == before
         elif what == "free" and live:
             name = chance.choice(list(live))
             one, _, computed = live.pop(name)
