@@ -54,11 +54,20 @@ Examples:
 )
 @click.option(
     "--constrained",
-    type=click.Choice(["mask", "forced-tokens"]),
+    type=click.Choice(["mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"]),
     default="mask",
     show_default=True,
-    help="Of our engine: how answers follow a constraint. Tokens that would break it are masked; or, beside that, those"
-    " that it leaves no choice about are appended at once, without the model.",
+    help="Of our engine: how answers follow a constraint. mask: tokens that would break it cannot be chosen. The others"
+    " also append what it leaves no choice about, at once and without the model. interleaved: the fixed texts of a"
+    " template; jump: bytes without a choice, as their canonical tokens; jump-retokenize: the same, and the whole"
+    " answer is tokenised again; forced-tokens: tokens that llguidance finds.",
+)
+@click.option(
+    "--compiled",
+    type=click.IntRange(0),
+    default=128,
+    show_default=True,
+    help="Of our engine: compiled constraints that are kept for later requests. 0: each request compiles its own.",
 )
 @click.option("--layers", type=click.IntRange(1), help="Of a shape: number of layers.  [default: the shape's]")
 @click.option("--vocabulary", type=click.IntRange(2), help="Of a shape: number of token ids.  [default: 32000]")
@@ -106,6 +115,7 @@ def command(
     cache: str | None,
     schedule: str,
     constrained: str,
+    compiled: int,
     layers: int | None,
     vocabulary: int | None,
     max_length: int | None,
@@ -165,7 +175,7 @@ def command(
         fail(f"--log {log}: {error.strerror}")
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
     try:
-        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule, constrained)  # type: ignore[arg-type]
+        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
         backend, room = build_backend(choice, engine, limits, partial(_say, err=True))  # type: ignore[arg-type]
         text = CheckpointTokenizer(choice.folder)
     except (EngineError, ValueError) as error:
@@ -178,7 +188,7 @@ def command(
     def announce() -> None:
         _say(f"{name} is served at http://{where}:{bound}/v1 (Ctrl-C ends it)")
 
-    options = ServerOptions(name, room, max_waiting)
+    options = ServerOptions(name, room, max_waiting, constrained, compiled)  # type: ignore[arg-type]
     if not run(backend, options, text, listening, records, announce):
         context.exit(1)
 

@@ -57,3 +57,8 @@ class Entry(ABC):
     def decoding(self) -> bool:
         """Whether only the last token has to be computed, and it was generated since the admission."""
         return self.computed == self.length - 1 >= self.joined > 0
+
+    def cut(self, tokens: int) -> None:
+        """Only the first `tokens` tokens have K and V any more; those behind them were replaced."""
+        self.computed = min(self.computed, tokens)
+        self.joined = min(self.joined, tokens)

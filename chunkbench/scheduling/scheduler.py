@@ -119,6 +119,16 @@ class Scheduler(Generic[E]):
         self.running.remove(entry)
         self._prefilling = [other for other in self._prefilling if other is not entry]
 
+    def put_back(self, entry: E) -> None:
+        """A running request loses its memory, and waits in front of the queue."""
+        self.running.remove(entry)
+        self._prefilling = [other for other in self._prefilling if other is not entry]
+        self._manager.free(entry.arrival)
+        entry.preempted += 1
+        entry.computed = 0
+        # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.
+        self.waiting.appendleft(entry)
+
     def schedule(self) -> Step[E]:
         """Choose the tokens of the next step. A batch of 0: nothing runs, and nothing that waits fits."""
         step: Step[E] = Step()
@@ -157,22 +167,18 @@ class Scheduler(Generic[E]):
             self._preempt(step)
 
     def _preempt(self, step: Step[E]) -> None:
-        entry = self.running.pop()
-        entry.preempted += 1
+        entry = self.running[-1]
         step.preempted += 1
         step.decoding = [other for other in step.decoding if other is not entry]
         step.prompts = [piece for piece in step.prompts if piece.entry is not entry]
-        self._prefilling = [other for other in self._prefilling if other is not entry]
         if self.rules.swap and entry.decoding:
             moved = self._manager.swap_out(entry.arrival)
             if moved is not None:
+                entry.preempted += 1
                 step.swapped_tokens += moved
-                self.swapped.insert(0, entry)
+                self.swapped.insert(0, self.running.pop())
                 return
-        self._manager.free(entry.arrival)
-        entry.computed = 0
-        # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.
-        self.waiting.appendleft(entry)
+        self.put_back(entry)
 
     def _admit(self, step: Step[E], budget: int) -> None:
         """Admit swapped, then waiting requests, as far as they fit."""

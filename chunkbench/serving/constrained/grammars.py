@@ -1,61 +1,59 @@
-"""Constraints compiled for a tokenizer, each once, and the state of answers that follow them (llguidance)."""
+"""Constraints compiled for a tokenizer, each once."""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from chunkbench.serving.constrained.automaton import compile_regex
 from chunkbench.serving.constrained.constraint import Constraint, ConstraintRefused
+from chunkbench.serving.constrained.matchers import (
+    ForcedTokensMatcher,
+    Gap,
+    GrammarMatcher,
+    InterleavedMatcher,
+    JumpMatcher,
+    Masks,
+    Method,
+    RegexMatcher,
+    RetokenizingMatcher,
+    Tokens,
+)
+from chunkbench.serving.constrained.template import Part, parts
 
 MOST_COMPILED = 128
 """Constraints that are kept; the one that was used longest ago goes first."""
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """JSON without optional whitespace: else nothing of an answer is forced."""
 _MESSAGE_CHARACTERS = 400
+_LIMIT_S = {False: 1.0, True: 10.0}
+"""Time to compile an automaton, by whether the method needs it."""
 _FUEL = 2_000_000
 """Work that compiling a constraint may take: about 40 ms. A step's work is limited by llguidance's defaults."""
 
-MISSING = "constrained answers need llguidance: pip install 'chunkbench[constrained]'"
+MISSING = "constrained answers need llguidance and outlines-core: pip install 'chunkbench[constrained]'"
 
-
-class GrammarMatcher:
-    """The state of one answer: which tokens may come next. It fulfils `engine.request.Matcher`."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def allow(self, bits: NDArray[np.int32]) -> None:
-        """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
-        self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-
-    def accept(self, token: int) -> bool:
-        """Go on by an allowed token. Returns whether the answer is complete and nothing may follow."""
-        self._state.consume_token(token)
-        return bool(self._state.is_stopped())
-
-    def forced(self) -> list[int]:
-        """The tokens that the constraint leaves no choice about, from here on, as the tokenizer would write their text.
-
-        The last one stays open where it may merge with what follows.
-        """
-        return list(self._state.compute_ff_tokens())
-
-    @property
-    def error(self) -> str:
-        """Why no token can come next: a limit was reached. Empty if one can."""
-        return str(self._state.get_error())
+Compiled = Callable[[], GrammarMatcher]
+"""Makes the state of a new answer."""
 
 
 class Grammars:
-    """Compiles constraints for one tokenizer. Safe for several threads."""
+    """Compiles constraints for one tokenizer and one method. Safe for several threads."""
 
-    def __init__(self, tokenizer: str, vocabulary: int, ends: Collection[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: str,
+        vocabulary: int,
+        ends: Collection[int],
+        method: Method = "mask",
+        most_compiled: int = MOST_COMPILED,
+    ) -> None:
         """`tokenizer`: tokenizer.json as text; `ends`: token ids that end an answer.
 
         Takes about a second. Raises ModuleNotFoundError without llguidance, ConstraintRefused for a tokenizer that it
@@ -69,24 +67,62 @@ class Grammars:
         except Exception as error:  # of its own kinds
             raise ConstraintRefused(f"llguidance cannot read the model's tokenizer: {error}") from None
         self._limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL)
-        self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
+        self._method = method
+        self._tokens = Tokens.of(self._tokenizer)
+        self._masks = Masks()
+        self._most = most_compiled
+        self._compiled: OrderedDict[Constraint, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """A new answer that follows the constraint. The first one compiles it. Raises ConstraintRefused."""
         with self._lock:
-            state = self._compiled.get(constraint)
-            if state is not None:
+            compiled = self._compiled.get(constraint)
+            if compiled is not None:
                 self._compiled.move_to_end(constraint)
-        if state is None:
-            state = self._compile(constraint)
+        if compiled is None:
+            compiled = self._compile(constraint)
             with self._lock:
-                self._compiled[constraint] = state
-                while len(self._compiled) > MOST_COMPILED:
+                self._compiled[constraint] = compiled
+                while len(self._compiled) > self._most:
                     self._compiled.popitem(last=False)
-        return GrammarMatcher(state.deep_copy())
+        return compiled()
 
-    def _compile(self, constraint: Constraint) -> Any:
+    def _compile(self, constraint: Constraint) -> Compiled:
+        if self._method == "forced-tokens":
+            state = self._state(constraint)
+            return lambda: ForcedTokensMatcher(state.deep_copy())
+        if self._method == "mask" and (constraint.kind == "json" or find_spec("outlines_core") is None):
+            state = self._state(constraint)
+            return lambda: GrammarMatcher(state.deep_copy())
+        regex = _regex(constraint)
+        if self._method == "interleaved":
+            return self._template(regex)
+        state = self._state(Constraint.of_regex(regex))  # its messages are better than those of the automaton
+        kind = {"mask": RegexMatcher, "jump": JumpMatcher, "jump-retokenize": RetokenizingMatcher}[self._method]
+        try:
+            automaton = compile_regex(regex, _LIMIT_S[self._method != "mask"])
+        except ConstraintRefused:
+            if self._method != "mask":
+                raise
+            return lambda: GrammarMatcher(state.deep_copy())
+        return lambda: kind(state.deep_copy(), self._tokens, automaton, self._masks)
+
+    def _template(self, regex: str) -> Compiled:
+        found = parts(regex) or [Part(False, "")]
+        if not any(part.fixed for part in found):
+            logging.getLogger(__name__).info("no text is fixed in %.80s: interleaved is the same as mask", regex)
+        begin = found.pop(0).text.encode() if found[0].fixed else b""
+        gaps = []
+        for place in range(0, len(found), 2):
+            text = found[place + 1].text if place + 1 < len(found) else ""
+            state = self._state(Constraint.of_regex(f"(?:{found[place].text}){re.escape(text[:1])}"))
+            gaps.append(Gap(state, self._tokens.of_text(text[1:].encode()), not text))
+        tokens = self._tokens.of_text(begin)
+        return lambda: InterleavedMatcher(tokens, gaps)
+
+    def _state(self, constraint: Constraint) -> Any:
+        """An LLMatcher to be copied. Raises ConstraintRefused."""
         library = self._library.LLMatcher
         if constraint.kind == "regex":
             grammar = library.grammar_from_regex(constraint.text)
@@ -99,3 +135,18 @@ class Grammars:
         if state.is_error():
             raise ConstraintRefused(" ".join(state.get_error().split())[:_MESSAGE_CHARACTERS])
         return state
+
+
+def _regex(constraint: Constraint) -> str:
+    """The regular expression of a constraint. Raises ConstraintRefused, ModuleNotFoundError without outlines-core."""
+    if constraint.kind == "regex":  # a match is always of the whole text
+        return re.sub(r"^\^|(?<!\\)\$$", "", constraint.text)
+    if constraint.kind == "choice":
+        return "|".join(map(re.escape, json.loads(constraint.text)))
+    from outlines_core.json_schema import build_regex_from_schema
+
+    try:
+        regex: str = build_regex_from_schema(constraint.text, whitespace_pattern="")
+    except (TypeError, ValueError) as error:
+        raise ConstraintRefused(f"{error}"[:_MESSAGE_CHARACTERS]) from None
+    return regex

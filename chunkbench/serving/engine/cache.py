@@ -88,6 +88,13 @@ class EngineCache(Manager):
             return False
         return True
 
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """Keep K and V of the first `tokens` tokens of a sequence. Raises PoolExhausted if it must copy a chunk that it
+        shares, and there is no room."""
+        member = self._live[sequence]
+        self._attention.truncate(member.handle, tokens)
+        member.reached = min(member.reached, tokens)
+
     def undo(self) -> None:
         """The planned step could not be computed: what it would have written is not there."""
         self._attention.undo_planned()

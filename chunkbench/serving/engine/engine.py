@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
 
@@ -12,6 +11,7 @@ import torch
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.kvcache import PoolExhausted
 from chunkbench.scheduling import Piece, Rules, Scheduler
 from chunkbench.serving.engine.cache import EngineCache
 from chunkbench.serving.engine.errors import RequestFailed
@@ -22,7 +22,6 @@ from chunkbench.serving.engine.sampling import next_tokens
 Attention = Literal["two-phase", "sequence-first", "no-sharing"]
 Cache = Literal["live", "radix"]
 Schedule = Literal["fcfs", "prefix"]
-Constrained = Literal["mask", "forced-tokens"]
 
 _LOST_DEVICE: type[Exception] | tuple[()] = getattr(torch, "AcceleratorError", ())
 """After this error a GPU computes nothing any more, for nobody."""
@@ -47,9 +46,6 @@ class EngineOptions:
     later requests until their memory is needed, least recently used first (RadixAttention)."""
     schedule: Schedule = "fcfs"
     """Order of the queue. fcfs: by arrival; prefix: longest cached prefix first."""
-    constrained: Constrained = "mask"
-    """How answers follow a constraint. mask: the model chooses every token among those that do not break it;
-    forced-tokens: tokens that it leaves no choice about are appended at once, and computed like a piece of a prompt."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
@@ -126,6 +122,8 @@ class Engine:
         rules = Rules(options.max_batch, options.prompt_budget, order=options.schedule)
         self._scheduler: Scheduler[Sequence] = Scheduler(self._cache, rules)
         self._arrivals = 0
+        self._early: list[Generated] = []
+        """Tokens with which answers of new requests begin without the model."""
         self.peak_kv_bytes = 0
         self.peak_batch = 0
 
@@ -157,7 +155,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
-        return self._scheduler.idle
+        return self._scheduler.idle and not self._early
 
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the engine could never answer the request."""
@@ -167,8 +165,12 @@ class Engine:
         """Queue a request. Raises RequestRefused."""
         self.check(request)
         ends = request.stop_ids | (frozenset() if request.ignore_eos else self.model.eos_ids)
-        self._scheduler.add(Sequence(self._arrivals, request, list(request.prompt), ends))
+        sequence = Sequence(self._arrivals, request, list(request.prompt), ends)
         self._arrivals += 1
+        begin = self._forced(sequence)
+        self._early += begin
+        if not begin or begin[-1].finish is None:
+            self._scheduler.add(sequence)
 
     def drop(self, ids: Iterable[str]) -> None:
         """Forget requests whose clients went away; their chunks are free for the next step.
@@ -193,7 +195,7 @@ class Engine:
         self.peak_kv_bytes = max(self.peak_kv_bytes, kv_bytes)
         self.peak_batch = max(self.peak_batch, step.batch)
         planned = perf_counter()
-        generated: list[Generated] = []
+        generated, self._early = self._early, []
         failed: list[RequestFailed] = []
         self._computed = planned
         for sequence, outcome in self._outcomes(pieces) if pieces else ():
@@ -268,30 +270,53 @@ class Engine:
         )
 
     def _take(self, sequence: Sequence, token: int) -> list[Generated]:
-        """Add a token to a sequence, and those that its constraint forces; the sequence ends if one was the last."""
-        matcher = sequence.request.matcher if self.options.constrained == "forced-tokens" else None
-        added = self._add(sequence, token)
-        generated, forced = [added], deque[int]()
-        while matcher is not None and added.finish is None:
-            forced = forced or deque(matcher.forced())
-            if not forced:
-                break
-            added = self._add(sequence, forced.popleft(), forced=True)
-            generated.append(added)
-        if added.finish is not None:
+        """Add a token to a sequence, and what its constraint forces; the sequence ends if one was the last."""
+        matcher = sequence.request.matcher
+        sequence.tokens.append(token)
+        if matcher is not None and token not in sequence.ends:
+            matcher.accept(token)
+        generated = [Generated(sequence.request.id, token, self._finish(sequence), sequence.cached_tokens)]
+        if generated[-1].finish is None:
+            generated += self._forced(sequence)
+        if generated[-1].finish is not None:
             self._scheduler.finish(sequence)
         return generated
 
-    @staticmethod
-    def _add(sequence: Sequence, token: int, forced: bool = False) -> Generated:
+    def _forced(self, sequence: Sequence) -> list[Generated]:
+        """Write what the constraint of a sequence forces, up to `max_tokens` or a token that ends the answer."""
         request = sequence.request
-        sequence.tokens.append(token)
-        finish: Finish | None = None
-        if token in sequence.ends or (request.matcher is not None and request.matcher.accept(token)):
-            finish = "stop"
-        elif sequence.generated == request.max_tokens:
-            finish = "length"
-        return Generated(request.id, token, finish, sequence.cached_tokens, forced)
+        if request.matcher is None:
+            return []
+        forced = request.matcher.forced(sequence.tokens[len(request.prompt) :], request.max_tokens)
+        if forced is None:
+            return []
+        replaces, begin = sequence.generated - forced.kept, len(request.prompt) + forced.kept
+        del sequence.tokens[begin:]
+        if sequence.computed > begin:
+            try:
+                self._cache.truncate(sequence.arrival, begin)
+                sequence.cut(begin)
+            except PoolExhausted:
+                self._scheduler.put_back(sequence)
+        generated = []
+        for token in forced.tokens[: request.max_tokens - forced.kept]:
+            sequence.tokens.append(token)
+            generated.append(Generated(request.id, token, None, sequence.cached_tokens, forced=True))
+            if token in sequence.ends:
+                break
+        whole = len(generated) == len(forced.tokens)
+        generated[0] = replace(generated[0], replaces=replaces)
+        generated[-1] = replace(generated[-1], finish=self._finish(sequence, whole))
+        return generated
+
+    @staticmethod
+    def _finish(sequence: Sequence, followed: bool = True) -> Finish | None:
+        """Why the answer ends with its last token; None if it goes on. `followed`: the matcher is not further."""
+        request = sequence.request
+        complete = followed and request.matcher is not None and request.matcher.complete
+        if sequence.tokens[-1] in sequence.ends or complete:
+            return "stop"
+        return "length" if sequence.generated == request.max_tokens else None
 
 
 def _sampled(pieces: Iterable[Piece[Sequence]]) -> list[tuple[int, Sequence]]:

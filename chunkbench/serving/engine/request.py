@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -51,17 +51,33 @@ class Sampling:
         return self.temperature < COLD or self.top_k == 1
 
 
+class Forced(NamedTuple):
+    """What a constraint writes without the model."""
+
+    kept: int
+    """So many tokens of the answer stay; the others are taken back."""
+    tokens: Ordered[int]
+    """They follow, at least one. The text that was there stays."""
+
+
 class Matcher(Protocol):
     """The state of an answer that has to follow a constraint."""
 
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
 
-    def accept(self, token: int) -> bool:
-        """Go on by an allowed token. Returns whether the answer is complete and nothing may follow."""
+    def accept(self, token: int) -> None:
+        """Go on by an allowed token that the model chose."""
 
-    def forced(self) -> list[int]:
-        """The tokens that the constraint leaves no choice about, from here on; most often none."""
+    def forced(self, answer: Ordered[int], most: int) -> Forced | None:
+        """What follows the tokens of the answer without the model; None, as most often: nothing. Goes on by it.
+
+        `most`: tokens that the answer may have. What is taken back is never more than that.
+        """
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole, and nothing may follow."""
 
     @property
     def error(self) -> str:
@@ -118,6 +134,8 @@ class Generated:
     """Tokens of the prompt that were not computed for this request; None if the engine does not say."""
     forced: bool = False
     """Whether the request's constraint left no choice, and the token was appended without the model."""
+    replaces: int = 0
+    """So many tokens before it are no longer part of the answer: its text is written otherwise."""
 
 
 @dataclass(frozen=True)

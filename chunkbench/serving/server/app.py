@@ -19,9 +19,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from chunkbench.serving.constrained import Constraint, ConstraintRefused, Grammars
-from chunkbench.serving.constrained.grammars import MISSING
-from chunkbench.serving.engine import Generated, Matcher, Request, RequestFailed, RequestRefused, StepReport
+from chunkbench.serving.constrained import Constraint, ConstraintRefused, GrammarMatcher, Grammars, Method
+from chunkbench.serving.constrained.grammars import MISSING, MOST_COMPILED
+from chunkbench.serving.engine import Generated, Request, RequestFailed, RequestRefused, StepReport
 from chunkbench.serving.server.backend import Backend, BackendFailed, Load
 from chunkbench.serving.server.protocol import (
     ApiError,
@@ -54,6 +54,10 @@ class ServerOptions:
     """Most tokens of prompt and answer together."""
     max_waiting: int = 1024
     """Requests in the queue above which new ones get status 429."""
+    constrained: Method = "mask"
+    """How answers follow a constraint: see `constrained.matchers`."""
+    compiled: int = MOST_COMPILED
+    """Constraints that are kept for later requests."""
 
     @property
     def max_body(self) -> int:
@@ -134,7 +138,7 @@ class Server:
             "created": self._created,
             "owned_by": "chunkbench",
             "max_model_len": self.options.max_length,
-            "server": {"chunkbench": __version__, **self.backend.facts()},
+            "server": {"chunkbench": __version__, **self.backend.facts(), "constrained": self.options.constrained},
         }
 
     def _check_name(self, model: str) -> None:
@@ -170,7 +174,9 @@ class Server:
     ) -> Response:
         self._check_name(body.model)
         constraint = body.constraint()
+        began = time.perf_counter()
         matcher = None if constraint is None else await asyncio.to_thread(self._matcher, constraint)
+        compile_s = time.perf_counter() - began
         request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens, matcher)
         self._text.check(body.stop)
         if self.failure:
@@ -184,12 +190,14 @@ class Server:
             self._metrics.requests.labels("refused").inc()
             raise ApiError(f"{waiting} requests wait already; try again later", 429, code="queue_full")
         writer = _Writer(form, request.id, self.options.model, body.return_token_ids)
-        tokens = self._tokens(http, request, body.stop, received)
+        tokens = self._tokens(http, request, body.stop, received, matcher, compile_s)
         if body.stream:
-            events = self._events(tokens, writer, len(ids), body.stream_options)
+            rewritten = matcher is not None and matcher.rewrites
+            events = self._events(tokens, writer, len(ids), body.stream_options, rewritten)
             return StreamingResponse(events, media_type="text/event-stream")
-        answered, pieces = [], []
+        answered, pieces = list[Generated](), []
         async for token, piece in tokens:
+            del answered[len(answered) - token.replaces :]
             answered.append(token)
             pieces.append(piece)
         if not answered or answered[-1].finish is None:
@@ -197,13 +205,14 @@ class Server:
         text = "".join(pieces)
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
-    def _matcher(self, constraint: Constraint) -> Matcher:
+    def _matcher(self, constraint: Constraint) -> GrammarMatcher:
         """The state of an answer that follows a constraint. The first one reads the tokenizer. Raises ApiError."""
         try:
             with self._reading:
                 if self._grammars is None:
                     vocabulary, ends = self.backend.tokens()
-                    self._grammars = Grammars(self._text.tokenizer_json(), vocabulary, ends)
+                    options = self.options.constrained, self.options.compiled
+                    self._grammars = Grammars(self._text.tokenizer_json(), vocabulary, ends, *options)
             return self._grammars.matcher(constraint)
         except ModuleNotFoundError:
             raise ApiError(f"this server follows no constraints: {MISSING}", param="response_format") from None
@@ -212,7 +221,13 @@ class Server:
             raise ApiError(f"the constraint cannot be followed: {error}", param=field) from None
 
     async def _tokens(
-        self, http: HttpRequest, request: Request, stops: Sequence[str], received: float
+        self,
+        http: HttpRequest,
+        request: Request,
+        stops: Sequence[str],
+        received: float,
+        matcher: GrammarMatcher | None,
+        compile_s: float,
     ) -> AsyncGenerator[tuple[Generated, str], None]:
         """The tokens of an answer, and the text that can be given with each; ends early if the client goes away.
         Raises ApiError if the engine breaks."""
@@ -221,6 +236,7 @@ class Server:
         gone = asyncio.create_task(_disconnected(http))
         gone.add_done_callback(lambda _: arrived.put_nowait(None))
         outcome, count, cached, first = "dropped", 0, None, None
+        length, spans = 0, list[tuple[int, int]]()
         try:
             self.backend.submit(request, arrived.put_nowait)
             while True:
@@ -229,11 +245,15 @@ class Server:
                     raise token
                 if token is None:
                     return
-                count += 1
+                count += 1 - token.replaces
                 cached = token.cached_tokens
                 first = first or time.perf_counter()
                 last = token.finish is not None
-                piece, stopped = search.add(text.add(token.token, last), last, count > request.min_tokens)
+                added = text.add(token.token, last, token.replaces)
+                piece, stopped = search.add(added, last, count > request.min_tokens)
+                if token.forced and piece:
+                    spans.append((length, length + len(piece)))
+                length += len(piece)
                 if stopped:
                     self.backend.drop(request.id)
                     token = replace(token, finish="stop")
@@ -261,19 +281,31 @@ class Server:
                 prompt_tokens=len(request.prompt),
                 cached_tokens=cached,
                 generated=count,
+                **({} if matcher is None else {"constrained": matcher.work.facts(compile_s, spans)}),
             )
 
     async def _events(
-        self, tokens: AsyncGenerator[tuple[Generated, str], None], writer: _Writer, prompt: int, options: StreamOptions
+        self,
+        tokens: AsyncGenerator[tuple[Generated, str], None],
+        writer: _Writer,
+        prompt: int,
+        options: StreamOptions,
+        rewritten: bool,
     ) -> AsyncIterator[str]:
-        """Server-sent events of a stream."""
-        count, cached = 0, None
+        """Server-sent events of a stream. `rewritten`: token ids may change, so the last event tells them."""
+        count, cached, begun = 0, None, False
+        answered: list[Generated] = []
         try:
             async with contextlib.aclosing(tokens):
                 async for token, piece in tokens:
-                    count += 1
+                    count += 1 - token.replaces
                     cached = token.cached_tokens
-                    event = writer.event(token, piece, count == 1)
+                    del answered[len(answered) - token.replaces :]
+                    answered.append(token)
+                    event = writer.event(answered, piece, not begun, told=not rewritten or token.finish is not None)
+                    begun = True
+                    if not rewritten or token.finish is not None:
+                        answered = []
                     yield _event(
                         event | {"usage": usage(prompt, count, cached)} if options.continuous_usage_stats else event
                     )
@@ -324,19 +356,19 @@ class _Writer:
     def head(self, object: str) -> dict[str, Any]:
         return {"id": self.id, "object": object, "created": int(time.time()), "model": self.model}
 
-    def event(self, token: Generated, text: str, first: bool) -> dict[str, Any]:
-        """An event of a stream."""
-        return {**self.head(self.form.event), "choices": [self._choice(self.form.piece(text, first), [token])]}
+    def event(self, tokens: list[Generated], text: str, first: bool, told: bool) -> dict[str, Any]:
+        """An event of a stream. `told`: whether it tells the token ids."""
+        return {**self.head(self.form.event), "choices": [self._choice(self.form.piece(text, first), tokens, told)]}
 
     def whole(self, tokens: list[Generated], text: str, counts: dict[str, Any]) -> dict[str, Any]:
         """A whole answer."""
         choices = [self._choice(self.form.text(text), tokens)]
         return {**self.head(self.form.object), "choices": choices, "usage": counts}
 
-    def _choice(self, text: dict[str, Any], tokens: list[Generated]) -> dict[str, Any]:
+    def _choice(self, text: dict[str, Any], tokens: list[Generated], told: bool = True) -> dict[str, Any]:
         choice = {"index": 0, **text, "logprobs": None, "finish_reason": tokens[-1].finish}
         if self.return_token_ids:
-            choice["token_ids"] = [token.token for token in tokens]
+            choice["token_ids"] = [token.token for token in tokens] if told else []
         return choice
 
 

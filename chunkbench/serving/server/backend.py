@@ -122,7 +122,6 @@ class ChunkBackend:
         return {
             "engine": "chunk",
             "attention": options.attention,
-            "constrained": options.constrained,
             "kernel": self._engine.kernel,
             "max_batch": options.max_batch,
             "prompt_budget": options.prompt_budget,

@@ -135,9 +135,23 @@ class TextStream:
         """How many of them belong to the piece before."""
         self._given = ""
         """The text of these."""
+        self._all: list[int] = []
+        self._all_given = ""
 
-    def add(self, token: int, last: bool) -> str:
-        """The text that can be given after one more token; after the last one, all that is left."""
+    def add(self, token: int, last: bool, replaces: int = 0) -> str:
+        """The text that can be given after one more token; after the last one, all that is left.
+
+        It takes the place of the `replaces` tokens before it, whose text comes again with it or later ones.
+        """
+        piece = self._piece(token, last, replaces)
+        self._all_given += piece
+        return piece
+
+    def _piece(self, token: int, last: bool, replaces: int) -> str:
+        if replaces:
+            del self._all[-replaces:]
+            self._ids, self._before, self._given = self._all.copy(), 0, self._all_given
+        self._all.append(token)
         self._ids.append(token)
         if not last and self._waits(token):
             return ""

@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from chunkbench.serving.constrained import Method
 from chunkbench.serving.engine import Engine, EngineOptions
 from chunkbench.serving.server.app import Server, ServerOptions, application
 from chunkbench.serving.server.backend import ChunkBackend
 from chunkbench.serving.server.records import Log
 from chunkbench.serving.server.text import CheckpointTokenizer
-from tests.serving.engine.models import small_model, write_byte_tokenizer
+from tests.serving.engine.models import MERGES, small_model, write_byte_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
 
 
+def served(folder: Path, method: Method) -> Server:
+    write_byte_tokenizer(folder, MERGES)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))  # so that the tokenizer is found
+    backend = ChunkBackend(Engine(small_model(), EngineOptions(kv_bytes=4 << 20, cache="radix")))
+    options = ServerOptions("m", 512, constrained=method)
+    return Server(backend, options, CheckpointTokenizer(folder), Log(folder), lambda: None)
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("model")
-    write_byte_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))  # so that the tokenizer is found
-    engine = Engine(small_model(), EngineOptions(kv_bytes=4 << 20))
-    server = Server(ChunkBackend(engine), ServerOptions("m", 512), CheckpointTokenizer(folder), Log(None), lambda: None)
-    with TestClient(application(server)) as client:
+    with TestClient(application(served(tmp_path_factory.mktemp("model"), "mask"))) as client:
         yield client
 
 
@@ -106,3 +111,33 @@ def test_without_the_library_the_message_says_what_to_install(
     answer = ask(client, structured_outputs={"regex": "a"})
     assert answer.status_code == 400
     assert "pip install 'chunkbench[constrained]'" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("method", ["jump-retokenize", "interleaved"])
+def test_a_stream_never_changes_its_text_and_tells_the_final_tokens(tmp_path: Path, method: Method) -> None:
+    regex = '\\{"name":"(xy|xa)z","no":[0-9]{3},"nap":"(yes|yet)"\\}'
+    asked: dict[str, Any] = {"structured_outputs": {"regex": regex}, "return_token_ids": True, "temperature": 2.0}
+    with TestClient(application(served(tmp_path, method))) as client:
+        for seed in range(8):
+            whole = ask(client, max_tokens=60, **asked | {"seed": seed}).json()
+            (choice,) = whole["choices"]
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            lines = ask(client, max_tokens=60, stream=True, stream_options=options, **asked | {"seed": seed}).text
+            *events, total = [json.loads(line[6:]) for line in lines.split("\n\n") if line.startswith("data: {")]
+            assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+            assert re.fullmatch(regex, choice["text"])
+            told = [token for event in events for token in event["choices"][0]["token_ids"]]
+            assert told == choice["token_ids"]
+            assert total["usage"] == whole["usage"]
+            assert total["usage"]["completion_tokens"] == len(told)
+        cut = ask(client, max_tokens=9, **asked).json()
+        assert cut["choices"][0]["finish_reason"] == "length"
+        assert cut["usage"]["completion_tokens"] == 9
+    told = [json.loads(line)["constrained"] for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    for line in told[:-1]:
+        assert line["sampled"] + line["forced"] - line["rolled_back"] >= len(choice["token_ids"]) - 8
+        spans = [choice["text"][begin:end] for begin, end in line["spans"]]
+        assert "".join(spans).startswith('{"name":"')
+        assert sum(map(len, spans)) > 20
+        assert line["pieces"] >= 3
+    assert any(line["rolled_back"] for line in told) == (method == "jump-retokenize")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from chunkbench.serving.engine import Engine, Model, Request
 from chunkbench.serving.engine.model import INTERFACE
@@ -42,15 +43,27 @@ def config(kind: str) -> Any:
     return classes[kind](**SIZES, num_key_value_heads=2)
 
 
-def write_byte_tokenizer(checkpoint: Path) -> Path:
-    """Give a checkpoint a tokenizer of bytes, and a chat template of one line for each message. Returns its folder."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+END = 256
+"""The token behind those of bytes; `MERGES` stand behind it."""
+MERGES = *("na", "nam", "name", "ye", "yes", "xy", "xyz", "ab", "abc", "ca", "12", "no"), '":', '":"', '",', '","', '{"'
 
+
+def byte_tokenizer(merges: Sequence[str] = ()) -> Tokenizer:
+    """Tokens of bytes; with merges those, too, and an end of texts. Each merge adds a letter to another one."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_ = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
-    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_.decoder = decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bytes_)
+    names = [*letters, "<end>", *merges] if merges else letters
+    pairs = [(name[:-1], name[-1]) for name in merges if name[:-1] in names]
+    tokenizer = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if merges:
+        tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def write_byte_tokenizer(checkpoint: Path, merges: Sequence[str] = ()) -> Path:
+    """Give a checkpoint a tokenizer of bytes, and a chat template of one line for each message. Returns its folder."""
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(merges))
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     tokenizer.save_pretrained(checkpoint)
     return checkpoint

@@ -1,0 +1,285 @@
+"""The state of one answer that follows a constraint, and what each method writes without the model."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chunkbench.serving.constrained.automaton import BEGIN, Automaton
+from chunkbench.serving.engine.request import Forced
+
+Method = Literal["mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"]
+MOST_MASKS = 8192
+"""Masks that are kept, of 6 KB each for 49,152 tokens."""
+
+
+@dataclass
+class Work:
+    """What one answer took so far, beside the model. Times in seconds."""
+
+    sampled: int = 0
+    """Tokens that the model chose."""
+    pieces: int = 0
+    """Texts that were appended without it."""
+    forced: int = 0
+    """Their tokens."""
+    rolled_back: int = 0
+    """Tokens that were taken back, because the text is written otherwise with what follows."""
+    mask_s: float = 0.0
+    automaton_s: float = 0.0
+    """Following the constraint from token to token."""
+    retokenize_s: float = 0.0
+
+    def facts(self, compile_s: float, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """For the log. `compile_s`: how long the request waited for its constraint; `spans`: characters of the answer
+        `[begin, end[` that were appended without the model."""
+        return {**vars(self), "compile_s": compile_s, "spans": spans}
+
+
+class Masks:
+    """Masks of states of automata that came before; those that were used longest ago are forgotten."""
+
+    def __init__(self) -> None:
+        self._bits: OrderedDict[tuple[int, int], NDArray[np.int32]] = OrderedDict()
+
+    def get(self, key: tuple[int, int]) -> NDArray[np.int32] | None:
+        """The mask of (number of an automaton, state)."""
+        found = self._bits.get(key)
+        if found is not None:
+            self._bits.move_to_end(key)
+        return found
+
+    def keep(self, key: tuple[int, int], bits: NDArray[np.int32]) -> None:
+        """Remember a mask."""
+        self._bits[key] = bits.copy()
+        while len(self._bits) > MOST_MASKS:
+            self._bits.popitem(last=False)
+
+
+class GrammarMatcher:
+    """Masks by llguidance. It fulfils `engine.request.Matcher`, as all classes here do."""
+
+    rewrites = False
+
+    def __init__(self, state: Any) -> None:
+        """`state`: an LLMatcher of this answer alone."""
+        self._state = state
+        self.work = Work()
+
+    def allow(self, bits: NDArray[np.int32]) -> None:
+        """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
+        began = perf_counter()
+        self._allow(bits)
+        self.work.mask_s += perf_counter() - began
+
+    def accept(self, token: int) -> None:
+        """Go on by an allowed token that the model chose."""
+        began = perf_counter()
+        self._accept(token)
+        self.work.sampled += 1
+        self.work.automaton_s += perf_counter() - began
+
+    def forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        """What follows without the model; see `engine.request.Matcher`."""
+        began = perf_counter()
+        found = self._forced(answer, most)
+        if found is not None:
+            self.work.pieces += 1
+            self.work.forced += len(found.tokens)
+            self.work.rolled_back += len(answer) - found.kept
+        self.work.automaton_s += perf_counter() - began
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is one that follows the constraint, and nothing may come after it."""
+        return bool(self._state.is_stopped())
+
+    @property
+    def error(self) -> str:
+        """Why no token can come next: a limit was reached. Empty if one can."""
+        return str(self._state.get_error())
+
+    def _allow(self, bits: NDArray[np.int32]) -> None:
+        self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+    def _accept(self, token: int) -> None:
+        self._state.consume_token(token)
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        return None
+
+
+class ForcedTokensMatcher(GrammarMatcher):
+    """Appends tokens that the constraint leaves no choice about, as llguidance finds them.
+
+    The last one of a text stays open where it may merge with what follows.
+    """
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        tokens: list[int] = []
+        while found := self._state.compute_ff_tokens():
+            self._state.consume_tokens(found)
+            tokens += found
+        return Forced(len(answer), tokens) if tokens else None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a model."""
+
+    library: Any
+    """An LLTokenizer."""
+    lengths: NDArray[np.int32]
+    """[token] bytes of its text; 0 for special ones."""
+
+    @classmethod
+    def of(cls, library: Any) -> Tokens:
+        """Takes some 20 ms."""
+        texts = (b"" if library.is_special_token(n) else library.decode_bytes([n]) for n in range(library.vocab_size))
+        return cls(library, np.array([len(text) for text in texts], np.int32))
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """Without special tokens."""
+        text: bytes = self.library.decode_bytes([token for token in tokens if self.lengths[token]])
+        return text
+
+    def of_text(self, text: bytes) -> list[int]:
+        """The canonical tokens of a text."""
+        tokens: list[int] = self.library.tokenize_bytes(text)
+        return tokens
+
+
+class RegexMatcher(GrammarMatcher):
+    """Follows the automaton of a regular expression, too: in a state that was there before, the mask is known."""
+
+    def __init__(self, state: Any, tokens: Tokens, automaton: Automaton, masks: Masks) -> None:
+        """`masks` belongs to all matchers of a server."""
+        super().__init__(state)
+        self._tokens = tokens
+        self._automaton = automaton
+        self._masks = masks
+        self._place = BEGIN
+
+    def _allow(self, bits: NDArray[np.int32]) -> None:
+        key = self._automaton.number, self._place
+        known = self._masks.get(key)
+        if known is not None:
+            bits[:] = known
+            return
+        super()._allow(bits)
+        self._masks.keep(key, bits)
+
+    def _accept(self, token: int) -> None:
+        super()._accept(token)
+        self._place = self._automaton.walk(self._place, self._tokens.text([token]))
+
+    def _append(self, text: bytes) -> list[int]:
+        """Write a text behind the answer, by its canonical tokens."""
+        tokens = self._tokens.of_text(text)
+        self._state.consume_tokens(tokens)
+        self._place = self._automaton.walk(self._place, text)
+        return tokens
+
+
+class JumpMatcher(RegexMatcher):
+    """Appends the text of a compressed edge, by its canonical tokens."""
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        text = self._automaton.jump(self._place)
+        return Forced(len(answer), self._append(text)) if text else None
+
+
+class RetokenizingMatcher(RegexMatcher):
+    """Appends the text of a compressed edge, and writes the whole answer with the tokens that it then has.
+
+    The last token stays open where it may merge with what follows.
+    """
+
+    rewrites = True
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        text = self._automaton.jump(self._place)
+        if not text:
+            return None
+        began = perf_counter()
+        written = self._tokens.text(answer)
+        tokens = self._tokens.of_text(written + text)
+        whole = self._tokens.text(tokens) == written + text
+        self.work.retokenize_s += perf_counter() - began
+        last = self._tokens.text(tokens[-1:])
+        if len(last) == len(text) and self._longest() > len(last):
+            return None  # nothing but the last token is new
+        if len(tokens) > most or not whole:
+            # It does not fit in other tokens, or the tokenizer changes texts: what was written stays.
+            return Forced(len(answer), self._append(text))
+        pairs = enumerate(zip(answer, tokens, strict=False))
+        kept = next((place for place, (old, new) in pairs if old != new), len(answer))
+        if kept < len(answer):
+            self._state.rollback(len(answer) - kept)
+        self._state.consume_tokens(tokens[kept:-1])
+        if len(last) < len(text):
+            self._place = self._automaton.walk(self._place, text[: -len(last)])
+            if self._longest() > len(last):
+                return Forced(kept, tokens[kept:-1])
+            text = last
+        self._state.consume_tokens(tokens[-1:])
+        self._place = self._automaton.walk(self._place, text)
+        return Forced(kept, tokens[kept:])
+
+    def _longest(self) -> int:
+        """Bytes of the longest token that may come next."""
+        known = self._automaton.longest.get(self._place)
+        if known is None:
+            bits = np.empty(-(-len(self._tokens.lengths) // 32), np.int32)
+            self._allow(bits)
+            allowed = np.unpackbits(bits.view(np.uint8), count=len(self._tokens.lengths), bitorder="little")
+            known = self._automaton.longest[self._place] = int((self._tokens.lengths * allowed).max())
+        return known
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A gap of a template, and the fixed text behind it."""
+
+    state: Any
+    """An LLMatcher of the gap and of the first character behind it, to be copied."""
+    rest: Sequence[int]
+    """Tokens of the fixed text without its first character."""
+    last: bool
+    """Whether no text is fixed behind it: the answer ends with the gap."""
+
+
+class InterleavedMatcher(GrammarMatcher):
+    """Fills the gaps of a template one after the other; the fixed text between them is appended.
+
+    A gap ends with the first character of the text behind it, where the gap may end there.
+    """
+
+    def __init__(self, begin: Sequence[int], gaps: Sequence[Gap]) -> None:
+        """`begin`: tokens of the fixed text before the first gap. Without a gap it is the whole answer."""
+        super().__init__(gaps[0].state.deep_copy() if gaps else None)
+        self._fixed = list(begin)
+        """Tokens of the fixed text that is next; empty inside a gap."""
+        self._gaps = list(gaps)
+
+    @property
+    def complete(self) -> bool:
+        return not self._fixed and (not self._gaps or (self._gaps[0].last and super().complete))
+
+    def _accept(self, token: int) -> None:
+        super()._accept(token)
+        if not self._gaps[0].last and self._state.is_accepting():
+            self._fixed = list(self._gaps.pop(0).rest)
+            if self._gaps:
+                self._state = self._gaps[0].state.deep_copy()
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        tokens, self._fixed = self._fixed, []
+        return Forced(len(answer), tokens) if tokens else None

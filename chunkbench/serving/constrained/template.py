@@ -1,0 +1,54 @@
+"""A regular expression as a template: fixed pieces of text, and gaps between them."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import NamedTuple
+
+_ESCAPE = r"\\(?:[pP](?:\{[^}]*\}|.)|[xuU](?:\{[^}]*\}|[0-9A-Fa-f]+)|.)"
+_CLASS = rf"\[\^?\]?(?:\[:\^?\w+:\]|{_ESCAPE}|[^\]\\])*\]"
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})[?+]?")
+_ATOM = re.compile(rf"{_ESCAPE}|{_CLASS}|.", re.DOTALL)
+_SPECIAL = set(".^$[(")
+
+
+class Part(NamedTuple):
+    """A part of a concatenation."""
+
+    fixed: bool
+    """Whether it is a fixed text; else a gap."""
+    text: str
+    """The fixed text, or the gap's regular expression."""
+
+
+def parts(regex: str) -> list[Part]:
+    """The parts whose concatenation the expression is. One gap if it is none, or where flags may change its letters."""
+    atoms, place = [], 0
+    while place < len(regex):
+        begin = place
+        place = _end_of_atom(regex, place)
+        atom = regex[begin:place]
+        if atom == "|" or re.match(r"\(\?[a-zA-Z-]+\)", atom):
+            return [Part(False, regex)]
+        quantifier = _QUANTIFIER.match(regex, place)
+        if quantifier:
+            place = quantifier.end()
+        letter = atom[1:] if atom[0] == "\\" and len(atom) == 2 and not atom[1].isalnum() else atom
+        fixed = not quantifier and len(letter) == 1 and (letter != atom or letter not in _SPECIAL)
+        atoms.append(Part(fixed, letter if fixed else regex[begin:place]))
+    return [
+        Part(fixed, "".join(part.text for part in run)) for fixed, run in groupby(atoms, key=lambda part: part.fixed)
+    ]
+
+
+def _end_of_atom(regex: str, place: int) -> int:
+    """Where the atom ends that begins here: an escape, a class, a group, or one character."""
+    depth = 0
+    while True:
+        atom = _ATOM.match(regex, place)
+        assert atom is not None  # it takes any character
+        depth += {"(": 1, ")": -1}.get(atom.group(), 0)
+        place = atom.end()
+        if depth <= 0 or place == len(regex):
+            return place
