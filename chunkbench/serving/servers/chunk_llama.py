@@ -171,7 +171,7 @@ SYSTEMS: Mapping[str, System] = {
         "mask", "#D55E00", "o", 810, "tokens that break the constraint cannot be chosen", constrained="mask"
     ),
     "chunk_llama_interleaved": _following(
-        "inter- leaved", "#E69F00", "v", 820, "fixed texts of a template are appended", constrained="interleaved"
+        "interleaved", "#E69F00", "v", 820, "fixed texts of a template are appended", constrained="interleaved"
     ),
     "chunk_llama_forced_tokens": _following(
         "forced tokens", "#009E73", "s", 830, "tokens that llguidance finds are appended", constrained="forced-tokens"
@@ -189,7 +189,12 @@ SYSTEMS: Mapping[str, System] = {
         "jump", "#0072B2", "^", 850, "bytes without a choice are appended", constrained="jump"
     ),
     "chunk_llama_jump_retokenize": _following(
-        "jump retok.", "#56B4E9", "P", 860, "jump, and the answer is tokenised again", constrained="jump-retokenize"
+        "jump, retokenize",
+        "#56B4E9",
+        "P",
+        860,
+        "jump, and the answer is tokenised again",
+        constrained="jump-retokenize",
     ),
     "transformers": ChunkbenchServer(
         "transformers",

@@ -18,7 +18,7 @@ from chunkbench.store.serving_result import ConstrainedAnswers, Measurement, Ser
 REFERENCE = "chunk_llama_mask"
 """The system whose answers those of the others are compared with."""
 LEGEND = (
-    "answers per second of closed-loop clients, median over arrival seeds; the ratio's interval is over seeds",
+    "answers per second: median over arrival seeds; the ratio's interval is over seeds; vllm's masks are xgrammar's",
     "steps = tokens that the model chose; pieces = texts that were appended without it; forced = their tokens",
     f"equal = the answers of {REFERENCE}'s first arrival seed, letter for letter; a cut answer had n_c tokens",
 )

@@ -29,6 +29,7 @@ from chunkbench.report.figures.style import (
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.store.serving_result import ServerFacts, ServingResult
+from chunkbench.workloads.serving import strip
 
 Spot = tuple[float, float, float, float]
 """Rate, latency, and the latencies of the fastest and the slowest seed."""
@@ -54,11 +55,14 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     shown = {name for lines in panels.values() for name, _ in lines} | {name for _, lines in points for name in lines}
     shown |= {name for _, lines in closed for name in lines}
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids if name in shown]
-    total = len(closed) + len(panels) + 2 * len(points)
+    pieces = strip.written(report) if closed else []
+    total = len(closed) + bool(pieces) + len(panels) + 2 * len(points)
     page = sheet(_caption(report, manifest, bool(panels or closed), bool(points)), handles, total, across, False)
     plots = iter(page.panels)
     for axes, answered in closed:
         _answered(next(plots), axes, answered, report)
+    if pieces:
+        strip.draw(next(plots), pieces)
     for n_p, lines in panels.items():
         _latencies(next(plots), n_p, lines, objective_s(report.rows, n_p), report)
     for label, value in (("K/V of live requests, MB", _megabytes), ("batch, sequences", _batch)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -33,6 +35,25 @@ def test_variants_of_our_engine_differ_in_their_options(tmp_path: Path) -> None:
         ("transformers", "chunk", "transformers"),
     ):
         assert command(name, SETTING, tmp_path) == [value if word == option else word for word in usual], name
+
+
+def test_systems_follow_constraints_in_their_own_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = command("chunk_llama", SETTING, tmp_path)
+    assert command("unconstrained", SETTING, tmp_path) == usual
+    assert SYSTEMS.load("unconstrained").constraint == "left out"
+    assert SYSTEMS.load("transformers").constraint == "refused"
+    for name in ("mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"):
+        given = command(f"chunk_llama_{name.replace('-', '_')}", SETTING, tmp_path)
+        assert given == [*usual, "--constrained", name]
+    given = command("chunk_llama_jump_compiled", SETTING, tmp_path)
+    assert given == [*usual, "--constrained", "jump", "--compiled", "0"]
+    monkeypatch.setenv("CHUNKBENCH_VLLM_PYTHON", sys.executable)
+    asked = replace(SETTING, constrained=True)
+    for name, backend in (("vllm", "xgrammar"), ("vllm_guidance", "guidance")):
+        assert "--skip-tokenizer-init" in command(name, SETTING, tmp_path)
+        words = command(name, asked, tmp_path)
+        assert "--skip-tokenizer-init" not in words
+        assert words[words.index("--structured-outputs-config") + 1] == f'{{"backend": "{backend}"}}'
 
 
 def test_every_system_has_a_label_and_a_style() -> None:

@@ -145,10 +145,21 @@ def test_the_report_says_what_following_took(run: Run) -> None:
     assert "closed loop" in text
 
 
-def test_the_figure_shows_answers_over_clients(run: Run) -> None:
-    answers = drawn(run).axes[0]
+def test_the_figure_shows_answers_over_clients_and_who_wrote_one(run: Run) -> None:
+    answers, strip = drawn(run).axes[:2]
     assert (answers.get_xlabel(), answers.get_ylabel()) == ("clients", "answers per second")
     assert [1.0, 8.0] in [pytest.approx(list(line.get_ydata())) for line in answers.get_lines()]
+    written = "".join(text.get_text() for text in strip.texts if len(text.get_text()) == 1)
+    assert written == 2 * CHARACTER  # of vllm nothing is known
+    from matplotlib.colors import to_hex
+
+    from chunkbench.workloads.serving.strip import WRITERS
+
+    drawn_in = [to_hex(patch.get_facecolor()).upper() for patch in strip.patches[len(WRITERS) :]]
+    model, alone, appended = WRITERS.values()
+    assert drawn_in[: len(CHARACTER)].count(appended) == 9  # the span that the server told
+    assert drawn_in[CHARACTER.index("Edel")] == model
+    assert drawn_in[CHARACTER.index("mber")] == alone  # after E there is one house
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""A part of a figure: one answer of each system, coloured by who wrote its characters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from chunkbench.report.report import Report
+from chunkbench.serving.constrained.automaton import BEGIN, Automaton, compile_regex
+from chunkbench.serving.constrained.constraint import ConstraintRefused
+from chunkbench.store.serving_result import ConstrainedAnswers, ServingResult
+from chunkbench.workloads.serving.constrained import REFERENCE
+
+SHOWN = (REFERENCE, "chunk_llama_jump", "chunk_llama_jump_retokenize")
+WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
+"""Who wrote a character -> its background."""
+_COLUMNS, _LINES = 66, 17
+
+
+class Written(NamedTuple):
+    """An answer of a system."""
+
+    system: str
+    text: str
+    writers: Sequence[str]
+    """[character] one of WRITERS."""
+
+
+def single_choices(automaton: Automaton, text: str) -> Iterator[bool]:
+    """[character] whether no other one could stand in its place, and the text could not end before it."""
+    state = BEGIN
+    for character in text:
+        yield bool(automaton.jump(state))
+        state = automaton.walk(state, character.encode())
+
+
+def written(report: Report) -> list[Written]:
+    """The first answer of each of some systems at the last point where they have one; none without outlines-core."""
+    found: dict[str, ConstrainedAnswers] = {}
+    for group in report.groups:
+        for name in SHOWN:
+            facts = group.rows[name].facts if name in group.rows else None
+            answers = (
+                facts.measurements[0].constrained if isinstance(facts, ServingResult) and facts.measurements else None
+            )
+            if answers is not None and answers.texts and answers.spans:
+                found[name] = answers
+    return [_written(report.columns.name(name), found[name]) for name in SHOWN if name in found]
+
+
+def _written(system: str, answers: ConstrainedAnswers) -> Written:
+    text, spans = answers.texts[0], answers.spans[0]
+    try:
+        single = [*single_choices(compile_regex(answers.regex), text)]
+    except (ConstraintRefused, ModuleNotFoundError):
+        single = [False] * len(text)
+    model, alone, appended = WRITERS
+    writers = [alone if choice else model for choice in single]
+    for begin, end in spans:
+        writers[begin:end] = [appended] * (end - begin)
+    return Written(system, text, writers)
+
+
+def draw(plot: Axes, answers: Sequence[Written]) -> None:
+    """Draw the answers below each other, and what the colours mean."""
+    plot.set_axis_off()
+    plot.set(xlim=(0, _COLUMNS), ylim=(_LINES, 0))
+    column = 0.0
+    for writer, colour in WRITERS.items():
+        plot.add_patch(Rectangle((column, 0.1), 1.6, 0.8, facecolor=colour, edgecolor="#888888", linewidth=0.5))
+        plot.text(column + 2.2, 0.5, writer, fontsize="x-small", va="center")
+        column += 5 + 0.85 * len(writer)
+    line = 1.5
+    for answer in answers:
+        plot.text(0, line + 0.5, answer.system, fontsize="x-small", va="center", weight="bold")
+        for place, (character, writer) in enumerate(zip(answer.text, answer.writers, strict=True)):
+            x, y = place % _COLUMNS, line + 1 + place // _COLUMNS
+            plot.add_patch(Rectangle((x, y), 1, 1, facecolor=WRITERS[writer], linewidth=0))
+            plot.text(x + 0.5, y + 0.5, character, fontsize=6, family="monospace", ha="center", va="center")
+        line += 1.5 + -(-len(answer.text) // _COLUMNS)
