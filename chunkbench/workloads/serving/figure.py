@@ -41,8 +41,10 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     points = _told(report)
     panels = _by_length(report.groups, report.columns.ids)
     closed = _by_clients(report)
+    pieces: list[strip.Written] = []
     if closed:
-        points, across = [], len(closed)
+        pieces = strip.written(report)
+        points, across = [], len(closed) + bool(pieces)
     elif panels:
         points = [point for n_p in panels if (point := _closest([p for p in points if p[0].axes["n_p"] == n_p]))]
         across = len(panels)
@@ -55,9 +57,8 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     shown = {name for lines in panels.values() for name, _ in lines} | {name for _, lines in points for name in lines}
     shown |= {name for _, lines in closed for name in lines}
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids if name in shown]
-    pieces = strip.written(report) if closed else []
     total = len(closed) + bool(pieces) + len(panels) + 2 * len(points)
-    page = sheet(_caption(report, manifest, bool(panels or closed), bool(points)), handles, total, across, False)
+    page = sheet(_caption(report, manifest, bool(panels), bool(points), bool(closed)), handles, total, across, False)
     plots = iter(page.panels)
     for axes, answered in closed:
         _answered(next(plots), axes, answered, report)
@@ -209,8 +210,8 @@ def _by_length(groups: Sequence[Group], names: Sequence[str]) -> dict[int, dict[
     return {n_p: lines for n_p, lines in several.items() if lines}
 
 
-def _caption(report: Report, manifest: Manifest, latencies: bool, timelines: bool) -> str:
-    parts = []
+def _caption(report: Report, manifest: Manifest, latencies: bool, timelines: bool, closed: bool) -> str:
+    parts = ["Median over arrival seeds, smallest and largest seed shaded"] if closed else []
     if latencies:
         parts.append("Median over arrival seeds, smallest and largest seed shaded; latency counts from the due time")
     if timelines:

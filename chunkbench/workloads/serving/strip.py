@@ -17,7 +17,7 @@ from chunkbench.workloads.serving.constrained import REFERENCE
 SHOWN = (REFERENCE, "chunk_llama_jump", "chunk_llama_jump_retokenize")
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
 """Who wrote a character -> its background."""
-_COLUMNS, _LINES = 66, 17
+_COLUMNS, _LINES = 56, 19
 
 
 class Written(NamedTuple):
