@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims import analytic, decode, kv_memory, managers, prefill, serving
+from chunkbench.paper.claims import analytic, constrained, decode, kv_memory, managers, prefill, serving
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
@@ -44,6 +44,11 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "RA-bound": prefill.bound,
     "RA-hit": prefill.hit_rate,
     "MC-hits": managers.mooncake,
+    "FSM-throughput": constrained.throughput,
+    "FSM-retokenize": constrained.retokenize,
+    "FSM-preprocess": constrained.preprocess,
+    "FSM-faster-than-free": constrained.faster_than_free,
+    "FSM-same": constrained.same,
     "X-figure4": lambda _: analytic.figure4_disagrees(),
     "X-unit": lambda _: analytic.unit_of_table3(),
 }
