@@ -74,18 +74,25 @@ class Grammars:
         self._compiled: OrderedDict[Constraint, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, constraint: Constraint) -> GrammarMatcher:
-        """A new answer that follows the constraint. The first one compiles it. Raises ConstraintRefused."""
+    def known(self, constraint: Constraint) -> GrammarMatcher | None:
+        """A new answer that follows a constraint which was compiled before; else None."""
         with self._lock:
             compiled = self._compiled.get(constraint)
-            if compiled is not None:
-                self._compiled.move_to_end(constraint)
-        if compiled is None:
-            compiled = self._compile(constraint)
-            with self._lock:
-                self._compiled[constraint] = compiled
-                while len(self._compiled) > self._most:
-                    self._compiled.popitem(last=False)
+            if compiled is None:
+                return None
+            self._compiled.move_to_end(constraint)
+        return compiled()
+
+    def matcher(self, constraint: Constraint) -> GrammarMatcher:
+        """A new answer that follows the constraint. The first one compiles it. Raises ConstraintRefused."""
+        found = self.known(constraint)
+        if found is not None:
+            return found
+        compiled = self._compile(constraint)
+        with self._lock:
+            self._compiled[constraint] = compiled
+            while len(self._compiled) > self._most:
+                self._compiled.popitem(last=False)
         return compiled()
 
     def _compile(self, constraint: Constraint) -> Compiled:

@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion if the client names none, as in OpenAI's API."""
+_COMPILING = 2
+"""Constraints that are compiled at once. The others wait, but no request without a new one."""
 SMALL_BODY = 32 << 10
 """Bytes of a body that is read in about a millisecond."""
 
@@ -83,6 +85,7 @@ class Server:
         self.failure: BackendFailed | None = None
         self._grammars: Grammars | None = None
         self._reading = threading.Lock()
+        self._compiling = asyncio.Semaphore(_COMPILING)
 
     # The engine's observer.
 
@@ -175,7 +178,7 @@ class Server:
         self._check_name(body.model)
         constraint = body.constraint()
         began = time.perf_counter()
-        matcher = None if constraint is None else await asyncio.to_thread(self._matcher, constraint)
+        matcher = None if constraint is None else await self._matcher(constraint)
         compile_s = time.perf_counter() - began
         request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens, matcher)
         self._text.check(body.stop)
@@ -205,8 +208,16 @@ class Server:
         text = "".join(pieces)
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
-    def _matcher(self, constraint: Constraint) -> GrammarMatcher:
-        """The state of an answer that follows a constraint. The first one reads the tokenizer. Raises ApiError."""
+    async def _matcher(self, constraint: Constraint) -> GrammarMatcher:
+        """The state of an answer that follows a constraint. Raises ApiError."""
+        known = self._grammars.known(constraint) if self._grammars is not None else None
+        if known is not None:
+            return known
+        async with self._compiling:
+            return await asyncio.to_thread(self._compiled, constraint)
+
+    def _compiled(self, constraint: Constraint) -> GrammarMatcher:
+        """The same for a new constraint. The first one reads the tokenizer. Raises ApiError."""
         try:
             with self._reading:
                 if self._grammars is None:
