@@ -150,7 +150,7 @@ class TextStream:
     def _piece(self, token: int, last: bool, replaces: int) -> str:
         if replaces:
             del self._all[-replaces:]
-            self._ids, self._before, self._given = self._all.copy(), 0, self._all_given
+            self._ids, self._before, self._given = self._all.copy(), len(self._all), self._all_given
         self._all.append(token)
         self._ids.append(token)
         if not last and self._waits(token):

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from chunkbench.serving.server.protocol import ApiError
-from chunkbench.serving.server.text import CheckpointTokenizer, StopSearch
+from chunkbench.serving.server.text import CheckpointTokenizer, StopSearch, TextStream
+from tests.serving.engine.models import MERGES, byte_tokenizer
 
 WORDS = ["▁", "▁the", "the", "▁▁", "a", "é", "▁\ufffd", ".", "▁.", "'", "▁'", "s", "n't", "▁n", "你"]
 
@@ -161,3 +162,37 @@ def test_stop_strings_need_a_tokenizer() -> None:
     CheckpointTokenizer(None).check([])
     with pytest.raises(ApiError, match="has no tokenizer: name the tokens that stop in stop_token_ids"):
         CheckpointTokenizer(None).check(["a"])
+
+
+def bytes_to_letters() -> dict[int, str]:
+    """Byte -> the letter that stands for it in byte-level tokenizers: printable ones for themselves."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+@given(
+    st.lists(st.sampled_from(["na", "m", "e", "xyz", "x", " ", "é", "yes", "12"]), min_size=1, max_size=12), st.data()
+)
+def test_tokens_that_are_written_otherwise_give_their_new_text_at_once(words: list[str], data: st.DataObject) -> None:
+    tokenizer = byte_tokenizer(MERGES)
+    of_byte = {byte: tokenizer.token_to_id(letter) for byte, letter in bytes_to_letters().items()}
+    stream = TextStream(tokenizer.decode)
+    ids: list[int] = []
+    given_text = ""
+    for number, word in enumerate(words):
+        # A token for each byte; then, perhaps, the tokens that the whole text has.
+        for letter in word.encode():
+            ids.append(of_byte[letter])
+            given_text += stream.add(ids[-1], last=False)
+        if data.draw(st.booleans()):
+            longer = tokenizer.encode(tokenizer.decode(ids) + "name").ids
+            kept = next((n for n, (old, new) in enumerate(zip(ids, longer, strict=False)) if old != new), len(ids))
+            replaces = len(ids) - kept
+            ids = longer
+            for token in longer[kept:]:
+                given_text += stream.add(token, last=False, replaces=replaces)
+                replaces = 0
+            assert given_text == tokenizer.decode(ids), number
+    given_text += stream.add(ids[0], last=True)
+    assert given_text == tokenizer.decode([*ids, ids[0]])
