@@ -34,6 +34,7 @@ class Automaton:
         """No other automaton of this process has it."""
         self._table = table
         self._single = ((table != NOWHERE).sum(1) == 1) & ~ends
+        self._complete = ~(table != NOWHERE).any(1)
         self._only = (table != NOWHERE).argmax(1)
         self._jumps: dict[int, bytes] = {}
         self.longest: dict[int, int] = {}
@@ -49,6 +50,10 @@ class Automaton:
         for byte in text:
             state = int(self._table[state, byte])
         return state
+
+    def complete(self, state: int) -> bool:
+        """Whether nothing may follow."""
+        return bool(self._complete[state])
 
     def jump(self, state: int) -> bytes:
         """The bytes that must follow, as far as there is no choice: whole characters, most often none."""
@@ -100,6 +105,13 @@ def _numbered(first: int, edges: NDArray[np.int64]) -> Automaton:
     for byte in compiler.MARK.encode():
         marked = table[marked, byte]
     ends = np.isin(marked, states[ending])
+    # A state behind which nothing but the mark comes has no way on.
+    alone, marked = np.ones(len(table), np.bool_), np.arange(len(table))
+    for byte in compiler.MARK.encode():
+        marked = table[marked, byte]
+        alone &= (table[marked] != NOWHERE).sum(1) <= 1
+    first_byte = compiler.MARK.encode()[0]
+    table[ends & alone, first_byte] = NOWHERE
     if not ends.any():
         raise ConstraintRefused("no text matches it; leave ^ and $ out, a match is always of the whole text")
     return Automaton(table, ends)

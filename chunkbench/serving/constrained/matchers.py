@@ -35,6 +35,7 @@ class Work:
     automaton_s: float = 0.0
     """Following the constraint from token to token."""
     retokenize_s: float = 0.0
+    """Tokenising what is appended, or the whole answer."""
 
     def facts(self, compile_s: float, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
         """For the log. `compile_s`: how long the request waited for its constraint; `spans`: characters of the answer
@@ -87,13 +88,13 @@ class GrammarMatcher:
 
     def forced(self, answer: Sequence[int], most: int) -> Forced | None:
         """What follows without the model; see `engine.request.Matcher`."""
-        began = perf_counter()
+        began, retokenized_s = perf_counter(), self.work.retokenize_s
         found = self._forced(answer, most)
         if found is not None:
             self.work.pieces += 1
             self.work.forced += len(found.tokens)
             self.work.rolled_back += len(answer) - found.kept
-        self.work.automaton_s += perf_counter() - began
+        self.work.automaton_s += perf_counter() - began - (self.work.retokenize_s - retokenized_s)
         return found
 
     @property
@@ -157,7 +158,10 @@ class Tokens:
 
 
 class RegexMatcher(GrammarMatcher):
-    """Follows the automaton of a regular expression, too: in a state that was there before, the mask is known."""
+    """Follows the automaton of a regular expression: in a state that was there before, the mask is known.
+
+    llguidance learns of the tokens when a mask is not.
+    """
 
     def __init__(self, state: Any, tokens: Tokens, automaton: Automaton, masks: Masks) -> None:
         """`masks` belongs to all matchers of a server."""
@@ -166,6 +170,13 @@ class RegexMatcher(GrammarMatcher):
         self._automaton = automaton
         self._masks = masks
         self._place = BEGIN
+        self._answer: list[int] = []
+        self._consumed: list[int] = []
+        """What llguidance knows of the answer."""
+
+    @property
+    def complete(self) -> bool:
+        return self._automaton.complete(self._place)
 
     def _allow(self, bits: NDArray[np.int32]) -> None:
         key = self._automaton.number, self._place
@@ -173,19 +184,36 @@ class RegexMatcher(GrammarMatcher):
         if known is not None:
             bits[:] = known
             return
+        self._catch_up()
         super()._allow(bits)
         self._masks.keep(key, bits)
 
+    def _catch_up(self) -> None:
+        """Let llguidance know the answer."""
+        common = _alike(self._consumed, self._answer)
+        if common < len(self._consumed):
+            self._state.rollback(len(self._consumed) - common)
+        self._state.consume_tokens(self._answer[common:])
+        self._consumed = self._answer.copy()
+
     def _accept(self, token: int) -> None:
-        super()._accept(token)
+        self._answer.append(token)
         self._place = self._automaton.walk(self._place, self._tokens.text([token]))
 
-    def _append(self, text: bytes) -> list[int]:
+    def _append(self, text: bytes) -> Forced:
         """Write a text behind the answer, by its canonical tokens."""
+        began, kept = perf_counter(), len(self._answer)
         tokens = self._tokens.of_text(text)
-        self._state.consume_tokens(tokens)
+        self.work.retokenize_s += perf_counter() - began
+        self._answer += tokens
         self._place = self._automaton.walk(self._place, text)
-        return tokens
+        return Forced(kept, tokens)
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 class JumpMatcher(RegexMatcher):
@@ -193,7 +221,7 @@ class JumpMatcher(RegexMatcher):
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
         text = self._automaton.jump(self._place)
-        return Forced(len(answer), self._append(text)) if text else None
+        return self._append(text) if text else None
 
 
 class RetokenizingMatcher(RegexMatcher):
@@ -214,33 +242,29 @@ class RetokenizingMatcher(RegexMatcher):
         whole = self._tokens.text(tokens) == written + text
         self.work.retokenize_s += perf_counter() - began
         last = self._tokens.text(tokens[-1:])
-        if len(last) == len(text) and self._longest() > len(last):
+        if len(last) == len(text) and self._longest(self._answer, self._place) > len(last):
             return None  # nothing but the last token is new
         if len(tokens) > most or not whole:
             # It does not fit in other tokens, or the tokenizer changes texts: what was written stays.
-            return Forced(len(answer), self._append(text))
-        pairs = enumerate(zip(answer, tokens, strict=False))
-        kept = next((place for place, (old, new) in pairs if old != new), len(answer))
-        if kept < len(answer):
-            self._state.rollback(len(answer) - kept)
-        self._state.consume_tokens(tokens[kept:-1])
+            return self._append(text)
+        place = self._automaton.walk(self._place, text)
         if len(last) < len(text):
-            self._place = self._automaton.walk(self._place, text[: -len(last)])
-            if self._longest() > len(last):
-                return Forced(kept, tokens[kept:-1])
-            text = last
-        self._state.consume_tokens(tokens[-1:])
-        self._place = self._automaton.walk(self._place, text)
+            before = self._automaton.walk(self._place, text[: -len(last)])
+            if self._longest(tokens[:-1], before) > len(last):
+                tokens, place = tokens[:-1], before
+        self._answer, self._place = tokens, place
+        kept = _alike(answer, tokens)
         return Forced(kept, tokens[kept:])
 
-    def _longest(self) -> int:
-        """Bytes of the longest token that may come next."""
-        known = self._automaton.longest.get(self._place)
+    def _longest(self, answer: list[int], place: int) -> int:
+        """Bytes of the longest token that may follow an answer, which leads to a place. The answer may then be this."""
+        known = self._automaton.longest.get(place)
         if known is None:
+            self._answer, self._place = answer, place  # for the mask
             bits = np.empty(-(-len(self._tokens.lengths) // 32), np.int32)
             self._allow(bits)
             allowed = np.unpackbits(bits.view(np.uint8), count=len(self._tokens.lengths), bitorder="little")
-            known = self._automaton.longest[self._place] = int((self._tokens.lengths * allowed).max())
+            known = self._automaton.longest[place] = int((self._tokens.lengths * allowed).max())
         return known
 
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from chunkbench.analysis.constrained import JUMP, MASK, RETOKENIZE
 from chunkbench.report.report import Report
 from chunkbench.serving.constrained.automaton import BEGIN, Automaton, compile_regex
 from chunkbench.serving.constrained.constraint import ConstraintRefused
 from chunkbench.store.serving_result import ConstrainedAnswers, ServingResult
-from chunkbench.workloads.serving.constrained import REFERENCE
 
-SHOWN = (REFERENCE, "chunk_llama_jump", "chunk_llama_jump_retokenize")
+SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
 """Who wrote a character -> its background."""
 _COLUMNS, _LINES = 56, 19
