@@ -33,6 +33,7 @@ class Automaton:
         self.number = next(self._numbers)
         """No other automaton of this process has it."""
         self._table = table
+        self._ends = ends
         self._single = ((table != NOWHERE).sum(1) == 1) & ~ends
         self._complete = ~(table != NOWHERE).any(1)
         self._only = (table != NOWHERE).argmax(1)
@@ -50,6 +51,10 @@ class Automaton:
         for byte in text:
             state = int(self._table[state, byte])
         return state
+
+    def ends(self, state: int) -> bool:
+        """Whether the text may end here."""
+        return bool(self._ends[state])
 
     def complete(self, state: int) -> bool:
         """Whether nothing may follow."""

@@ -8,8 +8,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from chunkbench.serving.constrained.automaton import compile_regex
 from chunkbench.serving.constrained.constraint import Constraint, ConstraintRefused
@@ -32,13 +31,16 @@ MOST_COMPILED = 128
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """JSON without optional whitespace: else nothing of an answer is forced."""
 _MESSAGE_CHARACTERS = 400
-_LIMIT_S = {False: 1.0, True: 10.0}
-"""Time to compile an automaton, by whether the method needs it."""
+_LIMIT_S, _GAP_LIMIT_S = 10.0, 1.0
+"""Time to compile an automaton; of a gap, or where masks do without."""
+_MOST_GAPS = 32
+"""Different ones in a template."""
 _FUEL = 2_000_000
 """Work that compiling a constraint may take: about 40 ms. A step's work is limited by llguidance's defaults."""
 
 MISSING = "constrained answers need llguidance and outlines-core: pip install 'chunkbench[constrained]'"
 
+M = TypeVar("M", bound=RegexMatcher)
 Compiled = Callable[[], GrammarMatcher]
 """Makes the state of a new answer."""
 
@@ -96,37 +98,44 @@ class Grammars:
         return compiled()
 
     def _compile(self, constraint: Constraint) -> Compiled:
+        state = self._state(constraint)
         if self._method == "forced-tokens":
-            state = self._state(constraint)
             return lambda: ForcedTokensMatcher(state.deep_copy())
-        if self._method == "mask" and (constraint.kind == "json" or find_spec("outlines_core") is None):
-            state = self._state(constraint)
-            return lambda: GrammarMatcher(state.deep_copy())
-        regex = _regex(constraint)
+        if self._method != "mask" or constraint.kind != "json":  # a schema says more than its regular expression
+            try:
+                return self._of_regex(_regex(constraint))
+            except ConstraintRefused as error:
+                logging.getLogger(__name__).info("masks alone for %.80s: %s", constraint.text, error)
+        return lambda: GrammarMatcher(state.deep_copy())
+
+    def _of_regex(self, regex: str) -> Compiled:
         if self._method == "interleaved":
             return self._template(regex)
-        state = self._state(Constraint.of_regex(regex))  # its messages are better than those of the automaton
         kind = {"mask": RegexMatcher, "jump": JumpMatcher, "jump-retokenize": RetokenizingMatcher}[self._method]
-        try:
-            automaton = compile_regex(regex, _LIMIT_S[self._method != "mask"])
-        except ConstraintRefused:
-            if self._method != "mask":
-                raise
-            return lambda: GrammarMatcher(state.deep_copy())
+        return self._followed(regex, kind)
+
+    def _followed(self, regex: str, kind: type[M]) -> Callable[[], M]:
+        """Follows an expression by its automaton. Raises ConstraintRefused."""
+        state = self._state(Constraint.of_regex(regex))
+        jumps = self._method in ("jump", "jump-retokenize")
+        automaton = compile_regex(regex, _LIMIT_S if jumps else _GAP_LIMIT_S)
         return lambda: kind(state.deep_copy(), self._tokens, automaton, self._masks)
 
     def _template(self, regex: str) -> Compiled:
         found = parts(regex) or [Part(False, "")]
         if not any(part.fixed for part in found):
             logging.getLogger(__name__).info("no text is fixed in %.80s: interleaved is the same as mask", regex)
-        begin = found.pop(0).text.encode() if found[0].fixed else b""
-        gaps = []
-        for place in range(0, len(found), 2):
-            text = found[place + 1].text if place + 1 < len(found) else ""
-            state = self._state(Constraint.of_regex(f"(?:{found[place].text}){re.escape(text[:1])}"))
-            gaps.append(Gap(state, self._tokens.of_text(text[1:].encode()), not text))
-        tokens = self._tokens.of_text(begin)
-        return lambda: InterleavedMatcher(tokens, gaps)
+        begin = self._tokens.of_text(found.pop(0).text.encode() if found[0].fixed else b"")
+        texts = [found[place + 1].text if place + 1 < len(found) else "" for place in range(0, len(found), 2)]
+        ended = [f"(?:{gap.text}){re.escape(text[:1])}" for gap, text in zip(found[::2], texts, strict=True)]
+        if len({*ended}) > _MOST_GAPS:
+            raise ConstraintRefused(f"its template has {len({*ended})} different gaps")
+        followed = {expression: self._followed(expression, RegexMatcher) for expression in dict.fromkeys(ended)}
+        gaps = [
+            Gap(followed[expression], self._tokens.of_text(text[1:].encode()), not text)
+            for expression, text in zip(ended, texts, strict=True)
+        ]
+        return lambda: InterleavedMatcher(begin, gaps)
 
     def _state(self, constraint: Constraint) -> Any:
         """An LLMatcher to be copied. Raises ConstraintRefused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -178,6 +178,11 @@ class RegexMatcher(GrammarMatcher):
     def complete(self) -> bool:
         return self._automaton.complete(self._place)
 
+    @property
+    def matches(self) -> bool:
+        """Whether the answer may end here."""
+        return self._automaton.ends(self._place)
+
     def _allow(self, bits: NDArray[np.int32]) -> None:
         key = self._automaton.number, self._place
         known = self._masks.get(key)
@@ -272,8 +277,8 @@ class RetokenizingMatcher(RegexMatcher):
 class Gap:
     """A gap of a template, and the fixed text behind it."""
 
-    state: Any
-    """An LLMatcher of the gap and of the first character behind it, to be copied."""
+    matcher: Callable[[], RegexMatcher]
+    """Follows the gap and the first character behind it."""
     rest: Sequence[int]
     """Tokens of the fixed text without its first character."""
     last: bool
@@ -288,21 +293,32 @@ class InterleavedMatcher(GrammarMatcher):
 
     def __init__(self, begin: Sequence[int], gaps: Sequence[Gap]) -> None:
         """`begin`: tokens of the fixed text before the first gap. Without a gap it is the whole answer."""
-        super().__init__(gaps[0].state.deep_copy() if gaps else None)
+        super().__init__(None)
         self._fixed = list(begin)
         """Tokens of the fixed text that is next; empty inside a gap."""
         self._gaps = list(gaps)
+        self._begin_gap()
+
+    def _begin_gap(self) -> None:
+        if self._gaps:
+            self._gap = self._gaps[0].matcher()
 
     @property
     def complete(self) -> bool:
-        return not self._fixed and (not self._gaps or (self._gaps[0].last and super().complete))
+        return not self._fixed and (not self._gaps or (self._gaps[0].last and self._gap.complete))
+
+    @property
+    def error(self) -> str:
+        return self._gap.error
+
+    def _allow(self, bits: NDArray[np.int32]) -> None:
+        self._gap._allow(bits)
 
     def _accept(self, token: int) -> None:
-        super()._accept(token)
-        if not self._gaps[0].last and self._state.is_accepting():
+        self._gap._accept(token)
+        if not self._gaps[0].last and self._gap.matches:
             self._fixed = list(self._gaps.pop(0).rest)
-            if self._gaps:
-                self._state = self._gaps[0].state.deep_copy()
+            self._begin_gap()
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
         tokens, self._fixed = self._fixed, []

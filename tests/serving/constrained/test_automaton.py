@@ -40,6 +40,23 @@ def test_no_jump_begins_inside_a_character() -> None:
     assert compile_regex("é[ax]").jump(compile_regex("é[ax]").walk(BEGIN, "é".encode()[:1])) == b""
 
 
+@pytest.mark.parametrize(
+    ("regex", "complete", "open_"),
+    [
+        ("abc", "abc", "ab"),
+        ("(ab){1,2}", "abab", "ab"),
+        ("[a-z]*", None, "ab"),
+        ("(?s).{2}", "aé", "a"),
+        ("a?", "a", ""),
+    ],
+)
+def test_an_answer_is_complete_where_nothing_may_follow(regex: str, complete: str | None, open_: str) -> None:
+    automaton = compile_regex(regex)
+    if complete is not None:
+        assert automaton.complete(automaton.walk(BEGIN, complete.encode()))
+    assert not automaton.complete(automaton.walk(BEGIN, open_.encode()))
+
+
 def test_it_walks_exactly_the_texts_that_can_still_match() -> None:
     """Also out of states in which the text may end."""
     rng = random.Random(0)

@@ -16,6 +16,7 @@ import torch
 
 from chunkbench.serving import smollm2
 from chunkbench.serving.constrained import Constraint, ConstraintRefused, GrammarMatcher, Grammars, Method
+from chunkbench.serving.constrained.constraint import ANY_OBJECT
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request, Sampling
 from chunkbench.serving.engine.model import INTERFACE, load_module
 from tests.serving.engine.models import END, MERGES, VOCABULARY, byte_tokenizer, small_model
@@ -266,6 +267,16 @@ def test_a_token_may_cross_the_end_of_a_gap(compiled: Compiling) -> None:
         for text, end in answers(compiled, [Constraint.of_regex(regex)] * 12, method=method, temperature=100.0):
             assert end == "stop"
             assert re.fullmatch(regex, text)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_has_no_automaton_is_followed_by_masks(compiled: Compiling, method: Method) -> None:
+    """Objects of objects are no regular expression; neither has any number of states room."""
+    found = answers(compiled, [ANY_OBJECT, Constraint.of_regex("(a|b)*a(a|b){15}c")], 60, method, temperature=0.5)
+    for text, end in found:
+        assert end == "length" or re.fullmatch(r"\{.*\}|(a|b)*a(a|b){15}c", text, re.DOTALL)
+    assert found[0][0].startswith("{")
+    assert set(found[1][0]) <= set("abc")
 
 
 def test_interleaved_appends_the_fixed_texts_alone(compiled: Compiling) -> None:

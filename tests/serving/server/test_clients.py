@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.serving.engine.models import write_byte_tokenizer, write_checkpoint
 from tests.serving.server.processes import Served, serve
@@ -52,6 +54,12 @@ def test_guidellm(served: Served, checkpoint: Path, tmp_path: Path, route: str) 
     assert tokens == [8] * 12
 
 
+class Number(BaseModel):
+    """An answer that follows a schema."""
+
+    n: Literal[1, 22]
+
+
 def test_openai_with_its_defaults(served: Served) -> None:
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
     whole = client.chat.completions.create(model="sharp", messages=MESSAGES)  # type: ignore[arg-type]
@@ -64,6 +72,8 @@ def test_openai_with_its_defaults(served: Served) -> None:
     answer = client.completions.create(model=client.models.list().data[0].id, prompt="The sky")
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 16
+    parsed = client.chat.completions.parse(model="sharp", messages=MESSAGES, response_format=Number)  # type: ignore[arg-type]
+    assert parsed.choices[0].message.parsed in (Number(n=1), Number(n=22))
     again = [*MESSAGES, whole.choices[0].message.model_dump(), {"role": "user", "content": "Go on"}]
     with pytest.raises(openai.BadRequestError, match="this server takes at most 2048"):
         client.chat.completions.create(model="sharp", messages=again, max_completion_tokens=9)  # type: ignore[arg-type]
