@@ -121,9 +121,7 @@ class Scheduler(Generic[E]):
 
     def put_back(self, entry: E) -> None:
         """A running request loses its memory, and waits in front of the queue."""
-        self.running.remove(entry)
-        self._prefilling = [other for other in self._prefilling if other is not entry]
-        self._manager.free(entry.arrival)
+        self.finish(entry)
         entry.preempted += 1
         entry.computed = 0
         # Earlier requests that wait were preempted, too, or never admitted: the queue stays in order of arrival.

@@ -106,17 +106,13 @@ def _numbered(first: int, edges: NDArray[np.int64]) -> Automaton:
     ending = edges[:, 1] == compiler.END
     table = np.zeros((BEGIN + len(names), 256), np.int32)
     table[states[~ending], edges[~ending, 1]] = nexts[~ending]
-    marked = np.arange(len(table))
-    for byte in compiler.MARK.encode():
-        marked = table[marked, byte]
-    ends = np.isin(marked, states[ending])
     # A state behind which nothing but the mark comes has no way on.
     alone, marked = np.ones(len(table), np.bool_), np.arange(len(table))
     for byte in compiler.MARK.encode():
         marked = table[marked, byte]
         alone &= (table[marked] != NOWHERE).sum(1) <= 1
-    first_byte = compiler.MARK.encode()[0]
-    table[ends & alone, first_byte] = NOWHERE
+    ends = np.isin(marked, states[ending])
+    table[ends & alone, compiler.MARK.encode()[0]] = NOWHERE
     if not ends.any():
         raise ConstraintRefused("no text matches it; leave ^ and $ out, a match is always of the whole text")
     return Automaton(table, ends)

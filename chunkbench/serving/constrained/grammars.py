@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -22,12 +21,15 @@ from chunkbench.serving.constrained.matchers import (
     Method,
     RegexMatcher,
     RetokenizingMatcher,
-    Tokens,
+    Vocabulary,
 )
+from chunkbench.serving.constrained.recent import Recent
 from chunkbench.serving.constrained.template import Part, parts
 
 MOST_COMPILED = 128
 """Constraints that are kept; the one that was used longest ago goes first."""
+_MOST_MASKS = 8192
+"""Masks that are kept, of 6 KB each for 49,152 tokens."""
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """JSON without optional whitespace: else nothing of an answer is forced."""
 _MESSAGE_CHARACTERS = 400
@@ -70,20 +72,16 @@ class Grammars:
             raise ConstraintRefused(f"llguidance cannot read the model's tokenizer: {error}") from None
         self._limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL)
         self._method = method
-        self._tokens = Tokens.of(self._tokenizer)
-        self._masks = Masks()
-        self._most = most_compiled
-        self._compiled: OrderedDict[Constraint, Compiled] = OrderedDict()
+        self._vocabulary = Vocabulary.of(self._tokenizer)
+        self._masks = Masks(_MOST_MASKS)
+        self._compiled: Recent[Constraint, Compiled] = Recent(most_compiled)
         self._lock = threading.Lock()
 
     def known(self, constraint: Constraint) -> GrammarMatcher | None:
         """A new answer that follows a constraint which was compiled before; else None."""
         with self._lock:
             compiled = self._compiled.get(constraint)
-            if compiled is None:
-                return None
-            self._compiled.move_to_end(constraint)
-        return compiled()
+        return None if compiled is None else compiled()
 
     def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """A new answer that follows the constraint. The first one compiles it. Raises ConstraintRefused."""
@@ -92,9 +90,7 @@ class Grammars:
             return found
         compiled = self._compile(constraint)
         with self._lock:
-            self._compiled[constraint] = compiled
-            while len(self._compiled) > self._most:
-                self._compiled.popitem(last=False)
+            self._compiled.keep(constraint, compiled)
         return compiled()
 
     def _compile(self, constraint: Constraint) -> Compiled:
@@ -119,20 +115,20 @@ class Grammars:
         state = self._state(Constraint.of_regex(regex))
         jumps = self._method in ("jump", "jump-retokenize")
         automaton = compile_regex(regex, _LIMIT_S if jumps else _GAP_LIMIT_S)
-        return lambda: kind(state.deep_copy(), self._tokens, automaton, self._masks)
+        return lambda: kind(state.deep_copy(), self._vocabulary, automaton, self._masks)
 
     def _template(self, regex: str) -> Compiled:
         found = parts(regex) or [Part(False, "")]
         if not any(part.fixed for part in found):
             logging.getLogger(__name__).info("no text is fixed in %.80s: interleaved is the same as mask", regex)
-        begin = self._tokens.of_text(found.pop(0).text.encode() if found[0].fixed else b"")
+        begin = self._vocabulary.of_text(found.pop(0).text.encode() if found[0].fixed else b"")
         texts = [found[place + 1].text if place + 1 < len(found) else "" for place in range(0, len(found), 2)]
         ended = [f"(?:{gap.text}){re.escape(text[:1])}" for gap, text in zip(found[::2], texts, strict=True)]
         if len({*ended}) > _MOST_GAPS:
             raise ConstraintRefused(f"its template has {len({*ended})} different gaps")
         followed = {expression: self._followed(expression, RegexMatcher) for expression in dict.fromkeys(ended)}
         gaps = [
-            Gap(followed[expression], self._tokens.of_text(text[1:].encode()), not text)
+            Gap(followed[expression], self._vocabulary.of_text(text[1:].encode()), not text)
             for expression, text in zip(ended, texts, strict=True)
         ]
         return lambda: InterleavedMatcher(begin, gaps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chunkbench.serving.constrained.automaton import BEGIN, Automaton
+from chunkbench.serving.constrained.recent import Recent
 from chunkbench.serving.engine.request import Forced
 
 Method = Literal["mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"]
-MOST_MASKS = 8192
-"""Masks that are kept, of 6 KB each for 49,152 tokens."""
+Masks = Recent[tuple[int, int], NDArray[np.int32]]
+"""(number of an automaton, state) -> its mask."""
 
 
 @dataclass
@@ -41,26 +41,6 @@ class Work:
         """For the log. `compile_s`: how long the request waited for its constraint; `spans`: characters of the answer
         `[begin, end[` that were appended without the model."""
         return {**vars(self), "compile_s": compile_s, "spans": spans}
-
-
-class Masks:
-    """Masks of states of automata that came before; those that were used longest ago are forgotten."""
-
-    def __init__(self) -> None:
-        self._bits: OrderedDict[tuple[int, int], NDArray[np.int32]] = OrderedDict()
-
-    def get(self, key: tuple[int, int]) -> NDArray[np.int32] | None:
-        """The mask of (number of an automaton, state)."""
-        found = self._bits.get(key)
-        if found is not None:
-            self._bits.move_to_end(key)
-        return found
-
-    def keep(self, key: tuple[int, int], bits: NDArray[np.int32]) -> None:
-        """Remember a mask."""
-        self._bits[key] = bits.copy()
-        while len(self._bits) > MOST_MASKS:
-            self._bits.popitem(last=False)
 
 
 class GrammarMatcher:
@@ -132,7 +112,7 @@ class ForcedTokensMatcher(GrammarMatcher):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Vocabulary:
     """The tokens of a model."""
 
     library: Any
@@ -141,7 +121,7 @@ class Tokens:
     """[token] bytes of its text; 0 for special ones."""
 
     @classmethod
-    def of(cls, library: Any) -> Tokens:
+    def of(cls, library: Any) -> Vocabulary:
         """Takes some 20 ms."""
         texts = (b"" if library.is_special_token(n) else library.decode_bytes([n]) for n in range(library.vocab_size))
         return cls(library, np.array([len(text) for text in texts], np.int32))
@@ -163,10 +143,10 @@ class RegexMatcher(GrammarMatcher):
     llguidance learns of the tokens when a mask is not.
     """
 
-    def __init__(self, state: Any, tokens: Tokens, automaton: Automaton, masks: Masks) -> None:
+    def __init__(self, state: Any, vocabulary: Vocabulary, automaton: Automaton, masks: Masks) -> None:
         """`masks` belongs to all matchers of a server."""
         super().__init__(state)
-        self._tokens = tokens
+        self._vocabulary = vocabulary
         self._automaton = automaton
         self._masks = masks
         self._place = BEGIN
@@ -191,7 +171,7 @@ class RegexMatcher(GrammarMatcher):
             return
         self._catch_up()
         super()._allow(bits)
-        self._masks.keep(key, bits)
+        self._masks.keep(key, bits.copy())
 
     def _catch_up(self) -> None:
         """Let llguidance know the answer."""
@@ -203,12 +183,12 @@ class RegexMatcher(GrammarMatcher):
 
     def _accept(self, token: int) -> None:
         self._answer.append(token)
-        self._place = self._automaton.walk(self._place, self._tokens.text([token]))
+        self._place = self._automaton.walk(self._place, self._vocabulary.text([token]))
 
     def _append(self, text: bytes) -> Forced:
         """Write a text behind the answer, by its canonical tokens."""
         began, kept = perf_counter(), len(self._answer)
-        tokens = self._tokens.of_text(text)
+        tokens = self._vocabulary.of_text(text)
         self.work.retokenize_s += perf_counter() - began
         self._answer += tokens
         self._place = self._automaton.walk(self._place, text)
@@ -242,11 +222,11 @@ class RetokenizingMatcher(RegexMatcher):
         if not text:
             return None
         began = perf_counter()
-        written = self._tokens.text(answer)
-        tokens = self._tokens.of_text(written + text)
-        whole = self._tokens.text(tokens) == written + text
+        written = self._vocabulary.text(answer)
+        tokens = self._vocabulary.of_text(written + text)
+        whole = self._vocabulary.text(tokens) == written + text
         self.work.retokenize_s += perf_counter() - began
-        last = self._tokens.text(tokens[-1:])
+        last = self._vocabulary.text(tokens[-1:])
         if len(last) == len(text) and self._longest(self._answer, self._place) > len(last):
             return None  # nothing but the last token is new
         if len(tokens) > most or not whole:
@@ -266,10 +246,10 @@ class RetokenizingMatcher(RegexMatcher):
         known = self._automaton.longest.get(place)
         if known is None:
             self._answer, self._place = answer, place  # for the mask
-            bits = np.empty(-(-len(self._tokens.lengths) // 32), np.int32)
+            bits = np.empty(-(-len(self._vocabulary.lengths) // 32), np.int32)
             self._allow(bits)
-            allowed = np.unpackbits(bits.view(np.uint8), count=len(self._tokens.lengths), bitorder="little")
-            known = self._automaton.longest[place] = int((self._tokens.lengths * allowed).max())
+            allowed = np.unpackbits(bits.view(np.uint8), count=len(self._vocabulary.lengths), bitorder="little")
+            known = self._automaton.longest[place] = int((self._vocabulary.lengths * allowed).max())
         return known
 
 

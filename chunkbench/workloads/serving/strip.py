@@ -8,11 +8,11 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from chunkbench.analysis.constrained import JUMP, MASK, RETOKENIZE
+from chunkbench.analysis.constrained import JUMP, MASK, RETOKENIZE, answers
 from chunkbench.report.report import Report
 from chunkbench.serving.constrained.automaton import BEGIN, Automaton, compile_regex
 from chunkbench.serving.constrained.constraint import ConstraintRefused
-from chunkbench.store.serving_result import ConstrainedAnswers, ServingResult
+from chunkbench.store.serving_result import ConstrainedAnswers
 
 SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
@@ -42,21 +42,25 @@ def written(report: Report) -> list[Written]:
     found: dict[str, ConstrainedAnswers] = {}
     for group in report.groups:
         for name in SHOWN:
-            facts = group.rows[name].facts if name in group.rows else None
-            answers = (
-                facts.measurements[0].constrained if isinstance(facts, ServingResult) and facts.measurements else None
-            )
-            if answers is not None and answers.texts and answers.spans:
-                found[name] = answers
-    return [_written(report.columns.name(name), found[name]) for name in SHOWN if name in found]
+            told = answers(group.rows[name]) if name in group.rows else []
+            if told and told[0].texts and told[0].spans:
+                found[name] = told[0]
+    automata = {regex: _automaton(regex) for regex in {entry.regex for entry in found.values()}}
+    return [
+        _written(report.columns.name(name), found[name], automata[found[name].regex]) for name in SHOWN if name in found
+    ]
 
 
-def _written(system: str, answers: ConstrainedAnswers) -> Written:
-    text, spans = answers.texts[0], answers.spans[0]
+def _automaton(regex: str) -> Automaton | None:
     try:
-        single = [*single_choices(compile_regex(answers.regex), text)]
+        return compile_regex(regex)
     except (ConstraintRefused, ModuleNotFoundError):
-        single = [False] * len(text)
+        return None
+
+
+def _written(system: str, told: ConstrainedAnswers, automaton: Automaton | None) -> Written:
+    text, spans = told.texts[0], told.spans[0]
+    single = [False] * len(text) if automaton is None else [*single_choices(automaton, text)]
     model, alone, appended = WRITERS
     writers = [alone if choice else model for choice in single]
     for begin, end in spans:

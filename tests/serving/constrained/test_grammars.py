@@ -70,7 +70,7 @@ def answers(
         answer = tokens[str(number)]
         found.tokens += len(answer)
         found.written.append(answer)
-        found.append((compiled[method]._tokens.text(answer).decode(errors="replace"), ends[str(number)]))
+        found.append((compiled[method]._vocabulary.text(answer).decode(errors="replace"), ends[str(number)]))
         assert matcher.work.sampled + matcher.work.forced - matcher.work.rolled_back >= len(answer) - 1
     return found
 
@@ -140,7 +140,7 @@ def test_answers_of_a_trained_model_match_random_regular_expressions(method: Met
     rng = random.Random(1)
     regexes = [random_regex(rng) for _ in range(200)]
     engine = Engine(model, EngineOptions(kv_bytes=256 << 20, cache="radix"))
-    prompt = grammars._tokens.of_text(b"Write something.\n")
+    prompt = grammars._vocabulary.of_text(b"Write something.\n")
     for number, regex in enumerate(regexes):
         matcher = grammars.matcher(Constraint.of_regex(regex))
         engine.add(Request(str(number), prompt, 40, Sampling(temperature=1.0, seed=number), matcher=matcher))
@@ -148,7 +148,7 @@ def test_answers_of_a_trained_model_match_random_regular_expressions(method: Met
     finished = [number for number, end in ends.items() if end == "stop"]
     assert len(finished) > 160
     for number in finished:
-        text = grammars._tokens.text(made[number]).decode()
+        text = grammars._vocabulary.text(made[number]).decode()
         assert re.fullmatch(regexes[int(number)], text), (regexes[int(number)], text)
 
 
@@ -256,7 +256,7 @@ def test_the_answer_is_written_with_the_tokens_of_its_whole_text(compiled: Compi
         assert re.fullmatch(regex, text)
         assert end == "stop"
         # All but what came after the last choice, of which nothing was forced.
-        assert tokens[:-2] == compiled["jump-retokenize"]._tokens.of_text(text.encode())[: len(tokens) - 2]
+        assert tokens[:-2] == compiled["jump-retokenize"]._vocabulary.of_text(text.encode())[: len(tokens) - 2]
 
 
 def test_a_token_may_cross_the_end_of_a_gap(compiled: Compiling) -> None:
@@ -282,7 +282,7 @@ def test_what_has_no_automaton_is_followed_by_masks(compiled: Compiling, method:
 def test_interleaved_appends_the_fixed_texts_alone(compiled: Compiling) -> None:
     constraints = [Constraint.of_regex("name:(yes|yet)-[0-9]{2}.(a|b)"), Constraint.of_regex("[a-c]{3}|d")] * 4
     found = answers(compiled, constraints, method="interleaved")
-    assert found.forced == 4 * (len(compiled["mask"]._tokens.of_text(b"name:")))
+    assert found.forced == 4 * (len(compiled["mask"]._vocabulary.of_text(b"name:")))
     jumped = answers(compiled, constraints, method="jump")
     assert jumped.forced > found.forced
 
