@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from chunkbench.analysis.constrained import answers_per_s
 from chunkbench.analysis.derive import Group
-from chunkbench.analysis.requests import load_numbers
 from chunkbench.analysis.serving import OBJECTIVE_LOAD, objective_s, shares_one_prefix
 from chunkbench.experiment.axes import AXES
 from chunkbench.report.figures.style import (
@@ -146,7 +146,7 @@ def _by_clients(report: Report) -> Sequence[tuple[Mapping[str, Any], Mapping[str
         for name in report.columns.ids if group.axes.get("clients") else ():
             row = group.rows.get(name)
             if row is not None and row.derived.latency_us is not None and isinstance(row.facts, ServingResult):
-                rates = [load_numbers(measurement.requests).requests_per_s for measurement in row.facts.measurements]
+                rates = [answers_per_s(measurement) for measurement in row.facts.measurements]
                 spot = group.axes[_across(report)], median(rates), min(rates), max(rates)
                 found[tuple(group.axes[axis] for axis in others)][name].append(spot)
     return [(dict(zip(others, chosen, strict=True)), lines) for chosen, lines in found.items()][:MOST_PANELS]
