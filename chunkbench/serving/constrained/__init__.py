@@ -2,6 +2,6 @@
 
 from chunkbench.serving.constrained.constraint import Constraint, ConstraintRefused
 from chunkbench.serving.constrained.grammars import Grammars
-from chunkbench.serving.constrained.matchers import GrammarMatcher, Method
+from chunkbench.serving.constrained.matchers import Matcher, Method
 
-__all__ = ["Constraint", "ConstraintRefused", "GrammarMatcher", "Grammars", "Method"]
+__all__ = ["Constraint", "ConstraintRefused", "Grammars", "Matcher", "Method"]

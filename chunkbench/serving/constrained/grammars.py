@@ -18,6 +18,7 @@ from chunkbench.serving.constrained.matchers import (
     InterleavedMatcher,
     JumpMatcher,
     Masks,
+    Matcher,
     Method,
     RegexMatcher,
     RetokenizingMatcher,
@@ -43,7 +44,7 @@ _FUEL = 2_000_000
 MISSING = "constrained answers need llguidance and outlines-core: pip install 'chunkbench[constrained]'"
 
 M = TypeVar("M", bound=RegexMatcher)
-Compiled = Callable[[], GrammarMatcher]
+Compiled = Callable[[], Matcher]
 """Makes the state of a new answer."""
 
 
@@ -77,13 +78,13 @@ class Grammars:
         self._compiled: Recent[Constraint, Compiled] = Recent(most_compiled)
         self._lock = threading.Lock()
 
-    def known(self, constraint: Constraint) -> GrammarMatcher | None:
+    def known(self, constraint: Constraint) -> Matcher | None:
         """A new answer that follows a constraint which was compiled before; else None."""
         with self._lock:
             compiled = self._compiled.get(constraint)
         return None if compiled is None else compiled()
 
-    def matcher(self, constraint: Constraint) -> GrammarMatcher:
+    def matcher(self, constraint: Constraint) -> Matcher:
         """A new answer that follows the constraint. The first one compiles it. Raises ConstraintRefused."""
         found = self.known(constraint)
         if found is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -43,14 +44,12 @@ class Work:
         return {**vars(self), "compile_s": compile_s, "spans": spans}
 
 
-class GrammarMatcher:
-    """Masks by llguidance. It fulfils `engine.request.Matcher`, as all classes here do."""
+class Matcher(ABC):
+    """Follows a constraint, and counts what it does. It fulfils `engine.request.Matcher`."""
 
     rewrites = False
 
-    def __init__(self, state: Any) -> None:
-        """`state`: an LLMatcher of this answer alone."""
-        self._state = state
+    def __init__(self) -> None:
         self.work = Work()
 
     def allow(self, bits: NDArray[np.int32]) -> None:
@@ -78,13 +77,39 @@ class GrammarMatcher:
         return found
 
     @property
+    @abstractmethod
     def complete(self) -> bool:
         """Whether the answer is one that follows the constraint, and nothing may come after it."""
+
+    @property
+    @abstractmethod
+    def error(self) -> str:
+        """Why no token can come next: a limit was reached. Empty if one can."""
+
+    @abstractmethod
+    def _allow(self, bits: NDArray[np.int32]) -> None: ...
+
+    @abstractmethod
+    def _accept(self, token: int) -> None: ...
+
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        return None
+
+
+class GrammarMatcher(Matcher):
+    """Masks by llguidance."""
+
+    def __init__(self, state: Any) -> None:
+        """`state`: an LLMatcher of this answer alone."""
+        super().__init__()
+        self._state = state
+
+    @property
+    def complete(self) -> bool:
         return bool(self._state.is_stopped())
 
     @property
     def error(self) -> str:
-        """Why no token can come next: a limit was reached. Empty if one can."""
         return str(self._state.get_error())
 
     def _allow(self, bits: NDArray[np.int32]) -> None:
@@ -92,9 +117,6 @@ class GrammarMatcher:
 
     def _accept(self, token: int) -> None:
         self._state.consume_token(token)
-
-    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        return None
 
 
 class ForcedTokensMatcher(GrammarMatcher):
@@ -265,7 +287,7 @@ class Gap:
     """Whether no text is fixed behind it: the answer ends with the gap."""
 
 
-class InterleavedMatcher(GrammarMatcher):
+class InterleavedMatcher(Matcher):
     """Fills the gaps of a template one after the other; the fixed text between them is appended.
 
     A gap ends with the first character of the text behind it, where the gap may end there.
@@ -273,7 +295,7 @@ class InterleavedMatcher(GrammarMatcher):
 
     def __init__(self, begin: Sequence[int], gaps: Sequence[Gap]) -> None:
         """`begin`: tokens of the fixed text before the first gap. Without a gap it is the whole answer."""
-        super().__init__(None)
+        super().__init__()
         self._fixed = list(begin)
         """Tokens of the fixed text that is next; empty inside a gap."""
         self._gaps = list(gaps)

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from chunkbench.serving.constrained import Constraint, ConstraintRefused, GrammarMatcher, Grammars, Method
+from chunkbench.serving.constrained import Constraint, ConstraintRefused, Grammars, Matcher, Method
 from chunkbench.serving.constrained.grammars import MISSING, MOST_COMPILED
 from chunkbench.serving.engine import Generated, Request, RequestFailed, RequestRefused, StepReport
 from chunkbench.serving.server.backend import Backend, BackendFailed, Load
@@ -176,9 +176,9 @@ class Server:
         self, http: HttpRequest, body: RequestBody, ids: list[int], max_tokens: int, form: _Form, received: float
     ) -> Response:
         self._check_name(body.model)
-        constraint = body.constraint()
+        asked = body.constraint()
         began = time.perf_counter()
-        matcher = None if constraint is None else await self._matcher(constraint)
+        matcher = None if asked is None else await self._matcher(*asked)
         compile_s = time.perf_counter() - began
         request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens, matcher)
         self._text.check(body.stop)
@@ -208,15 +208,15 @@ class Server:
         text = "".join(pieces)
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
-    async def _matcher(self, constraint: Constraint) -> GrammarMatcher:
-        """The state of an answer that follows a constraint. Raises ApiError."""
+    async def _matcher(self, field: str, constraint: Constraint) -> Matcher:
+        """The state of an answer that follows the constraint of a field. Raises ApiError."""
         known = self._grammars.known(constraint) if self._grammars is not None else None
         if known is not None:
             return known
         async with self._compiling:
-            return await asyncio.to_thread(self._compiled, constraint)
+            return await asyncio.to_thread(self._compiled, field, constraint)
 
-    def _compiled(self, constraint: Constraint) -> GrammarMatcher:
+    def _compiled(self, field: str, constraint: Constraint) -> Matcher:
         """The same for a new constraint. The first one reads the tokenizer. Raises ApiError."""
         try:
             with self._reading:
@@ -226,9 +226,8 @@ class Server:
                     self._grammars = Grammars(self._text.tokenizer_json(), vocabulary, ends, *options)
             return self._grammars.matcher(constraint)
         except ModuleNotFoundError:
-            raise ApiError(f"this server follows no constraints: {MISSING}", param="response_format") from None
+            raise ApiError(f"this server follows no constraints: {MISSING}", param=field) from None
         except ConstraintRefused as error:
-            field = "response_format" if constraint.kind == "json" else "structured_outputs"
             raise ApiError(f"the constraint cannot be followed: {error}", param=field) from None
 
     async def _tokens(
@@ -237,7 +236,7 @@ class Server:
         request: Request,
         stops: Sequence[str],
         received: float,
-        matcher: GrammarMatcher | None,
+        matcher: Matcher | None,
         compile_s: float,
     ) -> AsyncGenerator[tuple[Generated, str], None]:
         """The tokens of an answer, and the text that can be given with each; ends early if the client goes away.

@@ -194,9 +194,9 @@ class RequestBody(Fields):
     response_format: ResponseFormat = ResponseFormat(type="text")
     structured_outputs: StructuredOutputs = StructuredOutputs()
 
-    def constraint(self) -> Constraint | None:
-        """What the answer has to follow; None: nothing. Raises ApiError."""
-        found: Constraint | None = None
+    def constraint(self) -> tuple[str, Constraint] | None:
+        """What the answer has to follow, and the field that says it; None: nothing. Raises ApiError."""
+        found: tuple[str, Constraint] | None = None
         asked = ("response_format", self.response_format), ("structured_outputs", self.structured_outputs)
         for field, outputs in asked:
             try:
@@ -205,7 +205,7 @@ class RequestBody(Fields):
                 raise ApiError(f"the field {field} is not valid: {error}", param=field) from None
             if constraint is not None and found is not None:
                 raise ApiError("give one of response_format and structured_outputs", param=field)
-            found = constraint or found
+            found = (field, constraint) if constraint is not None else found
         return found
 
     def request(self, id: str, prompt: list[int], max_tokens: int, matcher: Matcher | None = None) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -128,7 +129,11 @@ def _answered(plot: Axes, axes: Mapping[str, Any], lines: Mapping[str, Sequence[
     plot.set_ylim(bottom=0)
     if across == "clients":
         plot.set_xscale("log", base=2)
-    ticks_at(plot.xaxis, sorted({spot[0] for spots in lines.values() for spot in spots}))
+    ticks = sorted({spot[0] for spots in lines.values() for spot in spots})
+    apart = 0 if across == "clients" else (ticks[-1] - ticks[0]) / 15  # so that their numbers do not overlap
+    ticks_at(
+        plot.xaxis, [tick for tick, next in zip(ticks, [*ticks[1:], math.inf], strict=True) if next - tick >= apart]
+    )
     plot.set_xlabel(AXES[across].label)
     plot.set_ylabel("answers per second")
 

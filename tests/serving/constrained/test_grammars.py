@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from chunkbench.serving import smollm2
-from chunkbench.serving.constrained import Constraint, ConstraintRefused, GrammarMatcher, Grammars, Method
+from chunkbench.serving.constrained import Constraint, ConstraintRefused, Grammars, Method
 from chunkbench.serving.constrained.constraint import ANY_OBJECT
+from chunkbench.serving.constrained.matchers import GrammarMatcher
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request, Sampling
 from chunkbench.serving.engine.model import INTERFACE, load_module
 from tests.serving.engine.models import END, MERGES, VOCABULARY, byte_tokenizer, small_model
