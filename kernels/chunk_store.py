@@ -147,6 +147,11 @@ class ChunkStore:
         in_order = (both.transpose(0, 1).flatten(1, 2)[:, :tokens] for both in (keys, values))
         return next(in_order), next(in_order)
 
+    def sums(self, chunk: int) -> torch.Tensor:
+        """K and V of a full chunk summed over its tokens: `[layers * h_kv, 2, d]`, float32."""
+        keys, values = self._chunk(chunk)
+        return torch.stack([part.float().sum(2).flatten(0, 1) for part in (keys, values)], 1)
+
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
         """Copy the first `tokens` of the `held` tokens in a chunk, in all layers, to a new chunk.
 

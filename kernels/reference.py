@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
+
+from chunkbench.kvcache.windows import Compensation
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None = None) -> torch.Tensor:
@@ -27,3 +32,27 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | 
     weights = torch.where(top == torch.inf, (scores == torch.inf).double(), torch.exp(scores - top))
     weights = weights / weights.sum(-1, keepdim=True)
     return torch.einsum("...hn,nhd->...hd", weights, values)
+
+
+def head_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, full: Sequence[bool], lost: slice, compensation: Compensation
+) -> torch.Tensor:
+    """Attention where the KV heads that are not `full` `[h_kv]` lost some tokens, in float64 (RazorAttention).
+
+    q `[h, d]` of the last token; k and v `[n, h_kv, d]`.
+    """
+    group, out = q.shape[0] // k.shape[1], []
+    count = lost.stop - lost.start
+    for head, is_full in enumerate(full):
+        queries, keys, values = q[head * group : (head + 1) * group].double(), k[:, head].double(), v[:, head].double()
+        bias = torch.zeros(len(k), dtype=torch.float64)
+        if not is_full and count:
+            seen = torch.cat([torch.arange(lost.start), torch.arange(lost.stop, len(k))])
+            means = [both[lost].mean(0, keepdim=True) for both in (keys, values)]
+            keys, values, bias = keys[seen], values[seen], bias[seen]
+            if compensation != "none":
+                weight = math.log(count) if compensation == "weighted" else 0.0
+                keys, values = torch.cat([means[0], keys]), torch.cat([means[1], values])
+                bias = torch.cat([torch.tensor([weight], dtype=torch.float64), bias])
+        out.append((queries @ keys.T * q.shape[1] ** -0.5 + bias).softmax(-1) @ values)
+    return torch.cat(out)

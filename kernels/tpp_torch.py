@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from chunkbench.kernels.chunk_store import ChunkStore
+from chunkbench.kernels.heads import CompensationTokens
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.merge import FLOAT32_MIN, Partials
 from chunkbench.kernels.products import Scratch, products_for
 from chunkbench.kernels.work import Limits, PrivatePiece, SharedPiece, Work, make_work
+from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
+from chunkbench.kvcache.windows import NOWHERE
 
 # Bytes that a piece writes and soon reads again. On a CPU they must fit the cache, but be enough to hide the few
 # microseconds that each PyTorch call costs. A GPU needs few, large launches instead.
@@ -44,6 +48,7 @@ class TppTorch:
         self._plan: Plan | None = None
         self._prompts: tuple[PromptRows, ...] = ()
         self._work: Work | None = None
+        self._compensation: CompensationTokens | None = None
 
     @property
     def work_items(self) -> int:
@@ -67,12 +72,19 @@ class TppTorch:
         self._partials.reset(self._work.rows, len(plan.last_tokens))
         self._plan = plan
 
+    def compensate(self, tokens: CompensationTokens) -> None:
+        """Add a token to each row of the current plan."""
+        self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
+        if self._work is not None and self._plan is not None:
+            rows = torch.from_numpy(self._compensated(len(self._plan.order))).to(self.store.device)
+            self._partials.reset(torch.cat([self._work.rows, rows]), len(self._plan.order))
+
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
         """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d)."""
         row = decoding = len(q) - sum(prompt.count for prompt in self._prompts)
         for prompt in self._prompts:
             rows = slice(row, row + prompt.count)
-            self._run_prompt(prompt, q[rows], out[rows], layer)
+            self._run_prompt(prompt, q[rows], out[rows], layer, row)
             row = rows.stop
         if decoding == 0:
             return
@@ -83,13 +95,45 @@ class TppTorch:
             self._run_shared(shared, q, layer)
         for private in self._work.private:
             self._run_private(private, q, layer)
+        if self._compensation is not None:
+            self._run_compensation(self._compensation, q, layer)
         self._partials.merge(out)
 
-    def _run_prompt(self, prompt: PromptRows, q: torch.Tensor, out: torch.Tensor, layer: int) -> None:
-        """Causal attention of q `[n, h, d]` over a copy of K and V of all tokens up to these."""
+    def _compensated(self, rows: int) -> Ints:
+        """Which of the first rows have a compensation token."""
+        entries = self._compensation.entries[:rows] if self._compensation is not None else np.full(rows, NOWHERE)
+        return np.flatnonzero(entries != NOWHERE)
+
+    def _run_compensation(self, tokens: CompensationTokens, q: torch.Tensor, layer: int) -> None:
+        """The partial results of the compensation tokens of the rows that have one, behind all others."""
+        rows = self._compensated(len(q))
+        keys, values = self._means(tokens, rows, layer)
+        queries = q[torch.from_numpy(rows)].float().view(len(rows), self.store.kv_heads, self._group, -1)
+        scores = torch.einsum("nhgd,nhd->nhg", queries, keys) * self.store.head_dim**-0.5
+        scores += torch.from_numpy(tokens.biases[rows])[:, None, None]
+        last = slice(len(self._partials.rows) - len(rows), None)
+        self._partials.peaks[last] = scores.flatten(1)
+        self._partials.sums[last] = 1
+        self._partials.outputs[last] = values.repeat_interleave(self._group, 1)
+
+    def _means(self, tokens: CompensationTokens, rows: Ints, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V `[n, h_kv, d]`, float32, of the compensation tokens of some rows."""
+        sums = tokens.sums[torch.from_numpy(tokens.entries[rows]), layer : layer + self.store.kv_heads]
+        means = sums * torch.from_numpy(tokens.shares[rows])[:, None, None, None]
+        return means[:, :, 0], means[:, :, 1]
+
+    def _run_prompt(self, prompt: PromptRows, q: torch.Tensor, out: torch.Tensor, layer: int, row: int) -> None:
+        """Causal attention of q `[n, h, d]` over a copy of K and V of all tokens up to these. `row`: the first one."""
         store, tokens = self.store, prompt.first + prompt.count
         keys, values = store.read(prompt.chunks[: -(-tokens // store.chunk_size)], tokens, layer)
         seen = torch.ones(prompt.count, tokens, dtype=torch.bool, device=q.device).tril(prompt.first)
+        if self._compensation is not None and self._compensation.entries[row] != NOWHERE:
+            key, value = self._means(self._compensation, np.array([row]), layer)
+            keys = torch.cat([key.transpose(0, 1).to(keys.dtype), keys], 1)
+            values = torch.cat([value.transpose(0, 1).to(values.dtype), values], 1)
+            hidden = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
+            bias = torch.full((prompt.count, 1), float(self._compensation.biases[row]), dtype=q.dtype)
+            seen = torch.cat([bias, hidden], 1)
         by_head = torch.nn.functional.scaled_dot_product_attention(
             q.transpose(0, 1).unsqueeze(0),
             keys.unsqueeze(0),

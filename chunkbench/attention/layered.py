@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from chunkbench.attention.parts import CacheShape, Kernel, Partition, assemble, choose
+from chunkbench.attention.parts import CacheShape, Decode, Kernel, Partition, assemble, assemble_heads, choose
 from chunkbench.attention.tensors import TensorSpec, WrongTensor
+from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import TppNative
-from chunkbench.kvcache import Append, ChunkPool, Join, PrefixTree
+from chunkbench.kernels.heads import HeadStores
+from chunkbench.kvcache import Append, ChunkPool, HeadPolicy, Join, PrefixTree, WrongTokens
+from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.tokens import Tokens
+from chunkbench.kvcache.windows import NOWHERE
 
 
 class LayeredChunkAttention:
@@ -34,6 +39,7 @@ class LayeredChunkAttention:
     supports the shape (float16 or bfloat16, head_dim 64, 128 or 256, chunk_size a power of two from 16), else PyTorch.
     The attribute `kernel` holds the choice. `share=False` gives every sequence chunks of its own. `retain`
     keeps the full chunks of sequences that were removed or cut, for later ones, until their memory is needed.
+    `policy` lets some KV heads keep a window only (`HeadPolicy`); on CPUs.
     """
 
     _deferred = False
@@ -53,6 +59,7 @@ class LayeredChunkAttention:
         kernel: Kernel = "auto",
         share: bool = True,
         retain: bool = False,
+        policy: HeadPolicy | None = None,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -68,12 +75,21 @@ class LayeredChunkAttention:
         self.dtype = dtype
         self.device = device
         self.kernel = choose(shape, kernel)
-        self._store, self._kernel = assemble(shape, self.kernel, partition)
-        # One call that checks and runs. With cold caches the checks in Python take as long as a small step.
-        self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
+        self.policy = policy
+        self._store: ChunkStore | HeadStores
+        self._kernel: Decode
         limit = None if max_tokens is None else -(-max_tokens // chunk_size)
         # The store grows before the tree changes, so the tree stays unchanged if memory runs out.
-        self._tree = PrefixTree(chunk_size, ChunkPool(limit, self._store.grow), share, retain, self._deferred)
+        if policy is None:
+            self._store, self._kernel = assemble(shape, self.kernel, partition)
+            pool = ChunkPool(limit, self._store.grow)
+        else:
+            self._store, self._kernel = assemble_heads(shape, self.kernel, partition, policy)
+            pool = self._store.make_pool(limit)
+        # One call that checks and runs. With cold caches the checks in Python take as long as a small step.
+        self._decode_dense = self._kernel.decode_dense if isinstance(self._kernel, TppNative) else None
+        self._tree = PrefixTree(chunk_size, pool, share, retain, self._deferred)
+        self._ends: Ints = np.empty(0, np.int64)  # by slot, with a policy: first chunk that the window still needs
         self._spec = TensorSpec(dtype, device)
         self._planned = False
 
@@ -87,11 +103,15 @@ class LayeredChunkAttention:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V of the chunks that sequences cover, in all layers. A partial chunk counts as a full one."""
+        if isinstance(self._store, HeadStores):
+            return self._store.bytes_of(self._tree.plan().chunks)
         return self.live_chunks * self._store.chunk_bytes
 
     @property
     def idle_kv_bytes(self) -> int:
         """Bytes of K and V of the chunks that no sequence covers any more and that are kept for later ones."""
+        if isinstance(self._store, HeadStores):
+            return self._store.bytes_in_use - self.kv_bytes
         return (self._tree.pool.in_use - self.live_chunks) * self._store.chunk_bytes
 
     @property
@@ -138,6 +158,7 @@ class LayeredChunkAttention:
         fewer than `spare` chunks would be left for sequences that grow.
         """
         joined = self._tree.join(tokens, spare)
+        self._begin(joined.sequence)
         self._planned = False
         return joined
 
@@ -146,7 +167,11 @@ class LayeredChunkAttention:
 
         `tokens` lists the tokens of the first sequence, then those of the next, and so on. Pass the result to `write`.
         """
+        if self.policy is not None:
+            before = self._tree.lengths if sequences is None else np.array([self.length(one) for one in sequences])
         appended = self._tree.append(tokens, sequences, counts)
+        if self.policy is not None:
+            self._leave_behind(sequences, before)
         self._planned = False
         return appended
 
@@ -160,6 +185,7 @@ class LayeredChunkAttention:
         forked = self._tree.fork(sequence)
         if forked.copy is not None:
             self._store.copy(*forked.copy)
+        self._begin(forked.sequence, like=sequence)
         self._planned = False
         return forked.sequence
 
@@ -167,8 +193,14 @@ class LayeredChunkAttention:
         """Keep the first `length` tokens of a sequence, at least 1.
 
         If the new end lies inside a chunk that other sequences cover, the sequence gets a copy: PoolExhausted if there
-        is no room for it.
+        is no room for it. With a policy, what window heads lost does not come back: WrongTokens if the end lies in it.
         """
+        if isinstance(self._store, HeadStores) and 1 <= length < self.length(sequence):
+            last = self._tree.path(sequence)[(length - 1) // self.chunk_size]
+            if self._store.pool.places[last] == NOWHERE:
+                raise WrongTokens(
+                    f"sequence {sequence} cannot be cut to {length} tokens: window heads lost the last ones"
+                )
         copy = self._tree.truncate(sequence, length)
         if copy is not None:
             self._store.copy(*copy)
@@ -179,6 +211,42 @@ class LayeredChunkAttention:
         if not self._planned:
             self._kernel.plan(self._tree.plan())
             self._planned = True
+
+    def compress(self, sequences: Sequence[int] | None = None) -> None:
+        """With a policy: let window heads lose what lies before the windows of these sequences, by default of all.
+
+        K and V of all their tokens must be written in all layers. `extend` does this for the sequences that it extends.
+        """
+        if self.policy is not None:
+            lengths = self._tree.lengths if sequences is None else np.array([self.length(one) for one in sequences])
+            self._leave_behind(sequences, lengths)
+            self._planned = False
+
+    def _begin(self, sequence: int, like: int | None = None) -> None:
+        """A new sequence needs all chunks, a fork as many as the other one."""
+        if self.policy is None:
+            return
+        slot = self._tree.slot(sequence)
+        if slot >= len(self._ends):
+            self._ends = np.append(self._ends, np.zeros(2 * slot + 16 - len(self._ends), np.int64))
+        self._ends[slot] = 0 if like is None else self._ends[self._tree.slot(like)]
+
+    def _leave_behind(self, sequences: Sequence[int] | None, positions: Ints) -> None:
+        """Window heads lose what queries at these positions, one for each sequence, and later ones do not see."""
+        assert self.policy is not None
+        assert isinstance(self._store, HeadStores)
+        slots = self._tree.slots if sequences is None else np.array([self._tree.slot(one) for one in sequences])
+        ends = self.policy.end_of_dropped(positions, self.chunk_size)
+        if (ends <= self._ends[slots]).all():
+            return
+        self._ends[slots] = np.maximum(self._ends[slots], ends)
+        own = self.policy.compress == "own"
+        needed, sinks = self._ends[self._tree.slots], self.policy.sink_chunks(self.chunk_size)
+        dropped = self._store.pool.to_drop(self._tree.plan(), needed, sinks, own)
+        for chunk, before in dropped:
+            self._store.drop(chunk, before)
+        if own and dropped:
+            self._tree.hide(np.array([chunk for chunk, _ in dropped]))
 
     # Tensors, layer by layer
 

@@ -8,10 +8,11 @@ import torch
 
 from chunkbench.kernels import cpu, triton
 from chunkbench.kernels.chunk_store import ChunkStore
-from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kernels.cpu.decode import StoredHeads, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.heads import HeadDecode, HeadKernel, HeadStores
 from chunkbench.kernels.tpp_torch import TppTorch
-from chunkbench.kvcache import Plan
+from chunkbench.kvcache import HeadPolicy, Plan
 
 Partition = Literal["two-phase", "sequence-first"]
 Kernel = Literal["auto", "native", "triton", "torch"]
@@ -61,6 +62,32 @@ def choose(shape: CacheShape, kernel: Kernel) -> Chosen:
     if kernel != "auto" and obstacle:
         raise ValueError(f"kernel={kernel!r}: {obstacle}")
     return "torch" if obstacle else chosen
+
+
+def assemble_heads(
+    shape: CacheShape, kernel: Chosen, partition: Partition, policy: HeadPolicy
+) -> tuple[HeadStores, HeadDecode]:
+    """Empty stores of full heads and window heads, and the kernels that read them. Raises ValueError."""
+    if len(policy.full) != shape.layers or any(len(heads) != shape.kv_heads for heads in policy.full):
+        sizes = f"{len(policy.full)} layers of {len(policy.full[0]) if policy.full else 0} KV heads"
+        raise ValueError(f"heads: the policy is for {sizes}, the cache has {shape.layers} of {shape.kv_heads}")
+    if kernel == "triton":
+        raise ValueError("heads: the Triton kernel computes full heads only; use kernel='torch'")
+    group, chunk_first = shape.heads // shape.kv_heads, partition == "two-phase"
+    native = kernel == "native"
+
+    def make_store(heads: int) -> ChunkStore:
+        if native:
+            return PackedStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, heads)
+        return ChunkStore(shape.chunk_size, 1, shape.head_dim, shape.dtype, shape.device, heads)
+
+    def make_kernel(store: ChunkStore, heads: int) -> HeadKernel:
+        if isinstance(store, PackedStore):
+            return TppNative(StoredHeads(store, heads), heads * group, chunk_first)
+        return TppTorch(store, group, chunk_first)
+
+    stores = HeadStores(policy, shape.chunk_size, shape.head_dim, group, native, make_store)
+    return stores, HeadDecode(stores, make_kernel)
 
 
 def assemble(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:

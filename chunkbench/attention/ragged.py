@@ -8,9 +8,10 @@ import torch
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition
 from chunkbench.kernels.cpu.decode import TppNative
+from chunkbench.kernels.heads import HeadDecode
 from chunkbench.kernels.items import PromptRows
 from chunkbench.kernels.tpp_torch import TppTorch
-from chunkbench.kvcache import Append, WrongTokens
+from chunkbench.kvcache import Append, HeadPolicy, WrongTokens
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
 
@@ -49,15 +50,17 @@ class RaggedChunkAttention(LayeredChunkAttention):
         kernel: Kernel = "auto",
         share: bool = True,
         retain: bool = False,
+        policy: HeadPolicy | None = None,
     ) -> None:
         if kernel == "auto" and torch.device(device).type != "cpu":
             kernel = "torch"
         if kernel == "triton":
             raise ValueError("kernel='triton': its stores cannot take prompts in parts yet; use 'torch'")
         super().__init__(
-            layers, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share, retain
+            *(layers, heads, head_dim, kv_heads, chunk_size, dtype, device),
+            *(max_tokens, partition, kernel, share, retain, policy),
         )
-        assert isinstance(self._kernel, TppNative | TppTorch)
+        assert isinstance(self._kernel, TppNative | TppTorch | HeadDecode)
         self._ragged = self._kernel
         self._decoding: list[int] = []
         self._prompts: list[PromptRows] = []

@@ -9,7 +9,7 @@ import torch
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition
 from chunkbench.attention.tensors import WrongTensor
-from chunkbench.kvcache import EmptySequence
+from chunkbench.kvcache import EmptySequence, HeadPolicy
 from chunkbench.kvcache.tokens import Tokens, token_array
 
 
@@ -31,8 +31,12 @@ class ChunkAttention(LayeredChunkAttention):
         partition: Partition = "two-phase",
         kernel: Kernel = "auto",
         share: bool = True,
+        policy: HeadPolicy | None = None,
     ) -> None:
-        super().__init__(1, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share)
+        super().__init__(
+            *(1, heads, head_dim, kv_heads, chunk_size, dtype, device, max_tokens, partition, kernel, share),
+            policy=policy,
+        )
 
     def add_sequence(self, tokens: Tokens, k: torch.Tensor, v: torch.Tensor) -> int:
         """Add a sequence with its prompt and return its id.

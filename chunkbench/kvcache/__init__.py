@@ -12,6 +12,7 @@ from chunkbench.kvcache.errors import (
 from chunkbench.kvcache.plan import Plan, Segment
 from chunkbench.kvcache.pool import ChunkPool
 from chunkbench.kvcache.tree import PrefixTree
+from chunkbench.kvcache.windows import HeadPolicy, WindowedPool
 
 __all__ = [
     "Append",
@@ -20,6 +21,7 @@ __all__ = [
     "Copy",
     "EmptySequence",
     "Fork",
+    "HeadPolicy",
     "Join",
     "JoinedBlocks",
     "KVCacheError",
@@ -28,5 +30,6 @@ __all__ = [
     "PrefixTree",
     "Segment",
     "UnknownSequence",
+    "WindowedPool",
     "WrongTokens",
 ]

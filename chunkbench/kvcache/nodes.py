@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 NO_KEYS: list[bytes] = []
 _NO_CHILDREN: dict[int, TreeNode] = {}
 _NO_MATCHES: dict[bytes, list[TreeNode]] = {}
@@ -169,8 +172,9 @@ class PrefixMatch(NamedTuple):
     """Chunks of the whole path that match."""
 
 
-def deepest_match(root: TreeNode, keys: list[bytes]) -> PrefixMatch:
-    """The longest path of full chunks whose token ids equal the first keys."""
+def deepest_match(root: TreeNode, keys: list[bytes], hidden: npt.NDArray[np.bool_]) -> PrefixMatch:
+    """The longest path of full chunks whose token ids equal the first keys. It ends before a chunk that is `hidden`
+    `[chunk id]`."""
     best = PrefixMatch(root, 0, 0)
     level = [(root, 0)]
     while level:
@@ -178,6 +182,8 @@ def deepest_match(root: TreeNode, keys: list[bytes]) -> PrefixMatch:
         for node, depth in level:
             for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
                 common = _common(child.keys, keys, depth)
+                concealed = np.flatnonzero(hidden[child.chunks[:common]])
+                common = int(concealed[0]) if len(concealed) else common
                 if depth + common > best.chunks:
                     best = PrefixMatch(child, common, depth + common)
                 if common == len(child.chunks):

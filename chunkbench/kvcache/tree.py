@@ -54,6 +54,7 @@ class PrefixTree:
         """How often `plan` had to return a new plan."""
         self._deferred = deferred
         self._written: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by chunk id
+        self._hidden: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._root = TreeNode(None, array("q"), [])
         self._live: dict[int, TreeSequence] = {}  # by id, in order of addition
         self._by_slot: dict[int, TreeSequence] = {}
@@ -130,7 +131,7 @@ class PrefixTree:
 
     def match_keys(self, keys: list[bytes]) -> int:
         """Number of leading tokens that a join of tokens with these keys would find in the cache."""
-        return deepest_match(self._root, keys).chunks * self.chunk_size if self.share else 0
+        return self._match(keys).chunks * self.chunk_size
 
     def written(self, chunks: Ints) -> npt.NDArray[np.bool_]:
         """`[n]`: which of these chunks hold K and V in all their token slots."""
@@ -148,6 +149,10 @@ class PrefixTree:
         """K and V of these full chunks are there, or come before anybody reads them. False: they did not come."""
         self._written[chunks] = written
 
+    def hide(self, chunks: Ints) -> None:
+        """Later joins do not match these chunks, and `retain` does not keep them."""
+        self._hidden[chunks] = True
+
     def join(self, tokens: Tokens, spare: int = 0) -> Join:
         """Add a sequence. Raises EmptySequence, WrongTokens, PoolExhausted.
 
@@ -157,7 +162,7 @@ class PrefixTree:
         if len(ids) == 0:
             raise EmptySequence("a sequence needs at least one token")
         keys = self._keys(ids)
-        match = deepest_match(self._root, keys if self.share else [])
+        match = self._match(keys)
         needed = -(-len(ids) // self.chunk_size) - match.chunks
         chunks, node = self._allocate_beside(match, needed, spare)
         if chunks:
@@ -413,6 +418,9 @@ class PrefixTree:
         for key in keys:
             leaf.seal(key)
 
+    def _match(self, keys: list[bytes]) -> PrefixMatch:
+        return deepest_match(self._root, keys if self.share else [], self._hidden)
+
     def _find(self, sequence: int) -> TreeSequence:
         entry = self._live.get(sequence)
         if entry is None:
@@ -460,18 +468,24 @@ class PrefixTree:
     def _allocate(self, chunks: int) -> list[int]:
         """Take chunks from the pool; evict as far as it is necessary. Raises PoolExhausted, evicting none."""
         if self.evictable is not None and self.pool.limit is not None:
-            missing = chunks - (self.pool.limit - self.pool.in_use)
-            if 0 < missing <= self.evictable.chunks:
+            # The limit may fall with what is evicted (`WindowedPool`).
+            while 0 < (missing := chunks - (self.pool.limit - self.pool.in_use)) <= self.evictable.chunks:
                 self.pool.release(self.evictable.evict(missing))
         ids = self.pool.allocate(chunks)
         if self.pool.capacity > len(self._written):
-            self._written = np.append(self._written, np.zeros(self.pool.capacity - len(self._written), np.bool_))
+            more = np.zeros(self.pool.capacity - len(self._written), np.bool_)
+            self._written, self._hidden = np.append(self._written, more), np.append(self._hidden, more)
         self._written[ids] = not self._deferred
+        self._hidden[ids] = False
         return ids
 
     def _kept_chunks(self, sequence: int) -> int:
         """Leading chunks of a sequence that `retain` keeps when it gives them up."""
-        return self.written_tokens(sequence) // self.chunk_size if self.evictable is not None else 0
+        if self.evictable is None:
+            return 0
+        hidden = np.flatnonzero(self._hidden[self.path(sequence)])
+        written = self.written_tokens(sequence) // self.chunk_size
+        return min(written, int(hidden[0])) if len(hidden) else written
 
     def _drop(self, path: list[TreeNode], keep: int = 0) -> None:
         """Release the nodes of a path, from the top down, for one sequence that no longer covers them.

@@ -15,8 +15,9 @@ import torch
 
 from chunkbench.kernels.cpu import isa, required
 from chunkbench.kernels.cpu.planner import Grain, arrays, cut
-from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.cpu.tensors import reads_tensors
+from chunkbench.kernels.heads import CompensationTokens
 from chunkbench.kernels.items import (
     Items,
     PromptRows,
@@ -26,6 +27,7 @@ from chunkbench.kernels.items import (
 )
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
+from chunkbench.kvcache.windows import NOWHERE
 
 if TYPE_CHECKING:
     from chunkbench.kernels.cpu._native import DecodePlan
@@ -75,6 +77,17 @@ class PackedChunks(Protocol):
         ...
 
 
+class StoredHeads:
+    """The first of adjacent heads of a store with one head a layer, as chunks of so many KV heads."""
+
+    def __init__(self, store: PackedStore, kv_heads: int) -> None:
+        self._store = store
+        self.kv_heads = kv_heads
+        self.dtype, self.head_dim, self.chunk_size = store.dtype, store.head_dim, store.chunk_size
+        self.layer_bytes = store.layer_bytes
+        self.chunk_addresses = store.chunk_addresses
+
+
 class NativeDecode:
     """Decode attention over items of a store. Call `make` before `decode`."""
 
@@ -86,6 +99,7 @@ class NativeDecode:
         self._scale = store.head_dim**-0.5
         reads_tensors()
         self._work: DecodePlan | None = None
+        self._compensation: CompensationTokens | None = None
         self.work_items = 0
         """Number of items of the current plan. Each item runs once for every KV head, some heads at a time."""
 
@@ -119,23 +133,32 @@ class NativeDecode:
         assert self._work is not None
         self._work.set_last_tokens(np.ascontiguousarray(tokens, np.int64))
 
+    def compensate(self, tokens: CompensationTokens) -> None:
+        """Add a token to each row of the current plan."""
+        assert self._work is not None
+        self._compensation = tokens if (tokens.entries != NOWHERE).any() else None
+        if self._compensation is not None:
+            count, stride = len(tokens.sums), tokens.sums.stride(0)
+            self._work.set_compensation(tokens.entries, tokens.shares, tokens.biases, count, stride)
+
     def decode(self, q: torch.Tensor, out: torch.Tensor, layer: int = 0) -> None:
         """Attention of q `[b, h, d]` over the planned contexts of a layer into out `[b, h, d]`, scaled by 1/sqrt(d).
 
         q and out have the store's dtype and are on the CPU. Uses as many threads as PyTorch.
         """
-        if not self.decode_dense(q, out, layer):
-            self.decode_at(q, out, layer * self.store.layer_bytes, self._scale)
+        if self._compensation is not None or not self.decode_dense(q, out, layer):
+            sums = 0 if self._compensation is None else self._compensation.sums[:, layer:].data_ptr()
+            self.decode_at(q, out, layer * self.store.layer_bytes, self._scale, sums)
 
-    def decode_at(self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float) -> None:
+    def decode_at(self, q: torch.Tensor, out: torch.Tensor, shift: int, scale: float, sums: int = 0) -> None:
         """`decode` of a layer whose chunks lie `shift` bytes behind those of the plan, with this scale.
 
-        q and out need not be contiguous.
+        `sums`: address of that layer's sums for compensation tokens, 0 without them. q and out need not be contiguous.
         """
         assert self._work is not None
         q = q.contiguous()
         target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-        self._work.decode(q.data_ptr(), target.data_ptr(), scale, torch.get_num_threads(), shift)
+        self._work.decode(q.data_ptr(), target.data_ptr(), scale, torch.get_num_threads(), shift, sums)
         if target is not out:
             out.copy_(target)
 

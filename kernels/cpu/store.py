@@ -31,7 +31,8 @@ def pack_tokens(shape: PackedShape, k: torch.Tensor, v: torch.Tensor, addresses:
 class PackedStore(AddressedStore):
     """A chunk store on the CPU that packs K and V when it writes them. Only the native kernels can read it.
 
-    In a chunk the K and the V of a KV head lie side by side.
+    In a chunk the K and the V of a KV head lie side by side. So k and v with several times the store's KV heads are
+    written to a layer and to those after it.
 
     The invariant of `ChunkStore` does not hold here and is not needed: the kernels never read V beyond the tokens of a
     chunk. The one exception is the pair partner of an unpaired last bfloat16 token, and packing sets it to zero.
@@ -63,6 +64,14 @@ class PackedStore(AddressedStore):
         """Raises NotImplementedError: only the native kernels can read packed chunks."""
         raise NotImplementedError("packed chunks cannot be read back")
 
+    def sums(self, chunk: int) -> torch.Tensor:
+        c, d, step = self.chunk_size, self.head_dim, 2 if self.dtype == torch.bfloat16 else 1
+        keys, values = (part.flatten(0, 1).flatten(1).float() for part in self._chunk(chunk))
+        of_keys = keys.view(-1, c // 16, d // step, 16, step).sum((1, 3)).flatten(1)
+        bands = [values[:, i * c : min(i + 64, d) * c] for i in range(0, d, 64)]
+        of_values = [band.view(-1, c // step, band.shape[1] // c, step).sum((1, 3)) for band in bands]
+        return torch.stack([of_keys, torch.cat(of_values, 1)], 1)
+
     def copy(self, source: int, target: int, tokens: int, held: int) -> None:
         """Copy the first `tokens` of the `held` tokens in a chunk to a new chunk, or keep them alone, in all layers."""
         if target != source:
@@ -90,4 +99,5 @@ class PackedStore(AddressedStore):
     def _pack(self, chunks: Ints, slots: Ints, k: torch.Tensor, v: torch.Tensor, layer: int) -> None:
         if layer:
             chunks = chunks + layer * self.layer_bytes
-        pack_tokens(self._shape, k, v, chunks, slots)
+        dtype, _, head_dim, chunk_size = self._shape
+        pack_tokens((dtype, k.shape[1], head_dim, chunk_size), k, v, chunks, slots)

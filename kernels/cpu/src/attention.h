@@ -64,6 +64,15 @@ struct ReadMode {
     bool side_by_side;  // whether it reads several parts of a piece side by side
 };
 
+// The compensation token of each row: the means of K and V of the tokens whose chunks the row does not read.
+struct Compensation {
+    const float* sums;  // [entries][KV heads][2][d] of K and of V; nullptr: no row has such a token
+    std::int64_t stride;            // floats from an entry to the next one
+    const std::int64_t* entries;    // [b] -1: none
+    const float* shares;            // [b] 1 / tokens of the entry
+    const float* biases;            // [b] what is added to the scaled score
+};
+
 // Everything that one decode reads. The caller owns all memory.
 struct Work {
     const Item* items;  // items that write partial results come first
@@ -82,6 +91,7 @@ struct Work {
     void* out;
     float scale;
     ReadMode mode;
+    Compensation compensation;
 };
 
 // Number of scratch floats that one thread needs. `states`: most query rows of an item times KV heads that it computes

@@ -86,6 +86,29 @@ inline void start(const Shape& shape, const Work& work, const Item& item, int he
     for (int j = 0; j < d; j += 16) store(state.output + j, set1(0.0f));
 }
 
+// Add the compensation token of a row, if it has one, to the running results of a query head.
+template <class T>
+inline void compensate(const Shape& shape, const Work& work, std::int64_t row, int head, float scale, State state) {
+    const Compensation& from = work.compensation;
+    if (from.sums == nullptr || from.entries[row] < 0) return;
+    const int d = shape.head_dim;
+    const std::int64_t kv_head = head / (shape.heads / shape.kv_heads);
+    const float* keys = from.sums + from.entries[row] * from.stride + 2 * kv_head * d;
+    const auto* q = static_cast<const typename T::Stored*>(work.q) + (row * shape.heads + head) * d;
+    V16 products = set1(0.0f);
+    for (int j = 0; j < d; j += 16) products = fma(T::widen(q + j), load(keys + j), products);
+    const float score = sum(products) * from.shares[row] + from.biases[row] / work.scale;
+    const float new_peak = score > state.peak ? score : state.peak;
+    const float weight = exp2_difference(scale * score, scale * new_peak);
+    const V16 own_share = set1(exp2_difference(scale * state.peak, scale * new_peak));
+    const V16 share = set1(weight * from.shares[row]);
+    for (int j = 0; j < d; j += 16) {
+        store(state.output + j, fma(share, load(keys + d + j), mul(own_share, load(state.output + j))));
+    }
+    store(state.weights, fma(own_share, load(state.weights), first_lane(weight)));
+    state.peak = new_peak;
+}
+
 // Number of full chunks of an item. At most one partial chunk follows them.
 inline std::int64_t full_chunks(const Shape& shape, const Work& work, const Item& item) {
     return item.count - (item.tail_row >= 0 && work.last_tokens[item.tail_row] < shape.chunk_size);
@@ -212,7 +235,9 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
 
     for_each([&](int i, std::int64_t row, int head) {
         take_query<T>(static_cast<const Stored*>(work.q) + (row * shape.heads + head) * d, d, queries + i * d);
-        start(shape, work, item, head, scale, {outputs + i * d, weights + 16 * i, peaks[i]});
+        const State state{outputs + i * d, weights + 16 * i, peaks[i]};
+        start(shape, work, item, head, scale, state);
+        if (item.first_partial < 0) compensate<T>(shape, work, row, head, scale, state);
     });
     const Pieces<T> pieces(shape, work, item);
 #ifdef CHUNKBENCH_TILE_PRODUCTS

@@ -91,8 +91,22 @@ void DecodePlan::set_last_tokens(const std::int64_t* tokens, std::size_t count) 
     std::copy(tokens, tokens + count, last_tokens_.begin());
 }
 
-void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift) {
+void DecodePlan::set_compensation(Numbers entries, std::vector<float> shares, std::vector<float> biases,
+                                  std::int64_t count, std::int64_t stride) {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    const auto batch = static_cast<std::size_t>(arrays_.batch);
+    require(entries.size() == batch && shares.size() == batch && biases.size() == batch, "compensation: one for a row");
+    for (std::int64_t entry : entries) require(entry >= -1 && entry < count, "compensation: no such entry");
+    entries_ = std::move(entries);
+    shares_ = std::move(shares);
+    biases_ = std::move(biases);
+    stride_ = stride;
+}
+
+void DecodePlan::decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums) {
     Work work{};
+    require(sums == nullptr || !entries_.empty(), "sums without set_compensation");
+    work.compensation = {sums, stride_, entries_.data(), shares_.data(), biases_.data()};
     work.q = q;
     work.out = out;
     work.scale = scale;

@@ -35,7 +35,13 @@ class DecodePlan {
 
     // q and out [b][heads][d]; shift: bytes from the plan's addresses to the chunks of the requested layer.
     // Allocates only if `threads` is larger than in every call before.
-    void decode(const void* q, void* out, float scale, int threads, std::int64_t shift);
+    // sums: of the compensation tokens in that layer, nullptr without them.
+    void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr);
+
+    // The compensation tokens of all rows, see attention.h; `stride` floats from one of `count` entries to the next.
+    // Throws std::invalid_argument for another number of rows, or an entry that is not there.
+    void set_compensation(Numbers entries, std::vector<float> shares, std::vector<float> biases, std::int64_t count,
+                          std::int64_t stride);
 
     // Reads all chunks in the order of `decode`, without arithmetic and without a result: a probe of the memory.
     void read(int threads);
@@ -57,6 +63,9 @@ class DecodePlan {
     std::mutex mutex_;  // several Python threads may call, and they share the scratch memory
     std::vector<Counter> left_by_;
     Numbers last_tokens_;
+    Numbers entries_;
+    std::vector<float> shares_, biases_;
+    std::int64_t stride_ = 0;
     std::vector<float> partial_outputs_, partial_stats_, scratch_;
 };
 

@@ -76,9 +76,16 @@ void make_plan(chunkbench::DecodePlan* self, const std::string& dtype, int heads
 }
 
 void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale, int threads,
-            std::int64_t shift) {
+            std::int64_t shift, std::uintptr_t sums) {
     nb::gil_scoped_release release;
-    self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads, shift);
+    self.decode(reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads, shift,
+                reinterpret_cast<const float*>(sums));
+}
+
+void set_compensation(chunkbench::DecodePlan& self, const Ints& entries, const FloatBuffer& shares,
+                      const FloatBuffer& biases, std::int64_t count, std::int64_t stride) {
+    self.set_compensation(numbers(entries), {shares.data(), shares.data() + shares.size()},
+                          {biases.data(), biases.data() + biases.size()}, count, stride);
 }
 
 // Checks and runs in one call. False, and nothing done, unless q and out are contiguous tensors as the plan needs them.
@@ -91,7 +98,7 @@ bool decode_dense(chunkbench::DecodePlan& self, nb::handle q, nb::handle out, fl
     };
     const std::uintptr_t queries = address(q), outputs = address(out);
     if (!queries || !outputs) return false;
-    decode(self, queries, outputs, scale, threads, shift);
+    decode(self, queries, outputs, scale, threads, shift, 0);
     return true;
 }
 
@@ -249,8 +256,10 @@ NB_MODULE(_native, m) {
              "side_by_side"_a, "isa"_a)
         .def("set_last_tokens", [](chunkbench::DecodePlan& self,
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
-        .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0,
-             "shift: bytes from the chunks' addresses to those of another layer.")
+        .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0,
+             "shift: bytes from the chunks' addresses to those of another layer; sums: address of the layer's sums.")
+        .def("set_compensation", &set_compensation, "entries"_a, "shares"_a, "biases"_a, "count"_a, "stride"_a,
+             "The compensation token of each row: the means of what an entry sums, and a bias of its score.")
         .def("decode_dense", &decode_dense, "q"_a.none(), "out"_a.none(), "scale"_a, "threads"_a, "shift"_a = 0,
              "`decode` of tensors. False, and nothing done, unless both are contiguous and have the plan's shape and "
              "dtype.")

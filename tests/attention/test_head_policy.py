@@ -1,0 +1,246 @@
+"""Caches whose KV heads keep windows, against a slow model in float64."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chunkbench import ChunkAttention, LayeredChunkAttention
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.kernels.heads import HeadStores
+from chunkbench.kernels.reference import attention, head_attention
+from chunkbench.kvcache import HeadPolicy, PoolExhausted, WrongTokens
+from chunkbench.kvcache.windows import Compensation, Compress
+from tests.attention.contexts import ACTIONS, Contexts, act_and_check
+from tests.attention.test_layered import KERNELS
+
+HEADS, KV_HEADS, DIM, CHUNK = 4, 2, 16, 16
+FULL = ((True, False), (False, False), (True, True), (False, True))
+"""Layers with one full head, none, two, and the other one."""
+
+
+class HeadContexts(Contexts):
+    """Knows what each head lost by the chunks that its store lacks."""
+
+    def lost(self, sequence: int) -> torch.Tensor:
+        """`[n]`: which tokens window heads lost."""
+        store = self.attention._store
+        assert isinstance(store, HeadStores)
+        lacking = store.pool.places[self.attention._tree.path(sequence)] < 0
+        return torch.from_numpy(np.repeat(lacking, CHUNK))[: len(self.tokens[sequence])]
+
+    def expected(self, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        return torch.stack([self._row(q[row], sequence, layer) for row, sequence in enumerate(self.kv)])
+
+    def _row(self, q: torch.Tensor, sequence: int, layer: int) -> torch.Tensor:
+        policy, (k, v) = self.attention.policy, self.kv[sequence][layer].double()
+        assert policy is not None
+        lost, out = self.lost(sequence), []
+        for head, full in enumerate(policy.full[layer]):
+            queries = q[head * 2 : head * 2 + 2].double()
+            keys, values, bias = k[:, head], v[:, head], torch.zeros(len(k), dtype=torch.float64)
+            if not full:
+                keys, values, bias = keys[~lost], values[~lost], bias[~lost]
+                if lost.any() and policy.compensation != "none":
+                    weight = math.log(int(lost.sum())) if policy.compensation == "weighted" else 0.0
+                    keys = torch.cat([keys, k[lost, head].mean(0, keepdim=True)])
+                    values = torch.cat([values, v[lost, head].mean(0, keepdim=True)])
+                    bias = torch.cat([bias, torch.tensor([weight], dtype=torch.float64)])
+            out.append((queries @ keys.T * DIM**-0.5 + bias).softmax(-1) @ values)
+        return torch.cat(out)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        with contextlib.suppress(WrongTokens):  # the end may lie in what window heads lost
+            super().truncate(sequence, length)
+
+    def check(self, scale: float = 1.0, times: float = 1.0) -> None:
+        super().check(scale, times)
+        self.check_bytes()
+
+    def check_bytes(self) -> None:
+        """Bytes in the pools are those of whole chunks, less what window heads lost; sums of what they lost."""
+        cache, policy = self.attention, self.attention.policy
+        assert policy is not None
+        places: dict[int, bool] = {}
+        for sequence in self.tokens:
+            path, lost = cache._tree.path(sequence), self.lost(sequence)
+            places |= {chunk: bool(lost[number * CHUNK]) for number, chunk in enumerate(path)}
+            run = np.flatnonzero([places[chunk] for chunk in path])
+            assert not len(run) or (run[0] >= 1 and run[-1] - run[0] + 1 == len(run)), "one run behind the sinks"
+        heads = sum(map(sum, policy.full)), sum(map(len, policy.full))
+        chunk_bytes = 2 * CHUNK * DIM * cache.dtype.itemsize
+        sums = 2 * DIM * 4 if policy.compensation != "none" else 0
+        full, windows = heads[0] * len(places), (heads[1] - heads[0]) * sum(not lost for lost in places.values())
+        lost_heads = (heads[1] - heads[0]) * sum(places.values())
+        assert cache.kv_bytes == (full + windows) * chunk_bytes + lost_heads * sums
+
+
+def contexts_of(
+    kernel: Any = "torch",
+    dtype: torch.dtype = torch.float32,
+    compensation: Compensation = "weighted",
+    compress: Compress = "own",
+    retain: bool = False,
+    window: int = 20,
+    full: tuple[tuple[bool, ...], ...] = FULL,
+) -> HeadContexts:
+    policy = HeadPolicy(full, window, 4, compensation, compress)
+    cache = LayeredChunkAttention(
+        len(full), HEADS, DIM, KV_HEADS, CHUNK, dtype, kernel=kernel, retain=retain, policy=policy
+    )
+    return HeadContexts(cache)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(ACTIONS, max_size=16),
+    st.sampled_from(KERNELS),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from(["none", "mean", "weighted"]),
+    st.sampled_from(["own", "all"]),
+    st.booleans(),
+    st.sampled_from([FULL, ((False, False),), ((True, True),)]),
+)
+def test_random_forests(
+    history: list[tuple[Any, ...]],
+    kernel: Any,
+    dtype: torch.dtype,
+    compensation: Compensation,
+    compress: Compress,
+    retain: bool,
+    full: tuple[tuple[bool, ...], ...],
+) -> None:
+    contexts = contexts_of(kernel, dtype, compensation, compress, retain, 4, full)
+    act_and_check(contexts, [("add", [0, 1] * 40, True), *history])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("compensation", ["none", "mean", "weighted"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_it_follows_its_definition(kernel: Any, compensation: Compensation, dtype: torch.dtype) -> None:
+    """One sequence, token by token: `head_attention` knows lengths and windows only."""
+    policy = HeadPolicy(((True, False),), 40, 4, compensation)
+    cache = ChunkAttention(HEADS, DIM, KV_HEADS, CHUNK, dtype, kernel=kernel, policy=policy)
+    contexts = Contexts(cache)
+    sequence = contexts.add(range(90))
+    tolerance = Contexts.tolerance[dtype]
+    for _ in range(2 * CHUNK):
+        contexts.step()
+        q = contexts.normal(1, HEADS, DIM)
+        k, v = contexts.kv[sequence][0]
+        expected = head_attention(q[0], k, v, policy.full[0], policy.lost(len(k), CHUNK), compensation)
+        assert (cache.decode(q)[0].double() - expected).abs().max() <= tolerance * expected.abs().max()
+    assert cache._store.pool.places[cache._tree.path(sequence)].tolist().count(-1) == 3  # type: ignore[union-attr]
+
+
+def test_a_prefix_is_lost_for_all_or_not_at_all() -> None:
+    """`own` keeps what others cover, and hides what it lost; `all` loses it, and later sequences find what is left."""
+    prompt = list(range(5 * CHUNK))
+    for compress, cached in (("own", 5 * CHUNK), ("all", 5 * CHUNK)):
+        contexts = contexts_of(compress=compress)  # type: ignore[arg-type]
+        one, two = contexts.add([*prompt, 500, 501]), contexts.add([*prompt, 600, 601])
+        contexts.append_to({one: 1, two: 1})
+        contexts.check()
+        assert contexts.lost(one).any() == (compress == "all")
+        assert contexts.attention.cached_tokens(prompt) == cached
+    alone = contexts_of()
+    sequence = alone.add([*prompt, 500])
+    alone.append_to({sequence: 1})
+    assert alone.lost(sequence).sum() == 2 * CHUNK
+    assert alone.attention.cached_tokens(prompt) == CHUNK  # the sinks; what follows them is hidden
+    later = alone.add([*prompt, 700])
+    assert not alone.lost(later).any()
+    alone.check()
+
+
+def test_a_fork_costs_nothing_and_forgets_nothing() -> None:
+    contexts = contexts_of()
+    sequence = contexts.add(range(6 * CHUNK))
+    contexts.append_to({sequence: 1})
+    before = contexts.attention.kv_bytes
+    fork = contexts.fork(sequence)
+    assert contexts.lost(fork).equal(contexts.lost(sequence))
+    chunk = sum(map(len, FULL)) * 2 * CHUNK * DIM * 4
+    assert contexts.attention.kv_bytes == before + chunk  # the chunk that is not full
+    contexts.append_to({sequence: 40, fork: 3})
+    contexts.check()
+
+
+def test_lost_chunks_make_room_for_others() -> None:
+    """A limit of bytes: window heads that lose chunks leave room for more sequences."""
+    policy = HeadPolicy(((False, False),), 16, 4, "none")
+    limited = LayeredChunkAttention(1, HEADS, DIM, KV_HEADS, CHUNK, max_tokens=16 * CHUNK, policy=policy)
+    usual = LayeredChunkAttention(1, HEADS, DIM, KV_HEADS, CHUNK, max_tokens=16 * CHUNK)
+    counts = []
+    for cache in (limited, usual):
+        with contextlib.suppress(PoolExhausted):
+            for number in range(16):
+                cache.compress([cache.join(range(1000 * number, 1000 * number + 7 * CHUNK)).sequence])
+        counts.append(len(cache.sequences))
+        assert cache.kv_bytes <= 16 * CHUNK * KV_HEADS * 2 * DIM * 4
+    assert counts[0] > counts[1] == 2
+
+
+@given(st.integers(2, 60), st.floats(0.0, 3.0))
+def test_the_compensation_token_is_a_lower_bound(tokens: int, spread: float) -> None:
+    """N exp(q.mean k) <= sum exp(q.k), and both are equal where all keys are (Jensen)."""
+    generator = torch.Generator().manual_seed(tokens)
+    q, base = (torch.randn(DIM, generator=generator, dtype=torch.float64) for _ in range(2))
+    k = base + spread * torch.randn(tokens, DIM, generator=generator, dtype=torch.float64)
+    lost = (k @ q).exp().sum()
+    stands = tokens * (k.mean(0) @ q).exp()
+    assert stands <= lost * (1 + 1e-9)
+    if spread == 0.0:
+        assert stands == pytest.approx(float(lost))
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "triton"])
+@pytest.mark.parametrize("compress", ["own", "all"])
+def test_prompts_in_pieces_behind_a_compressed_prefix(kernel: Any, compress: Compress) -> None:
+    """A suffix of several tokens attends to what window heads have left: like the same tokens one by one."""
+    policy = HeadPolicy(FULL, 20, 4, "weighted", compress)
+    generator = torch.Generator().manual_seed(1)
+    shape = len(FULL), HEADS, DIM, KV_HEADS, CHUNK, torch.float32
+    k, v = (torch.randn(len(FULL), 120, KV_HEADS, DIM, generator=generator) for _ in range(2))
+    q = torch.randn(len(FULL), 8, HEADS, DIM, generator=generator)
+
+    def outputs(pieces: list[int]) -> torch.Tensor:
+        cache = RaggedChunkAttention(*shape, kernel=kernel, policy=policy)
+        sequence = cache.join(range(112)).sequence
+        cache.select(sequence, 0, 112)
+        cache.plan_selected()
+        for layer in range(len(FULL)):
+            cache.write_selected(layer, k[layer, :112], v[layer, :112])
+        cache.compress()
+        found, first = [[] for _ in FULL], 112
+        for count in pieces:
+            cache.extend(range(first, first + count), [sequence], [count])
+            cache.select(sequence, first, count)
+            cache.plan_selected()
+            for layer in range(len(FULL)):
+                cache.write_selected(layer, k[layer, first : first + count], v[layer, first : first + count])
+                found[layer].append(cache.attend_selected(layer, q[layer, first - 112 : first - 112 + count]))
+            first += count
+        return torch.stack([torch.cat(parts) for parts in found])
+
+    whole = outputs([8])
+    assert torch.allclose(whole, outputs([1] * 8), atol=1e-5)
+    assert not torch.allclose(
+        whole[1],
+        torch.stack([attention(q[1, i], k[1, : 113 + i], v[1, : 113 + i]) for i in range(8)]).float(),
+        atol=1e-3,
+    )
+
+
+def test_a_policy_must_fit_the_cache() -> None:
+    with pytest.raises(ValueError, match="the policy is for 4 layers of 2 KV heads, the cache has 1 of 2"):
+        ChunkAttention(HEADS, DIM, KV_HEADS, CHUNK, policy=HeadPolicy(FULL, 20))
+    with pytest.raises(ValueError, match="at least 1 token"):
+        HeadPolicy(FULL, 0)
