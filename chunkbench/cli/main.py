@@ -26,6 +26,7 @@ _COMMANDS = {
     "prompts": "prompts",
     "traces": "traces",
     "serve": "serve",
+    "find-heads": "find_heads",
     "load": "load",
     "tune": "tune",
     "list": "list_",

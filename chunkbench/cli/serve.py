@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -17,6 +18,7 @@ Examples:
   chunkbench serve ~/models/Llama-3.2-1B --dtype bfloat16   a checkpoint
   chunkbench serve llama2-7b --layers 2 --attention no-sharing
   chunkbench serve small-llama --engine transformers --port 8001
+  chunkbench serve smollm2-135m --heads heads.json --window 512
 \b
   curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
     -d '{"model": "small-llama", "prompt": [1, 2, 3], "max_tokens": 4, "return_token_ids": true}'
@@ -69,6 +71,25 @@ Examples:
     show_default=True,
     help="Of our engine: compiled constraints that are kept for later requests. 0: each request compiles its own.",
 )
+@click.option(
+    "--heads",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Of our engine: a file of `chunkbench find-heads`. Its retrieval heads keep all K/V; the others keep a few"
+    " first tokens, a window, and one token in place of the rest (RazorAttention).",
+)
+@click.option(
+    "--window",
+    type=click.IntRange(1),
+    help="With --heads: tokens of the window.  [default: a fifth of the sequence, at least 4000]",
+)
+@click.option(
+    "--compress",
+    type=click.Choice(["own", "all"]),
+    default="own",
+    show_default=True,
+    help="With --heads: what the other heads lose. own: only what one sequence alone covers, so prompts are computed"
+    " exactly. all: also shared prefixes; a later prompt then sees in these heads what is left.",
+)
 @click.option("--layers", type=click.IntRange(1), help="Of a shape: number of layers.  [default: the shape's]")
 @click.option("--vocabulary", type=click.IntRange(2), help="Of a shape: number of token ids.  [default: 32000]")
 @click.option("--max-length", type=click.IntRange(2), help="Of a shape: most tokens of a sequence.  [default: 16384]")
@@ -116,6 +137,9 @@ def command(
     schedule: str,
     constrained: str,
     compiled: int,
+    heads: Path | None,
+    window: int | None,
+    compress: Literal["own", "all"],
     layers: int | None,
     vocabulary: int | None,
     max_length: int | None,
@@ -154,16 +178,25 @@ def command(
     ):
         if engine == "transformers" and value not in (None, usual):
             fail(f"{option} is for our engine; --engine transformers has its own")
+    if heads is None and (window is not None or compress != "own"):
+        fail("--window and --compress say what heads keep; give --heads FILE, too")
+    if heads is not None and engine == "transformers":
+        fail("--heads is for our engine")
     cache = cache or ("live" if attention == "no-sharing" else "radix")
     with serving_libraries():
         import torch
 
         from chunkbench.serving.engine import EngineError, EngineOptions
+        from chunkbench.serving.heads import HeadsError, read_heads
         from chunkbench.serving.server.app import ServerOptions
         from chunkbench.serving.server.build import ModelChoice, build_backend, text_of
         from chunkbench.serving.server.records import Log
         from chunkbench.serving.server.run import bind, run
         from chunkbench.serving.server.text import CheckpointTokenizer
+    try:
+        policy = None if heads is None else read_heads(heads).policy(window, compress)
+    except HeadsError as error:
+        fail(error)
     try:
         listening = bind(host, port)
     except OSError as error:
@@ -175,7 +208,7 @@ def command(
         fail(f"--log {log}: {error.strerror}")
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
     try:
-        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule)  # type: ignore[arg-type]
+        limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule, policy)  # type: ignore[arg-type]
         backend, room = build_backend(choice, engine, limits, partial(_say, err=True))  # type: ignore[arg-type]
         text = CheckpointTokenizer(choice.folder)
     except (EngineError, ValueError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chunkbench.attention import RaggedChunkAttention
-from chunkbench.kvcache import PoolExhausted
+from chunkbench.kvcache import PoolExhausted, WrongTokens
 from chunkbench.kvcache.managers.manager import LiveSequences, Manager
 from chunkbench.kvcache.text import Text
 
@@ -90,9 +90,12 @@ class EngineCache(Manager):
 
     def truncate(self, sequence: int, tokens: int) -> None:
         """Keep K and V of the first `tokens` tokens of a sequence. Raises PoolExhausted if it must copy a chunk that it
-        shares, and there is no room."""
+        shares, and there is no room, or if window heads lost what is then its last chunk."""
         member = self._live[sequence]
-        self._attention.truncate(member.handle, tokens)
+        try:
+            self._attention.truncate(member.handle, tokens)
+        except WrongTokens as error:
+            raise PoolExhausted(str(error)) from None
         member.reached = min(member.reached, tokens)
 
     def undo(self) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.kernels.cpu.store import dtype_name
-from chunkbench.kvcache import PoolExhausted
+from chunkbench.kvcache import HeadPolicy, PoolExhausted
 from chunkbench.scheduling import Piece, Rules, Scheduler
 from chunkbench.serving.engine.cache import EngineCache
 from chunkbench.serving.engine.errors import RequestFailed
@@ -46,6 +46,8 @@ class EngineOptions:
     later requests until their memory is needed, least recently used first (RadixAttention)."""
     schedule: Schedule = "fcfs"
     """Order of the queue. fcfs: by arrival; prefix: longest cached prefix first."""
+    policy: HeadPolicy | None = None
+    """Which KV heads keep a window only; None: all keep everything."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "prompt_budget", "kv_bytes", "chunk_size"):
@@ -116,6 +118,7 @@ class Engine:
             partition="two-phase" if options.attention == "two-phase" else "sequence-first",
             share=options.attention != "no-sharing",
             retain=options.cache == "radix",
+            policy=options.policy,
         )
         self._attention.reserve(self.max_tokens, touch=True)
         self._cache = EngineCache(self._attention, self.max_tokens)

@@ -1,0 +1,95 @@
+"""`chunkbench find-heads`: which heads of a model look back at earlier occurrences of a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from chunkbench.cli.output import fail, serving_libraries, status_line
+
+_EXAMPLES = """\b
+Examples:
+  chunkbench find-heads smollm2-135m                       heads.json and heads.png, in some minutes
+  chunkbench find-heads ~/models/Llama-3.2-1B --tokens 500 --out llama.json
+  chunkbench serve smollm2-135m --heads heads.json         serve with these heads
+"""
+
+
+@click.command("find-heads", epilog=_EXAMPLES, short_help="Retrieval heads of a model.")
+@click.argument("model")
+@click.option(
+    "--tokens",
+    type=click.IntRange(2),
+    help="Random tokens, which are read four times.  [default: 2500, or as many as the model has positions for]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws the tokens.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of the weights; attention is computed in float32.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("heads.json"),
+    show_default=True,
+    help="The file of scores, which `serve --heads` takes; the picture lies beside it, with the ending .png.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only what was found.")
+def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, quiet: bool) -> None:
+    """Find the retrieval heads of MODEL by RazorAttention's test, and write their scores to a file.
+
+    MODEL is smollm2-135m or the folder of a checkpoint. It reads random tokens that are repeated four times. Echo is a
+    head's attention to earlier occurrences of the same token, induction its attention to the tokens after those.
+    Retrieval heads are the best 14% of the KV heads by induction and the best 1% by echo, over all layers; a KV head
+    counts as the best of its query heads.
+    """
+    if out.suffix == ".png":
+        fail(f"--out {out}: names the scores; the picture is written beside them")
+    with serving_libraries():
+        import torch
+
+        from chunkbench.serving.engine import ModelError
+        from chunkbench.serving.engine.model import ModelNumbers, load_module
+        from chunkbench.serving.find_heads import INTERFACE, find_heads, tokens_for
+        from chunkbench.serving.heads import REPEATS
+        from chunkbench.serving.server.build import ModelChoice
+    from chunkbench.report.figures.heads import write_picture
+
+    choice = ModelChoice(model, getattr(torch, dtype))
+    try:
+        choice.check()
+        if choice.folder is None:
+            fail(f"{model} has random weights here, whose heads look for nothing; give the folder of a checkpoint")
+        module = load_module(choice.folder, choice.dtype, INTERFACE).eval()
+    except ModelError as error:
+        fail(error)
+    most = ModelNumbers(module).max_length
+    chosen = tokens or tokens_for(most)
+    if chosen * REPEATS > most:
+        fail(f"--tokens {chosen}: {REPEATS} times that is more than the {most} positions of the model")
+
+    def advance(share: float) -> None:
+        if not quiet:
+            status_line(f"reading {chosen} tokens {REPEATS} times: {share:.0%}")
+
+    scores = find_heads(module, choice.name, chosen, seed, advance)
+    if not quiet:
+        status_line("")
+    picture = out.with_suffix(".png")
+    try:
+        out.write_text(scores.as_json())
+        write_picture(picture, scores.model_dump(), scores.retrieval_heads())
+    except OSError as error:
+        fail(f"{error.filename or out}: {error.strerror}")
+    full = scores.retrieval_heads()
+    found, heads = sum(map(sum, full)), len(full) * scores.kv_heads
+    click.echo(f"{choice.name}: {found} of {heads} KV heads are retrieval heads ({chosen} tokens, {REPEATS} times)")
+    if chosen < 2500:
+        click.echo(f"the test of the paper has 2500 tokens; this model has positions for {tokens_for(most)}")
+    named = [f"{layer}.{head}" for layer, heads_ in enumerate(full) for head, is_full in enumerate(heads_) if is_full]
+    click.echo(f"layer.head: {', '.join(named)}")
+    click.echo(f"scores: {out}, picture: {picture}")

@@ -1,0 +1,89 @@
+"""Retrieval heads of a model: which heads look back at earlier occurrences of a token (RazorAttention, 2407.15891)."""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from chunkbench.kvcache.windows import Compress, HeadPolicy
+from chunkbench.text_file import read_text
+
+REPEATS = 4
+"""How often the test repeats its random tokens."""
+PAPERS_TOKENS = 2500
+INDUCTION_SHARE, ECHO_SHARE = 0.14, 0.01
+"""Shares of the heads, best by each score, that count as retrieval heads."""
+
+Scores = tuple[tuple[float, ...], ...]
+"""`[layer][head]`"""
+
+
+class HeadsError(ValueError):
+    """A file of heads cannot be used."""
+
+
+class HeadScores(BaseModel):
+    """What the test found: attention of each query head, in the mean over the repeated tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    tokens: int
+    """Random tokens, of which the test has `REPEATS` times as many."""
+    kv_heads: int
+    echo: Scores
+    """Attention to earlier occurrences of the same token."""
+    induction: Scores
+    """Attention to the tokens after those."""
+
+    def of_kv_heads(self, scores: Scores) -> Scores:
+        """A KV head has the largest score of its query heads."""
+        group = len(scores[0]) // self.kv_heads
+        return tuple(tuple(max(layer[i : i + group]) for i in range(0, len(layer), group)) for layer in scores)
+
+    def retrieval_heads(self, echo: bool = True) -> tuple[tuple[bool, ...], ...]:
+        """`[layer][KV head]`: the best by induction and, with `echo`, the best by echo over all layers, each number
+        rounded up."""
+        chosen = _best(self.of_kv_heads(self.induction), INDUCTION_SHARE)
+        if echo:
+            chosen |= _best(self.of_kv_heads(self.echo), ECHO_SHARE)
+        return tuple(tuple((layer, head) in chosen for head in range(self.kv_heads)) for layer in range(len(self.echo)))
+
+    def policy(self, window: int | None = None, compress: Compress = "own") -> HeadPolicy:
+        """Retrieval heads keep everything."""
+        return HeadPolicy(self.retrieval_heads(), window, compress=compress)
+
+    def as_json(self) -> str:
+        """For a file; names the retrieval heads, too."""
+        full = self.retrieval_heads()
+        named = [[layer, head] for layer, heads in enumerate(full) for head, is_full in enumerate(heads) if is_full]
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in self.model_dump().items()]
+        return "{\n" + ",\n".join([*lines, f'  "retrieval": {json.dumps(named)}']) + "\n}\n"
+
+
+def read_heads(path: Path) -> HeadScores:
+    """The scores in a file. Raises HeadsError."""
+    try:
+        values: Any = json.loads(read_text(path))
+    except (OSError, ValueError) as error:
+        raise HeadsError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(values, dict):
+        raise HeadsError(f"{path}: not the scores of heads: `chunkbench find-heads MODEL` writes them")
+    values.pop("retrieval", None)  # follows from the scores
+    try:
+        return HeadScores.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise HeadsError(f"{path}: {where}: {first['msg']}; `chunkbench find-heads MODEL` writes such files") from None
+
+
+def _best(scores: Scores, share: float) -> set[tuple[int, int]]:
+    ranked = sorted(
+        ((score, -layer, -head) for layer, heads in enumerate(scores) for head, score in enumerate(heads)), reverse=True
+    )
+    return {(-layer, -head) for _, layer, head in ranked[: ceil(round(share * len(ranked), 9))]}
