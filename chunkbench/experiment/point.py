@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.forest import PromptSegment, prompt_lengths, prompt_paths
-from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol, TreeNode
+from chunkbench.experiment.terms import Cache, Compensation, Device, Dtype, Mode, Protocol, TreeNode
 from chunkbench.experiment.values import LengthRange, Share, sequences_in, show_value
 
 _IN_EVERY_KEY = ("n_s", "tree", "threads")
@@ -107,6 +107,10 @@ class AttentionPoint(SessionPoint):
     heads: int = 32
     kv_heads: int
     head_dim: int = 128
+    retrieval: int | None = None
+    window: int | None = None
+    kv_share: int | None = None
+    compensation: Compensation | None = None
     chunk_size: int = 64
     block_size: int = 32
 

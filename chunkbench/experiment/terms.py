@@ -12,6 +12,7 @@ Protocol = Literal["strict", "paper"]
 Cache = Literal["cold", "warm"]
 Mode = Literal["eager", "events", "graph"]
 Pages = Literal["huge", "small"]
+Compensation = Literal["none", "mean", "weighted"]
 
 # A node of a forest: its number of tokens, and either its child nodes or the number of sequences below it.
 # It is a named alias because pydantic cannot resolve a recursive type without a name.

@@ -99,6 +99,7 @@ class ImplementationState(Failable):
     """One implementation at one point; if it fails, all its cases fail."""
 
     max_error: float | None = None
+    deviation: float | None = None
     kv_bytes: int | None = None
     visible_bytes: int = 0
     """Bytes of the tensors that the worker finds in the session."""
@@ -152,6 +153,7 @@ def facts(
         work_items=state.work_items if context.longest_n_c is None else None,
         max_error=state.max_error if rounds.max_error is None else rounds.max_error,
         tolerance=context.tolerance,
+        deviation=state.deviation,
         threads=context.threads,
         isa=traits.isa,
         package_version=traits.package_version,

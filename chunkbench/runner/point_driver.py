@@ -177,11 +177,12 @@ class PointDriver(Generic[ExperimentT]):
             state.fail("incorrect", reason)
         if not isinf(error):
             state.max_error = max(state.max_error or 0.0, error)
+        state.deviation = reply.get("deviation")
 
     def check_bytes(self, name: str) -> None:
         """Compare the K/V bytes that an implementation states with what it visibly holds and what it needs."""
         state = self.states[name]
-        least = self.work.least_kv_bytes(self.point, self.experiment.seed)
+        least = self.work.least_kv_bytes(self.point, self.experiment.seed, name)
         if state.failed or state.kv_bytes is None or not least:
             return
         if state.kv_bytes < least:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias
 
 from typing_extensions import TypeVar
 
@@ -43,9 +43,6 @@ class Amounts(NamedTuple):
 class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, PointT, ResultT, InputsT]):
     """A kind whose implementations take turns in a worker, each checked against float64."""
 
-    same_result: ClassVar[bool] = True
-    """Whether all implementations of a point compute the same result, so that one check is enough for all."""
-
     @property
     def timed(self) -> bool:
         """Whether calls are timed, and the machine's peaks probed in the same rounds."""
@@ -63,9 +60,13 @@ class SessionWorkload(Workload[SessionT, PointT, ResultT], Generic[SessionT, Poi
     def touched(self, point: PointT, seed: int, implementation: str, shares_storage: bool) -> int:
         """Distinct bytes that the first timed call reads."""
 
+    def definition(self, implementation: str) -> str:
+        """Names what an implementation computes: one check is enough for all with the same name."""
+        return ""
+
     @abstractmethod
-    def least_kv_bytes(self, point: PointT, seed: int) -> int:
-        """Bytes of K/V that every implementation must hold at the end; 0 where some hold none."""
+    def least_kv_bytes(self, point: PointT, seed: int, implementation: str) -> int:
+        """Bytes of K/V that an implementation must hold at the end; 0 if it may hold none."""
 
     @abstractmethod
     def amounts(

@@ -177,6 +177,9 @@ class SessionResult(Result):
     work_items: Count | None = None
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
+    deviation: NonNegativeFloat | None = None
+    """How far the last checked output is from attention over all tokens, length of the difference over length, where an
+    implementation computes something else."""
     isa: str | None = None
 
 

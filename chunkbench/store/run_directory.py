@@ -23,7 +23,7 @@ from chunkbench import workload
 from chunkbench.store.manifest import Manifest
 from chunkbench.store.results import Result
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
 peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`; 6 `huge_share` and a
 peak; 7 `load` and `rate`; 8 results of each kind of work have that kind's own axes and figures alone."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from chunkbench.kernels.reference import attention
+from chunkbench.baselines.head_methods import HeadMethod
+from chunkbench.kernels.reference import attention, head_attention
 from chunkbench.workers.inputs import PooledInputs
 
 _ELEMENTS, _SAMPLE = 1 << 24, 1 << 19
@@ -24,18 +25,31 @@ class Check:
     """Query heads to compare, always all heads of a KV head's group; for a module, columns of its output."""
     expected: torch.Tensor
     """`[sequences, heads, head_dim]` float64, or `[sequences, columns]`."""
+    of_all: torch.Tensor | None = None
+    """The same for attention over all tokens, if the expected outputs are those of another definition."""
 
     def max_error(self, out: torch.Tensor) -> float:
         """Largest absolute error over the largest absolute reference value; infinite if out is not finite."""
-        compared = out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
+        compared = self._compared(out)
         # The worker fills out with NaN before the call, so this finds a row that was not written, compared or not.
         if not torch.isfinite(out).all():
             return float("inf")
         return float((compared - self.expected).abs().max() / self.expected.abs().max())
 
+    def deviation(self, out: torch.Tensor) -> float | None:
+        """How far out is from attention over all tokens, length of the difference over length; None: it is that."""
+        if self.of_all is None:
+            return None
+        return float((self._compared(out) - self.of_all).norm() / self.of_all.norm())
 
-def make_check(inputs: PooledInputs, steps: int, nonce: int, sample: bool = False) -> Check:
-    """A check of the state after `steps` completion tokens, with its own queries.
+    def _compared(self, out: torch.Tensor) -> torch.Tensor:
+        return out[list(self.sequences)][:, list(self.heads)].to("cpu", torch.float64)
+
+
+def make_check(
+    inputs: PooledInputs, steps: int, nonce: int, sample: bool = False, method: HeadMethod | None = None
+) -> Check:
+    """A check of the state after `steps` completion tokens, with its own queries. `method`: what heads see, if not all.
 
     If the point is too large for one check, or if a `sample` is enough, `nonce` seeds the choice of sequences and
     heads.
@@ -54,9 +68,17 @@ def make_check(inputs: PooledInputs, steps: int, nonce: int, sample: bool = Fals
     heads = [kv * group + i for kv in sorted(kv_heads) for i in range(group)]
     q = inputs.queries(nonce)
     rows = q.reshape(point.batch_size, -1)[:, : point.heads * point.head_dim].reshape(-1, point.heads, point.head_dim)
-    expected = []
+    expected, of_all = [], []
     for sequence in sequences:
         k, v = inputs.context(sequence, steps)
         ordered = sorted(kv_heads)
-        expected.append(attention(rows[sequence, heads].cpu(), k[:, ordered].cpu(), v[:, ordered].cpu()))
-    return Check(q, tuple(sequences), tuple(heads), torch.stack(expected))
+        taken = rows[sequence, heads].cpu(), k[:, ordered].cpu(), v[:, ordered].cpu()
+        of_all.append(attention(*taken))
+        if method is not None:
+            policy, lost = method.policy(point), method.lost(point, steps)
+            full = [policy.full[0][head] for head in ordered]
+            expected.append(head_attention(*taken, full, lost, policy.compensation))
+    everything = torch.stack(of_all)
+    if method is None:
+        return Check(q, tuple(sequences), tuple(heads), everything)
+    return Check(q, tuple(sequences), tuple(heads), torch.stack(expected), everything)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_DEPTH = 6
+_DEPTH = 8
 _NO_HOLDERS = (str, bytes, int, float, type(None), type, ModuleType, FunctionType)
 """Types that are not followed: numbers and texts hold no tensors; modules, classes and functions lead to everything."""
 

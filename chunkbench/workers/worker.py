@@ -176,6 +176,7 @@ class Worker:
             "decode_s": decode_s,
             "append_s": (appended - started) / steps,
             "max_error": check.max_error(out),
+            "deviation": check.deviation(out),
             "kv_bytes": session.kv_bytes(),
             "visible_bytes": sum(storages.values()),
             "huge_share": huge_share(storages.items()),
@@ -226,7 +227,7 @@ class Worker:
         return self._loaded[name]
 
     def _check(self, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
-        key = (nonce, "" if self._work.same_result else implementation)
+        key = (nonce, self._work.definition(implementation))
         if key not in self._checks:
             self._checks.clear()  # keep only one check, because checks hold float64 copies
             self._checks[key] = self._work.check(self._opened(), implementation, steps, nonce, sample)

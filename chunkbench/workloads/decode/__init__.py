@@ -49,19 +49,28 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
         return memory_guard.touched_bytes(point, seed, shares_storage)
 
-    def least_kv_bytes(self, point: AttentionPoint, seed: int) -> int:
-        distinct = point.unique_prompt_tokens(seed) + point.n_c * point.batch_size
-        return distinct * point.token_bytes
+    def definition(self, implementation: str) -> str:
+        """Attention over all tokens, or what a method of `head_methods` defines."""
+        from chunkbench.baselines.head_methods import METHODS
+
+        return implementation if implementation in METHODS else ""
+
+    def least_kv_bytes(self, point: AttentionPoint, seed: int, implementation: str) -> int:
+        from chunkbench.baselines.head_methods import seen_tokens
+
+        ((distinct, _),) = seen_tokens(point, seed, implementation, [point.n_c])
+        return int(distinct * point.token_bytes)
 
     def amounts(
         self, point: AttentionPoint, seed: int, implementation: str, reads_shared_once: bool, steps: Sequence[int]
     ) -> Amounts:
         """Bytes of K, V, q and out; FLOPs of the products with K and V."""
         from chunkbench.analysis import roofline
+        from chunkbench.baselines.head_methods import seen_tokens
 
         shape = (point.token_bytes, point.batch_size, point.heads, point.head_dim, point.element_bytes)
-        unique = [point.unique_prompt_tokens(seed) + s * point.batch_size for s in steps]
-        total = [sum(point.prompt_lengths(seed)) + s * point.batch_size for s in steps]
+        seen = seen_tokens(point, seed, implementation, steps)
+        unique, total = [int(each) for each, _ in seen], [int(each) for _, each in seen]
         # What does not read a shared prefix once reads every sequence's whole context, even if memory holds it once.
         read = unique if reads_shared_once else total
         return Amounts(
@@ -78,9 +87,10 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
     def check(self, inputs: PooledInputs, implementation: str, steps: int, nonce: int, sample: bool) -> Check:
         """A check against attention in float64."""
+        from chunkbench.baselines.head_methods import METHODS
         from chunkbench.workers.checks import make_check
 
-        return make_check(inputs, steps, nonce, sample)
+        return make_check(inputs, steps, nonce, sample, METHODS.get(implementation))
 
 
 class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
@@ -102,9 +112,10 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         # Imported late: matplotlib loads slowly, and tables do not need it.
-        from chunkbench.workloads.decode import advantage, speedup, token_rate
+        from chunkbench.workloads.decode import advantage, head_caches, speedup, token_rate
 
         if manifest.experiment.figure == "checks":
             return None
         figures = {"speedup": speedup.draw, "token_rate": token_rate.draw, "advantage": advantage.draw}
+        figures["head_caches"] = head_caches.draw
         return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)

@@ -12,6 +12,10 @@ def body(view: View) -> Body:
     """Headline, tables, verdict and legend of a run."""
     if view.experiment.figure == "checks":
         return checks.body(view)
+    if view.experiment.figure == "head_caches":
+        from chunkbench.workloads.decode import head_caches  # draws, too: matplotlib loads slowly
+
+        return head_caches.body(view)
     matches = headline.matches(view.groups, view.baseline, view.columns)
     label = view.columns.name(view.baseline)
     tables_or_none = (

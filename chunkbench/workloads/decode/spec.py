@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from chunkbench.experiment import AttentionPoint, TimedExperiment
-from chunkbench.experiment.errors import Finding
+from chunkbench.experiment.errors import Finding, did_you_mean
 from chunkbench.experiment.forest import prompt_conflicts
 from chunkbench.experiment.spec import N_P, N_S
+from chunkbench.experiment.terms import Compensation
 from chunkbench.experiment.values import sequences_in
 
 _OTHERS = "`kind: modules`, `kind: serving` and `kind: replay`"
@@ -24,10 +25,11 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     REQUIRED = (N_P, N_S)
     REFUSED = MODEL
 
-    figure: Literal["speedup", "token_rate", "advantage", "checks"] = Field(
+    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "checks"] = Field(
         "speedup",
-        description="for kind decode: speed-ups, token rates, a map of the advantage over n_s and b, or checks: no "
-        "figure, and a list of what is right instead of a comparison",
+        description="for kind decode: speed-ups, token rates, a map of the advantage over n_s and b, head_caches: "
+        "bytes and deviations of caches whose heads keep windows, or checks: no figure, and a list of what is right "
+        "instead of a comparison",
     )
 
     @classmethod
@@ -41,5 +43,11 @@ def attention_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> 
         told = f"{given['batch_size']} disagrees with tree, which holds {sequences_in(given['tree'])} sequences"
         yield Finding(("batch_size",), f"{told}; leave it out")
     yield from prompt_conflicts({**given, "n_c": values["n_c"]}, values["batch_size"], values["prompts"])
+    if values["compensation"] not in (None, *get_args(Compensation)):
+        known = list(get_args(Compensation))
+        told = f"there is no compensation {values['compensation']!r}{did_you_mean(values['compensation'], known)}"
+        yield Finding(("compensation",), told)
+    if "window" in given and "kv_share" in given:
+        yield Finding(("window",), "follows from kv_share; keep one of both", True)
     if values["heads"] % values["kv_heads"]:
         yield Finding(("kv_heads",), f"{values['kv_heads']} does not divide heads = {values['heads']}")

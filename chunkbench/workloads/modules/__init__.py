@@ -31,10 +31,12 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
     summary = "the modules of a decoder layer"
     experiment = ModulesExperiment
     result = ModulesResult
-    same_result = False
 
     def implementations(self) -> Registry[AnyImplementation]:
         return MODULES
+
+    def definition(self, implementation: str) -> str:
+        return implementation
 
     def weight(self, point: ModulesPoint, seed: int) -> int:
         """Bytes of K/V of all sequences, plus a constant."""
@@ -59,7 +61,7 @@ class ModulesWorkload(SessionWorkload[ModulesExperiment, ModulesPoint, ModulesRe
             return memory_guard.touched_bytes(point.layer, seed, shares_storage)
         return point.model.hidden_size * columns * point.element_bytes
 
-    def least_kv_bytes(self, point: ModulesPoint, seed: int) -> int:
+    def least_kv_bytes(self, point: ModulesPoint, seed: int, implementation: str) -> int:
         return 0
 
     def amounts(

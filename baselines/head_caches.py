@@ -1,0 +1,148 @@
+"""Caches whose KV heads keep different parts of a sequence: RazorAttention, DuoAttention and StreamingLLM.
+
+All run ChunkAttn's kernels over two stores (`kernels/heads.py`) and differ in `head_methods.METHODS`. All sequences of
+a point have one length, so shared prefixes can be compressed (`compress: all`), and the
+result is exactly that of each sequence alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from chunkbench.attention import ChunkAttention
+from chunkbench.baselines.chunk_attn import ChunkAttnSession, chunks_needed
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
+from chunkbench.baselines.hardware import instruction_set
+from chunkbench.baselines.head_methods import METHODS
+from chunkbench.experiment.point import AttentionPoint
+from chunkbench.kernels import cpu
+from chunkbench.kvcache import HeadPolicy
+from chunkbench.version import __version__
+
+
+class HeadCacheSession(ChunkAttnSession):
+    """A rewind adds all sequences again: what window heads lost does not come back."""
+
+    def __init__(self, inputs: Inputs, policy: HeadPolicy, share: bool) -> None:
+        point = inputs.point
+        self._inputs = inputs
+        self._attention = ChunkAttention(
+            heads=point.heads,
+            head_dim=point.head_dim,
+            kv_heads=point.kv_heads,
+            chunk_size=point.chunk_size,
+            dtype=getattr(torch, point.dtype),
+            device=point.device,
+            partition="two-phase" if share else "sequence-first",
+            share=share,
+            policy=policy,
+        )
+        self._attention.reserve(chunks_needed(inputs, point.chunk_size, share) * point.chunk_size)
+        self.rewind()
+
+    def rewind(self) -> None:
+        for sequence in self._attention.sequences:
+            self._attention.remove_sequence(sequence)
+        for row, prompt in enumerate(self._inputs.prompts):
+            cached = self._attention.cached_tokens(prompt)
+            self._attention.add_sequence(prompt, *self._inputs.keys_values(row, cached, len(prompt)))
+        self._attention.compress()
+
+
+class RazorAttn(Implementation):
+    id = "razor_attn"
+    label = "RazorAttn"
+    style = Style(
+        heading=("Razor", "Attn"),
+        meaning="retrieval heads keep all, the others sinks, a window and a compensation token",
+        column_order=960,
+        colour="#8C564B",
+        marker="P",
+    )
+    shares_storage = True
+    reads_shared_once = True
+
+    def availability(self, device: str) -> Answer:
+        missing = cpu.why_missing() if device == "cpu" else "its kernels are for CPUs"
+        return Answer(False, missing) if missing else YES
+
+    def supports(self, point: AttentionPoint) -> Answer:
+        obstacle = METHODS[self.id].obstacle(point)
+        return Answer(False, obstacle) if obstacle else YES
+
+    def prepare(self, inputs: Inputs) -> Session:
+        method = METHODS[self.id]
+        return HeadCacheSession(inputs, method.policy(inputs.point), method.share)
+
+    def package_version(self) -> str:
+        return f"chunkbench {__version__}"
+
+    def isa(self) -> str | None:
+        return instruction_set("cpu")
+
+
+class RazorAttnOwn(RazorAttn):
+    id = "razor_attn_own"
+    label = "RazorAttn, own"
+    style = Style(
+        heading=("Razor", "own"),
+        meaning="RazorAttn that leaves shared prefixes whole",
+        column_order=958,
+        colour=RazorAttn.style.colour,
+        marker="h",
+        line="dashdot",
+        ablation_of="razor_attn",
+    )
+
+
+class RazorPaged(RazorAttn):
+    id = "razor_paged"
+    label = "RazorAttn, paged"
+    style = Style(
+        heading=("Razor", "paged"),
+        meaning="RazorAttn where each sequence has chunks of its own",
+        column_order=955,
+        colour=RazorAttn.style.colour,
+        marker="X",
+        line="dashed",
+        ablation_of="razor_attn",
+    )
+    shares_storage = False
+    reads_shared_once = False
+
+
+class DuoAttn(RazorAttn):
+    id = "duo_attn"
+    label = "DuoAttn"
+    style = Style(
+        heading=("Duo", "Attn"),
+        meaning="25% of the heads keep all, the others sinks and a window, without compensation",
+        column_order=945,
+        colour="#17BECF",
+        marker="D",
+    )
+
+
+class DuoAttnHalf(RazorAttn):
+    id = "duo_attn_50"
+    label = "DuoAttn, 50%"
+    style = Style(
+        heading=("Duo", "50%"),
+        meaning="DuoAttn with half of the heads",
+        column_order=944,
+        colour=DuoAttn.style.colour,
+        marker="d",
+        line="dashed",
+    )
+
+
+class StreamingLlm(RazorAttn):
+    id = "streaming_llm"
+    label = "StreamingLLM"
+    style = Style(
+        heading=("Streaming", "LLM"),
+        meaning="all heads keep sinks and a window only",
+        column_order=940,
+        colour="#BCBD22",
+        marker="v",
+    )

@@ -1,0 +1,112 @@
+"""Methods whose KV heads keep different parts of a sequence: their definitions and amounts. Imports no torch.
+
+RazorAttention (arXiv 2407.15891), DuoAttention (2410.10819), StreamingLLM (2309.17453). `head_caches` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from chunkbench.experiment.point import AttentionPoint
+from chunkbench.experiment.terms import Compensation
+from chunkbench.kvcache.windows import Compress, HeadPolicy
+
+_SUM_BYTES = 4
+"""Of a number in the sums of a chunk that window heads lost: float32."""
+
+
+@dataclass(frozen=True)
+class HeadMethod:
+    """How many heads keep everything, and what stands for the tokens that the others lose."""
+
+    retrieval: int
+    """Percent of the KV heads that keep everything, rounded up, where the point does not say."""
+    compensation: Compensation = "none"
+    """Where the point does not say. A method without such a token never has one."""
+    share: bool = True
+    """Whether sequences share chunks."""
+    compress: Compress = "all"
+
+    def full_heads(self, point: AttentionPoint) -> int:
+        """KV heads that keep everything. A method without such heads never has one."""
+        percent = self.retrieval if point.retrieval is None or self.retrieval == 0 else point.retrieval
+        return ceil(percent * point.kv_heads / 100)
+
+    def policy(self, point: AttentionPoint) -> HeadPolicy:
+        """What each head keeps. With `kv_share`, the largest window that it allows, at least a token."""
+        compensation = self._compensation(point)
+        window = point.window if point.kv_share is None else max(1, self._window(point, point.kv_share))
+        heads = tuple(head < self.full_heads(point) for head in range(point.kv_heads))
+        return HeadPolicy((heads,), window, compensation=compensation, compress=self.compress)
+
+    def obstacle(self, point: AttentionPoint) -> str:
+        """Why it cannot compute this point; empty if it can."""
+        if point.chunk_size % 16:
+            return f"the kernel takes chunks of a multiple of 16 tokens, not {point.chunk_size}"
+        if point.tree is not None or not isinstance(point.n_p, int):
+            return "its heads lose parts of shared prefixes, which is exact for prompts of one length only"
+        if point.kv_share is not None and self._window(point, point.kv_share) < point.chunk_size:
+            heads = f"{self.full_heads(point)} of {point.kv_heads} KV heads keep everything"
+            return f"{heads}: with one chunk for the others this is over {point.kv_share}% of the bytes"
+        return ""
+
+    def lost(self, point: AttentionPoint, step: int) -> slice:
+        """Tokens of each sequence that its window heads lost after `step` completion tokens."""
+        assert isinstance(point.n_p, int)
+        shared = point.n_s or 0 if self.share and point.batch_size > point.prompts else 0
+        return self.policy(point).lost(point.n_p + step, point.chunk_size, shared)
+
+    def tokens(self, point: AttentionPoint, seed: int, step: int) -> tuple[float, float]:
+        """Tokens that a step sees, in the mean over the heads: each shared one once, and each for every sequence."""
+        assert isinstance(point.n_p, int)
+        full, of_all = self.full_heads(point) / point.kv_heads, self.lost(point, step)
+        begin, end = of_all.start, of_all.stop
+        lost = {}
+        for path in point.paths(seed):
+            first = 0
+            for segment in path:
+                lost[segment.id] = max(0, min(end, first + segment.tokens) - max(begin, first))
+                first += segment.tokens
+        own = max(0, end - max(begin, point.n_p)) * point.batch_size
+        unique = point.unique_prompt_tokens(seed) + step * point.batch_size
+        total = (point.n_p + step) * point.batch_size
+        windows = 1 - full
+        return unique - windows * (sum(lost.values()) + own), total - windows * (end - begin) * point.batch_size
+
+    def _compensation(self, point: AttentionPoint) -> Compensation:
+        chosen = point.compensation if self.compensation != "none" else None
+        return self.compensation if chosen is None else chosen
+
+    def _window(self, point: AttentionPoint, percent: int) -> int:
+        """The largest window, whole chunks, with which all heads hold at most so many percent of the bytes."""
+        assert isinstance(point.n_p, int)
+        full, tokens, c = self.full_heads(point) / point.kv_heads, point.n_p + point.n_c, point.chunk_size
+        if full == 1:
+            return tokens if percent == 100 else 0
+        sums = _SUM_BYTES / (c * point.element_bytes) if self._compensation(point) != "none" else 0.0
+        kept = ((percent / 100 - full) / (1 - full) - sums) / (1 - sums)
+        return (int(kept * tokens) // c - 2) * c  # a head also has the sinks' chunk and one that is not full yet
+
+
+METHODS: Mapping[str, HeadMethod] = {
+    "razor_attn": HeadMethod(15, "weighted"),
+    "razor_attn_own": HeadMethod(15, "weighted", compress="own"),
+    "razor_paged": HeadMethod(15, "weighted", share=False),
+    "duo_attn": HeadMethod(25),
+    "duo_attn_50": HeadMethod(50),
+    "streaming_llm": HeadMethod(0),
+}
+"""By the id of the implementation."""
+
+
+def seen_tokens(
+    point: AttentionPoint, seed: int, implementation: str, steps: Sequence[int]
+) -> list[tuple[float, float]]:
+    """Tokens that an implementation sees at each step: shared ones once, and each for every sequence."""
+    method = METHODS.get(implementation)
+    if method is not None and not method.obstacle(point):
+        return [method.tokens(point, seed, step) for step in steps]
+    unique, total = point.unique_prompt_tokens(seed), sum(point.prompt_lengths(seed))
+    return [(unique + step * point.batch_size, total + step * point.batch_size) for step in steps]
