@@ -80,6 +80,14 @@ class ServingPoint(RequestPoint):
     forced: int | None = None
 
 
+class AnswersPoint(ModelPoint):
+    """A context of n_p tokens in caches whose KV heads keep a window, and questions behind it."""
+
+    model: LlamaShape = SHAPES["smollm2-135m"]
+    n_p: int
+    window: int | None = None
+
+
 class ReplayPoint(RequestPoint):
     """Requests through a cache manager. Where `traffic` decides lengths, n_p and n_c are None."""
 

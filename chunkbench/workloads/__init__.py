@@ -6,6 +6,7 @@ Only this module imports the folders. `register` makes the kinds known to the ot
 from __future__ import annotations
 
 from chunkbench import workload
+from chunkbench.workloads.answers import AnswersWorkload
 from chunkbench.workloads.decode import DecodeWorkload
 from chunkbench.workloads.memory import MemoryWorkload
 from chunkbench.workloads.modules import ModulesWorkload
@@ -18,6 +19,7 @@ KINDS: tuple[workload.AnyWorkload, ...] = (
     ModulesWorkload(),
     ServingWorkload(),
     ReplayWorkload(),
+    AnswersWorkload(),
 )
 """An experiment that names no kind is of the first kind."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims import analytic, constrained, decode, kv_memory, managers, prefill, serving
+from chunkbench.paper.claims import analytic, constrained, decode, kv_memory, managers, prefill, razor, serving
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
@@ -49,6 +49,12 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "FSM-preprocess": constrained.preprocess,
     "FSM-faster-than-free": constrained.faster_than_free,
     "FSM-same": constrained.same,
+    "RZ-bytes": razor.saved_bytes,
+    "RZ-heads": razor.heads,
+    "RZ-compensation": razor.compensation,
+    "RZ-echo": razor.echo,
+    "RZ-throughput": razor.throughput,
+    "RZ-prefix": razor.prefix,
     "X-figure4": lambda _: analytic.figure4_disagrees(),
     "X-unit": lambda _: analytic.unit_of_table3(),
 }

@@ -1,0 +1,138 @@
+"""What a model still knows of a context whose cache was compressed: answers to questions, and next tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from chunkbench.attention import RaggedChunkAttention
+from chunkbench.kernels.reference import attention, head_attention
+from chunkbench.kvcache import HeadPolicy
+from chunkbench.serving.engine import Model
+
+CHUNK = 64
+_PIECE = 2048
+"""Prompt tokens of a step."""
+
+
+class _Recorder(RaggedChunkAttention):
+    """Keeps what each layer writes, and the queries of the last step."""
+
+    keys: list[list[torch.Tensor]]
+    values: list[list[torch.Tensor]]
+    queries: list[torch.Tensor]
+
+    def begin(self) -> None:
+        self.keys = [[] for _ in range(self.layers)]
+        self.values = [[] for _ in range(self.layers)]
+        self.queries = [torch.empty(0)] * self.layers
+
+    def write_selected(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.keys[layer].append(k.clone())
+        self.values[layer].append(v.clone())
+        super().write_selected(layer, k, v)
+
+    def attend_selected(self, layer: int, q: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        self.queries[layer] = q.clone()
+        return super().attend_selected(layer, q, out)
+
+
+def _cache(model: Model, kind: type[RaggedChunkAttention], policy: HeadPolicy | None = None) -> RaggedChunkAttention:
+    shape = model.layers, model.heads, model.head_dim, model.kv_heads, CHUNK, model.dtype
+    return kind(*shape, policy=policy)
+
+
+@dataclass(frozen=True)
+class Context:
+    """A context that was computed with attention over all tokens."""
+
+    tokens: list[int]
+    keys: list[torch.Tensor]
+    """`[layer]`, each `[n, kv_heads, d]`."""
+    values: list[torch.Tensor]
+    queries: list[torch.Tensor]
+    """`[layer]`, each `[h, d]`: of the last token."""
+
+
+def read(model: Model, tokens: list[int]) -> Context:
+    """Compute a context."""
+    recorder = _cache(model, _Recorder)
+    assert isinstance(recorder, _Recorder)
+    recorder.begin()
+    sequence = recorder.join(tokens).sequence
+    for first in range(0, len(tokens), _PIECE):
+        piece = tokens[first : first + _PIECE]
+        recorder.select(sequence, first, len(piece))
+        recorder.plan_selected()
+        model.logits(piece, list(range(first, first + len(piece))), [len(piece) - 1], recorder)
+    keys, values = ([torch.cat(parts) for parts in both] for both in (recorder.keys, recorder.values))
+    return Context(tokens, keys, values, [queries[-1] for queries in recorder.queries])
+
+
+class CompressedContext:
+    """A context in a cache with a policy, compressed, for questions that begin behind it."""
+
+    def __init__(self, model: Model, context: Context, policy: HeadPolicy | None) -> None:
+        self._model, self._length = model, len(context.tokens)
+        self._cache = cache = _cache(model, RaggedChunkAttention, policy)
+        self._sequence = cache.join(context.tokens).sequence
+        cache.select(self._sequence, 0, self._length)
+        cache.plan_selected()
+        for layer, (keys, values) in enumerate(zip(context.keys, context.values, strict=True)):
+            cache.write_selected(layer, keys, values)
+        cache.compress()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K, V and sums in use."""
+        return self._cache.kv_bytes
+
+    def next_tokens(self, text: Sequence[int]) -> list[int]:
+        """The most probable token behind each token of a text that follows the context."""
+        fork = self._cache.fork(self._sequence)
+        found = self._compute([fork], [list(text)], list(range(len(text))))
+        self._cache.remove_sequence(fork)
+        return found
+
+    def answers(self, questions: Sequence[list[int]], tokens: int) -> list[list[int]]:
+        """The first tokens of the answer to each question, greedy. All questions follow the context."""
+        forks = [self._cache.fork(self._sequence) for _ in questions]
+        ends = torch.tensor([len(question) for question in questions]).cumsum(0) - 1
+        found = [[token] for token in self._compute(forks, list(questions), ends.tolist())]
+        for _ in range(tokens - 1):
+            last = self._compute(forks, [[answer[-1]] for answer in found], list(range(len(forks))))
+            for answer, token in zip(found, last, strict=True):
+                answer.append(token)
+        for fork in forks:
+            self._cache.remove_sequence(fork)
+        return found
+
+    def _compute(self, sequences: Sequence[int], texts: list[list[int]], rows: list[int]) -> list[int]:
+        """Append a text to each sequence; the most probable token behind some of the rows."""
+        firsts = [self._cache.length(sequence) for sequence in sequences]
+        counts = [len(text) for text in texts]
+        tokens = [token for text in texts for token in text]
+        self._cache.extend(tokens, sequences, counts)
+        for sequence, first, count in zip(sequences, firsts, counts, strict=True):
+            self._cache.select(sequence, first, count)
+        self._cache.plan_selected()
+        positions = [first + i for first, count in zip(firsts, counts, strict=True) for i in range(count)]
+        return [int(token) for token in self._model.logits(tokens, positions, rows, self._cache).argmax(-1)]
+
+
+def deviation(context: Context, policy: HeadPolicy) -> float:
+    """How far the attention of the last token is from attention over all tokens, all layers: length over length.
+
+    Each layer gets the queries, K and V of the model without compression.
+    """
+    difference = whole = 0.0
+    lost = policy.lost(len(context.tokens), CHUNK)
+    for layer, (q, k, v) in enumerate(zip(context.queries, context.keys, context.values, strict=True)):
+        full = attention(q, k, v)
+        seen = head_attention(q, k, v, policy.full[layer], lost, policy.compensation)
+        difference += float((seen - full).square().sum())
+        whole += float(full.square().sum())
+    return math.sqrt(difference / whole)

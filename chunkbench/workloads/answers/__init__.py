@@ -1,0 +1,82 @@
+"""What a model still answers when most heads keep a window only (RazorAttention, 2407.15891)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chunkbench.baselines.registry import Registry
+from chunkbench.experiment.points import AnswersPoint
+from chunkbench.store.answers_result import AnswersResult
+from chunkbench.workload import Workload
+from chunkbench.workloads.answers.spec import AnswersExperiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.target import Target
+    from chunkbench.store import Manifest
+    from chunkbench.workloads.answers.methods import HeadChoice
+
+
+class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
+    """Contexts with hidden keys and values; the questions begin behind the compressed cache."""
+
+    name = "answers"
+    summary = "what a model still finds in a context whose cache was compressed"
+    experiment = AnswersExperiment
+    result = AnswersResult
+
+    def implementations(self) -> Registry[HeadChoice]:
+        from chunkbench.workloads.answers.methods import METHODS
+
+        return METHODS
+
+    def weight(self, point: AnswersPoint, seed: int) -> int:
+        """Tokens of the context."""
+        return point.n_p
+
+    def start(
+        self,
+        experiment: AnswersExperiment,
+        target: Target,
+        points: Sequence[AnswersPoint],
+        place: Workplace[AnswersResult],
+        options: RunOptions,
+    ) -> PointMeasurer[AnswersPoint, AnswersResult]:
+        """Load the model and find its retrieval heads. Raises `RunError` if that is impossible."""
+        from chunkbench.workloads.answers.measure import AnswersMeasurer
+
+        return AnswersMeasurer(experiment, target, points, place.notify)
+
+    def describe(self, experiment: AnswersExperiment, target: Target) -> str:
+        points = experiment.points(target.device, target.dtype)
+        lines = [
+            f"{experiment.name}: {experiment.title}",
+            f"{len(points)} points, {experiment.contexts} contexts for each choice of heads",
+            "",
+            *(f"  {name:<24} {self.implementations().load(name).label}" for name in experiment.implementations),
+            "",
+            *(f"  {point.brief}" for point in points),
+        ]
+        return "\n".join(lines)
+
+    def estimate(self, experiment: AnswersExperiment, target: Target) -> str:
+        """Each point ends when it is done; the budget is only a limit."""
+        from chunkbench.runner.dry_run import words_of
+
+        return f"at most its budget of {words_of(experiment.budget_s)}"
+
+    def body(self, view: View) -> Body:
+        from chunkbench.workloads.answers.body import body
+
+        return body(view)
+
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        from chunkbench.workloads.answers import figure
+
+        return figure.draw(report, manifest)

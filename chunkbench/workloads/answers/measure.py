@@ -1,0 +1,153 @@
+"""How answers are tried: a context is computed once, and written into the cache of each choice of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+
+from chunkbench.experiment.point import Case
+from chunkbench.experiment.points import AnswersPoint
+from chunkbench.runner.case_facts import now
+from chunkbench.runner.target import Target
+from chunkbench.serving import smollm2
+from chunkbench.serving.engine import Model
+from chunkbench.serving.engine.model import INTERFACE, load_module
+from chunkbench.serving.find_heads import INTERFACE as WATCHED
+from chunkbench.serving.find_heads import find_heads, tokens_for
+from chunkbench.serving.haystack import Haystack, haystack
+from chunkbench.serving.recall import CompressedContext, deviation, read
+from chunkbench.store import CannotRunError
+from chunkbench.store.answers_result import AnswersContext, AnswersResult
+from chunkbench.workloads.answers.methods import METHODS
+from chunkbench.workloads.answers.spec import AnswersExperiment
+
+_ANSWER = 7
+"""Tokens of an answer: a space and the digits of a value, and one more."""
+_QUESTION = 32
+"""Most tokens of a question."""
+
+
+class AnswersMeasurer:
+    """Tries the choices of heads at the points of a run, with one model."""
+
+    def __init__(
+        self,
+        experiment: AnswersExperiment,
+        target: Target,
+        points: Sequence[AnswersPoint],
+        notify: Callable[[str], None],
+    ) -> None:
+        """Load the model and find its retrieval heads. Raises `RunError`."""
+        self._experiment, self._target = experiment, target
+        shapes = {point.model for point in points}
+        if len(shapes) > 1:
+            raise CannotRunError("a run of kind: answers has one model")
+        (shape,), dtype = shapes, getattr(torch, points[0].dtype)
+        folder = smollm2.checkpoint_of(shape)
+        assert folder is not None  # the experiment's rules
+        self._encode, self._decode = _tokenizer(folder)
+        watched = load_module(folder, dtype, WATCHED).eval()
+        tokens = experiment.tested or tokens_for(watched.config.max_position_embeddings)
+        notify(f"finding the retrieval heads of {shape.name}: {tokens} random tokens, read four times")
+        self._scores = find_heads(watched, shape.name, tokens)
+        self._model = Model(load_module(folder, dtype, INTERFACE))
+
+    @property
+    def styles(self) -> dict[str, Mapping[str, Any]]:
+        """How reports show the choices."""
+        return {name: METHODS.style(name).model_dump() for name in self._experiment.implementations}
+
+    def measure(
+        self,
+        points: Sequence[AnswersPoint],
+        cases_of: Mapping[AnswersPoint, Sequence[Case[AnswersPoint]]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> Mapping[AnswersPoint, Sequence[AnswersResult]]:
+        """Try all choices at a point on every context, as many contexts as the budget allows, at least one."""
+        (point,) = points
+        started_at, began = now(), monotonic()
+        contexts: dict[str, list[AnswersContext]] = {case.implementation: [] for case in cases_of[point]}
+        count, held = self._experiment.contexts, self._experiment.held
+        most = self._model.max_length - max(held, _QUESTION + _ANSWER)
+        if point.n_p > most:
+            told = (
+                f"the model has positions for {self._model.max_length} tokens: with what follows, n_p is at most {most}"
+            )
+            return {point: [self._facts(case, (), started_at, told) for case in cases_of[point]]}
+        for seed in range(count):
+            announce(f"context {seed + 1} of {count}")
+            try:
+                text = haystack(self._encode, point.n_p, held, seed)
+            except ValueError as error:
+                return {point: [self._facts(case, (), started_at, str(error)) for case in cases_of[point]]}
+            self._try(point, text, seed, contexts)
+            advance((seed + 1) / count)
+            if (monotonic() - began) / (seed + 1) * (seed + 2) > budget_s:
+                break
+        return {point: [self._facts(case, contexts[case.implementation], started_at) for case in cases_of[point]]}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _try(
+        self, point: AnswersPoint, text: Haystack, seed: int, contexts: Mapping[str, list[AnswersContext]]
+    ) -> None:
+        """Add what each choice of heads shows on a context."""
+        context = read(self._model, text.context)
+        whole = CompressedContext(self._model, context, None)
+        by_all, expected, full_bytes = self._found(whole, text), whole.next_tokens(text.held), whole.kv_bytes
+        for name, done in contexts.items():
+            policy = METHODS.load(name).policy(self._scores, point.window, seed)
+            compressed = whole if policy is None else CompressedContext(self._model, context, policy)
+            next_tokens = expected if policy is None else compressed.next_tokens(text.held)
+            equal = sum(one == other for one, other in zip(next_tokens, expected, strict=True))
+            done.append(
+                AnswersContext(
+                    context_seed=seed,
+                    found=by_all if policy is None else self._found(compressed, text),
+                    found_by_all=by_all,
+                    agreement=equal / len(expected),
+                    deviation=0.0 if policy is None else deviation(context, policy),
+                    kv_bytes=compressed.kv_bytes,
+                    full_bytes=full_bytes,
+                )
+            )
+
+    def _found(self, context: CompressedContext, text: Haystack) -> tuple[bool, ...]:
+        answers = context.answers(text.questions, _ANSWER)
+        return tuple(
+            self._decode(answer).strip().startswith(value) for answer, value in zip(answers, text.values, strict=True)
+        )
+
+    def _facts(
+        self, case: Case[AnswersPoint], contexts: Sequence[AnswersContext], started_at: str, obstacle: str = ""
+    ) -> AnswersResult:
+        choice = METHODS.load(case.implementation)
+        policy = choice.policy(self._scores, case.point.window, 0)
+        full = self._model.layers * self._model.kv_heads if policy is None else sum(map(sum, policy.full))
+        return AnswersResult.of_case(
+            case,
+            experiment=self._experiment.name,
+            label=choice.label,
+            status="unsupported" if obstacle else "ok",
+            reason=obstacle,
+            seed=self._experiment.seed,
+            started_at=started_at,
+            machine=self._target.machine,
+            threads=torch.get_num_threads(),
+            full_heads=full,
+            tested_tokens=self._scores.tokens,
+            contexts=tuple(contexts),
+        )
+
+
+def _tokenizer(folder: Any) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False)), tokenizer.decode

@@ -1,0 +1,41 @@
+"""Experiments on what a model still answers: their keys and the rules of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from chunkbench.experiment import Experiment
+from chunkbench.experiment.errors import Finding
+from chunkbench.experiment.fields import Count, ImplementationId
+from chunkbench.experiment.points import AnswersPoint
+from chunkbench.experiment.spec import FROM_MODEL, N_P
+from chunkbench.experiment.values import LengthRange
+
+
+class AnswersExperiment(Experiment[AnswersPoint]):
+    """Choices of heads that keep everything, on the same contexts; one case for each point and choice."""
+
+    POINT = AnswersPoint
+    REQUIRED = (N_P,)
+    REFUSED = FROM_MODEL
+
+    baseline: ImplementationId = Field("all_heads", validate_default=True, description="reference of the ratios")
+    contexts: Annotated[Count, Field(ge=1)] = Field(3, description="contexts of each length, drawn from the seed")
+    tested: Annotated[Count, Field(ge=2)] | None = Field(
+        None, description="random tokens of the test for retrieval heads; default: 2500, or a quarter of the positions"
+    )
+    held: Annotated[Count, Field(ge=1)] = Field(
+        128, description="tokens behind the context whose successors are compared"
+    )
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
+        if isinstance(given.get("n_p"), LengthRange):
+            yield Finding(("n_p",), "contexts of one length; give a list for several")
+        if not values["model"].folder and values["model"].name != "smollm2-135m":
+            yield Finding(
+                ("model",), "has random weights, which answer nothing; smollm2-135m, or a checkpoint's folder"
+            )
