@@ -22,17 +22,17 @@ class HeadMethod:
     """How many heads keep everything, and what stands for the tokens that the others lose."""
 
     retrieval: int
-    """Percent of the KV heads that keep everything, rounded up, where the point does not say."""
+    """Percent of the KV heads that keep everything, rounded up."""
     compensation: Compensation = "none"
-    """Where the point does not say. A method without such a token never has one."""
+    """Where the point does not say; none: never."""
     share: bool = True
     """Whether sequences share chunks."""
     compress: Compress = "all"
 
     def full_heads(self, point: AttentionPoint) -> int:
-        """KV heads that keep everything. A method without such heads never has one."""
-        percent = self.retrieval if point.retrieval is None or self.retrieval == 0 else point.retrieval
-        return ceil(percent * point.kv_heads / 100)
+        """KV heads that keep everything. Only methods with a compensation token follow the axis."""
+        given = point.retrieval if self.compensation != "none" else None
+        return ceil((self.retrieval if given is None else given) * point.kv_heads / 100)
 
     def policy(self, point: AttentionPoint) -> HeadPolicy:
         """What each head keeps. With `kv_share`, the largest window that it allows, at least a token."""

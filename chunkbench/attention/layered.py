@@ -204,6 +204,10 @@ class LayeredChunkAttention:
         copy = self._tree.truncate(sequence, length)
         if copy is not None:
             self._store.copy(*copy)
+        if self.policy is not None:  # it no longer has left behind what it left behind with more tokens
+            slot = self._tree.slot(sequence)
+            end = self.policy.end_of_dropped(np.array([length]), self.chunk_size)[0]
+            self._ends[slot] = min(self._ends[slot], end)
         self._planned = False
 
     def plan(self) -> None:

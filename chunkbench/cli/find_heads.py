@@ -55,7 +55,7 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
         from chunkbench.serving.engine import ModelError
         from chunkbench.serving.engine.model import ModelNumbers, load_module
         from chunkbench.serving.find_heads import INTERFACE, find_heads, tokens_for
-        from chunkbench.serving.heads import REPEATS
+        from chunkbench.serving.heads import PAPERS_TOKENS, REPEATS
         from chunkbench.serving.server.build import ModelChoice
     from chunkbench.report.figures.heads import write_picture
 
@@ -76,7 +76,10 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
         if not quiet:
             status_line(f"reading {chosen} tokens {REPEATS} times: {share:.0%}")
 
-    scores = find_heads(module, choice.name, chosen, seed, advance)
+    try:
+        scores = find_heads(module, choice.name, chosen, seed, advance)
+    except ModelError as error:
+        fail(error)
     if not quiet:
         status_line("")
     picture = out.with_suffix(".png")
@@ -88,8 +91,8 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
     full = scores.retrieval_heads()
     found, heads = sum(map(sum, full)), len(full) * scores.kv_heads
     click.echo(f"{choice.name}: {found} of {heads} KV heads are retrieval heads ({chosen} tokens, {REPEATS} times)")
-    if chosen < 2500:
-        click.echo(f"the test of the paper has 2500 tokens; this model has positions for {tokens_for(most)}")
+    if chosen < PAPERS_TOKENS:
+        click.echo(f"the test of the paper has {PAPERS_TOKENS} tokens; this model has positions for {tokens_for(most)}")
     named = [f"{layer}.{head}" for layer, heads_ in enumerate(full) for head, is_full in enumerate(heads_) if is_full]
     click.echo(f"layer.head: {', '.join(named)}")
     click.echo(f"scores: {out}, picture: {picture}")

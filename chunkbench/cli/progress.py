@@ -76,11 +76,12 @@ class RunProgress:
         measured = sum(statuses[status] for status in MEASURED)
         others = ", ".join(f"{n} {status}" for status, n in statuses.items() if status not in MEASURED)
         rounds = max((len(case.rounds) for case in cases), default=0)
+        repeated = f"{count(rounds, cases[0].REPEATED)}, " if rounds else ""
         machine = f" on {cases[0].machine}" if self._several else ""
         self._by_machine[cases[0].machine] += 1
         self._print(
             f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].VERB}{machine}"
-            f"{f', {others}' if others else ''}; {count(rounds, cases[0].REPEATED)}, {took_s:.0f} s; {_left(left_s)}"
+            f"{f', {others}' if others else ''}; {repeated}{took_s:.0f} s; {_left(left_s)}"
         )
 
     def problem(self, text: str) -> None:

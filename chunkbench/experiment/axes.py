@@ -148,8 +148,8 @@ _TABLE = (
     _counted("head_dim", "head dimension", "128", 16, 256, "head dimension", "", "d", multiple=16),
     _counted(
         "retrieval",
-        "KV heads that keep everything, where others keep a window",
-        "the method's own: 15 (RazorAttn), 25 (DuoAttn)",
+        "KV heads that keep everything in RazorAttn's rows; the others keep a window",
+        "15",
         0,
         100,
         "full heads, %",

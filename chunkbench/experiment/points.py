@@ -81,8 +81,9 @@ class ServingPoint(RequestPoint):
 
 
 class AnswersPoint(ModelPoint):
-    """A context of n_p tokens in caches whose KV heads keep a window, and questions behind it."""
+    """A context of n_p tokens in caches whose KV heads keep a window, and `batch_size` questions behind it."""
 
+    batch_size: int = 10
     model: LlamaShape = SHAPES["smollm2-135m"]
     n_p: int
     window: int | None = None

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import transformers
 
+from chunkbench.serving.engine.errors import ModelError
+from chunkbench.serving.engine.model import refuse_other_attention
 from chunkbench.serving.heads import PAPERS_TOKENS, REPEATS, HeadScores, Scores
 
 INTERFACE = "chunkbench-heads"
@@ -39,12 +41,15 @@ def find_heads(
 ) -> HeadScores:
     """The scores of all heads of a model of transformers, which was loaded for `INTERFACE`.
 
-    `tokens`: random ones, repeated; `advance` gets the share that is done.
+    `tokens`: random ones, repeated; `advance` gets the share that is done. Raises ModelError.
     """
     config = module.config
+    refuse_other_attention(config)
     once = torch.randint(config.vocab_size, (tokens,), generator=torch.Generator().manual_seed(seed))
     watch = _Watch(tokens, advance, config.num_hidden_layers)
     module(input_ids=once.repeat(REPEATS)[None], use_cache=False, logits_to_keep=1, watched_heads=watch)
+    if len(watch.echo) != watch.layers:
+        raise ModelError(f"{name}: {len(watch.echo)} of its {watch.layers} layers showed their attention")
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return HeadScores(
         model=name, tokens=tokens, kv_heads=kv_heads, echo=_rounded(watch.echo), induction=_rounded(watch.induction)
@@ -63,10 +68,12 @@ def _attend(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     *,
-    watched_heads: _Watch,
+    watched_heads: _Watch | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: query `[1, h, n, d]`, key and value `[1, h_kv, n, d]` to `[1, n, h, d]`."""
+    if watched_heads is None:
+        raise ModelError("this model does not tell its attention who asks: its heads cannot be watched")
     heads, rows, d = query.shape[1:]
     group, period = heads // key.shape[1], watched_heads.tokens
     keys, values = (both[0].float().repeat_interleave(group, 0) for both in (key, value))

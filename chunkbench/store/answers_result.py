@@ -30,6 +30,7 @@ class AnswersContext(Facts):
 class AnswersResult(AnswersPoint, Result):
     """One choice of heads at a point."""
 
+    VERB = "tried"
     REPEATED = "context"
 
     full_heads: NonNegativeInt = 0

@@ -74,7 +74,7 @@ class Model(ModelNumbers):
     def __init__(self, module: Any) -> None:
         """`module`: from `load_module` or `random_module`, on its device. Raises ModelError."""
         super().__init__(module)
-        _refuse(module.config)
+        refuse_other_attention(module.config)
         self._llama = LlamaForward(module) if fits(module) else None
         self._module: Any = None
         if self._llama is None:
@@ -155,7 +155,7 @@ def llama_config(shape: LlamaShape, layers: int | None = None, vocabulary: int =
     )
 
 
-def _refuse(config: Any) -> None:
+def refuse_other_attention(config: Any) -> None:
     """Raise ModelError for attention that the kernels do not compute."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"}:

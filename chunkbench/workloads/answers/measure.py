@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -18,6 +19,7 @@ from chunkbench.serving.engine.model import INTERFACE, load_module
 from chunkbench.serving.find_heads import INTERFACE as WATCHED
 from chunkbench.serving.find_heads import find_heads, tokens_for
 from chunkbench.serving.haystack import Haystack, haystack
+from chunkbench.serving.heads import HeadScores, HeadsError, read_heads
 from chunkbench.serving.recall import CompressedContext, deviation, read
 from chunkbench.store import CannotRunError
 from chunkbench.store.answers_result import AnswersContext, AnswersResult
@@ -49,11 +51,24 @@ class AnswersMeasurer:
         folder = smollm2.checkpoint_of(shape)
         assert folder is not None  # the experiment's rules
         self._encode, self._decode = _tokenizer(folder)
-        watched = load_module(folder, dtype, WATCHED).eval()
-        tokens = experiment.tested or tokens_for(watched.config.max_position_embeddings)
-        notify(f"finding the retrieval heads of {shape.name}: {tokens} random tokens, read four times")
-        self._scores = find_heads(watched, shape.name, tokens)
+        self._scores = self._heads(folder, dtype, notify)
         self._model = Model(load_module(folder, dtype, INTERFACE))
+        heads = len(self._scores.echo), self._scores.kv_heads
+        if heads != (self._model.layers, self._model.kv_heads):
+            sizes = f"{heads[0]} layers of {heads[1]} KV heads"
+            raise CannotRunError(f"{experiment.heads}: is of {self._scores.model}, with {sizes}; this is another model")
+
+    def _heads(self, folder: Path, dtype: torch.dtype, notify: Callable[[str], None]) -> HeadScores:
+        """Of a file, or found now. Raises `RunError`."""
+        if self._experiment.heads is not None:
+            try:
+                return read_heads(Path(self._experiment.heads))
+            except HeadsError as error:
+                raise CannotRunError(str(error)) from None
+        watched = load_module(folder, dtype, WATCHED).eval()
+        tokens = self._experiment.tested or tokens_for(watched.config.max_position_embeddings)
+        notify(f"finding the retrieval heads of {folder.name}: {tokens} random tokens, read four times")
+        return find_heads(watched, folder.name, tokens)
 
     @property
     def styles(self) -> dict[str, Mapping[str, Any]]:
@@ -146,7 +161,7 @@ class AnswersMeasurer:
         )
 
 
-def _tokenizer(folder: Any) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+def _tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.errors import Finding
@@ -20,16 +21,26 @@ class AnswersExperiment(Experiment[AnswersPoint]):
 
     POINT = AnswersPoint
     REQUIRED = (N_P,)
-    REFUSED = FROM_MODEL
+    REFUSED = FROM_MODEL | {"batch_size": "is 10: a question for each needle; leave it out"}
 
     baseline: ImplementationId = Field("all_heads", validate_default=True, description="reference of the ratios")
     contexts: Annotated[Count, Field(ge=1)] = Field(3, description="contexts of each length, drawn from the seed")
+    heads: Annotated[str, Field(max_length=4096)] | None = Field(
+        None, description="a file of `chunkbench find-heads`; default: the run makes the test itself, in a minute"
+    )
     tested: Annotated[Count, Field(ge=2)] | None = Field(
         None, description="random tokens of the test for retrieval heads; default: 2500, or a quarter of the positions"
     )
     held: Annotated[Count, Field(ge=1)] = Field(
         128, description="tokens behind the context whose successors are compared"
     )
+
+    @field_validator("heads")
+    @classmethod
+    def _heads_are_there(cls, value: str | None) -> str | None:
+        if value is not None and not Path(value).is_file():
+            raise ValueError(f"there is no file {value!r} here; `chunkbench find-heads MODEL` writes one")
+        return value
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:

@@ -109,9 +109,11 @@ def _gains(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns) 
 
 def _deviations(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns) -> None:
     for name, caches in by_method.items():
-        spots = [(100 * cache.bytes, cache.deviation or 0) for cache in caches]
-        plot.plot(*zip(*spots, strict=True), **_marks(columns.line_style(name)))
+        spots = [(100 * cache.bytes, cache.deviation or 0) for cache in caches if cache.bytes <= 1]
+        if spots:
+            plot.plot(*zip(*spots, strict=True), **_marks(columns.line_style(name)))
     plot.set_ylim(bottom=0)
+    plot.set_xlim(0, 105)
     plot.set_xlabel("K/V, % of full")
     plot.set_ylabel("deviation from full attention")
     panel_title(plot, words="deviation, drawn K/V")
@@ -122,7 +124,7 @@ def _lengths(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns
     shares = [100 * paper_share(int(length)) for length in lengths]
     plot.plot(lengths, shares, color=_GREY, linestyle=DASHES, linewidth=1.2)
     for name, caches in by_method.items():
-        shown = [cache for cache in caches if not any(cache.axes.get(axis) for axis in ("window", "kv_share"))]
+        shown = [cache for cache in caches if not any(map(cache.axes.get, ("window", "kv_share", "retrieval", "n_s")))]
         spots = [(_tokens(cache), 100 * cache.bytes) for cache in shown]
         if spots:
             plot.plot(*zip(*spots, strict=True), **_marks(columns.line_style(name)))

@@ -66,11 +66,11 @@ struct ReadMode {
 
 // The compensation token of each row: the means of K and V of the tokens whose chunks the row does not read.
 struct Compensation {
-    const float* sums;  // [entries][KV heads][2][d] of K and of V; nullptr: no row has such a token
-    std::int64_t stride;            // floats from an entry to the next one
-    const std::int64_t* entries;    // [b] -1: none
-    const float* shares;            // [b] 1 / tokens of the entry
-    const float* biases;            // [b] what is added to the scaled score
+    const float* sums;            // [entries][KV heads][2][d] of K and of V; nullptr: no row has such a token
+    std::int64_t stride;          // floats from an entry to the next one
+    const std::int64_t* entries;  // [b] -1: none
+    const float* shares;          // [b] 1 / tokens of the entry
+    const float* biases;          // [b] what is added to the scaled score
 };
 
 // Everything that one decode reads. The caller owns all memory.
