@@ -71,9 +71,9 @@ def assemble_heads(
     if len(policy.full) != shape.layers or any(len(heads) != shape.kv_heads for heads in policy.full):
         sizes = f"{len(policy.full)} layers of {len(policy.full[0]) if policy.full else 0} KV heads"
         raise ValueError(f"heads: the policy is for {sizes}, the cache has {shape.layers} of {shape.kv_heads}")
-    if kernel == "triton":
-        raise ValueError("heads: the Triton kernel computes full heads only; use kernel='torch'")
-    group, chunk_first = shape.heads // shape.kv_heads, partition == "two-phase"
+    if shape.device.type != "cpu":
+        raise ValueError(f"heads: caches whose heads keep windows are on CPUs, not on {shape.device}")
+    group, chunk_first = shape.heads // shape.kv_heads, _is_chunk_first(partition)
     native = kernel == "native"
 
     def make_store(heads: int) -> ChunkStore:
@@ -92,9 +92,7 @@ def assemble_heads(
 
 def assemble(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[ChunkStore, Decode]:
     """An empty store, and the kernel that reads it. Raises ValueError for an unknown partition."""
-    if partition not in ("two-phase", "sequence-first"):
-        raise ValueError(f"partition must be 'two-phase' or 'sequence-first', not {partition!r}")
-    chunk_first = partition == "two-phase"
+    chunk_first = _is_chunk_first(partition)
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
     if kernel == "native":
         packed_store = PackedStore(*sizes, shape.layers)
@@ -108,6 +106,12 @@ def assemble(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[C
         return triton_store, TppTriton(triton_store, shape.heads, chunk_first)
     store = ChunkStore(*sizes, shape.device, shape.layers)
     return store, TppTorch(store, shape.heads, chunk_first)
+
+
+def _is_chunk_first(partition: Partition) -> bool:
+    if partition not in ("two-phase", "sequence-first"):
+        raise ValueError(f"partition must be 'two-phase' or 'sequence-first', not {partition!r}")
+    return partition == "two-phase"
 
 
 def _obstacle(shape: CacheShape, kernel: Literal["native", "triton"]) -> str:

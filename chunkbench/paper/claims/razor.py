@@ -59,8 +59,8 @@ def throughput(evidence: Evidence) -> Judgement:
     needs = "it needs a server on an accelerator"
     if not found:
         return Judgement("not measured", f"{needs}; `chunkbench run razor` measures the kernel's gain on a CPU")
-    gains = ", ".join(f"{c.speedup:.2f} times at {_tokens(c):,} tokens, batch {c.axes['batch_size']}" for c in found)
-    return Judgement("not measured", f"{needs}; attention alone is {gains} as fast on this CPU")
+    gains = ", ".join(f"{c.speedup:.2f}x at {_tokens(c):,} tokens, batch {c.axes['batch_size']}" for c in found)
+    return Judgement("not measured", f"{needs}; the gain of attention alone on this CPU: {gains}")
 
 
 def prefix(evidence: Evidence) -> Judgement:

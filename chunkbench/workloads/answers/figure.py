@@ -28,11 +28,15 @@ _FIGURES: tuple[tuple[str, Callable[[AnswersNumbers], float | None]], ...] = (
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Two panels for each value of the other axis; None if nothing was tried."""
-    axis = "n_p" if "n_p" in report.varying else "window"
-    others = [other for other in report.varying if other != axis]
-    drawn = by_values([group for group in report.groups if group.axes.get(axis) is not None], others)
-    if not any(answers_numbers(row) for group in report.groups for row in group.rows.values()):
+    """Two panels over the length of contexts for each window, and over the window for each length; None if neither
+    varies."""
+    tried = [group for group in report.groups if any(answers_numbers(row) for row in group.rows.values())]
+    blocks = []
+    for axis in ("n_p", "window"):
+        others = [name for name in report.varying if name != axis]
+        drawn = by_values([group for group in tried if group.axes.get(axis) is not None], others)
+        blocks += [(axis, title, groups) for title, groups in drawn.items() if len(groups) > 1]
+    if not blocks:
         return None
     columns = report.columns
     handles = [handle(columns.line_style(name), columns.name(name)) for name in columns.ids]
@@ -40,9 +44,9 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
         "Needles: of those that the model finds where all heads keep everything; next tokens: as that model's",
         conditions(report, manifest, timed=False),
     ]
-    page = sheet(caption(parts, report), handles, 2 * len(drawn), across=2, share_y=False)
+    page = sheet(caption(parts, report), handles, 2 * len(blocks), across=2, share_y=False)
     plots = iter(page.panels)
-    for title, groups in drawn.items():
+    for axis, title, groups in blocks:
         for label, value in _FIGURES:
             plot = next(plots)
             for name in columns.ids:
@@ -58,8 +62,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
 
 def _label(plot: Axes, axis: str, label: str, places: list[int]) -> None:
     plot.set_ylim(-4, 104)
-    if len(places) > 1:
-        plot.set_xscale("log", base=2)
+    plot.set_xscale("log", base=2)
     ticks_at(plot.xaxis, places)
     plot.set_xlabel(axis_label(axis))
     plot.set_ylabel(label)
