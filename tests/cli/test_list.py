@@ -29,17 +29,16 @@ def test_experiments() -> None:
     rows = json.loads(CliRunner().invoke(command, ["experiments", "--format", "json"]).output)
     points = {row["experiment"]: row["points"] for row in rows}
     assert points.keys() == set(bundled_experiments())
-    assert (points["table1"], points["table3"], points["figure3"], points["smoke"]) == (3, 12, 12, 9)
+    assert (points["table1"], points["table3"], points["figure3"], points["smoke"]) == (3, 12, 12, 11)
     assert all(row["title"] for row in rows)
 
 
 def test_axes_have_meaning_values_and_default() -> None:
     rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
-    shape = "traffic model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim chunk_size block_size dtype"
-    assert (
-        " ".join(row["axis"] for row in rows)
-        == f"{shape} load rate clients forced memory schedule samples beams threads"
-    )
+    shape = "traffic model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim"
+    heads = "retrieval window kv_share compensation chunk_size block_size dtype"
+    requests = "load rate clients forced memory schedule samples beams threads"
+    assert " ".join(row["axis"] for row in rows) == f"{shape} {heads} {requests}"
     assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
     table = CliRunner().invoke(command, ["axes"]).output
     assert all(row["axis"] in table for row in rows)
