@@ -70,7 +70,7 @@ def assemble_heads(
     """Empty stores of full heads and window heads, and the kernels that read them. Raises ValueError."""
     if len(policy.full) != shape.layers or any(len(heads) != shape.kv_heads for heads in policy.full):
         sizes = f"{len(policy.full)} layers of {len(policy.full[0]) if policy.full else 0} KV heads"
-        raise ValueError(f"heads: the policy is for {sizes}, the cache has {shape.layers} of {shape.kv_heads}")
+        raise ValueError(f"heads: the policy is for {sizes}; this model has {shape.layers} layers of {shape.kv_heads}")
     if shape.device.type != "cpu":
         raise ValueError(f"heads: caches whose heads keep windows are on CPUs, not on {shape.device}")
     group, chunk_first = shape.heads // shape.kv_heads, _is_chunk_first(partition)

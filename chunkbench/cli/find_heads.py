@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -49,6 +50,8 @@ def command(model: str, tokens: int | None, seed: int, dtype: str, out: Path, qu
     """
     if out.suffix == ".png":
         fail(f"--out {out}: names the scores; the picture is written beside them")
+    if not os.access(out.parent, os.W_OK) or out.is_dir():
+        fail(f"--out {out}: cannot be written")
     with serving_libraries():
         import torch
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from chunkbench.kvcache.windows import Compress, HeadPolicy
-from chunkbench.text_file import read_text
+from chunkbench.text_file import TextError, read_text
 
 REPEATS = 4
 """How often the test repeats its random tokens."""
@@ -69,8 +69,10 @@ def read_heads(path: Path) -> HeadScores:
     """The scores in a file. Raises HeadsError."""
     try:
         values: Any = json.loads(read_text(path))
-    except (OSError, ValueError) as error:
-        raise HeadsError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except TextError as error:
+        raise HeadsError(str(error)) from None
+    except ValueError as error:
+        raise HeadsError(f"{path}: is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise HeadsError(f"{path}: not the scores of heads: `chunkbench find-heads MODEL` writes them")
     values.pop("retrieval", None)  # follows from the scores

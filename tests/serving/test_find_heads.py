@@ -106,8 +106,8 @@ def test_a_file_of_scores_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "No such file"),
-        ("{", "heads.json"),
+        (None, "heads.json: cannot be read: No such file"),
+        ("{", "heads.json: is not JSON"),
         ("[]", "not the scores of heads"),
         ('{"model": "m"}', "tokens: Field required"),
         ('{"model": "m", "tokens": 1, "kv_heads": 1, "echo": [["x"]], "induction": []}', "echo.0.0"),

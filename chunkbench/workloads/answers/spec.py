@@ -21,7 +21,7 @@ class AnswersExperiment(Experiment[AnswersPoint]):
 
     POINT = AnswersPoint
     REQUIRED = (N_P,)
-    REFUSED = FROM_MODEL | {"batch_size": "is 10: a question for each needle; leave it out"}
+    REFUSED = FROM_MODEL
 
     baseline: ImplementationId = Field("all_heads", validate_default=True, description="reference of the ratios")
     contexts: Annotated[Count, Field(ge=1)] = Field(3, description="contexts of each length, drawn from the seed")
@@ -46,6 +46,8 @@ class AnswersExperiment(Experiment[AnswersPoint]):
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(given.get("n_p"), LengthRange):
             yield Finding(("n_p",), "contexts of one length; give a list for several")
+        if "batch_size" in given:
+            yield Finding(("batch_size",), "is 10: a question for each needle; leave it out", True)
         if not values["model"].folder and values["model"].name != "smollm2-135m":
             yield Finding(
                 ("model",), "has random weights, which answer nothing; smollm2-135m, or a checkpoint's folder"
