@@ -11,13 +11,19 @@ from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, S
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
-from chunkbench.kvcache import PrefixTree
+from chunkbench.kvcache import HeadPolicy, PrefixTree
 from chunkbench.version import __version__
 
 
 class ChunkAttnSession(Session):
     def __init__(
-        self, inputs: Inputs, chunk_size: int, partition: Partition, kernel: Kernel, share: bool = True
+        self,
+        inputs: Inputs,
+        chunk_size: int,
+        partition: Partition,
+        kernel: Kernel,
+        share: bool = True,
+        policy: HeadPolicy | None = None,
     ) -> None:
         point = inputs.point
         self._attention = ChunkAttention(
@@ -30,8 +36,12 @@ class ChunkAttnSession(Session):
             partition=partition,
             kernel=kernel,
             share=share,
+            policy=policy,
         )
         self._attention.reserve(chunks_needed(inputs, chunk_size, share) * chunk_size)
+        self._add_prompts(inputs)
+
+    def _add_prompts(self, inputs: Inputs) -> None:
         self._sequences = []
         for row, prompt in enumerate(inputs.prompts):
             cached = self._attention.cached_tokens(prompt)

@@ -1,16 +1,14 @@
 """Caches whose KV heads keep different parts of a sequence: RazorAttention, DuoAttention and StreamingLLM.
 
 All run ChunkAttn's kernels over two stores (`kernels/heads.py`) and differ in `head_methods.METHODS`. All sequences of
-a point have one length, so shared prefixes can be compressed (`compress: all`), and the
-result is exactly that of each sequence alone.
+a point have one length, so shared prefixes can be compressed (`compress: all`), and the result is exactly that of each
+sequence alone.
 """
 
 from __future__ import annotations
 
-import torch
-
-from chunkbench.attention import ChunkAttention
-from chunkbench.baselines.chunk_attn import ChunkAttnSession, chunks_needed
+from chunkbench.attention import Partition
+from chunkbench.baselines.chunk_attn import ChunkAttnSession
 from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.baselines.head_methods import METHODS
@@ -24,29 +22,18 @@ class HeadCacheSession(ChunkAttnSession):
     """A rewind adds all sequences again: what window heads lost does not come back."""
 
     def __init__(self, inputs: Inputs, policy: HeadPolicy, share: bool) -> None:
-        point = inputs.point
         self._inputs = inputs
-        self._attention = ChunkAttention(
-            heads=point.heads,
-            head_dim=point.head_dim,
-            kv_heads=point.kv_heads,
-            chunk_size=point.chunk_size,
-            dtype=getattr(torch, point.dtype),
-            device=point.device,
-            partition="two-phase" if share else "sequence-first",
-            share=share,
-            policy=policy,
-        )
-        self._attention.reserve(chunks_needed(inputs, point.chunk_size, share) * point.chunk_size)
-        self.rewind()
+        partition: Partition = "two-phase" if share else "sequence-first"
+        super().__init__(inputs, inputs.point.chunk_size, partition, "auto", share, policy)
+
+    def _add_prompts(self, inputs: Inputs) -> None:
+        super()._add_prompts(inputs)
+        self._attention.compress()
 
     def rewind(self) -> None:
         for sequence in self._attention.sequences:
             self._attention.remove_sequence(sequence)
-        for row, prompt in enumerate(self._inputs.prompts):
-            cached = self._attention.cached_tokens(prompt)
-            self._attention.add_sequence(prompt, *self._inputs.keys_values(row, cached, len(prompt)))
-        self._attention.compress()
+        self._add_prompts(self._inputs)
 
 
 class RazorAttn(Implementation):

@@ -126,8 +126,8 @@ class HeadStores:
         self.chunk_size = chunk_size
         self.full = _HeadStore(policy, True, group, together, make)
         self.windows = _HeadStore(policy, False, group, together, make)
-        self.sums = torch.empty(0, self.windows.heads, 2, head_dim)
-        """`[entry, window heads of all layers, 2, d]` float32."""
+        self.sums = torch.empty(0, 0 if policy.compensation == "none" else self.windows.heads, 2, head_dim)
+        """`[entry, window heads of all layers, 2, d]` float32; of no heads if nothing stands for what they lost."""
         self.pool: WindowedPool
 
     @property
@@ -138,30 +138,25 @@ class HeadStores:
     @property
     def entry_bytes(self) -> int:
         """Bytes of the sums of one chunk."""
-        return self.sums[:0].element_size() * self.sums.shape[1] * 2 * self.sums.shape[3]
+        return self.sums.stride(0) * self.sums.element_size() if self.sums.shape[1] else 0
 
     def make_pool(self, limit: int | None) -> WindowedPool:
         """The pool of its chunks."""
-        compensated = self.policy.compensation != "none"
-        saved = self.windows.store.chunk_bytes - (self.entry_bytes if compensated else 0)
-        make_entries = self._grow_sums if compensated else lambda entries: None
-        share = max(0, saved) / self.chunk_bytes
-        self.pool = WindowedPool(limit, self.full.store.grow, self.windows.store.grow, make_entries, share)
+        share = max(0, self.windows.store.chunk_bytes - self.entry_bytes) / self.chunk_bytes
+        self.pool = WindowedPool(limit, self.full.store.grow, self.windows.store.grow, self._grow_sums, share)
         return self.pool
 
     def bytes_of(self, chunks: Ints) -> int:
         """Bytes of K, V and sums that these chunks hold."""
         lacking = int((self.pool.places[chunks] == NOWHERE).sum())
-        sums = self.entry_bytes if self.policy.compensation != "none" else 0
         whole = len(chunks) - lacking
-        return whole * self.chunk_bytes + lacking * (self.full.store.chunk_bytes + sums)
+        return whole * self.chunk_bytes + lacking * (self.full.store.chunk_bytes + self.entry_bytes)
 
     @property
     def bytes_in_use(self) -> int:
         """Bytes of K, V and sums of all chunks in use."""
-        sums = self.pool.sums.in_use * self.entry_bytes if self.policy.compensation != "none" else 0
         windows = self.pool.windows.in_use * self.windows.store.chunk_bytes
-        return self.pool.in_use * self.full.store.chunk_bytes + windows + sums
+        return self.pool.in_use * self.full.store.chunk_bytes + windows + self.pool.sums.in_use * self.entry_bytes
 
     def touch(self) -> None:
         self.full.store.touch()

@@ -27,7 +27,15 @@ class HeadCache:
     """Latency of the full cache over its latency."""
     low: float | None
     high: float | None
-    deviation: float | None
+    deviation: float
+
+    @property
+    def tokens(self) -> int:
+        """Of a sequence, completion included."""
+        assert isinstance(self.row.facts, DecodeResult)
+        n_p, n_c = self.row.facts.n_p, self.row.facts.n_c
+        assert isinstance(n_p, int)  # the methods take prompts of one length only
+        return n_p + n_c
 
     @property
     def of_the_bytes(self) -> float | None:

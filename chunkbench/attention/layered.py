@@ -167,10 +167,9 @@ class LayeredChunkAttention:
 
         `tokens` lists the tokens of the first sequence, then those of the next, and so on. Pass the result to `write`.
         """
-        if self.policy is not None:
-            before = self._tree.lengths if sequences is None else np.array([self.length(one) for one in sequences])
+        before = self._lengths(sequences) if self.policy is not None else None
         appended = self._tree.append(tokens, sequences, counts)
-        if self.policy is not None:
+        if before is not None:
             self._leave_behind(sequences, before)
         self._planned = False
         return appended
@@ -222,9 +221,12 @@ class LayeredChunkAttention:
         K and V of all their tokens must be written in all layers. `extend` does this for the sequences that it extends.
         """
         if self.policy is not None:
-            lengths = self._tree.lengths if sequences is None else np.array([self.length(one) for one in sequences])
-            self._leave_behind(sequences, lengths)
+            self._leave_behind(sequences, self._lengths(sequences))
             self._planned = False
+
+    def _lengths(self, sequences: Sequence[int] | None) -> Ints:
+        """Tokens of these sequences, or of all by row."""
+        return self._tree.lengths if sequences is None else np.array([self.length(one) for one in sequences])
 
     def _begin(self, sequence: int, like: int | None = None) -> None:
         """A new sequence needs all chunks, a fork as many as the other one."""

@@ -172,7 +172,7 @@ class PrefixMatch(NamedTuple):
     """Chunks of the whole path that match."""
 
 
-def deepest_match(root: TreeNode, keys: list[bytes], hidden: npt.NDArray[np.bool_]) -> PrefixMatch:
+def deepest_match(root: TreeNode, keys: list[bytes], hidden: npt.NDArray[np.bool_] | None) -> PrefixMatch:
     """The longest path of full chunks whose token ids equal the first keys. It ends before a chunk that is `hidden`
     `[chunk id]`."""
     best = PrefixMatch(root, 0, 0)
@@ -182,8 +182,9 @@ def deepest_match(root: TreeNode, keys: list[bytes], hidden: npt.NDArray[np.bool
         for node, depth in level:
             for child in node.matches.get(keys[depth], ()) if depth < len(keys) else ():
                 common = _common(child.keys, keys, depth)
-                concealed = np.flatnonzero(hidden[child.chunks[:common]])
-                common = int(concealed[0]) if len(concealed) else common
+                if hidden is not None:
+                    concealed = np.flatnonzero(hidden[child.chunks[:common]])
+                    common = int(concealed[0]) if len(concealed) else common
                 if depth + common > best.chunks:
                     best = PrefixMatch(child, common, depth + common)
                 if common == len(child.chunks):

@@ -54,7 +54,7 @@ class PrefixTree:
         """How often `plan` had to return a new plan."""
         self._deferred = deferred
         self._written: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)  # by chunk id
-        self._hidden: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._hidden: npt.NDArray[np.bool_] | None = None  # by chunk id; None: none was ever hidden
         self._root = TreeNode(None, array("q"), [])
         self._live: dict[int, TreeSequence] = {}  # by id, in order of addition
         self._by_slot: dict[int, TreeSequence] = {}
@@ -151,6 +151,8 @@ class PrefixTree:
 
     def hide(self, chunks: Ints) -> None:
         """Later joins do not match these chunks, and `retain` does not keep them."""
+        if self._hidden is None:
+            self._hidden = np.zeros(len(self._written), np.bool_)
         self._hidden[chunks] = True
 
     def join(self, tokens: Tokens, spare: int = 0) -> Join:
@@ -474,17 +476,19 @@ class PrefixTree:
         ids = self.pool.allocate(chunks)
         if self.pool.capacity > len(self._written):
             more = np.zeros(self.pool.capacity - len(self._written), np.bool_)
-            self._written, self._hidden = np.append(self._written, more), np.append(self._hidden, more)
+            self._written = np.append(self._written, more)
+            self._hidden = None if self._hidden is None else np.append(self._hidden, more)
         self._written[ids] = not self._deferred
-        self._hidden[ids] = False
+        if self._hidden is not None:
+            self._hidden[ids] = False
         return ids
 
     def _kept_chunks(self, sequence: int) -> int:
         """Leading chunks of a sequence that `retain` keeps when it gives them up."""
         if self.evictable is None:
             return 0
-        hidden = np.flatnonzero(self._hidden[self.path(sequence)])
         written = self.written_tokens(sequence) // self.chunk_size
+        hidden = _NONE if self._hidden is None else np.flatnonzero(self._hidden[self.path(sequence)])
         return min(written, int(hidden[0])) if len(hidden) else written
 
     def _drop(self, path: list[TreeNode], keep: int = 0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,7 @@ from chunkbench.kernels.reference import attention, head_attention
 from chunkbench.kvcache import HeadPolicy
 from chunkbench.serving.engine import Model
 
+C = TypeVar("C", bound=RaggedChunkAttention)
 CHUNK = 64
 _PIECE = 2048
 """Prompt tokens of a step."""
@@ -40,7 +42,7 @@ class _Recorder(RaggedChunkAttention):
         return super().attend_selected(layer, q, out)
 
 
-def _cache(model: Model, kind: type[RaggedChunkAttention], policy: HeadPolicy | None = None) -> RaggedChunkAttention:
+def _cache(model: Model, kind: type[C], policy: HeadPolicy | None = None) -> C:
     shape = model.layers, model.heads, model.head_dim, model.kv_heads, CHUNK, model.dtype
     return kind(*shape, policy=policy)
 
@@ -60,7 +62,6 @@ class Context:
 def read(model: Model, tokens: list[int]) -> Context:
     """Compute a context."""
     recorder = _cache(model, _Recorder)
-    assert isinstance(recorder, _Recorder)
     recorder.begin()
     sequence = recorder.join(tokens).sequence
     for first in range(0, len(tokens), _PIECE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chunkbench.analysis.answers import AnswersNumbers, answers_numbers
-from chunkbench.analysis.derive import Group, Row, groups
+from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.head_caches import HeadCache, head_caches, paper_share
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judgement, Stated, absent, decided, judged
@@ -21,7 +21,7 @@ def saved_bytes(evidence: Evidence) -> Judgement:
     if not found:
         return absent("RazorAttn with its own shares and window, beside ChunkAttn", "razor")
     figures = [Figure(1 - c.bytes, 1 - c.bytes, 1 - c.bytes, (c.row, c.full)) for c in found]
-    listed = ", ".join(f"{1 - c.bytes:.1%} at {_tokens(c):,} tokens" for c in found)
+    listed = ", ".join(f"{1 - c.bytes:.1%} at {c.tokens:,} tokens" for c in found)
     best = max(figures, key=lambda figure: figure.value)
     curve = ", ".join(f"{1 - paper_share(n):.0%} at {n:,}" for n in (4_000, 8_000, _LONG))
     reason = f"less K/V: {listed}; by the text's own shares and windows it is {curve}, and no more beyond"
@@ -59,7 +59,7 @@ def throughput(evidence: Evidence) -> Judgement:
     needs = "it needs a server on an accelerator"
     if not found:
         return Judgement("not measured", f"{needs}; `chunkbench run razor` measures the kernel's gain on a CPU")
-    gains = ", ".join(f"{c.speedup:.2f}x at {_tokens(c):,} tokens, batch {c.axes['batch_size']}" for c in found)
+    gains = ", ".join(f"{c.speedup:.2f}x at {c.tokens:,} tokens, batch {c.axes['batch_size']}" for c in found)
     return Judgement("not measured", f"{needs}; the gain of attention alone on this CPU: {gains}")
 
 
@@ -68,10 +68,12 @@ def prefix(evidence: Evidence) -> Judgement:
     for run in evidence.runs:
         for group in groups(run):
             found = {cache.row.facts.implementation: cache for cache in head_caches([group])}
-            n_s, n = group.axes.get("n_s") or 0, _tokens_of(group)
-            if {_RAZOR, f"{_RAZOR}_own"} <= found.keys() and 0.85 < n_s / n < 0.95:
-                own, both = found[f"{_RAZOR}_own"], found[_RAZOR]
-                words = f"of the full bytes at r = {n_s / n:.2f}: {own.bytes:.0%} if a shared prefix stays whole, "
+            if not {_RAZOR, f"{_RAZOR}_own"} <= found.keys():
+                continue
+            own, both = found[f"{_RAZOR}_own"], found[_RAZOR]
+            ratio = (group.axes.get("n_s") or 0) / both.tokens
+            if 0.85 < ratio < 0.95:
+                words = f"of the full bytes at r = {ratio:.2f}: {own.bytes:.0%} if a shared prefix stays whole, "
                 words += f"{both.bytes:.0%} if it is compressed, too"
                 figure = Figure(both.bytes, both.bytes, both.bytes, (own.row, both.row, both.full))
                 return judged("holds" if both.bytes < own.bytes else "does not hold", words, [figure])
@@ -115,12 +117,3 @@ def _caches(evidence: Evidence) -> Iterator[HeadCache]:
 def _by_its_own_numbers(cache: HeadCache) -> bool:
     given = (cache.axes.get(axis) for axis in ("window", "kv_share", "compensation"))
     return cache.row.facts.implementation == _RAZOR and not any(given) and cache.axes.get("retrieval") in (None, 15)
-
-
-def _tokens(cache: HeadCache) -> int:
-    return int(str(cache.axes["n_p"])) + int(str(cache.axes["n_c"]))
-
-
-def _tokens_of(group: Group) -> int:
-    n_p = group.axes.get("n_p")
-    return (n_p if isinstance(n_p, int) else 1) + (group.axes.get("n_c") or 0)

@@ -52,9 +52,7 @@ def _pair(
     words = label.split()
     plain = Style(heading=(*words, "plain"), colour=colour, marker="v", line="dashed", column_order=order - 1)
     return {
-        name: HeadChoice(
-            f"{label}", chosen, Style(heading=tuple(words), colour=colour, marker="o", column_order=order)
-        ),
+        name: HeadChoice(label, chosen, Style(heading=tuple(words), colour=colour, marker="o", column_order=order)),
         name + PLAIN: HeadChoice(f"{label}, no compensation", chosen, plain, "none"),
     }
 

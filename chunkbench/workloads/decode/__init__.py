@@ -116,6 +116,10 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
 
         if manifest.experiment.figure == "checks":
             return None
-        figures = {"speedup": speedup.draw, "token_rate": token_rate.draw, "advantage": advantage.draw}
-        figures["head_caches"] = head_caches.draw
+        figures = {
+            "speedup": speedup.draw,
+            "token_rate": token_rate.draw,
+            "advantage": advantage.draw,
+            "head_caches": head_caches.draw,
+        }
         return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)

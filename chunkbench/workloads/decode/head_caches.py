@@ -39,7 +39,7 @@ def body(view: View) -> Body:
         Column("gain", lambda cache: times(cache.speedup)),
         Column("interval", lambda cache: NOTHING if cache.low is None else span(cache.low, cache.high)),
         Column("time of bytes", lambda cache: times(cache.of_the_bytes), ("time of", "bytes")),
-        Column("deviation", lambda cache: NOTHING if cache.deviation is None else significant(cache.deviation, 3)),
+        Column("deviation", lambda cache: significant(cache.deviation, 3)),
         Column("roofline", lambda cache: percent(cache.row.derived.roofline_fraction), ("roof-", "line")),
         Column(
             "roofline of ChunkAttn", lambda cache: percent(cache.full.derived.roofline_fraction), ("Chunk-", "Attn's")
@@ -72,7 +72,7 @@ def _headline(found: Sequence[HeadCache], columns: Columns) -> str:
     name = columns.name(best.row.facts.implementation)
     return (
         f"{name} is up to {times(best.speedup)} as fast as ChunkAttn, with {percent(best.bytes)} of its K/V and a "
-        f"deviation of {significant(best.deviation or 0, 3)}."
+        f"deviation of {significant(best.deviation, 3)}."
     )
 
 
@@ -109,7 +109,7 @@ def _gains(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns) 
 
 def _deviations(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns) -> None:
     for name, caches in by_method.items():
-        spots = [(100 * cache.bytes, cache.deviation or 0) for cache in caches if cache.bytes <= 1]
+        spots = [(100 * cache.bytes, cache.deviation) for cache in caches if cache.bytes <= 1]
         if spots:
             plot.plot(*zip(*spots, strict=True), **_marks(columns.line_style(name)))
     plot.set_ylim(bottom=0)
@@ -125,7 +125,7 @@ def _lengths(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns
     plot.plot(lengths, shares, color=_GREY, linestyle=DASHES, linewidth=1.2)
     for name, caches in by_method.items():
         shown = [cache for cache in caches if not any(map(cache.axes.get, ("window", "kv_share", "retrieval", "n_s")))]
-        spots = [(_tokens(cache), 100 * cache.bytes) for cache in shown]
+        spots = [(cache.tokens, 100 * cache.bytes) for cache in shown]
         if spots:
             plot.plot(*zip(*spots, strict=True), **_marks(columns.line_style(name)))
     plot.set_xscale("log")
@@ -134,13 +134,6 @@ def _lengths(plot: Axes, by_method: dict[str, list[HeadCache]], columns: Columns
     plot.set_xlabel("tokens of a sequence")
     plot.set_ylabel("K/V, % of full")
     panel_title(plot, words="window of a fifth, at least 4000")
-
-
-def _tokens(cache: HeadCache) -> int:
-    n_p, n_c = cache.axes["n_p"], cache.axes["n_c"]
-    assert isinstance(n_p, int)
-    assert isinstance(n_c, int)
-    return n_p + n_c
 
 
 def _marks(style: LineStyle) -> dict[str, Any]:
