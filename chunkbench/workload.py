@@ -73,6 +73,11 @@ class Workload(ABC, Generic[ExperimentT, PointT, ResultT]):
     ) -> PointMeasurer[PointT, ResultT]:
         """Prepare to measure these points. Raises `RunError` if that is impossible."""
 
+    def follow(self, experiment: ExperimentT) -> bool:
+        """Where a launcher started several processes: serve the run that another one leads, until it ends. False,
+        and nothing done, if this process leads."""
+        return False
+
     @abstractmethod
     def describe(self, experiment: ExperimentT, target: Target) -> str:
         """The plan of a run, as text."""

@@ -85,21 +85,40 @@ def items_of_prompts(prompts: Sequence[PromptRows], chunk_size: int, first_row: 
     """
     positions = np.concatenate([np.arange(p.first, p.first + p.count) for p in prompts])
     prompt = np.repeat(np.arange(len(prompts)), [p.count for p in prompts])
-    own = positions // chunk_size  # number of the chunk that holds the row's token
     starts = np.cumsum([0, *(len(p.chunks) for p in prompts)])[prompt]
     rows = first_row + np.arange(len(positions))
-    blocks = np.flatnonzero(np.append(True, (np.diff(own) != 0) | (np.diff(prompt) != 0)))
+    chunks = np.concatenate([p.chunks for p in prompts])
+    return _items_of_lengths(chunks, starts, rows, positions + 1, chunk_size), positions % chunk_size + 1
+
+
+def items_of_lengths(chunks: Ints, tokens: int, lengths: Ints, chunk_size: int) -> tuple[Items, Ints]:
+    """Items of rows `[n]` that read chunks with so many tokens in all, each its first `lengths[row]` tokens.
+
+    Lengths never decrease; rows with length 0 have no item. Also returns what each row reads of its last chunk
+    `[n + 2]`, 1..chunk_size: the kernels read a chunk as it was written, so the items' tail rows are two more rows,
+    which stand for a full chunk and for the last one.
+    """
+    rows, count = np.flatnonzero(lengths), len(lengths)
+    items = _items_of_lengths(chunks, np.zeros_like(rows), rows, lengths[rows], chunk_size)
+    tails = np.where(items.chunk_count == len(chunks), count + 1, count)
+    return items._replace(tail_row=tails), (np.append(lengths, (chunk_size, tokens)) - 1) % chunk_size + 1
+
+
+def _items_of_lengths(chunks: Ints, starts: Ints, rows: Ints, lengths: Ints, chunk_size: int) -> Items:
+    """Items of consecutive rows whose sequence begins at the same chunk and ends in the same one."""
+    last = (lengths - 1) // chunk_size
+    changes = (np.diff(last) != 0) | (np.diff(starts) != 0)
+    blocks = np.flatnonzero(np.append(np.ones(min(1, len(rows)), bool), changes))
     widths = np.diff(np.append(blocks, len(rows)))
-    items = Items(
-        chunks=np.concatenate([p.chunks for p in prompts]),
+    return Items(
+        chunks=chunks,
         rows=rows,
         first_chunk=starts[blocks],
-        chunk_count=own[blocks] + 1,
+        chunk_count=last[blocks] + 1,
         first_row=blocks,
         row_count=widths,
         tail_row=rows[blocks + widths - 1],
     )
-    return items, positions % chunk_size + 1
 
 
 def together(first: Items, second: Items) -> Items:

@@ -35,7 +35,7 @@ DEPENDENCIES: list[str] = PYPROJECT["project"]["dependencies"]
 OPTIONAL: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
 EXTRAS = {
     "serving": ("serving", "constrained"),
-    "dev": ("dev", "serving", "constrained", "ray", "triton"),
+    "dev": ("dev", "serving", "constrained", "ring", "ray", "triton"),
     "docs": ("docs",),
     "gpu": ("dev", "flashinfer", "xformers", "fa3"),  # without flash-attn, which takes an hour to compile
 }

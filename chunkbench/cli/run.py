@@ -97,6 +97,7 @@ def command(
       chunkbench run table3 --on ray
       chunkbench run table3 --on ray://head:10001 --machines each --budget 1h
       chunkbench run table3 --on ray --machine a100 --alone
+      torchrun --nproc-per-node 4 --no-python chunkbench run ring --set ranks=4
     """
     from chunkbench import workload
     from chunkbench.cli.progress import RunProgress
@@ -112,6 +113,8 @@ def command(
     statuses = [status for status in get_args(Status) if status != "ok"]
     options = RunOptions(retry=frozenset(parse_list("retry", retry, statuses) if retry is not None else ()))
     loaded = choose_experiment(experiment, changes)
+    if not dry_run and workload.of(loaded).follow(loaded):
+        return
     timed = loaded if isinstance(loaded, TimedExperiment) else None
     if out is None:
         out = latest_run(RUNS, loaded.name) if resume else new_run(loaded.name)

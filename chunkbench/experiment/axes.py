@@ -254,6 +254,18 @@ _TABLE = (
         "answers of a request",
     ),
     _counted("beams", "width of beam search, for `kind: replay`", "none", 2, 64, "beams"),
+    _counted("ranks", "processes that a context is split over, for `kind: ring`", "2", 1, 1024, "ranks", "", "N"),
+    _named("phase", "what `kind: ring` computes", "prefill (of one sequence), decode (one step)", "prefill"),
+    _named("mask", "which tokens a prefilled token attends to, for `kind: ring`", "causal, full", "causal"),
+    _counted(
+        "link",
+        "bytes per second that a rank of `kind: ring` can send; a transfer then waits, and copies no slower",
+        "as fast as it is",
+        1,
+        1 << 50,
+        "link, bytes/s",
+        "bytes/s",
+    ),
     _counted("threads", "CPU threads", "the machine's default", 1, 4096, "threads"),
 )
 

@@ -6,7 +6,7 @@ They stand beside the table of axes and below the facts and the claims, which kn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from chunkbench.experiment.llama import SHAPES, LlamaShape
 from chunkbench.experiment.point import AttentionPoint, Point, SessionPoint
@@ -87,6 +87,38 @@ class AnswersPoint(ModelPoint):
     model: LlamaShape = SHAPES["smollm2-135m"]
     n_p: int
     window: int | None = None
+
+
+class RingPoint(Point):
+    """A context of n_p tokens over several ranks: the prefill of one sequence, or a decode step of `batch_size`.
+
+    Sequences that decode share their first n_s tokens, which are split over the ranks. `link` in bytes per second.
+    `threads` are those of one rank.
+    """
+
+    batch_size: int = 1
+    n_p: int
+    n_s: int | None = None
+    heads: int = 32
+    kv_heads: int
+    head_dim: int = 128
+    ranks: int = 2
+    phase: Literal["prefill", "decode"] = "prefill"
+    mask: Literal["causal", "full"] | None = None
+    link: int | None = None
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        values = super().completed(given)
+        values["kv_heads"] = given.get("kv_heads", values["heads"])
+        if values["phase"] == "decode":
+            return values | {"n_s": values["n_p"] if values["n_s"] is None else values["n_s"]}
+        return values | {"mask": given.get("mask", "causal")}
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token, all KV heads."""
+        return 2 * self.kv_heads * self.head_dim * self.element_bytes
 
 
 class ReplayPoint(RequestPoint):

@@ -56,6 +56,21 @@ def table4() -> Mapping[tuple[int, int, str], Mapping[str, str]]:
     return {(int(row["n_p"]), int(row["n_s"]), row["system"]): row for row in paper_rows("table4")}
 
 
+class RingDevice(NamedTuple):
+    """A row of RingAttention's Table 2: a device's rates, and the block and least sequence in thousands of tokens."""
+
+    name: str
+    tflops: float
+    gb_per_s: float
+    block: float
+    sequence: float
+
+
+def ring_devices() -> list[RingDevice]:
+    """Table 2 of RingAttention (arXiv 2310.01889)."""
+    return [RingDevice(row.pop("device"), *map(float, row.values())) for row in paper_rows("ring_table2")]
+
+
 class StatedRate(NamedTuple):
     """A token rate that the paper's text states."""
 

@@ -104,6 +104,8 @@ class ExperimentFacts(_Part):
     arrival_seeds: NonNegativeInt = 0
     """Of each point, where requests arrive."""
     expect: tuple[ExpectationFacts, ...] = ()
+    accelerators: tuple[Mapping[str, Any], ...] = ()
+    """Devices that `kind: ring` counts for."""
     source: str = ""
 
 

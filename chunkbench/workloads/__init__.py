@@ -11,6 +11,7 @@ from chunkbench.workloads.decode import DecodeWorkload
 from chunkbench.workloads.memory import MemoryWorkload
 from chunkbench.workloads.modules import ModulesWorkload
 from chunkbench.workloads.replay import ReplayWorkload
+from chunkbench.workloads.ring import RingWorkload
 from chunkbench.workloads.serving import ServingWorkload
 
 KINDS: tuple[workload.AnyWorkload, ...] = (
@@ -20,6 +21,7 @@ KINDS: tuple[workload.AnyWorkload, ...] = (
     ServingWorkload(),
     ReplayWorkload(),
     AnswersWorkload(),
+    RingWorkload(),
 )
 """An experiment that names no kind is of the first kind."""
 

@@ -171,6 +171,19 @@ class NativeDecode:
         shift = layer * self.store.layer_bytes
         return self._work.decode_dense(q, out, self._scale, torch.get_num_threads(), shift)
 
+    def accumulate(self, q: torch.Tensor, outputs: torch.Tensor, stats: torch.Tensor) -> None:
+        """Add the planned contexts of layer 0 to running results; rows that the plan does not have stay as they are.
+
+        q `[b, h, d]`; outputs `[b, h, d]`, sums of weights times V, and stats `[b, h, 2]`, largest score and sum of
+        weights, both float32 and contiguous. Before the first call these are 0, -inf and 0. A row's attention is its
+        output over its sum of weights.
+        """
+        assert self._work is not None
+        assert outputs.is_contiguous()
+        assert stats.is_contiguous()
+        q = q.contiguous()
+        self._work.accumulate(q.data_ptr(), outputs.data_ptr(), stats.data_ptr(), self._scale, torch.get_num_threads())
+
     def read(self) -> None:
         """Read the planned contexts of layer 0 in the order of `decode`, without arithmetic: a probe of the memory."""
         assert self._work is not None

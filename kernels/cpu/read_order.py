@@ -10,23 +10,12 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.cpu.decode import NativeDecode
-from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.cpu.store import BorrowedStore
 from chunkbench.kernels.items import items_of_tables
 
 _HEADS, _HEAD_DIM, _CHUNK_SIZE = 32, 128, 64
 """The shape of the paper's experiments."""
 _CHUNKS_OF_ROW = 16
-
-
-class _Borrowed(PackedStore):
-    """A store whose chunks lie in a buffer that somebody else owns, whatever it holds."""
-
-    def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:
-        super().__init__(_CHUNK_SIZE, _HEADS, _HEAD_DIM, dtype)
-        self._buffer = buffer.view(-1).view(dtype)
-
-    def _numbers(self, count: int) -> torch.Tensor:
-        return self._buffer[:count]
 
 
 class ReadOrderProbe:
@@ -37,7 +26,7 @@ class ReadOrderProbe:
     """
 
     def __init__(self, buffer: torch.Tensor, dtype: torch.dtype) -> None:
-        store = _Borrowed(buffer, dtype)
+        store = BorrowedStore(buffer.view(-1).view(dtype), _CHUNK_SIZE, _HEADS, _HEAD_DIM)
         rows = buffer.nbytes // (store.chunk_bytes * _CHUNKS_OF_ROW)
         if rows < 1:
             raise ValueError(f"{buffer.nbytes} bytes are less than {_CHUNKS_OF_ROW} chunks of {store.chunk_bytes}")

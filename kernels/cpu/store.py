@@ -101,3 +101,14 @@ class PackedStore(AddressedStore):
             chunks = chunks + layer * self.layer_bytes
         dtype, _, head_dim, chunk_size = self._shape
         pack_tokens((dtype, k.shape[1], head_dim, chunk_size), k, v, chunks, slots)
+
+
+class BorrowedStore(PackedStore):
+    """A store of one layer whose chunks lie in a buffer `[n]` that somebody else owns, whatever it holds."""
+
+    def __init__(self, buffer: torch.Tensor, chunk_size: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__(chunk_size, kv_heads, head_dim, buffer.dtype)
+        self._buffer = buffer
+
+    def _numbers(self, count: int) -> torch.Tensor:
+        return self._buffer[:count]

@@ -73,6 +73,13 @@ struct Compensation {
     const float* biases;          // [b] what is added to the scaled score
 };
 
+// Results so far of all rows over contexts that earlier calls read (section 3.2 of the paper: O, m, n). A call with
+// them starts from them and leaves the new ones, in place of outputs. A row that has seen nothing yet has 0, -inf, 0.
+struct Running {
+    float* outputs;  // [b][heads][d], weighted sums of V; nullptr: the call writes outputs
+    float* stats;    // [b][heads][2], largest score and sum of weights
+};
+
 // Everything that one decode reads. The caller owns all memory.
 struct Work {
     const Item* items;  // items that write partial results come first
@@ -92,6 +99,7 @@ struct Work {
     float scale;
     ReadMode mode;
     Compensation compensation;
+    Running running;
 };
 
 // Number of scratch floats that one thread needs. `states`: most query rows of an item times KV heads that it computes

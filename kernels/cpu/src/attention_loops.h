@@ -56,15 +56,18 @@ struct State {
     float& peak;
 };
 
-// Start with the partial results of other items for this row and head (section 3.2 of the paper: fold (O', m', n') into
-// (O, m, n)), or with zero.
-inline void start(const Shape& shape, const Work& work, const Item& item, int head, float scale, State state) {
+// Start with the running results of the row, if the call has them and the item writes results, then fold in the partial
+// results of other items for this row and head (section 3.2 of the paper: fold (O', m', n') into (O, m, n)), or start
+// with zero.
+inline void start(const Shape& shape, const Work& work, const Item& item, std::int64_t row, int head, float scale,
+                  State state) {
     const int d = shape.head_dim;
-    for (std::int64_t n = 0; n < item.folds; ++n) {
-        const std::int64_t place = work.folds[item.first_fold + n] * shape.heads + head;
-        const float* stats = work.partial_stats + 2 * place;
-        const float* partial = work.partial_outputs + place * d;
-        if (n == 0) {
+    const std::int64_t before = item.first_partial < 0 && work.running.outputs != nullptr ? 1 : 0;
+    for (std::int64_t n = -before; n < item.folds; ++n) {
+        const std::int64_t place = (n < 0 ? row : work.folds[item.first_fold + n]) * shape.heads + head;
+        const float* stats = (n < 0 ? work.running.stats : work.partial_stats) + 2 * place;
+        const float* partial = (n < 0 ? work.running.outputs : work.partial_outputs) + place * d;
+        if (n == -before) {
             state.peak = stats[0];
             store(state.weights, first_lane(stats[1]));
             for (int j = 0; j < d; j += 16) store(state.output + j, load(partial + j));
@@ -80,7 +83,7 @@ inline void start(const Shape& shape, const Work& work, const Item& item, int he
         store(state.weights, fma(own_share, load(state.weights), first_lane(part_scale * stats[1])));
         state.peak = new_peak;
     }
-    if (item.folds > 0) return;
+    if (item.folds + before > 0) return;
     state.peak = -kInfinity;
     store(state.weights, set1(0.0f));
     for (int j = 0; j < d; j += 16) store(state.output + j, set1(0.0f));
@@ -236,7 +239,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     for_each([&](int i, std::int64_t row, int head) {
         take_query<T>(static_cast<const Stored*>(work.q) + (row * shape.heads + head) * d, d, queries + i * d);
         const State state{outputs + i * d, weights + 16 * i, peaks[i]};
-        start(shape, work, item, head, scale, state);
+        start(shape, work, item, row, head, scale, state);
         if (item.first_partial < 0) compensate<T>(shape, work, row, head, scale, state);
     });
     const Pieces<T> pieces(shape, work, item);
@@ -293,18 +296,23 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             }
         }
     }
+    const auto leave = [&](int i, std::int64_t place, float total, float* to, float* stats) {
+        for (int j = 0; j < d; j += 16) store(to + place * d + j, load(outputs + static_cast<std::int64_t>(i) * d + j));
+        stats[2 * place] = peaks[i];
+        stats[2 * place + 1] = total;
+    };
     for_each([&](int i, std::int64_t row, int head) {
         const float total = sum(load(weights + 16 * i));
-        const float* output = outputs + static_cast<std::int64_t>(i) * d;
-        if (item.first_partial < 0) {
+        if (item.first_partial >= 0) {
+            const std::int64_t place = (item.first_partial + i % rows / group) * shape.heads + head;
+            leave(i, place, total, work.partial_outputs, work.partial_stats);
+        } else if (work.running.outputs != nullptr) {
+            leave(i, row * shape.heads + head, total, work.running.outputs, work.running.stats);
+        } else {
+            const float* output = outputs + static_cast<std::int64_t>(i) * d;
             auto* out = static_cast<Stored*>(work.out) + (row * shape.heads + head) * d;
             const V16 inverse = set1(1.0f / total);
             for (int j = 0; j < d; j += 16) T::put(out + j, mul(load(output + j), inverse));
-        } else {
-            const std::int64_t place = (item.first_partial + i % rows / group) * shape.heads + head;
-            for (int j = 0; j < d; j += 16) store(work.partial_outputs + place * d + j, load(output + j));
-            work.partial_stats[2 * place] = peaks[i];
-            work.partial_stats[2 * place + 1] = total;
         }
     });
 }

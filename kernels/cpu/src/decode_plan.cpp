@@ -114,6 +114,14 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads, std:
     run(work, threads, false);
 }
 
+void DecodePlan::accumulate(const void* q, Running running, float scale, int threads) {
+    Work work{};
+    work.q = q;
+    work.running = running;
+    work.scale = scale;
+    run(work, threads, false);
+}
+
 void DecodePlan::read(int threads) { run(Work{}, threads, true); }
 
 void DecodePlan::run(Work work, int threads, bool reads) {

@@ -38,6 +38,9 @@ class DecodePlan {
     // sums: of the compensation tokens in that layer, nullptr without them.
     void decode(const void* q, void* out, float scale, int threads, std::int64_t shift, const float* sums = nullptr);
 
+    // `decode` of layer 0 that adds to running results (attention.h) in place of writing outputs.
+    void accumulate(const void* q, Running running, float scale, int threads);
+
     // The compensation tokens of all rows, see attention.h; `stride` floats from one of `count` entries to the next.
     // Throws std::invalid_argument for another number of rows, or an entry that is not there.
     void set_compensation(Numbers entries, std::vector<float> shares, std::vector<float> biases, std::int64_t count,

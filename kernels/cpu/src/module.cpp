@@ -82,6 +82,13 @@ void decode(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, 
                 reinterpret_cast<const float*>(sums));
 }
 
+void accumulate(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t outputs, std::uintptr_t stats,
+                float scale, int threads) {
+    nb::gil_scoped_release release;
+    self.accumulate(reinterpret_cast<const void*>(q),
+                    {reinterpret_cast<float*>(outputs), reinterpret_cast<float*>(stats)}, scale, threads);
+}
+
 void set_compensation(chunkbench::DecodePlan& self, const Ints& entries, const FloatBuffer& shares,
                       const FloatBuffer& biases, std::int64_t count, std::int64_t stride) {
     self.set_compensation(numbers(entries), {shares.data(), shares.data() + shares.size()},
@@ -258,6 +265,8 @@ NB_MODULE(_native, m) {
                                    const Ints& tokens) { self.set_last_tokens(tokens.data(), tokens.size()); })
         .def("decode", &decode, "q"_a, "out"_a, "scale"_a, "threads"_a, "shift"_a = 0, "sums"_a = 0,
              "shift: bytes from the chunks' addresses to those of another layer; sums: address of the layer's sums.")
+        .def("accumulate", &accumulate, "q"_a, "outputs"_a, "stats"_a, "scale"_a, "threads"_a,
+             "`decode` of layer 0 that starts from running results and leaves the new ones: sums of V and statistics.")
         .def("set_compensation", &set_compensation, "entries"_a, "shares"_a, "biases"_a, "count"_a, "stride"_a,
              "The compensation token of each row: the means of what an entry sums, and a bias of its score.")
         .def("decode_dense", &decode_dense, "q"_a.none(), "out"_a.none(), "scale"_a, "threads"_a, "shift"_a = 0,

@@ -1,0 +1,199 @@
+"""Starts ranks, gives them jobs, and says which rank was lost if one dies, hangs or fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Literal
+
+from chunkbench.ring.rank import BEAT_S, SEAT, Answer, Seat, open_store
+from chunkbench.ring.schemes import Scheme, Task
+
+LOOPBACK = "127.0.0.1"
+_START_S = 120.0
+_POLL_S = 0.01
+_SETTLE_S = 1.0
+"""After a rank's error, so much time for another one to show that it has ended: its end may be the cause."""
+
+
+class RankLostError(Exception):
+    """A rank ended, hangs or failed. The message names it; `status` is that of the case."""
+
+    def __init__(self, message: str, status: Literal["crashed", "timeout", "error"] = "error") -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Ranks:
+    """Ranks that wait for jobs. With the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (`torchrun`, `srun`)
+    the ranks above 0 are other processes that were started so (`follow`); else all are children of this process."""
+
+    def __init__(self, ranks: int, threads: int | None, device: str, log: Path | None = None) -> None:
+        """Start them. Raises `RankLostError`."""
+        self.ranks, self._number = ranks, 0
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        given = world_from_environment()
+        if given is None:
+            self._store: Any = open_store(LOOPBACK, 0, leads=True)
+            host, port = LOOPBACK, self._store.port
+        else:
+            host, port = given.host, given.port
+            self._store = given.lead()
+        local = range(ranks) if given is None else range(1)
+        cpus = sorted(os.sched_getaffinity(0))
+        for rank in local:
+            share = cpus[rank * len(cpus) // len(local) : (rank + 1) * len(cpus) // len(local)]
+            share = share or [cpus[rank % len(cpus)]]
+            seat = Seat(host, port, rank, ranks, device, tuple(share), threads or len(share), os.getpid())
+            environment = os.environ | {SEAT: json.dumps(seat), "OMP_NUM_THREADS": str(seat.threads)}
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+                environment.pop(name, None)
+            with open(log or os.devnull, "ab") as output:
+                self._children[rank] = subprocess.Popen(
+                    [sys.executable, "-m", "chunkbench.ring.rank"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                )
+        try:
+            self._await("ready", _START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self,
+        scheme: Scheme,
+        task: Task,
+        link: int | None,
+        seed: int,
+        limit_s: float,
+        *,
+        check: bool = False,
+        warm: bool = False,
+        repeats: int = 1,
+    ) -> list[Answer]:
+        """Run a task on all ranks, `repeats` times. Raises `RankLostError`; the ranks are then closed."""
+        job = {"scheme": asdict(scheme), "task": asdict(task), "link": link, "seed": seed}
+        return [
+            Answer(*answer)
+            for answer in self._ask("run", job | {"check": check, "warm": warm, "repeats": repeats}, limit_s)
+        ]
+
+    def probe(self, task: Task, kernel: str, link: int | None, limit_s: float) -> list[Mapping[str, float]]:
+        """Rates of each rank. Raises `RankLostError`."""
+        return self._ask("probe", {"task": asdict(task), "kernel": kernel, "link": link}, limit_s)
+
+    def close(self) -> None:
+        """End the ranks. Does nothing if they have ended."""
+        if self._store is None:
+            return
+        with suppress(Exception):
+            self._store.set(f"job/{self._number}", json.dumps({"do": "end"}))
+        deadline = monotonic() + 3
+        for child in self._children.values():
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - monotonic()))
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        self._children.clear()
+        self._store = None  # closes its port
+
+    def _ask(self, what: str, job: Mapping[str, Any], limit_s: float) -> list[Any]:
+        number, self._number = self._number, self._number + 1
+        self._store.set(f"job/{number}", json.dumps({"do": what, **job}))
+        try:
+            answers = self._await(f"answer/{number}", limit_s)
+        except BaseException:
+            self.close()
+            raise
+        return [json.loads(answer)["answer"] for answer in answers]
+
+    def _await(self, key: str, limit_s: float) -> list[bytes]:
+        """The values that all ranks set. Raises `RankLostError` if one fails."""
+        deadline, missing = monotonic() + limit_s, set(range(self.ranks))
+        failed: dict[int, str] = {}
+        values: dict[int, bytes] = {}
+        while missing - failed.keys():
+            for rank in sorted(missing - failed.keys()):
+                if self._store.check([f"{key}/{rank}"]):
+                    value = self._store.get(f"{key}/{rank}")
+                    error = json.loads(value).get("error") if key.startswith("answer") else None
+                    if error is not None:
+                        failed[rank] = error
+                        deadline = min(deadline, monotonic() + _SETTLE_S)
+                        continue
+                    values[rank] = value
+                    missing.discard(rank)
+            self._raise_if_ended()
+            if monotonic() > deadline:
+                break
+            sleep(_POLL_S)
+        if failed:
+            rank, error = min(failed.items())
+            raise RankLostError(f"rank {rank}: {error}")
+        if missing:
+            raise RankLostError(self._silent(missing, limit_s), "timeout")
+        return [values[rank] for rank in range(self.ranks)]
+
+    def _raise_if_ended(self) -> None:
+        for rank, child in self._children.items():
+            if (code := child.poll()) is not None:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                raise RankLostError(f"rank {rank} ended ({how})", "crashed")
+
+    def _silent(self, missing: set[int], limit_s: float) -> str:
+        """Names the ranks that do not run; all that have not answered, if all run."""
+        before = self._beats()
+        sleep(3 * BEAT_S)
+        after = self._beats()
+        dead = [rank for rank in sorted(missing) if before.get(rank) == after.get(rank)]
+        names = ", ".join(str(rank) for rank in dead or sorted(missing))
+        state = "does not run" if dead else "runs"
+        word = "rank" if len(dead or missing) == 1 else "ranks"
+        return f"{word} {names} gave no answer within {limit_s:.0f} s and {state}"
+
+    def _beats(self) -> dict[int, bytes]:
+        keys = {rank: f"beat/{rank}" for rank in range(self.ranks)}
+        return {rank: self._store.get(key) for rank, key in keys.items() if self._store.check([key])}
+
+
+class GivenWorld:
+    """The world that the usual variables describe."""
+
+    def __init__(self, rank: int, size: int, host: str, port: int) -> None:
+        self.rank, self.size, self.host, self.port = rank, size, host, port
+
+    def lead(self) -> Any:
+        """The store: of `torchrun`, which has one at this port, or a new one."""
+        has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return open_store(self.host, self.port, leads=not has_one)
+
+    def follow(self, device: str) -> None:
+        """Be a rank above 0 until the leader ends."""
+        from chunkbench.ring.rank import serve
+
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
+        threads = int(os.environ.get("OMP_NUM_THREADS") or len(cpus))
+        serve(Seat(self.host, self.port, self.rank, self.size, device, None, threads, None))
+
+
+def world_from_environment() -> GivenWorld | None:
+    """None without the variables. Raises `ValueError` if some are missing or are no numbers."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise ValueError(f"RANK and WORLD_SIZE are set, and so must be {' and '.join(missing)}")
+    rank, size, host, port = (os.environ[name] for name in names)
+    return GivenWorld(int(rank), int(size), host, int(port))

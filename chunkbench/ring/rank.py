@@ -1,0 +1,263 @@
+"""A rank: a process that joins the others and does the jobs that `launch` gives to all of them.
+
+`python -m chunkbench.ring.rank`, started with `Seat` in the environment variable `CHUNKBENCH_RANK`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+SEAT = "CHUNKBENCH_RANK"
+FOREVER = timedelta(days=30)
+BEAT_S = 0.2
+_SAMPLED_ROWS = 8
+_PROBE_TOKENS = 2048
+"""Most tokens of the block that is probed."""
+_PROBE_BYTES = 1 << 25
+
+
+class Seat(NamedTuple):
+    """Where a rank sits."""
+
+    host: str
+    port: int
+    """Of the store through which all ranks meet."""
+    rank: int
+    ranks: int
+    device: str
+    cpus: tuple[int, ...] | None
+    """None: where the system puts it."""
+    threads: int
+    parent: int | None
+    """None: nobody watches this process."""
+
+
+class Answer(NamedTuple):
+    """What a rank says about a pass of attention. Times in seconds."""
+
+    seconds: float
+    """From the moment when all ranks were ready, mean of the repeats."""
+    compute_s: float
+    wait_s: float
+    transfer_s: float
+    sent_bytes: int
+    peak_bytes: int | None
+    """Most memory that the session took, its inputs included; None if the system does not say."""
+    error: float | None
+    """Largest difference to float64 of sampled rows, over the largest value; None unless asked."""
+    events: tuple[tuple[str, float, float], ...]
+    """What the rank did when, from the start of the last repeat."""
+    host: str
+    """The name of its machine."""
+
+
+def main() -> None:
+    """Join the others, and do jobs until told to end."""
+    seat = Seat(*json.loads(os.environ[SEAT]))
+    serve(seat)
+
+
+def serve(seat: Seat) -> None:
+    """Do the jobs of a seat until told to end, or until the leader is gone."""
+    if seat.parent is not None:
+        from chunkbench.lifetime import end_with_parent
+
+        end_with_parent(seat.parent)
+    if seat.cpus:
+        os.sched_setaffinity(0, seat.cpus)
+    if seat.host in ("127.0.0.1", "localhost"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    torch.set_num_threads(seat.threads)
+    if seat.device == "cuda":
+        torch.cuda.set_device(seat.rank % torch.cuda.device_count())
+    store, beats = (open_store(seat.host, seat.port, leads=False) for _ in range(2))
+    Thread(target=_beat, args=(beats, seat.rank), daemon=True).start()
+    backend = "nccl" if seat.device == "cuda" else "gloo"
+    ring = PrefixStore("ring", store)
+    dist.init_process_group(backend, store=ring, rank=seat.rank, world_size=seat.ranks)
+    store.set(f"ready/{seat.rank}", "1")
+    number = 0
+    while (job := json.loads(store.get(f"job/{number}")))["do"] != "end":
+        try:
+            answer: dict[str, Any] = {"answer": JOBS[job.pop("do")](seat, job)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        store.set(f"answer/{number}/{seat.rank}", json.dumps(answer))
+        number += 1
+    with suppress(Exception):
+        dist.destroy_process_group()
+
+
+def open_store(host: str, port: int, leads: bool) -> Any:
+    """The store through which ranks meet. `leads`: this process has it, at a port of the system's choice if 0."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if not leads:
+        return TCPStore(host, port, is_master=False, timeout=FOREVER)
+    # By itself the store would listen to all addresses of this machine.
+    listener = socket.create_server((host, port))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=FOREVER, master_listen_fd=listener.detach()
+    )
+
+
+def _beat(store: Any, rank: int) -> None:
+    """Show that this process runs. Ends the process if the leader is gone."""
+    count = 0
+    while True:
+        count += 1
+        try:
+            store.set(f"beat/{rank}", str(count))
+        except Exception:
+            os._exit(1)
+        sleep(BEAT_S)
+
+
+def _run(seat: Seat, job: Mapping[str, Any]) -> Answer:
+    """Open a session, run it `repeats` times, and check it if `check` asks. `warm`: once more before, untimed."""
+    import torch.distributed as dist
+
+    from chunkbench.ring.schemes import Scheme, Task, open_session
+    from chunkbench.ring.world import World
+
+    task, scheme = Task(**job["task"]), Scheme(**job["scheme"])
+    world = World(job["link"], seat.device)
+    inputs = task.inputs(job["seed"], seat.device)
+    inputs.queries(task.rows(1, 0)[:1])  # the pool is there before memory is counted
+    resident = _memory("VmRSS", trim=True)
+    session = open_session(world, scheme, task, inputs)
+    seconds, started, repeats = 0.0, 0.0, job["repeats"]
+    for number in range(-1 if job["warm"] else 0, repeats):
+        session.restore()
+        if number == 0:
+            _memory("VmRSS", trim=True)
+            _reset_peak()
+        world.events.clear()
+        world.sent_bytes = 0
+        dist.barrier()
+        started = perf_counter()
+        session.run()
+        if number >= 0:
+            seconds += (perf_counter() - started) / repeats
+    peak = _memory("VmHWM")
+    dist.barrier()
+    totals = {
+        what: sum(end - start for name, start, end in world.events if name == what)
+        for what in ("compute", "wait", "transfer")
+    }
+    return Answer(
+        seconds,
+        totals["compute"],
+        totals["wait"],
+        totals["transfer"],
+        world.sent_bytes,
+        None if peak is None or resident is None else max(0, peak - resident),
+        _error(session, task, inputs) if job["check"] else None,
+        tuple((name, start - started, end - started) for name, start, end in world.events),
+        socket.gethostname(),
+    )
+
+
+def _error(session: Any, task: Any, inputs: Any) -> float:
+    """Of some rows, the first and the last among them; NaN if any output of this rank is NaN, 0 if it has no row."""
+    import numpy as np
+    import torch
+
+    from chunkbench.kernels.reference import attention
+
+    if not len(session.rows):
+        return 0.0
+    if torch.isnan(session.out).any():
+        return float("nan")
+    worst = largest = 0.0
+    places = np.unique(np.linspace(0, len(session.rows) - 1, _SAMPLED_ROWS).astype(np.int64))
+    for place in places:
+        row = int(session.rows[place])
+        k, v = inputs.keys_values(task.context(row))
+        expected = attention(inputs.queries(np.array([row]))[0].cpu(), k.cpu(), v.cpu())
+        worst = max(worst, (session.out[int(place)].cpu().double() - expected).abs().max().item())
+        largest = max(largest, expected.abs().max().item())
+    return worst / largest
+
+
+def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
+    """FLOP/s of the block kernel on a block as the task has, while all ranks compute; bytes/s around the ring."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    from chunkbench.ring.running import Running
+    from chunkbench.ring.schemes import Scheme, Task, kernel_of
+    from chunkbench.ring.world import World
+
+    task = Task(**job["task"])
+    world = World(job["link"], seat.device)
+    kernel = kernel_of(Scheme("contiguous", "none", job["kernel"]), task, seat.device)
+    tokens = np.arange(min(_PROBE_TOKENS, task.tokens // seat.ranks))
+    inputs = Task(**(dict(job["task"]) | {"phase": "prefill"})).inputs(0, seat.device)
+    q, block = inputs.queries(tokens), kernel.block(len(tokens))
+    kernel.fill(block, *inputs.keys_values(tokens))
+    running = Running(len(tokens), task.heads, task.head_dim, seat.device)
+    rates = []
+    for _ in range(5):
+        dist.barrier()
+        with world.span("compute"):
+            kernel.add(q, block, len(tokens), np.full(len(tokens), len(tokens)), running)
+        _, start, end = world.events[-1]
+        rates.append(4 * task.heads * task.head_dim * len(tokens) ** 2 / (end - start))
+    probe = {"flops_per_s": max(rates)}
+    if world.size > 1:
+        sent, received = (torch.zeros(_PROBE_BYTES // 4, device=seat.device) for _ in range(2))
+        times = []
+        for _ in range(3):
+            dist.barrier()
+            start = perf_counter()
+            world.exchange(sent, received).wait()
+            times.append(perf_counter() - start)
+        probe["bytes_per_s"] = _PROBE_BYTES / min(times)
+    return probe
+
+
+JOBS: Mapping[str, Callable[[Seat, dict[str, Any]], Any]] = {"run": _run, "probe": _probe}
+"""What a leader may ask."""
+
+
+def _memory(name: str, trim: bool = False) -> int | None:
+    """Bytes in physical memory now (`VmRSS`), or at most since `_reset_peak` (`VmHWM`). `trim`: frees what it can."""
+    if trim:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            lines = [line.split() for line in status if line.startswith(name)]
+        return int(lines[0][1]) * 1024
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _reset_peak() -> None:
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as refs:
+        refs.write("5")
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # threads of the transport would keep the process

@@ -1,0 +1,93 @@
+"""Attention over several ranks: RingAttention, its successors, and other libraries' rings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chunkbench.baselines.registry import Registry
+from chunkbench.experiment.points import RingPoint
+from chunkbench.store.ring_result import RingResult
+from chunkbench.workload import Workload
+from chunkbench.workloads.ring.spec import RingExperiment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from chunkbench.report.report import Report
+    from chunkbench.report.view import Body, View
+    from chunkbench.runner.options import RunOptions
+    from chunkbench.runner.passes import PointMeasurer, Workplace
+    from chunkbench.runner.target import Target
+    from chunkbench.store import Manifest
+    from chunkbench.workloads.ring.methods import RingMethod
+
+
+class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
+    """Ranks are processes. All schemes of a point take turns on the same ranks."""
+
+    name = "ring"
+    summary = "attention over a context that several ranks hold"
+    experiment = RingExperiment
+    result = RingResult
+
+    def implementations(self) -> Registry[RingMethod]:
+        from chunkbench.workloads.ring.methods import METHODS
+
+        return METHODS
+
+    def weight(self, point: RingPoint, seed: int) -> int:
+        """Pairs of query and key, and a constant for the start."""
+        queries = point.n_p if point.phase == "prefill" else 16 * point.batch_size
+        return queries * point.n_p * point.heads // 1024 + (1 << 18)
+
+    def start(
+        self,
+        experiment: RingExperiment,
+        target: Target,
+        points: Sequence[RingPoint],
+        place: Workplace[RingResult],
+        options: RunOptions,
+    ) -> PointMeasurer[RingPoint, RingResult]:
+        """Ranks start when the first point needs them."""
+        from chunkbench.workloads.ring.measure import RingMeasurer
+
+        return RingMeasurer(experiment, target, place)
+
+    def follow(self, experiment: RingExperiment) -> bool:
+        """With RANK above 0, be that rank of the run that rank 0 leads."""
+        from chunkbench.ring.launch import world_from_environment
+
+        given = world_from_environment()
+        if given is None or given.rank == 0:
+            return False
+        given.follow("cuda" if experiment.device == "cuda" else "cpu")
+        return True
+
+    def describe(self, experiment: RingExperiment, target: Target) -> str:
+        points = experiment.points(target.device, target.dtype)
+        lines = [
+            f"{experiment.name}: {experiment.title}",
+            f"{len(points)} points, at most {experiment.ring_rounds} passes of each scheme",
+            "",
+            *(f"  {name:<18} {self.implementations().load(name).label}" for name in experiment.implementations),
+            "",
+            *(f"  {point.brief}" for point in points),
+        ]
+        return "\n".join(lines)
+
+    def estimate(self, experiment: RingExperiment, target: Target) -> str:
+        """Each point has three passes of each scheme; the budget limits the others."""
+        from chunkbench.runner.dry_run import words_of
+
+        return f"about its budget of {words_of(experiment.budget_s)}"
+
+    def body(self, view: View) -> Body:
+        from chunkbench.workloads.ring.body import body
+
+        return body(view)
+
+    def figure(self, report: Report, manifest: Manifest) -> Figure | None:
+        from chunkbench.workloads.ring import figure
+
+        return figure.draw(report, manifest)

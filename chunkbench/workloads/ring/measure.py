@@ -1,0 +1,243 @@
+"""How schemes of several ranks are measured: all schemes of a point in turns, on the same ranks."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import monotonic
+from typing import Any
+
+from chunkbench.environment.memory import available_memory
+from chunkbench.experiment.point import Case
+from chunkbench.experiment.points import RingPoint
+from chunkbench.experiment.sessions import TOLERANCE
+from chunkbench.ring.launch import RankLostError, Ranks, world_from_environment
+from chunkbench.ring.rank import Answer
+from chunkbench.ring.schemes import Task
+from chunkbench.runner.case_facts import now
+from chunkbench.runner.memory_guard import gigabytes
+from chunkbench.runner.passes import Workplace
+from chunkbench.runner.target import Target
+from chunkbench.store import CannotRunError
+from chunkbench.store.results import Status
+from chunkbench.store.ring_result import RankFacts, RankTimes, RingResult
+from chunkbench.workloads.ring.methods import METHODS, RingMethod
+from chunkbench.workloads.ring.spec import RingExperiment
+
+_LEAST_S = 0.1
+"""A short pass is repeated until a sample takes so long."""
+_WARM_S = 1.0
+"""Before shorter passes there is one that is not timed; the first pass of all, which is checked, is then not timed."""
+_MOST_REPEATS = 200
+
+
+@dataclass
+class _Tried:
+    """What is known of a scheme at a point."""
+
+    method: RingMethod
+    status: Status = "ok"
+    reason: str = ""
+    rounds: list[list[Answer]] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        return self.status == "ok"
+
+    def failed(self, status: Status, reason: str) -> None:
+        self.status, self.reason = status, reason
+
+
+class RingMeasurer:
+    """Measures the points of a run; the ranks stay from one point to the next with as many ranks and threads."""
+
+    def __init__(self, experiment: RingExperiment, target: Target, place: Workplace[RingResult]) -> None:
+        """Raises `RunError` if the variables of a launcher are set, but not all of them."""
+        self._experiment, self._target, self._place = experiment, target, place
+        try:
+            self._given = world_from_environment()
+        except ValueError as error:
+            raise CannotRunError(str(error)) from None
+        self._ranks: Ranks | None = None
+        self._ranks_of: tuple[int, int | None] | None = None
+
+    @property
+    def styles(self) -> dict[str, Mapping[str, Any]]:
+        """How reports show the schemes."""
+        return {name: METHODS.style(name).model_dump() for name in self._experiment.implementations}
+
+    def measure(
+        self,
+        points: Sequence[RingPoint],
+        cases_of: Mapping[RingPoint, Sequence[Case[RingPoint]]],
+        budget_s: float,
+        announce: Callable[[str], None],
+        advance: Callable[[float], None],
+    ) -> Mapping[RingPoint, Sequence[RingResult]]:
+        """Pass by pass of every scheme in seeded random order; the first pass of each is checked."""
+        (point,) = points
+        started_at, began = now(), monotonic()
+        tried = {case.implementation: self._survey(case.implementation, point) for case in cases_of[point]}
+        rng = random.Random(f"{self._experiment.seed} {point.as_json()}")
+        probe = self._probe(point, tried, announce)
+        for number in range(self._experiment.ring_rounds):
+            order = [name for name, one in tried.items() if one.runs]
+            rng.shuffle(order)
+            for place, name in enumerate(order):
+                announce(f"round {number + 1} of {self._experiment.ring_rounds}: {tried[name].method.label}")
+                self._pass(tried[name], point, first=number == 0)
+                advance((number + (place + 1) / len(order)) / self._experiment.ring_rounds)
+            spent = monotonic() - began
+            if number >= 2 and spent / (number + 1) * (number + 2) > budget_s:
+                break
+        return {point: [self._facts(case, tried[case.implementation], probe, started_at) for case in cases_of[point]]}
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = self._ranks_of = None
+
+    def _survey(self, name: str, point: RingPoint) -> _Tried:
+        method = METHODS.load(name)
+        one, answer = _Tried(method), method.availability(point.device)
+        size = point.ranks if self._given is None else self._given.size
+        if not answer.ok:
+            one.failed("unavailable", answer.reason)
+        elif point.device == "cuda" and len(self._target.environment.gpus) < point.ranks and self._given is None:
+            one.failed("unavailable", f"{point.ranks} ranks need as many GPUs")
+        elif (needed := task_of(point).bytes(method.scheme, point.ranks)) > (free := available_memory()):
+            one.failed("oom", f"it needs about {gigabytes(needed)}, and {gigabytes(free)} are free")
+        elif size != point.ranks:
+            one.failed("unsupported", f"this run was started with WORLD_SIZE={size}")
+        elif reason := method.supports(point):
+            one.failed("unsupported", reason)
+        return one
+
+    def _world(self, point: RingPoint) -> Ranks:
+        """The ranks for a point. Raises `RankLostError`."""
+        wanted = point.ranks, point.threads
+        if self._ranks is None or self._ranks_of != wanted:
+            if self._given is not None and self._ranks_of is not None:
+                raise RankLostError("the ranks of this run have ended; start all of them again")
+            self.close()
+            self._ranks_of = wanted
+            self._ranks = Ranks(point.ranks, point.threads, point.device, self._place.log)
+        return self._ranks
+
+    def _probe(
+        self, point: RingPoint, tried: Mapping[str, _Tried], announce: Callable[[str], None]
+    ) -> list[Mapping[str, float]]:
+        """Rates of the ranks; empty if nothing runs, or if a rank is lost, which the first pass then reports."""
+        if not any(one.runs for one in tried.values()):
+            return []
+        announce(f"starting {point.ranks} ranks")
+        kernel = "native" if point.device == "cpu" else "flash"
+        try:
+            return self._world(point).probe(task_of(point), kernel, point.link, self._experiment.case_limit_s)
+        except RankLostError:
+            self._lost()
+            return []
+
+    def _pass(self, one: _Tried, point: RingPoint, first: bool) -> None:
+        took = min((max(answer.seconds for answer in answers) for answers in one.rounds), default=_LEAST_S)
+        try:
+            answers = self._world(point).run(
+                one.method.scheme,
+                task_of(point),
+                point.link,
+                self._experiment.seed,
+                self._experiment.case_limit_s,
+                check=first,
+                warm=not first and took < _WARM_S,
+                repeats=min(_MOST_REPEATS, math.ceil(_LEAST_S / took)),
+            )
+        except RankLostError as error:
+            self._lost()
+            one.failed(error.status, str(error))
+            return
+        one.rounds.append(answers)
+        if first:
+            self._judge(one, point)
+
+    def _lost(self) -> None:
+        """Forget ranks that have ended; where a launcher started them, no others can follow."""
+        self._ranks = None
+        if self._given is None:
+            self._ranks_of = None
+
+    @staticmethod
+    def _judge(one: _Tried, point: RingPoint) -> None:
+        for rank, answer in enumerate(one.rounds[0]):
+            if answer.error is None or not answer.error <= TOLERANCE[point.dtype]:
+                what = "NaN" if answer.error is None or math.isnan(answer.error) else f"an error of {answer.error:.2g}"
+                one.failed("incorrect", f"rank {rank} returned {what}; allowed is {TOLERANCE[point.dtype]:g}")
+                return
+
+    def _facts(
+        self, case: Case[RingPoint], one: _Tried, probe: Sequence[Mapping[str, float]], started_at: str
+    ) -> RingResult:
+        point = case.point
+        short = one.rounds and min(max(answer.seconds for answer in answers) for answers in one.rounds) < _WARM_S
+        timed = one.rounds[1:] if short else one.rounds
+        rates = {name: median(rank[name] for rank in probe) for rank in probe[:1] for name in rank}
+        errors = [answer.error for answer in one.rounds[0] if answer.error is not None] if one.rounds else []
+        return RingResult.of_case(
+            case,
+            experiment=self._experiment.name,
+            label=one.method.label,
+            status=one.status,
+            reason=one.reason,
+            seed=self._experiment.seed,
+            started_at=started_at,
+            machine=self._target.machine,
+            times=tuple(tuple(map(_times, answers)) for answers in timed) if one.runs else (),
+            ranks_facts=self._rank_facts(one, point) if one.rounds else (),
+            timeline=tuple(answer.events for answer in one.rounds[-1]) if one.rounds else (),
+            flops_per_s=rates.get("flops_per_s"),
+            bytes_per_s=rates.get("bytes_per_s"),
+            max_error=max(errors, key=lambda error: math.inf if math.isnan(error) else error) if errors else None,
+            tolerance=TOLERANCE[point.dtype],
+            hosts=1 if self._given is None else len({answer.host for answer in (one.rounds or [[]])[0]}) or 1,
+        )
+
+    @staticmethod
+    def _rank_facts(one: _Tried, point: RingPoint) -> tuple[RankFacts, ...]:
+        scheme, facts = one.method.scheme, []
+        peaks = [[answers[rank].peak_bytes for answers in one.rounds] for rank in range(point.ranks)]
+        for rank, answer in enumerate(one.rounds[-1]):
+            ranks = scheme.ranks or point.ranks
+            computed = task_of(point).pairs(scheme, ranks, rank) if rank < ranks else 0
+            known = [peak for peak in peaks[rank] if peak is not None]
+            facts.append(
+                RankFacts(
+                    sent_bytes=None if one.method.is_peer and scheme.ranks is None else answer.sent_bytes,
+                    peak_bytes=int(median(known)) if known else None,
+                    pairs=computed,
+                )
+            )
+        return tuple(facts)
+
+
+def task_of(point: RingPoint) -> Task:
+    """What a point computes."""
+    return Task(
+        point.heads,
+        point.kv_heads,
+        point.head_dim,
+        point.dtype,
+        point.phase,
+        point.n_p,
+        point.mask != "full",
+        point.batch_size,
+        point.n_s or 0,
+    )
+
+
+def _times(answer: Answer) -> RankTimes:
+    return RankTimes(
+        total_s=answer.seconds, compute_s=answer.compute_s, wait_s=answer.wait_s, transfer_s=answer.transfer_s
+    )
