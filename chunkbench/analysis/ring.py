@@ -28,7 +28,7 @@ class RingNumbers:
     transfer_s: float
     """Longest of all ranks; 0 where another library moves the bytes."""
     exposed: float | None
-    """Share of the transfer that a rank waits for, the largest of all ranks; None without transfers."""
+    """Share of the transfers' time in which a rank only waits, the largest of all ranks; None without transfers."""
     peak_bytes: int | None
     """Of the rank that takes most."""
     block_bytes: int
@@ -46,7 +46,7 @@ def ring_numbers(row: Row) -> RingNumbers | None:
     if not isinstance(facts, RingResult) or not facts.times:
         return None
     ranks = range(len(facts.ranks_facts))
-    waits = [[times[rank].wait_s / times[rank].transfer_s for times in facts.times] for rank in ranks if _moves(facts)]
+    exposed = exposed_shares(facts)
     tokens = facts.n_p // facts.ranks
     wide = facts.heads * facts.head_dim
     # The output and its sums are float32 whatever the dtype; q and K/V are not.
@@ -56,14 +56,17 @@ def ring_numbers(row: Row) -> RingNumbers | None:
         seconds=median(max(rank.total_s for rank in times) for times in facts.times),
         busy=tuple(median(times[rank].compute_s / times[rank].total_s for times in facts.times) for rank in ranks),
         transfer_s=median(max(rank.transfer_s for rank in times) for times in facts.times),
-        exposed=max(map(median, waits), default=None),
+        exposed=median(exposed) if exposed else None,
         peak_bytes=max(peaks, default=None),
         block_bytes=block,
     )
 
 
-def _moves(facts: RingResult) -> bool:
-    return all(rank.transfer_s for times in facts.times for rank in times)
+def exposed_shares(facts: RingResult) -> list[float]:
+    """[round] share of the transfers' time in which a rank only waits, of the rank that waits most; empty without."""
+    if not all(rank.transfer_s for times in facts.times for rank in times):
+        return []
+    return [max(rank.wait_s / rank.transfer_s for rank in times) for times in facts.times]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,15 @@ class Device:
     def break_even(self, element_bytes: int = 2, heads_per_kv_head: float = 1.0) -> float:
         """Tokens of a block whose compute takes as long as its transfer: c* = (e/2) (h_kv/h) F/B."""
         return element_bytes / 2 / heads_per_kv_head * self.flops_per_s / self.bytes_per_s
+
+
+def break_even(facts: RingResult) -> float | None:
+    """c* of a point from its probed rates. Twice as much for a causal mask, which hides half of a rank's own block."""
+    if facts.flops_per_s is None or facts.bytes_per_s is None:
+        return None
+    device = Device("here", facts.flops_per_s, facts.bytes_per_s)
+    tokens = device.break_even(facts.element_bytes, facts.heads / facts.kv_heads)
+    return tokens if facts.mask == "full" else 2 * tokens
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Ranks:
 
     def __init__(self, ranks: int, threads: int | None, device: str, log: Path | None = None) -> None:
         """Start them. Raises `RankLostError`."""
-        self.ranks, self._number = ranks, 0
+        self.ranks, self._threads, self._number = ranks, threads, 0
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         given = world_from_environment()
         if given is None:
@@ -46,15 +46,10 @@ class Ranks:
         else:
             host, port = given.host, given.port
             self._store = given.lead()
-        local = range(ranks) if given is None else range(1)
-        cpus = sorted(os.sched_getaffinity(0))
-        for rank in local:
-            share = cpus[rank * len(cpus) // len(local) : (rank + 1) * len(cpus) // len(local)]
-            share = share or [cpus[rank % len(cpus)]]
-            seat = Seat(host, port, rank, ranks, device, tuple(share), threads or len(share), os.getpid())
-            environment = os.environ | {SEAT: json.dumps(seat), "OMP_NUM_THREADS": str(seat.threads)}
-            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-                environment.pop(name, None)
+        for rank in range(ranks) if given is None else (0,):
+            cpus = share_of_cpus(rank, ranks) if given is None else given.cpus
+            seat = Seat(host, port, rank, ranks, device, cpus, os.getpid())
+            environment = os.environ | {SEAT: json.dumps(seat)}
             with open(log or os.devnull, "ab") as output:
                 self._children[rank] = subprocess.Popen(
                     [sys.executable, "-m", "chunkbench.ring.rank"],
@@ -110,7 +105,7 @@ class Ranks:
 
     def _ask(self, what: str, job: Mapping[str, Any], limit_s: float) -> list[Any]:
         number, self._number = self._number, self._number + 1
-        self._store.set(f"job/{number}", json.dumps({"do": what, **job}))
+        self._store.set(f"job/{number}", json.dumps({"do": what, "threads": self._threads, **job}))
         try:
             answers = self._await(f"answer/{number}", limit_s)
         except BaseException:
@@ -182,9 +177,23 @@ class GivenWorld:
         """Be a rank above 0 until the leader ends."""
         from chunkbench.ring.rank import serve
 
-        cpus = tuple(sorted(os.sched_getaffinity(0)))
-        threads = int(os.environ.get("OMP_NUM_THREADS") or len(cpus))
-        serve(Seat(self.host, self.port, self.rank, self.size, device, None, threads, None))
+        serve(Seat(self.host, self.port, self.rank, self.size, device, self.cpus, None))
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The share of this machine's CPUs; `torchrun` says how many ranks are here."""
+        local, size = (int(os.environ.get(name) or default) for name, default in _LOCAL)
+        return share_of_cpus(local, size)
+
+
+_LOCAL = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+
+
+def share_of_cpus(rank: int, ranks: int) -> tuple[int, ...]:
+    """The CPUs of one of the ranks of this machine: an equal part; one that others have, too, if there are too few."""
+    cpus = sorted(os.sched_getaffinity(0))
+    share = cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks]
+    return tuple(share or [cpus[rank % len(cpus)]])
 
 
 def world_from_environment() -> GivenWorld | None:
@@ -195,5 +204,10 @@ def world_from_environment() -> GivenWorld | None:
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
         raise ValueError(f"RANK and WORLD_SIZE are set, and so must be {' and '.join(missing)}")
+    wrong = [
+        f"{name}={os.environ[name]}" for name in names if name != "MASTER_ADDR" and not os.environ[name].isdecimal()
+    ]
+    if wrong:
+        raise ValueError(f"{' and '.join(wrong)} must be a whole number")
     rank, size, host, port = (os.environ[name] for name in names)
     return GivenWorld(int(rank), int(size), host, int(port))

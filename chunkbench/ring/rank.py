@@ -36,9 +36,7 @@ class Seat(NamedTuple):
     rank: int
     ranks: int
     device: str
-    cpus: tuple[int, ...] | None
-    """None: where the system puts it."""
-    threads: int
+    cpus: tuple[int, ...]
     parent: int | None
     """None: nobody watches this process."""
 
@@ -74,15 +72,13 @@ def serve(seat: Seat) -> None:
         from chunkbench.lifetime import end_with_parent
 
         end_with_parent(seat.parent)
-    if seat.cpus:
-        os.sched_setaffinity(0, seat.cpus)
+    os.sched_setaffinity(0, seat.cpus)
     if seat.host in ("127.0.0.1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    torch.set_num_threads(seat.threads)
     if seat.device == "cuda":
         torch.cuda.set_device(seat.rank % torch.cuda.device_count())
     store, beats = (open_store(seat.host, seat.port, leads=False) for _ in range(2))
@@ -93,6 +89,7 @@ def serve(seat: Seat) -> None:
     store.set(f"ready/{seat.rank}", "1")
     number = 0
     while (job := json.loads(store.get(f"job/{number}")))["do"] != "end":
+        torch.set_num_threads(job.pop("threads") or len(seat.cpus))
         try:
             answer: dict[str, Any] = {"answer": JOBS[job.pop("do")](seat, job)}
         except Exception as error:
@@ -143,23 +140,25 @@ def _run(seat: Seat, job: Mapping[str, Any]) -> Answer:
     inputs.queries(task.rows(1, 0)[:1])  # the pool is there before memory is counted
     resident = _memory("VmRSS", trim=True)
     session = open_session(world, scheme, task, inputs)
-    seconds, started, repeats = 0.0, 0.0, job["repeats"]
+    seconds, started, repeats, earlier, peak = 0.0, 0.0, job["repeats"], 0, None
     for number in range(-1 if job["warm"] else 0, repeats):
         session.restore()
         if number == 0:
             _memory("VmRSS", trim=True)
             _reset_peak()
-        world.events.clear()
-        world.sent_bytes = 0
+            world.events.clear()
+            world.sent_bytes = 0
+        earlier = len(world.events)
         dist.barrier()
         started = perf_counter()
         session.run()
         if number >= 0:
             seconds += (perf_counter() - started) / repeats
-    peak = _memory("VmHWM")
+        if number == 0:
+            peak = _memory("VmHWM")  # before `restore` needs memory again
     dist.barrier()
     totals = {
-        what: sum(end - start for name, start, end in world.events if name == what)
+        what: sum(end - start for name, start, end in world.events if name == what) / repeats
         for what in ("compute", "wait", "transfer")
     }
     return Answer(
@@ -167,10 +166,10 @@ def _run(seat: Seat, job: Mapping[str, Any]) -> Answer:
         totals["compute"],
         totals["wait"],
         totals["transfer"],
-        world.sent_bytes,
+        world.sent_bytes // repeats,
         None if peak is None or resident is None else max(0, peak - resident),
         _error(session, task, inputs) if job["check"] else None,
-        tuple((name, start - started, end - started) for name, start, end in world.events),
+        tuple((name, start - started, end - started) for name, start, end in world.events[earlier:]),
         socket.gethostname(),
     )
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from chunkbench.kernels.cpu import why_missing
 from chunkbench.kvcache.integers import Ints
 from chunkbench.ring.blocks import BlockKernel, FlashBlocks, Heads, NativeBlocks
 from chunkbench.ring.inputs import ContextInputs
@@ -30,6 +31,14 @@ class Scheme:
     kernel: str
     """`native`, `flash`, or a name in `chunkbench.ring.peers`."""
     ranks: int | None = None
+
+    def missing(self) -> str:
+        """What has to be installed for it; empty if nothing."""
+        from chunkbench.ring.peers import PEERS
+
+        if self.kernel == "native":
+            return why_missing()
+        return PEERS[self.kernel].missing() if self.kernel in PEERS else ""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def test_axes_have_meaning_values_and_default() -> None:
     rows = json.loads(CliRunner().invoke(command, ["axes", "--format", "json"]).output)
     shape = "traffic model n_p n_s n_c batch_size prompts tree heads kv_heads head_dim"
     heads = "retrieval window kv_share compensation chunk_size block_size dtype"
-    requests = "load rate clients forced memory schedule samples beams threads"
+    requests = "load rate clients forced memory schedule samples beams ranks phase mask link threads"
     assert " ".join(row["axis"] for row in rows) == f"{shape} {heads} {requests}"
     assert all(row["meaning"] and row["values"] and row["default"] for row in rows)
     table = CliRunner().invoke(command, ["axes"]).output

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims import analytic, constrained, decode, kv_memory, managers, prefill, razor, serving
+from chunkbench.paper.claims import analytic, constrained, decode, kv_memory, managers, prefill, razor, ring, serving
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
@@ -55,6 +55,16 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "RZ-echo": razor.echo,
     "RZ-throughput": razor.throughput,
     "RZ-prefix": razor.prefix,
+    "RG-exact": ring.exact,
+    "RG-memory": ring.memory,
+    "RG-overlap": ring.overlap,
+    "RG-balance": ring.balance,
+    "RG-table1": lambda _: ring.table1(),
+    "RG-table2": lambda _: ring.table2(),
+    "RG-appendixD": lambda _: ring.appendix_d(),
+    "RG-tree": ring.tree,
+    "RG-context": lambda _: ring.context(),
+    "X-ring2": lambda _: ring.table2_disagrees(),
     "X-figure4": lambda _: analytic.figure4_disagrees(),
     "X-unit": lambda _: analytic.unit_of_table3(),
 }

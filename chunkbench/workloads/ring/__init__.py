@@ -57,8 +57,12 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
     def follow(self, experiment: RingExperiment) -> bool:
         """With RANK above 0, be that rank of the run that rank 0 leads."""
         from chunkbench.ring.launch import world_from_environment
+        from chunkbench.store import CannotRunError
 
-        given = world_from_environment()
+        try:
+            given = world_from_environment()
+        except ValueError as error:
+            raise CannotRunError(str(error)) from None
         if given is None or given.rank == 0:
             return False
         given.follow("cuda" if experiment.device == "cuda" else "cpu")

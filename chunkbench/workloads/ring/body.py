@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.ring import BLOCKS, Device, RingNumbers, Shape, ideal_share, ring_numbers
+from chunkbench.analysis.ring import BLOCKS, Device, RingNumbers, Shape, break_even, ideal_share, ring_numbers
 from chunkbench.paper.printed import ring_devices
 from chunkbench.report.cells import fastest, measured, word
 from chunkbench.report.model import Cell, Column, Table
@@ -50,31 +50,55 @@ def _timing(view: View) -> str:
 
 
 def _schemes(view: View) -> Table:
-    def lines(group: Group) -> list[tuple[Group, Row]]:
+    """A line that names each point, and below it a line for each scheme that can do it."""
+    items: list[tuple[Group, Row | None]] = []
+    breaks = []
+    for group in view.groups:
         rows = [group.rows[name] for name in view.columns.ids if name in group.rows]
         shown = [row for row in rows if row.facts.status not in ("unsupported", "unavailable")]
-        return [(group, row) for row in shown or rows[:1]]
+        items += [(group, None), *((group, row) for row in shown)]
+        breaks.append(len(items) - 1)
 
-    columns: tuple[Column[tuple[Group, Row]], ...] = (
-        Column("", lambda line: view.columns.name(line[1].facts.implementation), align="left"),
-        Column("ms", lambda line: _cell(*line), ("ms",)),
-        Column("ratio", lambda line: times(line[1].derived.ratio_to_baseline)),
-        Column(
-            "least..most",
-            lambda line: Cell(ratio_span(line[1].derived.ratio_low, line[1].derived.ratio_high, 2), "quiet"),
-            ("least..", "most"),
-        ),
-        Column("of no exchange", lambda line: _of_no_exchange(*line), ("of no", "exchange")),
-        Column("busy", lambda line: _with(line[1], _busy)),
-        Column("work", lambda line: _work(line[1])),
-        Column("transfer ms", lambda line: _with(line[1], lambda n: ms_of_s(n.transfer_s or None)), ("transfer", "ms")),
-        Column("exposed", lambda line: _with(line[1], lambda n: percent(n.exposed))),
-        Column("sent MB", lambda line: _sent(line[1]), ("sent", "MB")),
-        Column("peak MB", lambda line: _with(line[1], lambda n: megabytes(n.peak_bytes)), ("peak", "MB")),
-        Column("of 6bch", lambda line: _of_blocks(line[1]), ("of", "6bch")),
-        Column("error", lambda line: _error(line[1])),
+    def column(name: str, show: Callable[[Group, Row], Cell | str], *heading: str) -> Column[tuple[Group, Row | None]]:
+        return Column(name, lambda item: "" if item[1] is None else show(item[0], item[1]), heading)
+
+    def first(item: tuple[Group, Row | None]) -> str:
+        group, row = item
+        return _point(view, group) if row is None else f"  {view.columns.name(row.facts.implementation)}"
+
+    columns = (
+        Column("scheme", first, align="left"),
+        column("ms", _cell),
+        column("ratio", lambda _, row: times(row.derived.ratio_to_baseline)),
+        column("least..most", lambda _, row: _span(row), "least..", "most"),
+        column("of no exchange", _of_no_exchange, "of no", "exchange"),
+        column("busy", lambda _, row: _with(row, _busy)),
+        column("work", lambda _, row: _work(row)),
+        column("exposed", lambda _, row: _with(row, lambda n: percent(n.exposed))),
+        column("sent MB", lambda _, row: _sent(row), "sent", "MB"),
+        column("peak MB", lambda _, row: _with(row, lambda n: megabytes(n.peak_bytes)), "peak", "MB"),
+        column("of 6bch", lambda _, row: _of_blocks(row), "of", "6bch"),
+        column("error", lambda _, row: _error(row)),
     )
-    return view.table("Schemes", lines, columns, keys=1, apart=True)
+    return Table("Schemes", columns, items, 1, frozenset(breaks[:-1]))
+
+
+def _point(view: View, group: Group) -> str:
+    """A point in words."""
+    axes = group.axes
+    words = [str(axes["phase"]), f"{axes['n_p']:,} tokens"]
+    if axes["phase"] == "decode":
+        words += [f"{axes['batch_size']} sequences", f"{axes['n_s']:,} shared"]
+    else:
+        words.insert(1, str(axes["mask"]))
+    if axes.get("link"):
+        words.append(f"link {significant(axes['link'] / 1e9, 2)} GB/s")
+    named = ("phase", "mask", "n_p", "n_s", "batch_size", "link")
+    return ", ".join([*words, *(f"{axis} {view.text(axis, axes[axis])}" for axis in view.axes if axis not in named)])
+
+
+def _span(row: Row) -> Cell:
+    return Cell(ratio_span(row.derived.ratio_low, row.derived.ratio_high, 2), "quiet")
 
 
 def _cell(group: Group, row: Row) -> Cell:
@@ -83,7 +107,7 @@ def _cell(group: Group, row: Row) -> Cell:
     return measured(row, ms_of_us(row.derived.latency_us), fastest(group, row))
 
 
-def _with(row: Row, text: Any) -> str:
+def _with(row: Row, text: Callable[[RingNumbers], str]) -> str:
     numbers = ring_numbers(row)
     return NOTHING if numbers is None else text(numbers)
 
@@ -145,15 +169,6 @@ def _links(view: View) -> Table:
 def _facts(row: Row) -> RingResult:
     assert isinstance(row.facts, RingResult)
     return row.facts
-
-
-def break_even(facts: RingResult) -> float | None:
-    """c* of a point from its probed rates; of a causal ring's first step twice as much, since half of it is hidden."""
-    if facts.flops_per_s is None or facts.bytes_per_s is None:
-        return None
-    device = Device("here", facts.flops_per_s, facts.bytes_per_s)
-    own = device.break_even(facts.element_bytes, facts.heads / facts.kv_heads)
-    return own if facts.mask == "full" else 2 * own
 
 
 def _break_even(facts: RingResult) -> str:

@@ -21,7 +21,6 @@ from chunkbench.runner.case_facts import now
 from chunkbench.runner.memory_guard import gigabytes
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
-from chunkbench.store import CannotRunError
 from chunkbench.store.results import Status
 from chunkbench.store.ring_result import RankFacts, RankTimes, RingResult
 from chunkbench.workloads.ring.methods import METHODS, RingMethod
@@ -55,12 +54,8 @@ class RingMeasurer:
     """Measures the points of a run; the ranks stay from one point to the next with as many ranks and threads."""
 
     def __init__(self, experiment: RingExperiment, target: Target, place: Workplace[RingResult]) -> None:
-        """Raises `RunError` if the variables of a launcher are set, but not all of them."""
         self._experiment, self._target, self._place = experiment, target, place
-        try:
-            self._given = world_from_environment()
-        except ValueError as error:
-            raise CannotRunError(str(error)) from None
+        self._given = world_from_environment()
         self._ranks: Ranks | None = None
         self._ranks_of: tuple[int, int | None] | None = None
 

@@ -31,15 +31,9 @@ class RingMethod:
         return self.scheme.kernel not in ("native", "flash")
 
     def availability(self, device: str) -> Answer:
-        from chunkbench.ring.peers import PEERS
-
         if device != "cpu" and self.scheme.kernel not in ("flash", "torch-ring", "sdpa"):
             return Answer(False, "its kernel is for CPUs")
-        if self.scheme.kernel == "native":
-            from chunkbench.kernels import cpu
-
-            return YES if cpu.native() is not None else Answer(False, cpu.why_missing())
-        missing = PEERS[self.scheme.kernel].missing() if self.scheme.kernel in PEERS else ""
+        missing = self.scheme.missing()
         return Answer(False, missing) if missing else YES
 
     def supports(self, point: RingPoint) -> str:

@@ -262,7 +262,8 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             Rows products{queries + static_cast<std::int64_t>(first) * d, d, scores, c, false, rows};
             Rows sums{scores, c, outputs + static_cast<std::int64_t>(first) * d, d, true, rows};
             const auto hide = [&] {
-                if (Reads || item.rows == 1 || item.tail_row < 0 || n + 1 < item.count) return;
+                if (Reads || item.tail_row < 0 || n + 1 < item.count) return;
+                if (item.rows == 1 && work.rows[item.first_row] == item.tail_row) return;
                 hide_later_tokens(work, item, tokens, group, rows, scores, c);
             };
 #ifdef CHUNKBENCH_TILE_PRODUCTS

@@ -1,0 +1,207 @@
+"""The report and the figure of a ring, from made-up results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from chunkbench.report import build, figures, render
+from chunkbench.report.model import Table
+from chunkbench.report.report import Report
+from chunkbench.store import Run
+from chunkbench.store.ring_result import RingResult
+from tests.workloads.drawings import check_inside, drawn
+from tests.workloads.ring.made import ring_result
+
+SCHEMES = ["one_process", "no_exchange", "ring", "zigzag", "all_gather", "tree_decode", "torch_ring"]
+
+
+def prefill(**axes: Any) -> list[RingResult]:
+    """One process takes 0.4 s, the ring three quarters of that and zigzag half."""
+    return [
+        ring_result("one_process", (0.4, 0.001), sent=0, wait=0.0, pairs=(400, 0), **axes),
+        ring_result("no_exchange", (0.18, 0.18), sent=0, wait=0.0, pairs=(200, 200), **axes),
+        ring_result("ring", (0.15, 0.3), pairs=(100, 300), **axes),
+        ring_result("zigzag", (0.2, 0.2), pairs=(200, 200), peak=48_000_000, **axes),
+        ring_result("tree_decode", status="unsupported", reason="is for phase: decode", **axes),
+    ]
+
+
+def decode() -> list[RingResult]:
+    axes: dict[str, Any] = {"phase": "decode", "batch_size": 4, "n_p": 8192, "n_s": 6144}
+    return [
+        ring_result("one_process", (0.02, 0.001), sent=0, wait=0.0, pairs=(400, 0), **axes),
+        ring_result("tree_decode", (0.01, 0.01), pairs=(200, 200), **axes),
+        ring_result("torch_ring", status="unavailable", reason="is not there", **axes),
+        ring_result("ring", status="crashed", reason="rank 1 ended (signal 9)", **axes),
+    ]
+
+
+def slow_links() -> list[RingResult]:
+    """c* is 2 F / B = 800 tokens in float32 without a mask; the ring has blocks of a half and of twice that."""
+    found = []
+    for n_p, wait in ((800, 0.2), (3200, 0.004)):
+        axes: dict[str, Any] = {"n_p": n_p, "link": 10**8, "mask": "full", "rates": (4e10, 1e8)}
+        found.append(ring_result("ring", wait=wait, transfer=0.4, **axes))
+        found.append(ring_result("one_process", (0.4, 0.001), sent=0, wait=0.0, **axes))
+    return found
+
+
+@pytest.fixture
+def make(make_run: Any) -> Any:
+    def made(results: list[RingResult], **experiment: Any) -> Run:
+        named = {"name": "ring", "kind": "ring", "baseline": "one_process", "implementations": SCHEMES, "paper": None}
+        run: Run = make_run(results, **named | experiment)
+        return run
+
+    return made
+
+
+def texts(table: Table) -> list[dict[str, str]]:
+    """The cells of each row by the names of their columns."""
+    return [
+        {column.name: cell.text.strip() for column, cell in zip(table.columns, row, strict=True)} for row in table.rows
+    ]
+
+
+def schemes(report: Report) -> Mapping[str, dict[str, str]]:
+    """The rows of the first table by the first words of each; points are rows, too."""
+    (table,) = (table for table in report.tables if table.title == "Schemes")
+    return {row["scheme"]: row for row in texts(table)}
+
+
+def titled(report: Report, words: str) -> list[dict[str, str]]:
+    (table,) = (table for table in report.tables if words in table.title)
+    return texts(table)
+
+
+def test_schemes_of_a_point_stand_beside_their_bounds(make: Any) -> None:
+    report = build(make(prefill()))
+    rows = schemes(report)
+    assert "Tree decode" not in rows, "a scheme that cannot do a point has no line"
+    assert "prefill, causal, 4,096 tokens" in rows
+    names = ["One process", "No exchange", "Ring", "Zigzag ring"]
+    assert [rows[name]["ms"] for name in names] == ["400", "180", "300", "200"]
+    assert [rows[name]["ratio"] for name in names] == ["1.00x", "0.45x", "0.75x", "0.50x"]
+    assert [rows[name]["of no exchange"] for name in names] == ["45%", "100%", "60%", "90%"]
+    assert [rows[name]["work"] for name in names] == ["2.000", "1.000", "1.500", "1.000"]
+    assert [rows[name]["exposed"] for name in names] == ["-", "-", "25%", "25%"]
+    assert [rows[name]["sent MB"] for name in names] == ["-", "-", "2.000", "2.000"]
+    assert rows["Ring"]["busy"] == "50%"
+    assert rows["Ring"]["error"] == "2.5e-07"
+    # Six blocks of 2,048 tokens, 8 heads of 128 float32 numbers are 50.3 MB.
+    assert (rows["Zigzag ring"]["peak MB"], rows["Zigzag ring"]["of 6bch"]) == ("48.00", "0.95")
+    assert report.headline == "The zigzag ring of 2 ranks takes 0.50 of the time of One process at 4,096 tokens."
+
+
+def test_a_scheme_that_failed_is_shown_and_one_that_is_not_there_is_not(make: Any) -> None:
+    report = build(make(decode()))
+    rows = schemes(report)
+    assert rows["Ring"]["ms"] == "crashed"
+    assert "PyTorch ring" not in rows
+    assert rows["Tree decode"]["ratio"] == "0.50x"
+    assert rows["Tree decode"]["of 6bch"] == "-", "six blocks are those of a prefill"
+    assert "decode, 8,192 tokens, 4 sequences, 6,144 shared" in rows
+    assert report.headline == ""
+    assert "rank 1 ended (signal 9)" in render(report, "table")
+
+
+def test_a_slow_link_has_a_table_beside_what_rates_predict(make: Any) -> None:
+    report = build(make(slow_links()))
+    short, long = titled(report, "A slow link")
+    assert (short["c"], short["c* predicted"], short["c / c*"]) == ("400", "800", "0.50")
+    assert (short["exposed"], short["predicted"]) == ("50%", "50%")
+    assert (long["c"], long["c / c*"]) == ("1,600", "2.00")
+    assert (long["exposed"], long["predicted"]) == ("1.0%", "0.0%")
+    assert not [table for table in build(make(prefill())).tables if "A slow link" in table.title]
+
+
+def test_more_ranks_are_counted_from_rates(make: Any) -> None:
+    """Here F is 4e10 and B 2e9: c* is 2 F / B = 40 tokens of float32."""
+    devices = [{"name": "Mine", "tflops": 100.0, "gb_per_s": 50.0}]
+    report = build(make(prefill(), accelerators=devices))
+    rows = titled(report, "a pass of 1,048,576 tokens, 8 heads of 128, float32")
+    assert [row["device"] for row in rows if row["device"]] == ["a rank here", "Mine", "A100 NVLink"]
+    assert [row["ranks"] for row in rows[:5]] == ["4", "16", "64", "256", "1,024"]
+    first = rows[0]
+    assert (first["c"], first["ideal ring"]) == ("262,144", "57%")
+    # Three times 2 * 262,144 tokens * 8 * 128 * 4 bytes.
+    assert first["sent MB"] == "6,442"
+    # Here compute hides all transfers: N / 2 and N - 1/2 blocks of 4 * 8 * 128 * 262,144^2 FLOPs.
+    block = 4 * 8 * 128 * 262_144**2 / 4e10
+    assert float(first["zigzag ms"].replace(",", "")) == pytest.approx(2 * block * 1e3, rel=5e-3)
+    assert float(first["ring ms"].replace(",", "")) == pytest.approx(3.5 * block * 1e3, rel=5e-3)
+    blocks = {row["device"]: row for row in titled(report, "break-even blocks")}
+    assert (blocks["a rank here"]["c*"], blocks["a rank here"]["6 c*"]) == ("40.0", "240")
+    assert (blocks["Mine"]["c*"], blocks["Mine"]["6 c*"]) == ("2,000", "12,000")
+    assert blocks["A100 NVLink"]["c*"] == "1,040"
+    assert not [
+        table for table in build(make([ring_result("ring", rates=(None, None))])).tables if "Counted" in table.title
+    ]
+
+
+def test_the_report_says_where_ranks_ran(make: Any) -> None:
+    text = " ".join(render(build(make(prefill())), "table").split())
+    assert "no figure of a network" in text
+    assert "counted: computed from rates, never measured" in text
+    elsewhere = " ".join(render(build(make(prefill(hosts=4))), "table").split())
+    assert "on 4 machines" in elsewhere
+    assert "no figure of a network" not in elsewhere
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex", "json", "csv"])
+def test_every_format_can_show_a_ring(make: Any, form: str) -> None:
+    results = prefill() + decode() + slow_links()
+    text = render(build(make(results)), form)
+    names = {result.implementation if form in ("json", "csv") else result.label for result in results}
+    assert {name for name in names if name in text} == names  # what is not there stands in the footer
+
+
+@pytest.fixture
+def picture(make: Any) -> Figure:
+    return drawn(make(prefill() + decode() + slow_links()))
+
+
+def test_the_figure_has_a_timeline_of_each_phase_and_exposed_transfers(picture: Figure) -> None:
+    plots = [plot for plot in picture.axes if plot.get_visible()]
+    titles = [plot.get_title() for plot in plots]
+    assert titles == ["prefill, 4,096 tokens", "decode, 8,192 tokens", "the ring on a slow link"]
+    first, second, third = plots
+    # Schemes that exchange nothing have no timeline; two lines for the two ranks of the others.
+    assert [label.get_text() for label in first.get_yticklabels()] == [
+        "Ring 0",
+        "Ring 1",
+        "Zigzag ring 0",
+        "Zigzag ring 1",
+    ]
+    assert [label.get_text() for label in second.get_yticklabels()] == ["Tree decode 0", "Tree decode 1"]
+    measured, predicted = (np.column_stack(line.get_data()) for line in third.get_lines()[:2])
+    assert measured.tolist() == pytest.approx(np.array([[400, 50], [1600, 1]]))
+    assert predicted[0].tolist() == pytest.approx([400, 50])
+    assert predicted[-1].tolist() == pytest.approx([1600, 0])
+    legend = [text.get_text() for text in picture.legends[0].get_texts()]
+    assert legend == ["computes", "K and V travel", "only waits"]
+
+
+def test_texts_of_the_figure_lie_inside_and_do_not_cover_each_other(picture: Figure) -> None:
+    picture.canvas.draw()
+    renderer = picture.canvas.get_renderer()  # type: ignore[attr-defined]
+    for plot in (plot for plot in picture.axes if plot.get_visible()):
+        for axis in (plot.xaxis, plot.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            check_inside(picture, (*labels, axis.label, plot.title))
+            boxes = [label.get_window_extent(renderer) for label in labels if label.get_text()]
+            assert boxes
+            for number, box in enumerate(boxes):
+                assert not any(box.overlaps(other) for other in boxes[number + 1 :])
+
+
+def test_there_is_no_figure_where_nothing_moves(make: Any) -> None:
+    still = [result for result in prefill() if result.implementation in ("one_process", "no_exchange")]
+    run = make(still)
+    assert figures.draw(build(run), run.manifest) is None
