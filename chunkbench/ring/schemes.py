@@ -91,8 +91,10 @@ class Task:
 
     def bytes(self, scheme: Scheme, ranks: int) -> int:
         """About what all ranks of one machine hold: K and V, queries and outputs."""
-        shape, rows = self.shape, self.tokens if self.phase == "prefill" else self.sequences
-        kv = 2 * self.kv_heads * self.head_dim * shape.dtype.itemsize * (self.tokens + self.sequences * self.own)
+        shape, ranks = self.shape, scheme.ranks or ranks
+        decodes = self.phase == "decode"
+        rows, tokens = (self.sequences, self.shared + self.sequences * self.own) if decodes else (self.tokens,) * 2
+        kv = 2 * self.kv_heads * self.head_dim * shape.dtype.itemsize * tokens
         copies = {"ring": 2, "merge": 1, "gather": ranks + 1, "none": ranks}[scheme.movement]
         library = 1 if scheme.kernel in ("native", "flash") else 3
         return library * (kv * copies + rows * self.heads * self.head_dim * (4 + shape.dtype.itemsize))

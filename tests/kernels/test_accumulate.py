@@ -42,6 +42,13 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Unless a test says more: threads that wait for each other make small tests slow where others compute, too."""
+    with threads(1):
+        yield
+
+
 class Case:
     """Queries, and blocks of K and V of which each row reads the first tokens; results of every instruction set."""
 
@@ -102,7 +109,7 @@ class Case:
         return arrays(*cut(items, grain), len(last_tokens)).partial_items
 
     def expected(self) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
-        """Of each row: its attention `[h, d]`, and the logarithm of its sum of weights `[h]`; None if it sees nothing."""
+        """Attention `[h, d]` of each row, and the logarithm of its sum of weights `[h]`; None if it sees nothing."""
         found: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         for row in range(self.rows):
             visible = [(k[: seen[row]], v[: seen[row]]) for k, v, seen in self.blocks]
@@ -200,6 +207,25 @@ def test_long_blocks_whose_items_are_cut(dtype: torch.dtype, heads: tuple[int, i
         case.stores.reverse()
         assert case.partial_items() > 0
         case.check()
+
+
+@given(
+    st.integers(1, 150).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), min_size=1).map(sorted)))
+)
+def test_items_have_each_row_that_sees_something_once(drawn: tuple[int, list[int]]) -> None:
+    tokens, seen = drawn
+    chunks = np.arange(-(-tokens // 16))
+    items, last_tokens = items_of_lengths(chunks, tokens, np.array(seen), 16)
+    found = {}
+    for first, count, first_row, rows in zip(*items[2:6], strict=True):
+        for row in items.rows[first_row : first_row + rows]:
+            assert row not in found
+            assert (first, count > 0) == (0, True)
+            found[int(row)] = 16 * (count - 1) + last_tokens[row]
+    assert found == {row: count for row, count in enumerate(seen) if count}
+    # What stands for a full chunk and for the last one.
+    assert last_tokens[len(seen) :].tolist() == [16, (tokens - 1) % 16 + 1]
+    assert set(items.tail_row.tolist()) <= {len(seen), len(seen) + 1}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

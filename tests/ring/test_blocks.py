@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
@@ -26,6 +27,15 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 never_decreasing = st.integers(0, 30).flatmap(
     lambda most: st.lists(st.integers(0, most), min_size=1, max_size=25).map(sorted)
 )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other make small tests slow where others compute, too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def kernel(kind: str, shape: Heads) -> BlockKernel:

@@ -60,6 +60,8 @@ def test_rank_0_leads_and_rank_1_ends_with_it(tmp_path: Path) -> None:
         code, printed = ended(leader)
         assert code == 0, printed
         assert ended(follower, 20) == (0, "")
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert (tmp_path / "run" / "figure.png").is_file()
     assert len(check_results(open_run(tmp_path / "run"), 2)) == 3
 
 

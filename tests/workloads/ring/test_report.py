@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from chunkbench.report import build, figures, render
 from chunkbench.report.model import Table
@@ -189,16 +190,16 @@ def test_the_figure_has_a_timeline_of_each_phase_and_exposed_transfers(picture: 
 
 def test_texts_of_the_figure_lie_inside_and_do_not_cover_each_other(picture: Figure) -> None:
     picture.canvas.draw()
-    renderer = picture.canvas.get_renderer()  # type: ignore[attr-defined]
-    for plot in (plot for plot in picture.axes if plot.get_visible()):
-        for axis in (plot.xaxis, plot.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-            check_inside(picture, (*labels, axis.label, plot.title))
-            boxes = [label.get_window_extent(renderer) for label in labels if label.get_text()]
-            assert boxes
-            for number, box in enumerate(boxes):
-                assert not any(box.overlaps(other) for other in boxes[number + 1 :])
+    texts: list[Text] = []
+    for axis in (axis for plot in picture.axes if plot.get_visible() for axis in (plot.xaxis, plot.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        boxes = [label.get_window_extent() for label in labels if label.get_text()]
+        assert boxes
+        for number, box in enumerate(boxes):
+            assert not any(box.overlaps(other) for other in boxes[number + 1 :])
+        texts += [*labels, axis.label, axis.axes.title]
+    check_inside(picture, texts)
 
 
 def test_there_is_no_figure_where_nothing_moves(make: Any) -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from chunkbench import report
 from chunkbench.environment import read_environment
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Case
@@ -125,7 +126,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> type[MadeRanks]:
     return MadeRanks
 
 
-def test_a_run_measures_checks_and_goes_on(made: type[MadeRanks], tmp_path: Path) -> None:
+def test_a_run_measures_checks_and_goes_on(
+    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "write_all", lambda *_: None)  # tests of the report draw it
     # Less repeated, so that the test takes less time.
     with mock.patch.multiple(measure, Ranks=Ranks, _LEAST_S=0.01):
         code, printed, done = run(tmp_path, TINY)
@@ -150,8 +154,6 @@ def test_a_run_measures_checks_and_goes_on(made: type[MadeRanks], tmp_path: Path
     assert [rank.pairs for rank in cases["prefill", "one_process"].ranks_facts] == [256 * 257 // 2, 0]
     assert [rank.pairs for rank in cases["decode", "tree_decode"].ranks_facts] == [3 * 128] * 2
     assert [rank.pairs for rank in cases["decode", "ring"].ranks_facts] == [2 * 256, 256]
-    assert (done.path / "report.html").is_file()
-    assert (done.path / "figure.png").is_file()
 
     # Without the second point and a part of its line, the run goes on there; made-up ranks show what is measured then.
     lines = (done.path / "cases.jsonl").read_text().splitlines(keepends=True)
