@@ -6,19 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
-from chunkbench.ring.rank import BEAT_S, SEAT, Answer, Seat, open_store
+from chunkbench.ring.rank import BEAT_S, END, SEAT, START, START_S, Answer, Seat, open_store
 from chunkbench.ring.schemes import Scheme, Task
 
 LOOPBACK = "127.0.0.1"
-_START_S = 120.0
 _POLL_S = 0.01
+_END_S = 3.0
 _SETTLE_S = 1.0
 """After a rank's error, so much time for another one to show that it has ended: its end may be the cause."""
 
@@ -32,20 +33,18 @@ class RankLostError(Exception):
 
 
 class Ranks:
-    """Ranks that wait for jobs. With the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (`torchrun`, `srun`)
-    the ranks above 0 are other processes that were started so (`follow`); else all are children of this process."""
+    """Ranks that wait for jobs. All are children of this process, or rank 0 alone where a launcher started the others
+    (`GivenWorld`)."""
 
-    def __init__(self, ranks: int, threads: int | None, device: str, log: Path | None = None) -> None:
+    def __init__(
+        self, ranks: int, threads: int | None, device: str, log: Path | None = None, given: GivenWorld | None = None
+    ) -> None:
         """Start them. Raises `RankLostError`."""
-        self.ranks, self._threads, self._number = ranks, threads, 0
+        self.ranks, self.threads, self._number = ranks, threads, 0
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        given = world_from_environment()
-        if given is None:
-            self._store: Any = open_store(LOOPBACK, 0, leads=True)
-            host, port = LOOPBACK, self._store.port
-        else:
-            host, port = given.host, given.port
-            self._store = given.lead()
+        self._store: Any = open_store(LOOPBACK, 0, leads=True) if given is None else given.store
+        self._store.set("go", START)
+        host, port = (LOOPBACK, self._store.port) if given is None else (given.host, given.port)
         for rank in range(ranks) if given is None else (0,):
             cpus = share_of_cpus(rank, ranks) if given is None else given.cpus
             seat = Seat(host, port, rank, ranks, device, cpus, os.getpid())
@@ -59,9 +58,9 @@ class Ranks:
                     env=environment,
                 )
         try:
-            self._await("ready", _START_S)
+            self._await("ready", START_S)
         except BaseException:
-            self.close()
+            self.close(lost=True)
             raise
 
     def run(
@@ -87,13 +86,13 @@ class Ranks:
         """Rates of each rank. Raises `RankLostError`."""
         return self._ask("probe", {"task": asdict(task), "kernel": kernel, "link": link}, limit_s)
 
-    def close(self) -> None:
-        """End the ranks. Does nothing if they have ended."""
+    def close(self, lost: bool = False) -> None:
+        """End the ranks, at once if one is `lost`. Does nothing if they have ended."""
         if self._store is None:
             return
         with suppress(Exception):
             self._store.set(f"job/{self._number}", json.dumps({"do": "end"}))
-        deadline = monotonic() + 3
+        deadline = monotonic() + (0 if lost else _END_S)
         for child in self._children.values():
             with suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, deadline - monotonic()))
@@ -105,11 +104,11 @@ class Ranks:
 
     def _ask(self, what: str, job: Mapping[str, Any], limit_s: float) -> list[Any]:
         number, self._number = self._number, self._number + 1
-        self._store.set(f"job/{number}", json.dumps({"do": what, "threads": self._threads, **job}))
+        self._store.set(f"job/{number}", json.dumps({"do": what, "threads": self.threads, **job}))
         try:
             answers = self._await(f"answer/{number}", limit_s)
         except BaseException:
-            self.close()
+            self.close(lost=True)
             raise
         return [json.loads(answer)["answer"] for answer in answers]
 
@@ -135,9 +134,14 @@ class Ranks:
             sleep(_POLL_S)
         if failed:
             rank, error = min(failed.items())
+            if dead := self._dead(missing - failed.keys()):  # its end may be what the others failed of
+                raise RankLostError(f"{_named(dead)} {_verb(dead, 'does', 'do')} not run", "crashed")
             raise RankLostError(f"rank {rank}: {error}")
         if missing:
-            raise RankLostError(self._silent(missing, limit_s), "timeout")
+            dead = self._dead(missing)
+            slow = dead or sorted(missing)
+            state = f"{_verb(slow, 'does', 'do')} not run" if dead else _verb(slow, "runs", "run")
+            raise RankLostError(f"{_named(slow)} gave no answer within {limit_s:.0f} s and {state}", "timeout")
         return [values[rank] for rank in range(self.ranks)]
 
     def _raise_if_ended(self) -> None:
@@ -146,32 +150,49 @@ class Ranks:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 raise RankLostError(f"rank {rank} ended ({how})", "crashed")
 
-    def _silent(self, missing: set[int], limit_s: float) -> str:
-        """Names the ranks that do not run; all that have not answered, if all run."""
+    def _dead(self, ranks: set[int]) -> list[int]:
+        """Those of these ranks that show no sign of life."""
+        if not ranks:
+            return []
         before = self._beats()
         sleep(3 * BEAT_S)
         after = self._beats()
-        dead = [rank for rank in sorted(missing) if before.get(rank) == after.get(rank)]
-        names = ", ".join(str(rank) for rank in dead or sorted(missing))
-        state = "does not run" if dead else "runs"
-        word = "rank" if len(dead or missing) == 1 else "ranks"
-        return f"{word} {names} gave no answer within {limit_s:.0f} s and {state}"
+        return [rank for rank in sorted(ranks) if before.get(rank) == after.get(rank)]
 
     def _beats(self) -> dict[int, bytes]:
         keys = {rank: f"beat/{rank}" for rank in range(self.ranks)}
         return {rank: self._store.get(key) for rank, key in keys.items() if self._store.check([key])}
 
 
+def _named(ranks: Sequence[int]) -> str:
+    return f"{_verb(ranks, 'rank', 'ranks')} {', '.join(map(str, ranks))}"
+
+
+def _verb(ranks: Sequence[int], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
+
+
 class GivenWorld:
-    """The world that the usual variables describe."""
+    """The world that the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (`torchrun`, `srun`)."""
 
     def __init__(self, rank: int, size: int, host: str, port: int) -> None:
         self.rank, self.size, self.host, self.port = rank, size, host, port
 
-    def lead(self) -> Any:
-        """The store: of `torchrun`, which has one at this port, or a new one."""
+    @cached_property
+    def store(self) -> Any:
+        """The store of the process that leads: of `torchrun`, which has one at this port, or a new one."""
         has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return open_store(self.host, self.port, leads=not has_one)
+
+    def dismiss(self) -> None:
+        """Let the ranks above 0 end without a job."""
+        waits = [("here", START_S), ("gone", _END_S)]
+        for word, seconds in waits:
+            deadline = monotonic() + seconds
+            keys = [f"{word}/{rank}" for rank in range(1, self.size)]
+            while not self.store.check(keys) and monotonic() < deadline:
+                sleep(_POLL_S)
+            self.store.set("go", END)
 
     def follow(self, device: str) -> None:
         """Be a rank above 0 until the leader ends."""

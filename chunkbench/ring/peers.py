@@ -49,13 +49,10 @@ class PeerSession:
 
 
 class Peer(NamedTuple):
-    """How another library's way is opened, the module that it needs, and the scheme's phases."""
+    """How another library's way is opened, and the module that it needs."""
 
     open: Callable[[World, Scheme, Task, ContextInputs], PeerSession]
     module: str = "torch"
-    phase: str = "prefill"
-    grouped: bool = False
-    """Whether it takes fewer K/V heads than query heads."""
     install: str = ""
 
     def missing(self) -> str:
@@ -132,9 +129,9 @@ def _pytorch_tree(world: World, scheme: Scheme, task: Task, inputs: ContextInput
 
 _PYTORCH = ("ring_attention_pytorch", "ring-attention-pytorch is not installed: pip install 'chunkbench[ring]'")
 PEERS: Mapping[str, Peer] = {
-    "sdpa": Peer(_sdpa, grouped=True),
+    "sdpa": Peer(_sdpa),
     "torch-ring": Peer(_torch_ring),
-    "pytorch-ring": Peer(_pytorch_ring, _PYTORCH[0], grouped=True, install=_PYTORCH[1]),
-    "pytorch-tree": Peer(_pytorch_tree, _PYTORCH[0], "decode", install=_PYTORCH[1]),
+    "pytorch-ring": Peer(_pytorch_ring, *_PYTORCH),
+    "pytorch-tree": Peer(_pytorch_tree, *_PYTORCH),
 }
 """Kernel of a scheme -> another library's way."""

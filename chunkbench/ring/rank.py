@@ -10,21 +10,30 @@ import json
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from threading import Thread
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, NamedTuple
 
 SEAT = "CHUNKBENCH_RANK"
 FOREVER = timedelta(days=30)
+START_S = 120.0
+"""So long ranks and their leader wait for each other."""
 BEAT_S = 0.2
+START, END = b"start", b"end"
+"""What the leader says first."""
 _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
 """Most tokens of the block that is probed."""
 _PROBE_BYTES = 1 << 25
+"""Most bytes of a probed transfer; on a slowed link it takes a quarter of a second."""
+
+
+class NoLeaderError(Exception):
+    """The process that leads the ranks is not there."""
 
 
 class Seat(NamedTuple):
@@ -82,7 +91,13 @@ def serve(seat: Seat) -> None:
     if seat.device == "cuda":
         torch.cuda.set_device(seat.rank % torch.cuda.device_count())
     store, beats = (open_store(seat.host, seat.port, leads=False) for _ in range(2))
-    Thread(target=_beat, args=(beats, seat.rank), daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_beat, args=(beats, seat.rank, ended), daemon=True).start()
+    store.set(f"here/{seat.rank}", "1")
+    if store.get("go") == END:
+        store.set(f"gone/{seat.rank}", "1")
+        ended.set()
+        return
     backend = "nccl" if seat.device == "cuda" else "gloo"
     ring = PrefixStore("ring", store)
     dist.init_process_group(backend, store=ring, rank=seat.rank, world_size=seat.ranks)
@@ -97,16 +112,23 @@ def serve(seat: Seat) -> None:
             answer = {"error": f"{type(error).__name__}: {error}"}
         store.set(f"answer/{number}/{seat.rank}", json.dumps(answer))
         number += 1
+    ended.set()
     with suppress(Exception):
         dist.destroy_process_group()
 
 
 def open_store(host: str, port: int, leads: bool) -> Any:
     """The store through which ranks meet. `leads`: this process has it, at a port of the system's choice if 0."""
+    import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not leads:
-        return TCPStore(host, port, is_master=False, timeout=FOREVER)
+        try:
+            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=START_S))
+        except dist.DistError as error:
+            raise NoLeaderError(f"no rank 0 at {host}:{port} within {START_S:.0f} s") from error
+        store.set_timeout(FOREVER)
+        return store
     # By itself the store would listen to all addresses of this machine.
     listener = socket.create_server((host, port))
     port = listener.getsockname()[1]
@@ -115,16 +137,16 @@ def open_store(host: str, port: int, leads: bool) -> Any:
     )
 
 
-def _beat(store: Any, rank: int) -> None:
+def _beat(store: Any, rank: int, ended: threading.Event) -> None:
     """Show that this process runs. Ends the process if the leader is gone."""
     count = 0
-    while True:
+    while not ended.wait(BEAT_S):
         count += 1
         try:
             store.set(f"beat/{rank}", str(count))
         except Exception:
-            os._exit(1)
-        sleep(BEAT_S)
+            if not ended.is_set():
+                os._exit(1)
 
 
 def _run(seat: Seat, job: Mapping[str, Any]) -> Answer:
@@ -223,14 +245,15 @@ def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
         rates.append(4 * task.heads * task.head_dim * len(tokens) ** 2 / (end - start))
     probe = {"flops_per_s": max(rates)}
     if world.size > 1:
-        sent, received = (torch.zeros(_PROBE_BYTES // 4, device=seat.device) for _ in range(2))
+        size = min(_PROBE_BYTES, max(1 << 16, (job["link"] or _PROBE_BYTES) // 4))
+        sent, received = (torch.zeros(size // 4, device=seat.device) for _ in range(2))
         times = []
         for _ in range(3):
             dist.barrier()
             start = perf_counter()
             world.exchange(sent, received).wait()
             times.append(perf_counter() - start)
-        probe["bytes_per_s"] = _PROBE_BYTES / min(times)
+        probe["bytes_per_s"] = sent.nbytes / min(times)
     return probe
 
 

@@ -57,6 +57,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
     def follow(self, experiment: RingExperiment) -> bool:
         """With RANK above 0, be that rank of the run that rank 0 leads."""
         from chunkbench.ring.launch import world_from_environment
+        from chunkbench.ring.rank import NoLeaderError
         from chunkbench.store import CannotRunError
 
         try:
@@ -65,7 +66,10 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
             raise CannotRunError(str(error)) from None
         if given is None or given.rank == 0:
             return False
-        given.follow("cuda" if experiment.device == "cuda" else "cpu")
+        try:
+            given.follow("cuda" if experiment.device == "cuda" else "cpu")
+        except NoLeaderError as error:
+            raise CannotRunError(str(error)) from None
         return True
 
     def describe(self, experiment: RingExperiment, target: Target) -> str:

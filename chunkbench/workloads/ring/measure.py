@@ -57,7 +57,7 @@ class RingMeasurer:
         self._experiment, self._target, self._place = experiment, target, place
         self._given = world_from_environment()
         self._ranks: Ranks | None = None
-        self._ranks_of: tuple[int, int | None] | None = None
+        self._started = False
 
     @property
     def styles(self) -> dict[str, Mapping[str, Any]]:
@@ -92,9 +92,12 @@ class RingMeasurer:
 
     def close(self) -> None:
         """End the ranks."""
+        if self._given is not None and not self._started:
+            self._given.dismiss()
+            self._given = None
         if self._ranks is not None:
             self._ranks.close()
-            self._ranks = self._ranks_of = None
+            self._ranks = None
 
     def _survey(self, name: str, point: RingPoint) -> _Tried:
         method = METHODS.load(name)
@@ -114,13 +117,15 @@ class RingMeasurer:
 
     def _world(self, point: RingPoint) -> Ranks:
         """The ranks for a point. Raises `RankLostError`."""
-        wanted = point.ranks, point.threads
-        if self._ranks is None or self._ranks_of != wanted:
-            if self._given is not None and self._ranks_of is not None:
+        if self._ranks is not None and self._ranks.ranks != point.ranks:
+            self._ranks.close()
+            self._ranks = None
+        if self._ranks is None:
+            if self._given is not None and self._started:
                 raise RankLostError("the ranks of this run have ended; start all of them again")
-            self.close()
-            self._ranks_of = wanted
-            self._ranks = Ranks(point.ranks, point.threads, point.device, self._place.log)
+            self._started = True
+            self._ranks = Ranks(point.ranks, point.threads, point.device, self._place.log, self._given)
+        self._ranks.threads = point.threads
         return self._ranks
 
     def _probe(
@@ -134,7 +139,7 @@ class RingMeasurer:
         try:
             return self._world(point).probe(task_of(point), kernel, point.link, self._experiment.case_limit_s)
         except RankLostError:
-            self._lost()
+            self._ranks = None
             return []
 
     def _pass(self, one: _Tried, point: RingPoint, first: bool) -> None:
@@ -151,18 +156,12 @@ class RingMeasurer:
                 repeats=min(_MOST_REPEATS, math.ceil(_LEAST_S / took)),
             )
         except RankLostError as error:
-            self._lost()
+            self._ranks = None
             one.failed(error.status, str(error))
             return
         one.rounds.append(answers)
         if first:
             self._judge(one, point)
-
-    def _lost(self) -> None:
-        """Forget ranks that have ended; where a launcher started them, no others can follow."""
-        self._ranks = None
-        if self._given is None:
-            self._ranks_of = None
 
     @staticmethod
     def _judge(one: _Tried, point: RingPoint) -> None:

@@ -51,6 +51,8 @@ class RingMethod:
             return "ring-attention-pytorch computes in float32"
         if scheme.kernel == "pytorch-tree" and (point.n_s != point.n_p or point.heads != point.kv_heads):
             return "has one context for all sequences, and as many K/V heads as query heads"
+        if scheme.kernel == "pytorch-ring" and point.kv_heads not in (1, point.heads):
+            return "ring-attention-pytorch gives query heads to K/V heads in another order"
         if scheme.kernel == "pytorch-ring" and (each := point.n_p // point.ranks) > 1024 and each % 1024:
             return "needs a multiple of 1024 tokens for each rank"
         return ""

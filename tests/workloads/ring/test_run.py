@@ -16,7 +16,7 @@ from chunkbench.environment import read_environment
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import Case
 from chunkbench.experiment.points import RingPoint
-from chunkbench.ring.launch import RankLostError, Ranks
+from chunkbench.ring.launch import GivenWorld, RankLostError, Ranks
 from chunkbench.ring.rank import Answer
 from chunkbench.ring.schemes import Scheme, Task
 from chunkbench.runner.passes import Workplace
@@ -98,7 +98,8 @@ class MadeRanks:
     """Movement, whether it is checked, whether it is warmed up, repeats."""
     seconds: ClassVar[float] = 0.5
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, ranks: int, *_: object) -> None:
+        self.ranks = ranks
         self.started.append(self)
         self.closed = False
 
@@ -246,12 +247,16 @@ def test_ranks_of_a_launcher_measure_only_points_of_as_many_and_are_not_started_
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
+    dismissed: list[GivenWorld] = []
+    monkeypatch.setattr(GivenWorld, "dismiss", lambda given: dismissed.append(given))
     monkeypatch.setattr(made, "fails", {0: RankLostError("rank 1 is gone", "timeout")})
     four = measured(tmp_path, point(ranks=4))
     assert {(result.status, result.reason) for result in four.values()} == {
         ("unsupported", "this run was started with WORLD_SIZE=2")
     }
+    assert len(dismissed) == 1, "nothing was measured, so the other ranks may end"
     two = measured(tmp_path, point())
+    assert len(dismissed) == 1
     assert (two["ring"].status, two["ring"].reason) == ("timeout", "rank 1 is gone")
     assert two["one_process"].status == "error"
     assert "start all of them again" in two["one_process"].reason
