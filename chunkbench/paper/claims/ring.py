@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import median
 
 from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.ratio import ratio
@@ -56,8 +57,7 @@ def overlap(evidence: Evidence) -> Judgement:
         tokens, shares = break_even(facts), exposed_shares(facts)
         if tokens and shares:
             low, high, _kind = interval(shares, _CONFIDENCE)
-            value = sorted(shares)[len(shares) // 2]
-            found.append((facts.n_p / facts.ranks / tokens, Figure(value, low, high, (row,))))
+            found.append((facts.n_p / facts.ranks / tokens, Figure(median(shares), low, high, (row,))))
     above = min((pair for pair in found if pair[0] >= 2), key=lambda pair: pair[0], default=None)
     below = max((pair for pair in found if pair[0] <= 0.5), key=lambda pair: pair[0], default=None)
     if above is None or below is None:

@@ -16,15 +16,17 @@ from chunkbench.report.figures.style import DASHES, caption, conditions, panel_t
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 from chunkbench.store.ring_result import RingResult
+from chunkbench.workloads.ring.methods import CHOICES
 
 _COLOURS = {"compute": "#0072B2", "transfer": "#E69F00", "wait": "#BBBBBB"}
-_NAMES = {"compute": "computes", "transfer": "K and V travel", "wait": "only waits"}
+_NAMES = {"compute": "computes", "transfer": "sends and receives", "wait": "only waits"}
 _MOST_LINES = 12
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """A panel of timelines for the longest prefill and decode, then exposed transfers over c; None without any."""
-    panels: list[Group | list[Row]] = [group for group in map(_longest(report), ("prefill", "decode")) if group]
+    longest = [_longest(report, phase) for phase in ("prefill", "decode")]
+    panels: list[Group | list[Row]] = [group for group in longest if group is not None]
     slow = [row for group in report.groups if group.axes.get("link") and (row := group.rows.get("ring"))]
     slow = [row for row in slow if ring_numbers(row) is not None]
     if len({row.facts.axis("n_p") for row in slow}) > 1:
@@ -44,18 +46,16 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     return page.figure
 
 
-def _longest(report: Report):  # type: ignore[no-untyped-def]
-    def of_phase(phase: str) -> Group | None:
-        found = [g for g in report.groups if g.axes.get("phase") == phase and not g.axes.get("link") and _moving(g)]
-        return max(found, key=lambda group: group.axes["n_p"], default=None)
-
-    return of_phase
+def _longest(report: Report, phase: str) -> Group | None:
+    found = [g for g in report.groups if g.axes.get("phase") == phase and not g.axes.get("link") and _moving(g)]
+    return max(found, key=lambda group: group.axes["n_p"], default=None)
 
 
 def _moving(group: Group) -> list[RingResult]:
-    """Results whose ranks exchange something that we record."""
-    rows = [row.facts for row in group.rows.values() if isinstance(row.facts, RingResult)]
-    return [facts for facts in rows if any(what == "transfer" for rank in facts.timeline for what, _, _ in rank)]
+    """Results of our kernel whose ranks exchange something."""
+    rows = [row.facts for name, row in group.rows.items() if CHOICES[name].scheme.kernel == "native"]
+    results = [facts for facts in rows if isinstance(facts, RingResult)]
+    return [facts for facts in results if any(what == "transfer" for rank in facts.timeline for what, _, _ in rank)]
 
 
 def _timelines(plot: Axes, results: Sequence[RingResult], report: Report) -> None:

@@ -185,7 +185,7 @@ def test_the_figure_has_a_timeline_of_each_phase_and_exposed_transfers(picture: 
     assert predicted[0].tolist() == pytest.approx([400, 50])
     assert predicted[-1].tolist() == pytest.approx([1600, 0])
     legend = [text.get_text() for text in picture.legends[0].get_texts()]
-    assert legend == ["computes", "K and V travel", "only waits"]
+    assert legend == ["computes", "sends and receives", "only waits"]
 
 
 def test_texts_of_the_figure_lie_inside_and_do_not_cover_each_other(picture: Figure) -> None:
