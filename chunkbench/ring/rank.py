@@ -28,6 +28,8 @@ START, END = b"start", b"end"
 _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
 """Most tokens of the block that is probed."""
+_LEAST_PROBES, _MOST_PROBES, _PROBED_FLOPS = 5, 50, 2e10
+"""Calls of the kernel, and FLOPs of all of them: about 0.2 s. The fastest call counts."""
 _PROBE_BYTES = 1 << 25
 """Most bytes of a probed transfer; on a slowed link it takes a quarter of a second."""
 
@@ -236,13 +238,14 @@ def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
     q, block = inputs.queries(tokens), kernel.block(len(tokens))
     kernel.fill(block, *inputs.keys_values(tokens))
     running = Running(len(tokens), task.heads, task.head_dim, seat.device)
+    flops = 4 * task.heads * task.head_dim * len(tokens) ** 2
     rates = []
-    for _ in range(5):
+    for _ in range(max(_LEAST_PROBES, min(_MOST_PROBES, int(_PROBED_FLOPS / flops)))):  # as many on every rank
         dist.barrier()
         with world.span("compute"):
             kernel.add(q, block, len(tokens), np.full(len(tokens), len(tokens)), running)
         _, start, end = world.events[-1]
-        rates.append(4 * task.heads * task.head_dim * len(tokens) ** 2 / (end - start))
+        rates.append(flops / (end - start))
     probe = {"flops_per_s": max(rates)}
     if world.size > 1:
         size = min(_PROBE_BYTES, max(1 << 16, (job["link"] or _PROBE_BYTES) // 4))
