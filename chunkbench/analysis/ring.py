@@ -69,6 +69,17 @@ def exposed_shares(facts: RingResult) -> list[float]:
     return [max(rank.wait_s / rank.transfer_s for rank in times) for times in facts.times]
 
 
+def imbalance(facts: RingResult) -> float | None:
+    """Pairs of query and key that the busiest rank computes, over the mean of all ranks; None if nothing is counted."""
+    pairs: list[int] = [rank.pairs for rank in facts.ranks_facts]
+    return max(pairs) * len(pairs) / sum(pairs) if sum(pairs) else None
+
+
+def most_sent(facts: RingResult) -> int:
+    """Bytes that a rank sends in a pass, the most of all ranks; 0 if nothing is sent, or nobody knows."""
+    return max((rank.sent_bytes or 0 for rank in facts.ranks_facts), default=0)
+
+
 @dataclass(frozen=True)
 class Device:
     """What is counted for: FLOP/s of attention, and bytes/s to the next device."""
@@ -76,6 +87,11 @@ class Device:
     name: str
     flops_per_s: float
     bytes_per_s: float
+
+    @classmethod
+    def of_rates(cls, name: str, tflops: float, gb_per_s: float) -> Device:
+        """From rates in 10^12 FLOP/s and 10^9 bytes/s."""
+        return cls(name, tflops * 1e12, gb_per_s * 1e9)
 
     def break_even(self, element_bytes: int = 2, heads_per_kv_head: float = 1.0) -> float:
         """Tokens of a block whose compute takes as long as its transfer: c* = (e/2) (h_kv/h) F/B."""

@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -234,7 +235,7 @@ def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
     world = World(job["link"], seat.device)
     kernel = kernel_of(Scheme("contiguous", "none", job["kernel"]), task, seat.device)
     tokens = np.arange(min(_PROBE_TOKENS, task.tokens // seat.ranks))
-    inputs = Task(**(dict(job["task"]) | {"phase": "prefill"})).inputs(0, seat.device)
+    inputs = replace(task, phase="prefill").inputs(0, seat.device)
     q, block = inputs.queries(tokens), kernel.block(len(tokens))
     kernel.fill(block, *inputs.keys_values(tokens))
     running = Running(len(tokens), task.heads, task.head_dim, seat.device)

@@ -7,7 +7,16 @@ from statistics import median
 
 from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.ratio import ratio
-from chunkbench.analysis.ring import BLOCKS, Device, break_even, exposed_shares, ideal_share, ring_numbers
+from chunkbench.analysis.ring import (
+    BLOCKS,
+    Device,
+    break_even,
+    exposed_shares,
+    ideal_share,
+    imbalance,
+    most_sent,
+    ring_numbers,
+)
 from chunkbench.analysis.statistics import interval
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judgement, Stated, absent, decided, judged
@@ -79,7 +88,7 @@ def balance(evidence: Evidence) -> Judgement:
         return absent("the ring beside the zigzag ring", "ring")
     tokens, figure = max(found, key=lambda pair: pair[0])
     one, other = (_facts(row) for row in figure.rows)
-    most, even = (_imbalance(facts) for facts in (one, other))
+    most, even = (imbalance(facts) or 0.0 for facts in (one, other))
     share = ideal_share(one.ranks)
     reason = (
         f"{figure.value:.2f}x at {tokens:,} tokens on {one.ranks} ranks; the busiest rank computes {most:.3f} of the "
@@ -133,7 +142,7 @@ def tree(evidence: Evidence) -> Judgement:
     found = []
     for group in _points(evidence):
         rows = [row for name in ("ring", "tree_decode") if (row := group.get(name)) and row.derived.latency_us]
-        sent = [_sent(row) for row in rows]
+        sent = [most_sent(_facts(row)) for row in rows]
         if len(sent) == 2 and all(sent):
             found.append((sent[0], sent[1], rows))
     if not found:
@@ -181,14 +190,5 @@ def _blocks(row: Row) -> float:
     return BLOCKS * (numbers.of_six_blocks or 0.0) if numbers is not None else 0.0
 
 
-def _imbalance(facts: RingResult) -> float:
-    pairs = [rank.pairs for rank in facts.ranks_facts]
-    return max(pairs) * len(pairs) / sum(pairs)
-
-
-def _sent(row: Row) -> int:
-    return max((rank.sent_bytes or 0 for rank in _facts(row).ranks_facts), default=0)
-
-
 def _block(row: RingDevice) -> float:
-    return Device(row.name, row.tflops * 1e12, row.gb_per_s * 1e9).break_even()
+    return Device.of_rates(row.name, row.tflops, row.gb_per_s).break_even()

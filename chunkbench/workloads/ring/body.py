@@ -8,7 +8,17 @@ from statistics import median
 from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.ring import BLOCKS, Device, RingNumbers, Shape, break_even, ideal_share, ring_numbers
+from chunkbench.analysis.ring import (
+    BLOCKS,
+    Device,
+    RingNumbers,
+    Shape,
+    break_even,
+    ideal_share,
+    imbalance,
+    most_sent,
+    ring_numbers,
+)
 from chunkbench.paper.printed import ring_devices
 from chunkbench.report.cells import fastest, measured, word
 from chunkbench.report.model import Cell, Column, Table
@@ -118,27 +128,25 @@ def _busy(numbers: RingNumbers) -> str:
 
 
 def _work(row: Row) -> str:
-    ranks = row.facts.ranks_facts if isinstance(row.facts, RingResult) else ()
-    counts: list[int] = [rank.pairs for rank in ranks]
-    return f"{max(counts) * len(counts) / sum(counts):.3f}" if counts and sum(counts) else NOTHING
+    most = imbalance(_facts(row))
+    return NOTHING if most is None else f"{most:.3f}"
 
 
 def _sent(row: Row) -> str:
-    ranks = row.facts.ranks_facts if isinstance(row.facts, RingResult) else ()
-    most = max((rank.sent_bytes for rank in ranks if rank.sent_bytes is not None), default=0)
+    most = most_sent(_facts(row))
     return megabytes(most) if most else NOTHING
 
 
 def _of_blocks(row: Row) -> str:
-    numbers, facts = ring_numbers(row), row.facts
-    if numbers is None or numbers.of_six_blocks is None or not isinstance(facts, RingResult):
+    numbers = ring_numbers(row)
+    if numbers is None or numbers.of_six_blocks is None or _facts(row).phase != "prefill":
         return NOTHING
-    return f"{numbers.of_six_blocks:.2f}" if facts.phase == "prefill" else NOTHING
+    return f"{numbers.of_six_blocks:.2f}"
 
 
 def _error(row: Row) -> str:
-    facts = row.facts
-    return f"{facts.max_error:.1e}" if isinstance(facts, RingResult) and facts.max_error is not None else NOTHING
+    error = _facts(row).max_error
+    return NOTHING if error is None else f"{error:.1e}"
 
 
 def _of_no_exchange(group: Group, row: Row) -> str:
@@ -206,10 +214,8 @@ def _counted(view: View) -> list[Table]:
     alike = [other for other in free if (other.n_p, other.dtype) == (facts.n_p, facts.dtype)]
     rates = (median(getattr(other, name) or 0.0 for other in alike) for name in ("flops_per_s", "bytes_per_s"))
     here = Device("a rank here", *rates)
-    given = [
-        Device(entry["name"], entry["tflops"] * 1e12, entry["gb_per_s"] * 1e9) for entry in view.experiment.accelerators
-    ]
-    others = [Device(row.name, row.tflops * 1e12, row.gb_per_s * 1e9) for row in ring_devices()]
+    given = [Device.of_rates(**entry) for entry in view.experiment.accelerators]
+    others = [Device.of_rates(row.name, row.tflops, row.gb_per_s) for row in ring_devices()]
     shape = Shape(_TOKENS, facts.heads, facts.kv_heads, facts.head_dim, facts.element_bytes)
     items = [_Count(device, ranks) for device in (here, *given, others[0]) for ranks in _RANKS]
     times_columns: tuple[Column[_Count], ...] = (

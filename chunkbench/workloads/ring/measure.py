@@ -195,7 +195,7 @@ class RingMeasurer:
             bytes_per_s=rates.get("bytes_per_s"),
             max_error=max(errors, key=lambda error: math.inf if math.isnan(error) else error) if errors else None,
             tolerance=TOLERANCE[point.dtype],
-            hosts=1 if self._given is None else len({answer.host for answer in (one.rounds or [[]])[0]}) or 1,
+            hosts=len({answer.host for answer in one.rounds[0]}) if one.rounds else 1,
         )
 
     @staticmethod
