@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
-from chunkbench.ring.rank import BEAT_S, END, SEAT, START, START_S, Answer, Seat, open_store
+from chunkbench.ring.rank import BEAT_S, END, SEAT, START_S, Answer, Seat, open_store
 from chunkbench.ring.schemes import Scheme, Task
 
 LOOPBACK = "127.0.0.1"
@@ -43,11 +43,11 @@ class Ranks:
         self.ranks, self.threads, self._number = ranks, threads, 0
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._store: Any = open_store(LOOPBACK, 0, leads=True) if given is None else given.store
-        self._store.set("go", START)
+        self._store.set("go", device)
         host, port = (LOOPBACK, self._store.port) if given is None else (given.host, given.port)
         for rank in range(ranks) if given is None else (0,):
             cpus = share_of_cpus(rank, ranks) if given is None else given.cpus
-            seat = Seat(host, port, rank, ranks, device, cpus, os.getpid())
+            seat = Seat(host, port, rank, ranks, cpus, os.getpid())
             environment = os.environ | {SEAT: json.dumps(seat)}
             with open(log or os.devnull, "ab") as output:
                 self._children[rank] = subprocess.Popen(
@@ -194,11 +194,11 @@ class GivenWorld:
                 sleep(_POLL_S)
             self.store.set("go", END)
 
-    def follow(self, device: str) -> None:
+    def follow(self) -> None:
         """Be a rank above 0 until the leader ends."""
         from chunkbench.ring.rank import serve
 
-        serve(Seat(self.host, self.port, self.rank, self.size, device, self.cpus, None))
+        serve(Seat(self.host, self.port, self.rank, self.size, self.cpus, None))
 
     @property
     def cpus(self) -> tuple[int, ...]:

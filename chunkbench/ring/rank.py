@@ -24,8 +24,8 @@ FOREVER = timedelta(days=30)
 START_S = 120.0
 """So long ranks and their leader wait for each other."""
 BEAT_S = 0.2
-START, END = b"start", b"end"
-"""What the leader says first."""
+END = "end"
+"""What the leader says first, if there is nothing to do; else the device."""
 _SAMPLED_ROWS = 8
 _PROBE_TOKENS = 2048
 """Most tokens of the block that is probed."""
@@ -47,7 +47,6 @@ class Seat(NamedTuple):
     """Of the store through which all ranks meet."""
     rank: int
     ranks: int
-    device: str
     cpus: tuple[int, ...]
     parent: int | None
     """None: nobody watches this process."""
@@ -91,17 +90,18 @@ def serve(seat: Seat) -> None:
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    if seat.device == "cuda":
-        torch.cuda.set_device(seat.rank % torch.cuda.device_count())
     store, beats = (open_store(seat.host, seat.port, leads=False) for _ in range(2))
     ended = threading.Event()
     threading.Thread(target=_beat, args=(beats, seat.rank, ended), daemon=True).start()
     store.set(f"here/{seat.rank}", "1")
-    if store.get("go") == END:
+    device = store.get("go").decode()
+    if device == END:
         store.set(f"gone/{seat.rank}", "1")
         ended.set()
         return
-    backend = "nccl" if seat.device == "cuda" else "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(seat.rank % torch.cuda.device_count())
+    backend = "nccl" if device == "cuda" else "gloo"
     ring = PrefixStore("ring", store)
     dist.init_process_group(backend, store=ring, rank=seat.rank, world_size=seat.ranks)
     store.set(f"ready/{seat.rank}", "1")
@@ -109,7 +109,7 @@ def serve(seat: Seat) -> None:
     while (job := json.loads(store.get(f"job/{number}")))["do"] != "end":
         torch.set_num_threads(job.pop("threads") or len(seat.cpus))
         try:
-            answer: dict[str, Any] = {"answer": JOBS[job.pop("do")](seat, job)}
+            answer: dict[str, Any] = {"answer": JOBS[job.pop("do")](device, job)}
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -152,7 +152,7 @@ def _beat(store: Any, rank: int, ended: threading.Event) -> None:
                 os._exit(1)
 
 
-def _run(seat: Seat, job: Mapping[str, Any]) -> Answer:
+def _run(device: str, job: Mapping[str, Any]) -> Answer:
     """Open a session, run it `repeats` times, and check it if `check` asks. `warm`: once more before, untimed."""
     import torch.distributed as dist
 
@@ -160,8 +160,8 @@ def _run(seat: Seat, job: Mapping[str, Any]) -> Answer:
     from chunkbench.ring.world import World
 
     task, scheme = Task(**job["task"]), Scheme(**job["scheme"])
-    world = World(job["link"], seat.device)
-    inputs = task.inputs(job["seed"], seat.device)
+    world = World(job["link"], device)
+    inputs = task.inputs(job["seed"], device)
     inputs.queries(task.rows(1, 0)[:1])  # the pool is there before memory is counted
     resident = _memory("VmRSS", trim=True)
     session = open_session(world, scheme, task, inputs)
@@ -221,7 +221,7 @@ def _error(session: Any, task: Any, inputs: Any) -> float:
     return worst / largest
 
 
-def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
+def _probe(device: str, job: Mapping[str, Any]) -> dict[str, float]:
     """FLOP/s of the block kernel on a block as the task has, while all ranks compute; bytes/s around the ring."""
     import numpy as np
     import torch
@@ -232,13 +232,13 @@ def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
     from chunkbench.ring.world import World
 
     task = Task(**job["task"])
-    world = World(job["link"], seat.device)
-    kernel = kernel_of(Scheme("contiguous", "none", job["kernel"]), task, seat.device)
-    tokens = np.arange(min(_PROBE_TOKENS, task.tokens // seat.ranks))
-    inputs = replace(task, phase="prefill").inputs(0, seat.device)
+    world = World(job["link"], device)
+    kernel = kernel_of(Scheme("contiguous", "none", job["kernel"]), task, device)
+    tokens = np.arange(min(_PROBE_TOKENS, task.tokens // world.size))
+    inputs = replace(task, phase="prefill").inputs(0, device)
     q, block = inputs.queries(tokens), kernel.block(len(tokens))
     kernel.fill(block, *inputs.keys_values(tokens))
-    running = Running(len(tokens), task.heads, task.head_dim, seat.device)
+    running = Running(len(tokens), task.heads, task.head_dim, device)
     flops = 4 * task.heads * task.head_dim * len(tokens) ** 2
     rates = []
     for _ in range(max(_LEAST_PROBES, min(_MOST_PROBES, int(_PROBED_FLOPS / flops)))):  # as many on every rank
@@ -250,7 +250,7 @@ def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
     probe = {"flops_per_s": max(rates)}
     if world.size > 1:
         size = min(_PROBE_BYTES, max(1 << 16, (job["link"] or _PROBE_BYTES) // 4))
-        sent, received = (torch.zeros(size // 4, device=seat.device) for _ in range(2))
+        sent, received = (torch.zeros(size // 4, device=device) for _ in range(2))
         times = []
         for _ in range(3):
             dist.barrier()
@@ -261,7 +261,7 @@ def _probe(seat: Seat, job: Mapping[str, Any]) -> dict[str, float]:
     return probe
 
 
-JOBS: Mapping[str, Callable[[Seat, dict[str, Any]], Any]] = {"run": _run, "probe": _probe}
+JOBS: Mapping[str, Callable[[str, dict[str, Any]], Any]] = {"run": _run, "probe": _probe}
 """What a leader may ask."""
 
 

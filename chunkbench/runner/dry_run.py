@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chunkbench import workload
 from chunkbench.baselines.contract import Answer, AnyImplementation
-from chunkbench.baselines.registry import Registry
+from chunkbench.baselines.registry import Listed, Registry
 from chunkbench.experiment import Experiment, SessionExperiment, TimedExperiment
 from chunkbench.experiment.point import Point
 from chunkbench.runner import memory_guard
@@ -45,6 +45,20 @@ def describe_plan(experiment: SessionExperiment, work: AnySessions, target: Targ
             *_memory(expected := estimate(experiment, work, target, shares_storage)),
             _time(expected, experiment.budget_s),
         ]
+    return "\n".join(lines)
+
+
+def list_plan(experiment: Experiment[Any], target: Target, registry: Registry[Listed], words: str) -> str:
+    """The plan of a run without sessions: title, number of points and `words`, implementations, points."""
+    points = experiment.points(target.device, target.dtype)
+    lines = [
+        f"{experiment.name}: {experiment.title}",
+        f"{len(points)} points, {words}",
+        "",
+        *(f"  {name:<24} {registry.load(name).label}" for name in experiment.implementations),
+        "",
+        *(f"  {point.brief}" for point in points),
+    ]
     return "\n".join(lines)
 
 

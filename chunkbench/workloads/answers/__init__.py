@@ -54,16 +54,10 @@ class AnswersWorkload(Workload[AnswersExperiment, AnswersPoint, AnswersResult]):
         return AnswersMeasurer(experiment, target, points, place.notify)
 
     def describe(self, experiment: AnswersExperiment, target: Target) -> str:
-        points = experiment.points(target.device, target.dtype)
-        lines = [
-            f"{experiment.name}: {experiment.title}",
-            f"{len(points)} points, {experiment.contexts} contexts for each choice of heads",
-            "",
-            *(f"  {name:<24} {self.implementations().load(name).label}" for name in experiment.implementations),
-            "",
-            *(f"  {point.brief}" for point in points),
-        ]
-        return "\n".join(lines)
+        from chunkbench.runner.dry_run import list_plan
+
+        words = f"{experiment.contexts} contexts for each choice of heads"
+        return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: AnswersExperiment, target: Target) -> str:
         """Each point ends when it is done; the budget is only a limit."""

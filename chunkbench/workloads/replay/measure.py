@@ -17,6 +17,7 @@ from chunkbench.experiment.units import parse_duration
 from chunkbench.lifetime import end_with_parent
 from chunkbench.replay.step_time import Constant, StepTime
 from chunkbench.runner.case_facts import now
+from chunkbench.runner.dry_run import list_plan
 from chunkbench.runner.target import Target
 from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.results import Status
@@ -204,14 +205,6 @@ def token_bytes(point: ReplayPoint) -> int:
 
 def describe(experiment: ReplayExperiment, target: Target) -> str:
     """The plan of a run, as text."""
-    points = experiment.points(target.device, target.dtype)
-    lines = [
-        f"{experiment.name}: {experiment.title}",
-        f"{len(points)} points, {experiment.arrival_seeds} arrival seeds of {experiment.requests} requests"
-        f" for each manager, on {usable_threads()} cores; replays, nothing is measured",
-        "",
-        *(f"  {name:<24} {MANAGERS.load(name).label}" for name in experiment.implementations),
-        "",
-        *(f"  {point.brief}" for point in points),
-    ]
-    return "\n".join(lines)
+    words = f"{experiment.arrival_seeds} arrival seeds of {experiment.requests} requests for each manager, "
+    words += f"on {usable_threads()} cores; replays, nothing is measured"
+    return list_plan(experiment, target, MANAGERS, words)

@@ -67,22 +67,16 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
         if given is None or given.rank == 0:
             return False
         try:
-            given.follow("cuda" if experiment.device == "cuda" else "cpu")
+            given.follow()
         except NoLeaderError as error:
             raise CannotRunError(str(error)) from None
         return True
 
     def describe(self, experiment: RingExperiment, target: Target) -> str:
-        points = experiment.points(target.device, target.dtype)
-        lines = [
-            f"{experiment.name}: {experiment.title}",
-            f"{len(points)} points, at most {experiment.ring_rounds} passes of each scheme",
-            "",
-            *(f"  {name:<18} {self.implementations().load(name).label}" for name in experiment.implementations),
-            "",
-            *(f"  {point.brief}" for point in points),
-        ]
-        return "\n".join(lines)
+        from chunkbench.runner.dry_run import list_plan
+
+        words = f"at most {experiment.ring_rounds} passes of each scheme"
+        return list_plan(experiment, target, self.implementations(), words)
 
     def estimate(self, experiment: RingExperiment, target: Target) -> str:
         """Each point has three passes of each scheme; the budget limits the others."""
