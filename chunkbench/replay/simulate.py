@@ -26,6 +26,8 @@ class Replayed(Entry):
     request: ReplayRequest
     length: int = 0
     """Tokens so far: prompt and answer."""
+    total: int = 0
+    """Tokens at its end."""
     first: float | None = None
     """When the first token of the answer was there."""
     last: float | None = None
@@ -79,7 +81,9 @@ def replay(
     A request joins the queue at the first step that begins at or after its due time. A step takes the time that
     `step_time` says; its tokens are there at its end. `advance` gets the share of requests that ended. Raises Stuck.
     """
-    entries = [Replayed(number, request, request.text.prompt) for number, request in enumerate(requests)]
+    entries = [
+        Replayed(number, request, request.text.prompt, request.text.total) for number, request in enumerate(requests)
+    ]
     scheduler: Scheduler[Replayed] = Scheduler(manager, rules)
     done = Replay(entries)
     clock, arrived, ended, every = 0.0, 0, 0, 1
@@ -110,7 +114,7 @@ def replay(
             if entry.first is None:
                 entry.first = clock
             entry.length += 1
-            if entry.length == entry.text.total:
+            if entry.length == entry.total:
                 entry.last = clock
                 scheduler.finish(entry)
                 ended += 1

@@ -134,7 +134,7 @@ class Scheduler(Generic[E]):
         self._grow(step)
         step.decoding = self._append(step)
         for entry in step.decoding:
-            entry.computed = entry.length
+            entry.computed += 1
         budget = self.rules.prompt_budget - (len(step.decoding) if self.rules.decode_in_budget else 0)
         for entry in list(self._prefilling):
             while entry in self.running and not self._prefill(step, entry, budget):

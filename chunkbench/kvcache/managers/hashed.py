@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.managers.keyed_blocks import KeyedBlocks
 from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
 from chunkbench.kvcache.text import Text
@@ -15,7 +16,7 @@ from chunkbench.kvcache.text import Text
 class _Live:
     table: list[int]
     tokens: int
-    keys: list[int]
+    keys: Ints
     total: int
 
 
@@ -54,7 +55,7 @@ class HashedBlocks(AccountedManager):
         return self._live[sequence].table
 
     def cached(self, text: Text) -> int:
-        return len(self._hits(self._keys(text), text.prompt)) * self.block_tokens
+        return len(self._hits(text.keys(self.block_tokens), text.prompt)) * self.block_tokens
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         """Takes the blocks that are found, and none beyond them.
@@ -64,7 +65,7 @@ class HashedBlocks(AccountedManager):
         """
         self._live.check_new(sequence, known)
         self._check_size(text)
-        keys = self._keys(text)
+        keys = text.keys(self.block_tokens)
         hits = self._hits(keys, known)
         needed = -(-known // self.block_tokens) - len(hits) + spare
         # Counting takes a while and is rarely needed.
@@ -83,22 +84,34 @@ class HashedBlocks(AccountedManager):
         entry = self._live[sequence]
         if tokens <= entry.tokens:
             return True
-        if not self._give([sequence], tokens - entry.tokens):
+        missing = -(-tokens // self.block_tokens) - len(entry.table)  # blocks may be there since it grew
+        if missing > self._pool.free:
             return False
+        if missing > 0:
+            entry.table += self._pool.take(missing)
         self._name(entry, entry.tokens // self.block_tokens, tokens // self.block_tokens)
         self._covered += tokens - entry.tokens
         entry.tokens = tokens
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
-        if not super().append(sequences):
-            return False
-        size = self.block_tokens
+        # Of its own, not by `_give`: a replay does it for each token of an answer.
+        known, size = self._live, self.block_tokens
+        beginning: list[_Live] = []
         for sequence in sequences:
-            entry = self._live[sequence]
-            entry.tokens += 1
-            if entry.tokens % size == 0:
-                self._name(entry, entry.tokens // size - 1, entry.tokens // size)
+            entry = known[sequence]
+            if entry.tokens == len(entry.table) * size:
+                beginning.append(entry)
+        if beginning:
+            if len(beginning) > self._pool.free:
+                return False
+            for entry, block in zip(beginning, self._pool.take(len(beginning)), strict=True):
+                entry.table.append(block)
+        for sequence in sequences:
+            entry = known[sequence]
+            entry.tokens = tokens = entry.tokens + 1
+            if tokens % size == 0:
+                self._name(entry, tokens // size - 1, tokens // size)
         self._covered += len(sequences)
         return True
 
@@ -130,7 +143,9 @@ class HashedBlocks(AccountedManager):
             return False
         table = source.table[:full]
         self._pool.share(table)
-        self._live[twin] = _Live(table + self._pool.take(partial), source.tokens, self._keys(text), text.total)
+        self._live[twin] = _Live(
+            table + self._pool.take(partial), source.tokens, text.keys(self.block_tokens), text.total
+        )
         self._covered += source.tokens
         return True
 
@@ -138,7 +153,7 @@ class HashedBlocks(AccountedManager):
         """Full blocks keep their keys until they are taken."""
         entry = self._live[sequence]
         del self._live[sequence]
-        self._pool.give_back(reversed(entry.table))
+        self._pool.give_back(entry.table[::-1])
         self._covered -= entry.tokens
 
     def accounts(self) -> Accounts:
@@ -168,15 +183,13 @@ class HashedBlocks(AccountedManager):
         if text.total > self.capacity:
             raise NeverFits(f"{text.total} tokens need more than the {self.blocks} blocks of {self.block_tokens}")
 
-    def _keys(self, text: Text) -> list[int]:
-        # A dictionary finds plain integers much faster than NumPy's.
-        keys: list[int] = text.keys(self.block_tokens).tolist()
-        return keys
-
-    def _hits(self, keys: list[int], known: int) -> list[int]:
+    def _hits(self, keys: Ints, known: int) -> list[int]:
         """The blocks that an allocation finds. The last token is never in them, because it must be computed."""
-        return self._pool.find(keys, (known - 1) // self.block_tokens)
+        return self._pool.find(keys[: (known - 1) // self.block_tokens])
 
     def _name(self, entry: _Live, first: int, last: int) -> None:
         """Give the blocks `first` to `last - 1` of a sequence their keys. What the text does not know has none."""
-        self._pool.name(entry.table[first:last], entry.keys[first:last])
+        last = min(last, len(entry.keys))
+        if first < last:
+            before = entry.table[first - 1] if first else None
+            self._pool.name(before, entry.table[first:last], entry.keys[first:last])

@@ -159,16 +159,25 @@ def _seed(
 
 def _distinct(answered: Sequence[Replayed], block: int) -> int:
     """Tokens of all prompts, whole blocks that are equal counted once; without answers that became part of prompts."""
-    prompts: set[int] = set()
+    prompts: list[bytes] = []
     answers: set[int] = set()
     tails = 0
     for replayed in answered:
         full = replayed.text.prompt // block
-        keys = replayed.text.keys(block).tolist()
-        prompts.update(keys[:full])
-        answers.update(keys[full:])
+        keys = replayed.text.keys(block)
+        prompts.append(keys[:full].tobytes())
+        answers.update(keys[full:].tolist())
         tails += replayed.text.prompt - full * block
-    return len(prompts - answers) * block + tails
+    # Keys name all blocks before them. So in lexicographic order the prompt before has all that was there already.
+    blocks, before = 0, np.empty(0, np.int64)
+    for prompt in sorted(prompts):
+        keys = np.frombuffer(prompt, np.int64)
+        shortest = min(len(keys), len(before))
+        differ = np.flatnonzero(keys[:shortest] != before[:shortest])
+        new = keys[differ[0] if len(differ) else shortest :].tolist()
+        blocks += len(new) - len(answers.intersection(new))
+        before = keys
+    return blocks * block + tails
 
 
 def _rate(requests: Sequence[ReplayRequest]) -> float | None:

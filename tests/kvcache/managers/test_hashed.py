@@ -3,6 +3,7 @@
 import pytest
 
 from chunkbench.kvcache.errors import EmptySequence, UnknownSequence, WrongTokens
+from chunkbench.kvcache.managers import keyed_blocks
 from chunkbench.kvcache.managers.hashed import HashedBlocks
 from chunkbench.kvcache.managers.manager import Accounts, NeverFits, Reads
 from chunkbench.kvcache.text import SegmentText, TokenText
@@ -112,6 +113,33 @@ def test_a_memory_without_limit_costs_what_is_used_of_it() -> None:
     assert run(manager, 1, text((1, 100))) == 0
     assert manager.cached(text((1, 100))) == 96
     assert manager.accounts().capacity == manager.capacity == 1 << 64
+
+
+def test_a_key_behind_a_block_without_one() -> None:
+    manager = HashedBlocks(8, 2)
+    assert manager.allocate(1, TokenText([5, 6, 7], prompt=3, total=6), 3) == 0
+    assert manager.extend(1, 3)
+    assert manager.append([1])  # the second block is full and has no key
+    assert manager.fork(1, 2, TokenText([5, 6, 7, 8, 9, 4], prompt=3, total=6))
+    assert manager.append([2])
+    assert manager.append([2])  # the third has one
+    manager.free(1)
+    manager.free(2)
+    assert manager.accounts().evictable == 4
+    assert manager.cached(TokenText([5, 6, 7, 8, 9, 4, 3], prompt=7, total=8)) == 2
+    assert run(manager, 3, text((1, 16))) == 0
+    assert manager.evictions == 2
+
+
+def test_what_is_used_again_and_again_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_blocks, "_MOST_OUTDATED", 4)
+    manager = HashedBlocks(9, 1)
+    run(manager, 1, text((1, 3)))
+    for sequence in range(2, 30):
+        assert run(manager, sequence, text((2, 4), (sequence, 1))) == (4 if sequence > 2 else 0)
+        assert manager._pool._queued <= 2 * manager._pool.evictable + 4
+    assert manager.cached(text((1, 4))) == 0
+    assert manager.cached(text((2, 4), (29, 2))) == 5
 
 
 def test_misuse() -> None:
