@@ -32,6 +32,8 @@ class Moment:
     """Time of the step; None between steps."""
     overhead_seconds: float | None = None
     """Part of the step that was not the model: scheduling, tree, plan, sampling."""
+    tree_seconds: float | None = None
+    """Part of that which was the cache's bookkeeping of prefixes: match, join, append, leave, evict."""
     prompt_tokens: int | None = None
     """Prompt tokens that the step computed."""
 
@@ -47,6 +49,8 @@ class ServerFacts(Facts):
     overhead_s: NonNegativeFloat | None = Field(default=None, validation_alias=AliasChoices("overhead_s", "own_s"))
     """Mean time of a step outside of the model: scheduling, tree, plan, sampling. Lines written before it had this name
     call it `own_s`."""
+    tree_s: NonNegativeFloat | None = None
+    """Mean time of a step for the bookkeeping of prefixes, a part of `overhead_s`; None in lines of older versions."""
     computed_tokens: NonNegativeInt | None = None
     """Prompt tokens that were computed."""
     peak_batch: NonNegativeInt | None = None
@@ -63,12 +67,14 @@ class ServerFacts(Facts):
             return None
         steps = [moment for moment in moments if moment.seconds is not None]
         overheads = [moment.overhead_seconds for moment in steps if moment.overhead_seconds is not None]
+        trees = [moment.tree_seconds for moment in steps if moment.tree_seconds is not None]
         computed = [moment.prompt_tokens for moment in steps if moment.prompt_tokens is not None]
         return cls(
             sampled=sampled,
             steps=len(steps) or None,
             step_s=fmean(moment.seconds or 0.0 for moment in steps) if steps else None,
             overhead_s=fmean(overheads) if overheads else None,
+            tree_s=fmean(trees) if trees else None,
             computed_tokens=sum(computed) if computed else None,
             peak_batch=max(moment.batch for moment in moments),
             peak_kv_bytes=_most_bytes(moments),

@@ -138,7 +138,7 @@ def test_schema_versions(base: Path, tmp_path: Path) -> None:
     (older / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
     done = run("compare", older, base)
     assert done.exit_code == 2
-    assert "schema version 99, this chunkbench reads versions 1 to 9" in done.output
+    assert "schema version 99, this chunkbench reads versions 1 to 10" in done.output
 
 
 @pytest.mark.parametrize("empty", ["base", "head"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from chunkbench.analysis.derive import derive
 from chunkbench.paper.claims import Claim, claims
-from chunkbench.store.serving_result import ServingResult
+from chunkbench.store.serving_result import ServerFacts, ServingResult
 from tests.analysis.servers import measurement, serving_facts
 
 
@@ -82,3 +84,34 @@ def test_figure_5_without_a_rate_that_meets_the_objective() -> None:
     judged = judge(*pair(0.1, 0.2, load=90), *shared)
     assert judged["F5-1024"].verdict == "different here"
     assert "vLLM does not meet 200 ms/token at any measured rate" in judged["F5-1024"].reason
+
+
+def with_tree(*shares: float, system: str = "chunk_llama_radix", **axes: int) -> ServingResult:
+    """A row whose tree took these shares of the steps' time, one for each arrival seed."""
+    servers = [ServerFacts(sampled=False, step_s=0.02, tree_s=0.02 * share) for share in shares]
+    seeds = [measurement(n, 0.1).model_copy(update={"server": server}) for n, server in enumerate(servers)]
+    return serving_facts(system, measurements=seeds, **axes)
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ((0.001, 0.0034, 0.002), "holds"),
+        ((0.001, 0.0036, 0.002), "cannot tell"),
+        ((0.004, 0.006, 0.005), "different here"),
+    ],
+)
+def test_the_tree_is_judged_by_its_share_of_the_steps(shares: tuple[float, ...], verdict: str) -> None:
+    """A point with a smaller share, and systems without retention, change nothing."""
+    better, live = with_tree(0.0005, n_s=1024), with_tree(0.5, system="chunk_llama", load=90)
+    judged = judge(with_tree(*shares), better, live)["RA-bookkeeping"]
+    assert judged.verdict == verdict
+    middle = sorted(shares)[1]
+    assert (judged.measured, judged.low, judged.high) == pytest.approx((middle, min(shares), max(shares)))
+    assert f"{middle:.2%} at n_p = 1024, n_s = 0, load = 80, 0.05% at n_p = 1024, n_s = 1024" in judged.reason
+
+
+def test_the_tree_is_not_judged_by_runs_of_older_versions() -> None:
+    judged = judge(*pair(0.1, 0.1), serving_facts("chunk_llama_radix", measurements=[measurement(0, 0.1)]))
+    assert judged["RA-bookkeeping"].verdict == "not measured"
+    assert "chunkbench run table4" in judged["RA-bookkeeping"].reason

@@ -66,7 +66,8 @@ def test_facts_are_read_by_their_former_names(facts) -> None:
     del former["calibration"]
     assert DecodeResult.model_validate_json(json.dumps(former)).calibration == (Calibration(**times),) * 3
     assert DecodeResult.from_older(former)["calibration"]
-    assert ServerFacts.model_validate_json('{"sampled": false, "own_s": 0.25}').overhead_s == 0.25
+    server = ServerFacts.model_validate_json('{"sampled": false, "own_s": 0.25}')
+    assert (server.overhead_s, server.tree_s) == (0.25, None)
 
 
 def test_manifests_are_read_by_their_former_names() -> None:

@@ -43,6 +43,7 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "PA-parallel": managers.parallel,
     "RA-bound": prefill.bound,
     "RA-hit": prefill.hit_rate,
+    "RA-bookkeeping": serving.bookkeeping,
     "MC-hits": managers.mooncake,
     "FSM-throughput": constrained.throughput,
     "FSM-retokenize": constrained.retokenize,

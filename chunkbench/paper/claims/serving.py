@@ -1,9 +1,10 @@
-"""Claims on servers under load: Table 4 and Figure 5."""
+"""Claims on servers under load: Table 4, Figure 5, and what a prefix tree costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from chunkbench.analysis.derive import Row, groups
 from chunkbench.analysis.ratio import ratio
@@ -18,7 +19,7 @@ from chunkbench.analysis.serving import (
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, Figure, Judgement, Stated, absent, decided
 
-OURS, THEIRS = "chunk_llama", "vllm"
+OURS, THEIRS, RADIX = "chunk_llama", "vllm", "chunk_llama_radix"
 _HERE = "a smaller model, shorter answers and this machine's ratio of prefill to decoding differ from the paper's"
 
 
@@ -94,6 +95,29 @@ def sustained(evidence: Evidence, n_p: int, paper: float) -> Judgement:
     if ours.at_least:
         return Judgement("cannot tell", f"{words}: the highest rate is too low to tell", gain, gain, gain, keys, bound)
     return Judgement("different here", f"{words}; {_HERE}", gain, gain, gain, keys)
+
+
+def bookkeeping(evidence: Evidence) -> Judgement:
+    """Share of the steps' time that the tree of our engine with retention takes; the largest decides. The value is the
+    median over the arrival seeds, and the interval their range."""
+    found: dict[str, tuple[str, Figure]] = {}  # where runs share a point, the last one counts
+    for rows in evidence.runs:
+        for point in groups(rows):
+            row = point.rows.get(RADIX)
+            numbers = serving_numbers(row) if row is not None else None
+            if row is None or numbers is None:
+                continue
+            shares = [facts.tree_s / facts.step_s for facts in numbers.servers if facts.tree_s and facts.step_s]
+            if shares:
+                axes = {name: point.axes[name] for name in ("n_p", "n_s", "load", "clients")}
+                place = ", ".join(f"{name} = {value}" for name, value in axes.items() if value is not None)
+                found[repr(point.axes)] = place, Figure(median(shares), min(shares), max(shares), (row,))
+    if not found:
+        return absent("the steps of ChunkLlama, radix, with the time of its prefix tree", "table4")
+    words = ", ".join(f"{figure.value:.2%} at {place}" for place, figure in found.values())
+    figures = sorted((figure for _, figure in found.values()), key=lambda figure: -figure.value)
+    cause = "the steps of a smaller model are shorter"
+    return decided(figures[0], Stated("at most", 0.003, 3), f"share of the steps' time: {words}", figures, cause)
 
 
 def _reduction(evidence: Evidence, what: str, value: Callable[[ServingNumbers], int | None], least: float) -> Judgement:

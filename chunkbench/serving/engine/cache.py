@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.kvcache import PoolExhausted, WrongTokens
@@ -22,10 +23,27 @@ class _Live:
     """Leading tokens that were selected."""
 
 
+class Stopwatch:
+    """Adds up the seconds inside `with`. The blocks do not nest."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += perf_counter() - self._began
+
+
 class EngineCache(Manager):
     """The cache manager over the tensors of all layers.
 
     What gets a slot is selected for the next step, too: `plan` ends the choice.
+
+    `tree` measures the bookkeeping of prefixes: to match prompts; to join, evictions included; to ask how far K and V
+    of a prompt are written; to append tokens, with the collection of their ids and evictions; to leave, and to keep
+    chunks for later. With window heads, also what these give up. Not in it: to select the rows of a step, the plan, K
+    and V, and cuts of constrained answers, which may copy K and V.
     """
 
     _live: LiveSequences[_Live]
@@ -34,6 +52,7 @@ class EngineCache(Manager):
         """`max_tokens`: tokens whose K and V fit."""
         super().__init__(max_tokens, attention.chunk_size)
         self._attention = attention
+        self.tree = Stopwatch()
 
     @property
     def slots_held(self) -> int:
@@ -44,11 +63,14 @@ class EngineCache(Manager):
         self._attention.plan_selected()
 
     def cached(self, text: Text) -> int:
-        return min(self._attention.cached_tokens(text.tokens(0, text.prompt)), text.prompt - 1)
+        with self.tree:
+            found = self._attention.cached_tokens(text.tokens(0, text.prompt))
+        return min(found, text.prompt - 1)
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         try:
-            joined = self._attention.join(text.tokens(0, known), spare)
+            with self.tree:
+                joined = self._attention.join(text.tokens(0, known), spare)
         except PoolExhausted:
             return None
         self._live[sequence] = _Live(joined.sequence, text)
@@ -56,7 +78,9 @@ class EngineCache(Manager):
 
     def computed_tokens(self, sequence: int) -> int:
         member = self._live[sequence]
-        return max(member.reached, self._attention.written(member.handle))
+        with self.tree:
+            written = self._attention.written(member.handle)
+        return max(member.reached, written)
 
     def extend(self, sequence: int, tokens: int) -> bool:
         # The chunks are there since the allocation.
@@ -68,10 +92,11 @@ class EngineCache(Manager):
 
     def append(self, sequences: Sequence[int]) -> bool:
         members = [self._live[sequence] for sequence in sequences]
-        lengths = [self._attention.length(member.handle) for member in members]
-        tokens = [int(m.text.tokens(n, n + 1)[0]) for m, n in zip(members, lengths, strict=True)]
         try:
-            self._attention.extend(tokens, [member.handle for member in members])
+            with self.tree:
+                lengths = [self._attention.length(member.handle) for member in members]
+                tokens = [int(m.text.tokens(n, n + 1)[0]) for m, n in zip(members, lengths, strict=True)]
+                self._attention.extend(tokens, [member.handle for member in members])
         except PoolExhausted:
             return False
         for member, length in zip(members, lengths, strict=True):
@@ -81,9 +106,10 @@ class EngineCache(Manager):
 
     def grow(self, sequence: int, tokens: int) -> bool:
         member = self._live[sequence]
-        length = self._attention.length(member.handle)
         try:
-            self._attention.extend(member.text.tokens(length, length + tokens), [member.handle], [tokens])
+            with self.tree:
+                length = self._attention.length(member.handle)
+                self._attention.extend(member.text.tokens(length, length + tokens), [member.handle], [tokens])
         except PoolExhausted:
             return False
         return True
@@ -114,4 +140,5 @@ class EngineCache(Manager):
         self._attention.forget(self._live[sequence].handle)
 
     def free(self, sequence: int) -> None:
-        self._attention.remove_sequence(self._live.pop(sequence).handle)
+        with self.tree:
+            self._attention.remove_sequence(self._live.pop(sequence).handle)

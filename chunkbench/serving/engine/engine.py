@@ -70,6 +70,8 @@ class StepReport:
     """Scheduling, tree and plan."""
     forward_s: float
     sample_s: float
+    tree_s: float
+    """What of these was the bookkeeping of prefixes: `EngineCache.tree`."""
     kv_bytes: int
     """Bytes of the chunks that live sequences cover during the step."""
     arrived: int
@@ -190,7 +192,7 @@ class Engine:
         A request whose tokens cannot be computed, or whose logits choose no token, fails alone. Raises what ends the
         engine: a lost GPU, or an error of its own.
         """
-        started = perf_counter()
+        started, tree_s = perf_counter(), self._cache.tree.seconds
         step = self._scheduler.schedule()
         self._cache.plan()
         pieces = [*(Piece(entry, entry.length - 1, 1) for entry in step.decoding), *step.prompts]
@@ -217,6 +219,7 @@ class Engine:
             planned - started,
             computed - planned,
             done - computed,
+            self._cache.tree.seconds - tree_s,
             kv_bytes,
             self._arrivals,
             tuple(failed),

@@ -74,6 +74,7 @@ class Log:
                 "ended": ended,
                 "s": report.seconds,
                 "overhead_s": report.overhead_s,
+                "tree_s": report.tree_s,
                 "batch": report.batch,
                 "prompt_tokens": report.prompt_tokens,
                 "generated": len(report.generated),

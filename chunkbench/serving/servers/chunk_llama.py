@@ -45,6 +45,7 @@ class StepLog(Watch):
                         kv_bytes=step["kv_bytes"],
                         seconds=step["s"],
                         overhead_seconds=step["overhead_s"],
+                        tree_seconds=step["tree_s"],
                         prompt_tokens=step["prompt_tokens"],
                     )
                 )

@@ -20,7 +20,8 @@ _LEGEND = (
     "it counts from when a request was due, so it counts queueing (section 4.2 of the paper)",
     "first token = first token - due; each token = (last - first) / (tokens - 1); medians over seeds",
     "peak K/V = most bytes of blocks or chunks that live requests refer to, without what is kept for later requests",
-    "overhead = the part of a step that is not the model: scheduling, tree, plan, sampling",
+    "overhead = the part of a step that is not the model: scheduling, tree, plan, sampling; of it prefix tree = "
+    "match, join, append, leave, evict, without plan, K and V",
 )
 
 
@@ -116,6 +117,7 @@ def _servers(view: View) -> Table:
         ("cached prompt tokens", _number(lambda n: percent(n.cached_share))),
         ("mean step, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.step_s)))),
         ("  overhead, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.overhead_s)))),
+        ("  of it prefix tree, ms", _number(lambda n: ms_of_s(n.server(lambda facts: facts.tree_s)))),
     ]
     return quantities(view, "What the servers did", lines)
 

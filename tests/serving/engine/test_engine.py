@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from time import sleep
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from tests.serving.engine.models import VOCABULARY, answers_of, small_model
 CHUNK_BYTES = small_model().token_bytes * 64
 
 
-def engine(chunks: int = 32, **options: int) -> Engine:
+def engine(chunks: int = 32, **options: Any) -> Engine:
     return Engine(small_model(), EngineOptions(kv_bytes=CHUNK_BYTES * chunks, **options))
 
 
@@ -99,6 +101,21 @@ def test_only_what_is_not_cached_is_computed() -> None:
     report = served.step()
     assert report.prompt_tokens == 2
     assert [token.cached_tokens for token in report.generated] == [0, 128]
+
+
+def test_the_time_of_the_tree_is_that_of_match_join_append_leave_and_evict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan takes 50 ms more here, and a leave 10 ms."""
+    served = engine(chunks=4, cache="radix")
+    plan, leave = served._cache.plan, served._attention.remove_sequence
+    monkeypatch.setattr(served._cache, "plan", lambda: (sleep(0.05), plan()))
+    monkeypatch.setattr(served._attention, "remove_sequence", lambda handle: (sleep(0.01), leave(handle)))
+    for first in (0, 100):  # the second prompt takes the chunks that the first one left
+        served.add(Request("a", list(range(first, first + 130)), 3))
+        begun, decoded, ended = (served.step() for _ in range(3))
+        for report in (begun, decoded):
+            assert 0 < report.tree_s < report.schedule_s - 0.05
+        assert 0.01 < ended.tree_s < ended.overhead_s - 0.05
+    assert served._attention._tree.evictable.evictions
 
 
 def test_a_client_that_goes_away_frees_its_chunks() -> None:
