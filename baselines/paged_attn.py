@@ -1,4 +1,4 @@
-"""PagedAttn and PagedAttn*: paged decode attention (PagedAttention) on this project's own kernels, CPU and GPU.
+"""PagedAttn, PagedAttn* and their kernel over contiguous K/V: paged decode attention (PagedAttention) on this project's own kernels, CPU and GPU.
 
 They run the same inner loops over the same layout as `chunk_attn`: a block is a chunk, and every sequence reads all of
 its blocks by itself. So PagedAttn and ChunkAttn differ only in the algorithm. PagedAttn* is the same kernel over blocks
@@ -41,7 +41,10 @@ class PagedAttn(Implementation):
 
     def prepare(self, inputs: Inputs) -> Session:
         kernel: Kernel = "native" if inputs.point.device == "cpu" else "triton"
-        return ChunkAttnSession(inputs, inputs.point.block_size, "sequence-first", kernel, self.share)
+        return ChunkAttnSession(inputs, self._block_size(inputs), "sequence-first", kernel, self.share)
+
+    def _block_size(self, inputs: Inputs) -> int:
+        return inputs.point.block_size
 
     def package_version(self) -> str:
         return f"chunkbench {__version__}"
@@ -63,3 +66,23 @@ class PagedAttnStar(PagedAttn):
     )
     share = True
     shares_storage = True
+
+
+class PagedAttnWhole(PagedAttn):
+    id = "paged_attn_whole"
+    label = "PagedAttn, whole"
+    style = Style(
+        heading=("Paged", "whole"),
+        meaning="PagedAttn with one block for each sequence: contiguous K/V",
+        column_order=235,
+        colour=PagedAttn.style.colour,
+        marker="o",
+        line="dotted",
+    )
+
+    def supports(self, point: AttentionPoint) -> Answer:
+        # Kernels on a GPU hold a block in registers.
+        return YES if point.device == "cpu" else Answer(False, "only the CPU kernel takes blocks of any length")
+
+    def _block_size(self, inputs: Inputs) -> int:
+        return -(-inputs.capacity // 16) * 16

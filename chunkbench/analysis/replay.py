@@ -8,7 +8,13 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from chunkbench.analysis.derive import Row
+from chunkbench.analysis.serving import SustainedRate, sustained_rate
 from chunkbench.store.replay_result import MemoryMoment, ReplayResult, ReplaySeed
+
+OBJECTIVE_S = 0.1
+"""Seconds per token up to which a rate of generated or recorded traffic counts as sustained. Our choice: the
+PagedAttention paper compares rates at similar latencies, on axes up to 1 s. Below it waits begin; far above it, rates
+depend on how long the traffic lasts."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,12 @@ class ReplayNumbers:
     """None if no memory was ever taken."""
     saved: float
     """Slots that sharing saves, over the tokens of all live sequences, mean over time."""
+    prompt_share: float | None
+    """Share of the prompts in the memory that is used while answers are decoded; None if requests have one answer."""
     peak_slots: int
     peak_batch: int
+    mean_batch: float
+    """Requests in a step, mean over the time until the last request is due."""
     preemptions: float
     evicted_blocks: float
     refused: int
@@ -65,13 +75,25 @@ def replay_numbers(row: Row) -> ReplayNumbers | None:
         if shares
         else None,
         saved=middle(lambda seed: _saved(seed.timeline)),
+        prompt_share=middle(lambda seed: seed.prompt_share or 0.0) if seeds[0].prompt_share is not None else None,
         peak_slots=int(middle(lambda seed: seed.peak_slots)),
         peak_batch=int(middle(lambda seed: seed.peak_batch)),
+        mean_batch=middle(lambda seed: seed.mean_batch),
         preemptions=middle(lambda seed: seed.preemptions),
         evicted_blocks=middle(lambda seed: seed.evicted_blocks),
         refused=sum(seed.refused for seed in seeds),
         first_token_s=(_middle(first, 0), _middle(first, 1), _middle(first, 2)) if first else None,
     )
+
+
+def rates_by_seed(rows: Sequence[Row], objective_s: float) -> list[SustainedRate | None]:
+    """Sustained requests per second of each arrival seed, from rows of one manager that differ in the rate alone."""
+    facts = [row.facts for row in rows if isinstance(row.facts, ReplayResult) and row.facts.rate is not None]
+    seeds = min((len(one.us_per_token) for one in facts), default=0)
+    return [
+        sustained_rate([((one.rate or 0) / 60, one.us_per_token[seed] / 1e6) for one in facts], objective_s)
+        for seed in range(seeds)
+    ]
 
 
 def memory_shares(timeline: Sequence[MemoryMoment]) -> MemoryShares | None:

@@ -71,6 +71,15 @@ def ring_devices() -> list[RingDevice]:
     return [RingDevice(row.pop("device"), *map(float, row.values())) for row in paper_rows("ring_table2")]
 
 
+PAGED_ATTENTION_SETUP = ("llama2-13b", 15_728)
+"""Model and tokens of K/V memory of replays that stand for OPT-13B with 12 GB: its K and V take as many bytes."""
+
+
+def paged_attention(figure: str) -> list[dict[str, str]]:
+    """What the PagedAttention paper (SOSP 2023) prints of a figure: a label of a bar, as transcribed, or its text."""
+    return [row for row in paper_rows("paged_attention") if row["figure"] == figure]
+
+
 class StatedRate(NamedTuple):
     """A token rate that the paper's text states."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chunkbench.kvcache.managers.manager import AccountedManager, Accounts
+from chunkbench.kvcache.managers.manager import Accounts, ReplayedManager
 from chunkbench.kvcache.text import Text
 from chunkbench.replay.step_time import StepShape, StepTime
 from chunkbench.scheduling import Entry, Piece, Rules, Scheduler, Step
@@ -65,28 +65,30 @@ class Replay:
     peak_slots: int = 0
     """Most slots that live sequences had, whole blocks."""
     peak_batch: int = 0
+    mean_batch: float = 0.0
+    """Requests in a step, mean over the time until the last request is due; 0.0 if that is at once."""
     moments: list[ReplayMoment] = field(default_factory=list)
     """Evenly spread over the steps."""
 
 
 def replay(
     requests: Sequence[ReplayRequest],
-    manager: AccountedManager,
+    manager: ReplayedManager,
     rules: Rules,
     step_time: StepTime,
-    advance: Callable[[float], None] = lambda share: None,
+    answers: int = 1,
 ) -> Replay:
-    """Replay requests, which are in order of due time.
+    """Replay requests, which are in order of due time. Each has so many answers; with several, see `AnswerGroups`.
 
     A request joins the queue at the first step that begins at or after its due time. A step takes the time that
-    `step_time` says; its tokens are there at its end. `advance` gets the share of requests that ended. Raises Stuck.
+    `step_time` says; its tokens are there at its end. Raises Stuck.
     """
     entries = [
         Replayed(number, request, request.text.prompt, request.text.total) for number, request in enumerate(requests)
     ]
     scheduler: Scheduler[Replayed] = Scheduler(manager, rules)
     done = Replay(entries)
-    clock, arrived, ended, every = 0.0, 0, 0, 1
+    clock, batch_time, arrived, every = 0.0, 0.0, 0, 1
     while arrived < len(entries) or not scheduler.idle:
         if scheduler.idle:
             clock = max(clock, entries[arrived].request.due)
@@ -96,20 +98,20 @@ def replay(
         step = scheduler.schedule()
         for entry, reason in step.refused:
             entry.refused = reason
-            ended += 1
         if not step.batch and not step.swapped_tokens:
             if step.refused or step.preempted:
                 continue
             raise Stuck(f"{len(scheduler.waiting)} requests wait at {clock:.3f} s, nothing runs, and none is admitted")
         sampled = [*step.decoding, *(piece.entry for piece in step.prompts if piece.sampled)]
-        clock += step_time.seconds(_shape(step, len(sampled), manager))
+        taken = step_time.seconds(_shape(step, answers, manager))
+        batch_time += step.batch * max(0.0, min(taken, entries[-1].request.due - clock))
+        clock += taken
         _count(done, step, manager)
         if done.steps % every == 0:
             done.moments.append(ReplayMoment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
             if len(done.moments) == 2 * _MOMENTS:
                 del done.moments[::2]
                 every *= 2
-        before = ended
         for entry in sampled:
             if entry.first is None:
                 entry.first = clock
@@ -117,16 +119,17 @@ def replay(
             if entry.length == entry.total:
                 entry.last = clock
                 scheduler.finish(entry)
-                ended += 1
-        if ended > before:
-            advance(ended / len(entries))
     done.end = clock
+    if entries and entries[-1].request.due:
+        done.mean_batch = batch_time / entries[-1].request.due
     return done
 
 
-def _shape(step: Step[Replayed], sampled: int, manager: AccountedManager) -> StepShape:
+def _shape(step: Step[Replayed], answers: int, manager: ReplayedManager) -> StepShape:
     prompt_reads = sum(map(_reads, step.prompts))
-    return StepShape(len(step.decoding), manager.reads(), step.prompt_tokens, prompt_reads, sampled)
+    ended = sum(piece.sampled for piece in step.prompts)
+    decoding = len(step.decoding) * answers
+    return StepShape(decoding, manager.reads(), step.prompt_tokens, prompt_reads, decoding + ended, step.swapped_tokens)
 
 
 def _reads(piece: Piece[Replayed]) -> int:
@@ -134,7 +137,7 @@ def _reads(piece: Piece[Replayed]) -> int:
     return piece.tokens * (2 * piece.first + piece.tokens + 1) // 2
 
 
-def _count(done: Replay, step: Step[Replayed], manager: AccountedManager) -> None:
+def _count(done: Replay, step: Step[Replayed], manager: ReplayedManager) -> None:
     done.steps += 1
     done.computed_tokens += step.prompt_tokens
     done.preemptions += step.preempted

@@ -24,6 +24,8 @@ class StepShape:
     `last - 1` of a prompt, cached ones before them included."""
     sampled: int = 0
     """Rows whose logits are needed: the decoding sequences and the prompts that end in this step."""
+    swapped_tokens: int = 0
+    """Tokens whose K and V are copied out of this memory or back."""
 
     @property
     def read_once(self) -> int:
@@ -65,3 +67,21 @@ class Constant:
     @property
     def words(self) -> str:
         return f"every step takes {self.step_s * 1e3:g} ms, whatever it computes"
+
+
+@dataclass(frozen=True)
+class WithSwaps:
+    """Another model, and the time of copies when sequences are swapped."""
+
+    inner: StepTime
+    token_s: float
+    """Seconds for each token whose K and V are copied out or back."""
+    copies: str
+    """Where this number comes from."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.inner.seconds(shape) + shape.swapped_tokens * self.token_s
+
+    @property
+    def words(self) -> str:
+        return f"{self.inner.words}; {self.copies}"

@@ -17,7 +17,7 @@ EMPHASIS: dict[ClaimVerdict, Emphasis] = {
     "does not hold": "failed",
     "different here": "noisy",
     "cannot tell": "noisy",
-    "generated": "quiet",
+    "replayed": "quiet",
     "not measured": "absent",
 }
 

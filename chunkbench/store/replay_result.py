@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from chunkbench.experiment.points import ReplayPoint
 from chunkbench.store.results import Facts, Result, Samples
@@ -51,18 +51,14 @@ class ReplaySeed(Facts):
     peak_slots: NonNegativeInt
     """Most token slots that live sequences had, whole blocks."""
     peak_batch: NonNegativeInt
+    mean_batch: NonNegativeFloat = 0.0
+    """Requests in a step, mean over the time until the last request is due."""
+    prompt_share: NonNegativeFloat | None = None
+    """Where requests have several answers: share of the prompts in the memory that is used while answers are decoded,
+    over all steps."""
     first_token_s: tuple[NonNegativeFloat, ...] = ()
     """Time to first token at the 50th, 90th and 99th percentile."""
     timeline: tuple[MemoryMoment, ...] = ()
-
-
-class ForkFacts(Facts):
-    """What the answers of one request share, summed over all steps and requests."""
-
-    saved: NonNegativeFloat
-    """Share of the memory that sharing saves."""
-    prompt_share: NonNegativeFloat
-    """Share of the prompts in what is held."""
 
 
 class ReplayResult(ReplayPoint, Result):
@@ -83,7 +79,14 @@ class ReplayResult(ReplayPoint, Result):
     step_time: str = ""
     """The model of step times, in words."""
     replays: tuple[ReplaySeed, ...] = ()
-    forks: ForkFacts | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_the_clock(cls, values: Any) -> Any:
+        """Before schema version 10, requests with several answers had no clock, and told what they share as `forks`."""
+        return (
+            {name: value for name, value in values.items() if name != "forks"} if isinstance(values, dict) else values
+        )
 
     @classmethod
     def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:

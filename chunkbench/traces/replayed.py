@@ -12,6 +12,9 @@ from chunkbench.kvcache.text import SegmentText, Text
 from chunkbench.traces.lengths import Lengths
 from chunkbench.traces.prompts import Prompts
 
+_CUT = 1 << 37
+"""Ids of segments of cut prompts begin here, far above all others."""
+
 
 class ReplayRequest(NamedTuple):
     """A request of a replay."""
@@ -69,3 +72,20 @@ def replay_request(due: float, prompt: Sequence[PromptSegment], answer: PromptSe
         raise ValueError(f"a request needs tokens in prompt and answer, not {tokens} and {answer.tokens}")
     segments = tuple((segment.id, segment.tokens) for segment in (*prompt, answer) if segment.tokens)
     return ReplayRequest(due, SegmentText(segments, tokens))
+
+
+def truncated(requests: Sequence[ReplayRequest], tokens: int) -> list[ReplayRequest]:
+    """The same requests with at most the last `tokens` tokens of their prompts.
+
+    What is left of a cut prompt has other positions than before. So its K and V are nobody else's, and it shares
+    nothing.
+    """
+    fresh = count_from(_CUT)
+
+    def cut(request: ReplayRequest) -> ReplayRequest:
+        if request.text.prompt <= tokens:
+            return request
+        prompt, answer = PromptSegment(next(fresh), tokens), PromptSegment(next(fresh), request.answer)
+        return replay_request(request.due, [prompt], answer)
+
+    return list(map(cut, requests))

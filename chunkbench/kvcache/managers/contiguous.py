@@ -81,7 +81,7 @@ class Contiguous(AccountedManager):
         self._live[sequence] = _Live(begin, reservation, known, text.total)
         return True
 
-    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+    def give(self, sequences: Sequence[int], tokens: int) -> bool:
         live = [self._live[sequence] for sequence in sequences]
         if any(entry.tokens + tokens > entry.reservation for entry in live):
             return False

@@ -95,7 +95,7 @@ class HashedBlocks(AccountedManager):
         return True
 
     def append(self, sequences: Sequence[int]) -> bool:
-        # Of its own, not by `_give`: a replay does it for each token of an answer.
+        # Of its own, not by `give`: a replay does it for each token of an answer.
         known, size = self._live, self.block_tokens
         beginning: list[_Live] = []
         for sequence in sequences:
@@ -115,7 +115,7 @@ class HashedBlocks(AccountedManager):
         self._covered += len(sequences)
         return True
 
-    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+    def give(self, sequences: Sequence[int], tokens: int) -> bool:
         """Blocks alone: the tokens count from when they are computed. Blocks may be there since the sequence grew."""
         size, needed, beginning = self.block_tokens, 0, list[tuple[_Live, int]]()
         for sequence in sequences:

@@ -156,25 +156,37 @@ class Manager(ABC):
         raise UnknownSequence(f"no sequence with the id {sequence} is swapped out")
 
 
-class AccountedManager(Manager):
-    """A manager of ids alone: it can fork sequences, and says where the memory is.
-
-    `append` and `grow` are `_give`. A manager that knows which tokens are computed inherits `grow` alone.
-    """
+class ReplayedManager(Manager):
+    """A manager that says where the memory is, as replays ask after each step."""
 
     @property
     def evictions(self) -> int:
         """Blocks that were kept for later sequences and taken for other tokens, so far."""
         return 0
 
-    def append(self, sequences: Sequence[int]) -> bool:
-        return self._give(sequences, 1)
-
-    def grow(self, sequence: int, tokens: int) -> bool:
-        return self._give([sequence], tokens)
+    @abstractmethod
+    def accounts(self) -> Accounts:
+        """Where the slots are now. Costs time in proportion to the live sequences."""
 
     @abstractmethod
-    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+    def reads(self) -> Reads:
+        """What attention reads now, of all live sequences."""
+
+
+class AccountedManager(ReplayedManager):
+    """A manager of ids alone, which can fork sequences.
+
+    `append` and `grow` are `give`. A manager that knows which tokens are computed inherits `grow` alone.
+    """
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        return self.give(sequences, 1)
+
+    def grow(self, sequence: int, tokens: int) -> bool:
+        return self.give([sequence], tokens)
+
+    @abstractmethod
+    def give(self, sequences: Sequence[int], tokens: int) -> bool:
         """Give each of these sequences slots for so many more tokens; all or none. False if there is no room."""
 
     @abstractmethod
@@ -187,11 +199,3 @@ class AccountedManager(Manager):
 
         False if there is no room.
         """
-
-    @abstractmethod
-    def accounts(self) -> Accounts:
-        """Where the slots are now. Costs time in proportion to the live sequences."""
-
-    @abstractmethod
-    def reads(self) -> Reads:
-        """What attention reads now, of all live sequences."""

@@ -61,7 +61,7 @@ class Paged(AccountedManager):
         self._live[sequence] = _Live(table, known, text.total)
         return 0
 
-    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+    def give(self, sequences: Sequence[int], tokens: int) -> bool:
         """The watermark does not hold here: it is kept for sequences that grow."""
         live, size = [self._live[sequence] for sequence in sequences], self.block_tokens
         new = [-(-(entry.tokens + tokens) // size) - len(entry.table) for entry in live]

@@ -102,7 +102,7 @@ class PrefixManager(AccountedManager):
             member.reached = member.length
         return True
 
-    def _give(self, sequences: Sequence[int], tokens: int) -> bool:
+    def give(self, sequences: Sequence[int], tokens: int) -> bool:
         members = [self._live[sequence] for sequence in sequences]
         ids = [member.ids[place] for member in members for place in range(member.length, member.length + tokens)]
         handles = [member.handle for member in members]

@@ -8,7 +8,18 @@ from functools import partial
 from typing import Any
 
 from chunkbench.analysis.derive import Row
-from chunkbench.paper.claims import analytic, constrained, decode, kv_memory, managers, prefill, razor, ring, serving
+from chunkbench.paper.claims import (
+    analytic,
+    constrained,
+    decode,
+    kv_memory,
+    managers,
+    paged,
+    prefill,
+    razor,
+    ring,
+    serving,
+)
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
@@ -39,11 +50,34 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "T4-batch": serving.batch,
     "T4-noregress": serving.no_regression,
     "PA-kv13b": lambda _: analytic.opt13b_token(),
-    "PA-waste": managers.waste,
-    "PA-parallel": managers.parallel,
+    "PA-throughput": paged.throughput,
+    "PA-static": lambda _: paged.static_batching(),
+    "PA-batch": lambda _: paged.batch(),
+    "PA-batches": paged.batches,
+    "PA-waste": partial(paged.waste, kind="used"),
+    "PA-reserved": partial(paged.waste, kind="reserved"),
+    "PA-internal": partial(paged.waste, kind="internal_fragmentation"),
+    "PA-external": partial(paged.waste, kind="external_fragmentation"),
+    "PA-used": partial(paged.waste, kind="used", manager="paged"),
+    "PA-parallel": paged.parallel,
+    "PA-samples2": partial(paged.saved, samples=2),
+    "PA-samples4": partial(paged.saved, samples=4),
+    "PA-samples6": partial(paged.saved, samples=6),
+    "PA-beams2": partial(paged.saved, beams=2),
+    "PA-beams4": partial(paged.saved, beams=4),
+    "PA-beams6": partial(paged.saved, beams=6),
+    "PA-answers": paged.answers,
+    "PA-prefix80": partial(paged.prefix, n_s=80),
+    "PA-prefix341": partial(paged.prefix, n_s=341),
+    "PA-chat": paged.chat,
+    "PA-kernel": paged.kernel,
+    "PA-block": paged.block,
+    "PA-recompute": paged.recompute,
+    "GQA-memory": lambda _: paged.grouped_heads(),
     "RA-bound": prefill.bound,
     "RA-hit": prefill.hit_rate,
     "RA-bookkeeping": serving.bookkeeping,
+    "RA-optimum": managers.hits_of_optimum,
     "MC-hits": managers.mooncake,
     "FSM-throughput": constrained.throughput,
     "FSM-retokenize": constrained.retokenize,
@@ -67,6 +101,10 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "RG-context": lambda _: ring.context(),
     "X-ring2": lambda _: ring.table2_disagrees(),
     "X-figure4": lambda _: analytic.figure4_disagrees(),
+    "X-kernel": lambda _: paged.kernel_disagrees(),
+    "X-swapping": lambda _: paged.swapping_disagrees(),
+    "X-weights": lambda _: paged.weights_disagree(),
+    "X-alpaca": lambda _: paged.alpaca_batch(),
     "X-unit": lambda _: analytic.unit_of_table3(),
 }
 

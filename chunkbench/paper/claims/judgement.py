@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 from chunkbench.analysis.derive import Row
 
-ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "generated", "not measured"]
-"""cannot tell: the figure was measured, but its interval allows more than one verdict. generated: the figure comes from
-drawn requests, which can neither confirm nor refute the statement."""
+ClaimVerdict = Literal["holds", "does not hold", "different here", "cannot tell", "replayed", "not measured"]
+"""cannot tell: the figure was measured, but its interval allows more than one verdict. replayed: the figure comes from
+a virtual clock, maybe with drawn requests, which proves nothing; the reason says whether it agrees."""
 
 
 class Words(NamedTuple):
@@ -26,7 +26,7 @@ WORDS: Mapping[ClaimVerdict, Words] = {
     "does not hold": Words("does not hold", "do not hold", "It does not hold"),
     "different here": Words("different here", "different here", "It is different here"),
     "cannot tell": Words("cannot tell", "cannot tell", "These runs cannot tell"),
-    "generated": Words("generated", "generated", "It was generated"),
+    "replayed": Words("replayed", "replayed", "It was replayed"),
     "not measured": Words("not measured", "not measured", "It was not measured"),
 }
 Bound = Literal["", "at least", "at most"]
@@ -103,6 +103,12 @@ def judged(verdict: ClaimVerdict, reason: str, figures: Sequence[Figure]) -> Jud
     first = figures[0]
     keys = dict.fromkeys(key for figure in figures for key in figure.keys)
     return Judgement(verdict, reason, first.value, first.low, first.high, tuple(keys))
+
+
+def replayed(words: str, figures: Sequence[Figure], agrees: bool | None = None) -> Judgement:
+    """A replayed figure, whether it agrees with the stated one or not; None: the words say enough."""
+    ends = {None: "", True: "; this agrees with the text", False: "; the text says otherwise"}
+    return judged("replayed", words + ends[agrees], figures)
 
 
 def absent(what: str, experiment: str) -> Judgement:

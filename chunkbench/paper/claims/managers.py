@@ -1,62 +1,23 @@
-"""Claims on cache managers, judged by replays: how memory is wasted and shared, and what a cache saves."""
+"""Claims on cache managers, judged by replays: how many sequences fit, and what a cache saves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from statistics import median
 
 from chunkbench.analysis.derive import Row
-from chunkbench.analysis.replay import memory_shares, replay_numbers
+from chunkbench.analysis.replay import replay_numbers
 from chunkbench.paper.claims.evidence import Evidence
-from chunkbench.paper.claims.judgement import ClaimVerdict, Figure, Judgement, absent, judged
+from chunkbench.paper.claims.judgement import Figure, Judgement, Stated, absent, replayed
 from chunkbench.store.replay_result import ReplayResult
 
-_USED = 0.204
-"""Share of contiguously allocated memory that holds tokens, in the PagedAttention text."""
-_NEAR = 0.15
-"""A replayed share may differ from the text's by this part of it: the text's lengths are not known exactly."""
-_PROMPT, _BEAMS = 0.12, 0.55
+NEAR = 0.15
+"""A replayed figure may differ from a stated one by this part of it: the lengths of the text's requests are drawn."""
 _MOONCAKE = 0.40
+STATED_OPTIMUM = Stated("at least", 0.96, 2)
 _KEEPING = ("paged_prefix", "radix_tree")
 """Managers that keep what finished requests leave."""
-
-
-def waste(evidence: Evidence) -> Judgement:
-    """Smallest share of contiguously reserved memory that holds tokens."""
-    found = [
-        (share.used, row)
-        for row, facts in _replays(evidence)
-        if facts.implementation == "contiguous_max"
-        for seed in facts.replays
-        if (share := memory_shares(seed.timeline)) is not None
-    ]
-    if not found:
-        return absent("replays of contiguous reservation", "replay-managers")
-    least, row = min(found, key=lambda pair: pair[0])
-    reason = f"in replays, tokens use at least {least:.1%} of memory reserved for the largest length"
-    verdict: ClaimVerdict = "holds" if abs(least / _USED - 1) <= _NEAR else "different here"
-    return judged(verdict, reason, [Figure(least, least, least, (row,))])
-
-
-def parallel(evidence: Evidence) -> Judgement:
-    """Share of prompts in parallel sampling, and what beams share. Beams are drawn, so this never holds."""
-    forks = [(row, facts.forks, facts) for row, facts in _replays(evidence) if facts.forks is not None]
-    paged = [(row, fork, facts) for row, fork, facts in forks if facts.implementation == "paged"]
-    prompts = [(fork.prompt_share, row) for row, fork, facts in paged if facts.samples]
-    beams = [(fork.saved, row) for row, fork, facts in paged if facts.beams]
-    if not prompts or not beams:
-        return absent("parallel sampling and beam search", "replay-forks")
-    prompt, row = min(prompts, key=lambda pair: abs(pair[0] - _PROMPT))
-    reason = (
-        f"lengths and beams are drawn, not observed: prompts are {_range(prompts)} of the memory in parallel sampling, "
-        f"and beams share {_range(beams)} of theirs (the text: {_BEAMS:.0%})"
-    )
-    return judged("generated", reason, [Figure(prompt, prompt, prompt, (row,))])
-
-
-def _range(shares: Sequence[tuple[float, Row]]) -> str:
-    values = [share for share, _ in shares]
-    return f"{min(values):.0%} to {max(values):.0%}"
 
 
 def sharing(evidence: Evidence) -> Judgement | None:
@@ -77,7 +38,7 @@ def sharing(evidence: Evidence) -> Judgement | None:
         return None
     _, limit, figure = best
     reason = f"in replays {figure.value:.2f} times as many sequences fit at once; 1 / (1 - r) = {limit:.2f} there"
-    return judged("holds" if abs(figure.value / limit - 1) <= _NEAR else "does not hold", reason, [figure])
+    return replayed(reason, [figure], abs(figure.value / limit - 1) <= NEAR)
 
 
 def _memory_limited(row: Row) -> bool:
@@ -97,7 +58,7 @@ def least_computed(evidence: Evidence) -> tuple[float, Row] | None:
     """The least that any replay computed, over the least that any order computes; None without replays."""
     found = [
         (seed.computed_tokens / seed.distinct_tokens, row)
-        for row, facts in _replays(evidence)
+        for row, facts in replays(evidence)
         for seed in facts.replays
         if seed.distinct_tokens
     ]
@@ -106,7 +67,7 @@ def least_computed(evidence: Evidence) -> tuple[float, Row] | None:
 
 def hits(evidence: Evidence) -> tuple[int, int]:
     """Replays without preemptions, and those of them whose cached and computed prompt tokens add up to all of them."""
-    seeds = [seed for _, facts in _replays(evidence) for seed in facts.replays if not seed.preemptions]
+    seeds = [seed for _, facts in replays(evidence) for seed in facts.replays if not seed.preemptions]
     return len(seeds), sum(seed.cached_tokens + seed.computed_tokens == seed.prompt_tokens for seed in seeds)
 
 
@@ -114,7 +75,7 @@ def mooncake(evidence: Evidence) -> Judgement:
     """Prompt tokens that were cached in replays of a trace file with a memory for all requests."""
     found = [
         (seed.cached_tokens / seed.prompt_tokens, row, facts.traffic)
-        for row, facts in _replays(evidence)
+        for row, facts in replays(evidence)
         if facts.traffic and "." in facts.traffic and facts.memory is None and facts.implementation in _KEEPING
         for seed in facts.replays
         if seed.prompt_tokens
@@ -123,11 +84,30 @@ def mooncake(evidence: Evidence) -> Judgement:
         return Judgement("not measured", "it needs a replay of a trace file (`traffic: PATH`) in endless memory")
     share, row, traffic = max(found, key=lambda entry: entry[0])
     reason = f"a replay of {traffic} finds {share:.1%} of the prompt tokens in an endless cache"
-    verdict: ClaimVerdict = "holds" if abs(share / _MOONCAKE - 1) <= _NEAR / 3 else "different here"
-    return judged(verdict, reason, [Figure(share, share, share, (row,))])
+    return replayed(reason, [Figure(share, share, share, (row,))], abs(share / _MOONCAKE - 1) <= NEAR / 3)
 
 
-def _replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayResult]]:
+def hits_of_optimum(evidence: Evidence) -> Judgement:
+    """Cached prompt tokens of a radix tree that serves the longest cached prefix first, over those that came before."""
+    found: list[Figure] = []
+    for row, facts in replays(evidence):
+        if facts.implementation == "radix_tree" and facts.schedule == "prefix":
+            shares = [
+                seed.cached_tokens / (seed.prompt_tokens - seed.distinct_tokens)
+                for seed in facts.replays
+                if seed.prompt_tokens > seed.distinct_tokens
+            ]
+            if shares:
+                found.append(Figure(median(shares), min(shares), max(shares), (row,)))
+    if not found:
+        return absent("a radix tree that serves the longest cached prefix first", "replay-caches")
+    worst = min(found, key=lambda figure: figure.value)
+    reason = f"the cache finds {worst.value:.1%} of the prompt tokens that came before at the worst point"
+    return replayed(reason, [worst, *found], STATED_OPTIMUM.verdict(worst.low, worst.high) == "holds")
+
+
+def replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayResult]]:
+    """All rows of replays that ended, with their facts."""
     for rows in evidence.runs:
         for row in rows:
             if isinstance(row.facts, ReplayResult) and row.facts.status == "ok":
@@ -142,6 +122,6 @@ def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
         names = ("traffic", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree", "rate", "memory", "schedule")
         return repr([getattr(facts, name) for name in (*names, "samples", "beams", "experiment", "machine")])
 
-    rows = sorted((row for row, _ in _replays(evidence)), key=place)
+    rows = sorted((row for row, _ in replays(evidence)), key=place)
     for _, members in groupby(rows, place):
         yield {row.facts.implementation: row for row in members}

@@ -21,7 +21,7 @@ _MARKS = {
     "does not hold": "✗",
     "different here": "≠",
     "cannot tell": "?",
-    "generated": "~",
+    "replayed": "~",
     "not measured": "○",
 }
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
+from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.replay import ReplayNumbers, replay_numbers
+from chunkbench.analysis.replay import OBJECTIVE_S, ReplayNumbers, replay_numbers
 from chunkbench.analysis.serving import SustainedRate, shares_one_prefix, sustained_rate
-from chunkbench.paper.printed import table4
+from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paper_rows, table4
+from chunkbench.report.figures.style import by_values
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, count, extent, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
 from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, rates_table
 from chunkbench.report.view import Body, Line, View
-from chunkbench.store.replay_result import ForkFacts, ReplayResult
+from chunkbench.store.replay_result import ReplayResult
 
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system of the paper's Table 4 that has it."""
@@ -27,32 +29,29 @@ _LEGEND = (
     "cached: prompt tokens that a request found when it was first admitted; computed, over the least: prompt tokens "
     "computed, preempted ones again, over the different tokens of all prompts",
 )
-_FORKS = (
-    "requests one at a time, each with several answers behind one prompt. Beam search: after each token, each place "
+_ANSWERS = (
+    "requests have several answers of one length behind one prompt. Beam search: after each token, each place "
     "continues a beam that is drawn at equal chances; real beams follow the model's scores, which no trace has"
 )
 
 
 def body(view: View) -> Body:
     """Headline, tables and legend of a run."""
-    forked = [group for group in view.groups if group.axes["samples"] or group.axes["beams"]]
-    timed = view.only([group for group in view.groups if group not in forked])
-    tables = (
-        *_sustained(timed),
-        _latency(timed),
-        _memory(timed),
-        _computed(timed),
-        _shared_by_forks(view.only(forked)),
-    )
+    answers = any(group.axes["samples"] or group.axes["beams"] for group in view.groups)
+    tables = (*_sustained(view), _latency(view), _memory(view), _computed(view))
     return Body(
         _headline(view),
         tables,
-        legend=(*_LEGEND, *([_FORKS] if forked else [])),
+        legend=(*_LEGEND, *([_ANSWERS] if answers else [])),
         timing=_timing(view),
     )
 
 
 def _sustained(view: View) -> list[Table]:
+    return [*_sustained_of_lengths(view), *_sustained_of_traffic(view)]
+
+
+def _sustained_of_lengths(view: View) -> list[Table]:
     """The paper's Figure 5 in numbers, where prompts of one length share one prefix at several rates."""
     known = [group for group in view.groups if group.axes["n_p"] and group.axes["rate"]]
     points = [group for group in known if shares_one_prefix(group.axes)]
@@ -65,7 +64,8 @@ def _sustained(view: View) -> list[Table]:
         stated = paper_rates(n_p) if n_s == n_p else {}
         printed_rates = {name: stated.get(SYSTEMS.get(name, "")) for name in names}
         texts = {name: NOTHING if rate is None else significant(rate, 3) for name, rate in printed_rates.items()}
-        lines = [Line("requests per second", {name: rate_cell(_sustained_rate(groups, name)) for name in names})]
+        rates = {name: _sustained_rate(groups, name, PAPER_OBJECTIVE_S) for name in names}
+        lines = [Line("requests per second", {name: rate_cell(rate) for name, rate in rates.items()})]
         if stated:
             lines.append(Line("  the same, paper (measured)", {name: Cell(texts[name], "quiet") for name in names}))
         blocks.append(((str(n_p), str(n_s)), lines))
@@ -73,9 +73,42 @@ def _sustained(view: View) -> list[Table]:
     return rates_table(view, title, (("n_p",), ("n_s",)), blocks)
 
 
-def _sustained_rate(groups: Sequence[Group], name: str) -> SustainedRate | None:
+_SAME = ("traffic", "samples", "beams", "n_s", "prompts", "memory", "schedule", "batch_size", "block_size")
+"""Axes that differ between the lines of `_sustained_of_traffic`."""
+
+
+def _sustained_of_traffic(view: View) -> list[Table]:
+    """The PagedAttention paper's Figures 12, 14, 16 and 17 in numbers, where traffic comes at several rates."""
+    known = [group for group in view.groups if group.axes["traffic"] and group.axes["rate"]]
+    blocks = []
+    for groups in by_values(known, _SAME).values():
+        if len(groups) < 2:
+            continue
+        rates = {name: _sustained_rate(groups, name, OBJECTIVE_S) for name in view.columns.ids}
+        base = rates.get(view.baseline)
+        ratios = {
+            name: rate.per_s / base.per_s for name, rate in rates.items() if rate and base and name != view.baseline
+        }
+        stated = {name: rate_over_exact(groups[0].axes, name) for name in rates}
+        lines = [Line("requests per second", {name: rate_cell(rate) for name, rate in rates.items()})]
+        if ratios:
+            cells = {name: Cell(times(ratios[name]) if name in ratios else NOTHING) for name in rates}
+            lines.append(Line(f"  over {view.columns.name(view.baseline)}", cells))
+        if any(stated.values()) and view.baseline == "contiguous_exact":
+            texts = {name: Cell(text or NOTHING, "quiet") for name, text in stated.items()}
+            lines.append(Line("  the same, PagedAttention (measured)", texts))
+        axes = groups[0].axes
+        answers = (
+            f"{axes['samples']} samples" if axes["samples"] else f"{axes['beams']} beams" if axes["beams"] else "1"
+        )
+        blocks.append(((axes["traffic"], answers, str(axes["n_s"] or 0)), lines))
+    title = f"Rates sustained below {OBJECTIVE_S * 1e3:.0f} ms/token in the replay"
+    return rates_table(view, title, (("traffic",), ("answers",), ("n_s",)), blocks)
+
+
+def _sustained_rate(groups: Sequence[Group], name: str, objective_s: float) -> SustainedRate | None:
     rows = [(group.axes["rate"] / 60, group.rows[name].derived.latency_us) for group in groups if name in group.rows]
-    return sustained_rate([(rate, us / 1e6) for rate, us in rows if us is not None], PAPER_OBJECTIVE_S)
+    return sustained_rate([(rate, us / 1e6) for rate, us in rows if us is not None], objective_s)
 
 
 def _latency(view: View) -> Table:
@@ -98,17 +131,12 @@ def _memory(view: View) -> Table:
         _printed("peak_kv_cache_gb"),
         ("peak batch", _number(lambda n: str(n.peak_batch))),
         _printed("peak_batch_size"),
-        ("memory that is used", _number(lambda n: percent(n.memory.used) if n.memory else NOTHING)),
-        ("  reserved", _number(lambda n: percent(n.memory.reserved) if n.memory else NOTHING)),
-        (
-            "  internal fragmentation",
-            _number(lambda n: percent(n.memory.internal_fragmentation) if n.memory else NOTHING),
-        ),
-        (
-            "  external fragmentation",
-            _number(lambda n: percent(n.memory.external_fragmentation) if n.memory else NOTHING),
-        ),
+        ("mean batch", _number(lambda n: f"{n.mean_batch:.1f}" if n.mean_batch else NOTHING)),
+        _paged_attention("mean_batch", lambda value: f"{value:.1f}"),
+        *(line for kind, words in _KINDS for line in _share(kind, words)),
         ("saved by sharing", _number(lambda n: percent(n.saved))),
+        _paged_attention("saved", percent),
+        ("prompts, of what is used", _number(lambda n: NOTHING if n.prompt_share is None else percent(n.prompt_share))),
     ]
     return quantities(view, "Memory in the replay", lines)
 
@@ -123,26 +151,50 @@ def _computed(view: View) -> Table:
     return quantities(view, "What was cached and computed in the replay", lines)
 
 
-def _shared_by_forks(view: View) -> Table:
-    lines: list[Quantity] = [
-        ("saved by sharing", figure(_forks, lambda forks: percent(forks.saved))),
-        ("prompts, of what is held", figure(_forks, lambda forks: percent(forks.prompt_share))),
-    ]
-    title = "What the answers of one request share"
-    return quantities(view, title, lines, lambda row: forks_of(row) is not None)
-
-
-def _forks(_: Group, row: Row) -> ForkFacts | None:
-    return forks_of(row)
-
-
-def forks_of(row: Row) -> ForkFacts | None:
-    """What the answers of one request shared; None if the case had no such requests."""
-    return row.facts.forks if isinstance(row.facts, ReplayResult) else None
-
-
 def _number(text: Callable[[ReplayNumbers], str]) -> Callable[[Group, Row], Cell]:
     return figure(lambda _, row: replay_numbers(row), text)
+
+
+_KINDS = (
+    ("used", "memory that is used"),
+    ("reserved", "  reserved"),
+    ("internal_fragmentation", "  internal fragmentation"),
+    ("external_fragmentation", "  external fragmentation"),
+)
+
+
+def _share(kind: str, words: str) -> tuple[Quantity, Quantity]:
+    share = _number(lambda n: percent(getattr(n.memory, kind)) if n.memory else NOTHING)
+    return (words, share), _paged_attention(kind, percent)
+
+
+def _paged_attention(quantity: str, text: Callable[[float], str]) -> Quantity:
+    """What the PagedAttention paper prints of this quantity at this point."""
+
+    def stated(group: Group, row: Row) -> str | None:
+        value = stated_by_paged_attention(group.axes, row.facts.implementation, quantity)
+        return None if value is None else text(value)
+
+    return "    the same, PagedAttention (measured)", paper(stated)
+
+
+def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
+    """The rate over that of an allocator that knows all lengths, as the PagedAttention paper states it."""
+    low, high, one = (
+        stated_by_paged_attention(axes, manager, f"rate_over_exact{end}") for end in ("_low", "_high", "")
+    )
+    return f"{low:g} to {high:g}x" if low and high else times(one) if one else None
+
+
+def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: str) -> float | None:
+    """What the PagedAttention paper prints for a system with this manager, in its setup of 12 GB beside OPT-13B."""
+    if (str(axes["model"]), axes["memory"]) != PAGED_ATTENTION_SETUP:
+        return None
+    for row in paper_rows("paged_attention"):
+        same = all(str(axes[name] or "") == row[name] for name in ("traffic", "n_s", "samples", "beams"))
+        if same and (row["manager"], row["quantity"]) == (manager, quantity) and row["rate"] in ("", str(axes["rate"])):
+            return float(row["value"])
+    return None
 
 
 def _printed(column: str) -> Quantity:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from chunkbench.analysis.derive import Group, Row
+from chunkbench.analysis.derive import Group
 from chunkbench.analysis.replay import MemoryShares, replay_numbers
 from chunkbench.report.columns import Columns
 from chunkbench.report.figures.style import (
@@ -27,8 +27,7 @@ from chunkbench.report.figures.style import (
 )
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
-from chunkbench.store.replay_result import ReplayResult
-from chunkbench.workloads.replay.body import printed
+from chunkbench.workloads.replay.body import printed, stated_by_paged_attention
 
 Panel = Callable[[Axes], None]
 _WASTE = 0.9
@@ -48,9 +47,11 @@ _WORDS = {
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
-    """Latency against the rate, hits against memory and order, memory by kind, what forks share; None for none."""
+    """Latency against rate and block size, hits against memory and order, memory by kind, what answers share; None for
+    none."""
     columns = report.columns
-    panels = [*_latencies(report), *_hits(report), *_orders(report), *_memory(report), *_forks(report)]
+    latencies = [*_latencies(report), *_latencies_by_block(report)]
+    panels = [*latencies, *_hits(report), *_orders(report), *_memory(report), *_answers(report)]
     if not panels:
         return None
     names = {name for group in report.groups for name in group.rows}
@@ -75,7 +76,7 @@ def _along(report: Report, axis: str, others: Sequence[str]) -> dict[Values, lis
 
 def _latencies(report: Report) -> list[Panel]:
     """Normalized latency against the rate; hollow marks are the paper's Table 4."""
-    fixed = ("traffic", "n_p", "prompts", "memory", "schedule", "batch_size", "tree")
+    fixed = ("traffic", "n_p", "prompts", "memory", "schedule", "batch_size", "tree", "samples", "beams")
     return [_latency(title, groups, report.columns) for title, groups in _along(report, "rate", fixed).items()]
 
 
@@ -111,6 +112,28 @@ def _latency(title: Values, groups: Sequence[Group], columns: Columns) -> Panel:
         plot.set_ylabel("normalized latency, ms/token")
 
     return panel
+
+
+def _latencies_by_block(report: Report) -> list[Panel]:
+    """Normalized latency against the size of a block."""
+    panels: list[Panel] = []
+    for title, groups in _along(report, "block_size", ("traffic", "rate", "memory", "batch_size")).items():
+
+        def panel(plot: Axes, title: Values = title, groups: Sequence[Group] = groups) -> None:
+            for name in report.columns.ids:
+                rows = [(group.axes["block_size"], group.rows.get(name)) for group in groups]
+                spots = [(size, row.derived.latency_us / 1e3) for size, row in rows if row and row.derived.latency_us]
+                if spots:
+                    plot.plot(*zip(*sorted(spots), strict=True), **report.columns.line_style(name).line2d(markersize=4))
+            plot.set_xscale("log")
+            ticks_at(plot.xaxis, [group.axes["block_size"] for group in groups])
+            panel_title(plot, title, "" if title else "latency against the block")
+            plot.set_xlabel("tokens of a block")
+            plot.set_ylabel("normalized latency, ms/token")
+            plot.set_ylim(bottom=0)
+
+        panels.append(panel)
+    return panels
 
 
 def _hits(report: Report) -> list[Panel]:
@@ -197,8 +220,8 @@ def _shares(group: Group) -> Mapping[str, MemoryShares]:
     return {name: memory for name, memory in found.items() if memory is not None}
 
 
-def _forks(report: Report) -> list[Panel]:
-    """What the answers of one request share."""
+def _answers(report: Report) -> list[Panel]:
+    """What the answers of one request share; hollow squares: the PagedAttention paper's labels."""
     panels: list[Panel] = []
     kinds = (("samples", "parallel sampling"), ("beams", "beam search"))
     traffic = list(dict.fromkeys(group.axes["traffic"] for group in report.groups))
@@ -207,16 +230,17 @@ def _forks(report: Report) -> list[Panel]:
         title = f"{words}, {name}" if name else words
 
         def panel(plot: Axes, axis: str = axis, title: str = title, groups: Sequence[Group] = groups) -> None:
-            for place, name in enumerate(report.columns.ids):
-                spots = [
-                    (group.axes[axis], 100 * saved)
-                    for group in groups
-                    if (row := group.rows.get(name)) is not None and (saved := _saved(row)) is not None
-                ]
-                if spots:
-                    # Hollow marks of several sizes: managers that share alike lie on one another.
-                    drawn = report.columns.line_style(name).line2d(markerfacecolor="none", markersize=11 - 2 * place)
-                    plot.plot(*zip(*sorted(spots), strict=True), **drawn)
+            for name in report.columns.ids:
+                drawn = report.columns.line_style(name)
+                rows = [(group.axes, row) for group in groups if (row := group.rows.get(name)) is not None]
+                found = [(axes[axis], numbers.saved) for axes, row in rows if (numbers := replay_numbers(row))]
+                stated = {
+                    axes[axis]: value for axes, _ in rows if (value := stated_by_paged_attention(axes, name, "saved"))
+                }
+                # Of several rates, which differ little, all are drawn.
+                plot.plot([n for n, _ in found], [100 * saved for _, saved in found], **drawn.line2d(linestyle="none"))
+                hollow = drawn.line2d(linestyle="dotted", markerfacecolor="none", markersize=9)
+                plot.plot(list(stated), [100 * value for value in stated.values()], **hollow)
             panel_title(plot, words=title)
             ticks_at(plot.xaxis, [group.axes[axis] for group in groups])
             plot.set_xlabel("answers of a request")
@@ -228,16 +252,14 @@ def _forks(report: Report) -> list[Panel]:
     return panels
 
 
-def _saved(row: Row) -> float | None:
-    facts = row.facts
-    return facts.forks.saved if isinstance(facts, ReplayResult) and facts.forks is not None else None
-
-
 def _caption(report: Report, manifest: Manifest) -> str:
+    axes_of = [(group.axes, name) for group in report.groups for name in group.rows]
+    answers = any(stated_by_paged_attention(axes, name, "saved") for axes, name in axes_of)
     marks = any(printed(group, row, "peak_batch_size") for group in report.groups for row in group.rows.values())
     parts = [
         "A replay on a virtual clock, not measured; medians over arrival seeds",
         *(["Hollow marks: the paper's Table 4, measured there"] if marks else []),
+        *(["Hollow marks: labels of PagedAttention's Figure 15, measured there"] if answers else []),
         conditions(report, manifest, timed=False),
     ]
     return caption(parts, report)

@@ -12,14 +12,14 @@ from typing import cast
 import numpy as np
 
 from chunkbench.experiment.points import ReplayPoint
-from chunkbench.kvcache.managers.manager import AccountedManager
-from chunkbench.replay.forks import fork_memory
+from chunkbench.kvcache.managers.manager import ReplayedManager
+from chunkbench.replay.groups import AnswerGroups
 from chunkbench.replay.simulate import Replay, Replayed, replay
 from chunkbench.replay.step_time import StepTime
 from chunkbench.scheduling import Rules
-from chunkbench.store.replay_result import ForkFacts, MemoryMoment, ReplaySeed
+from chunkbench.store.replay_result import MemoryMoment, ReplaySeed
 from chunkbench.traces.generated import GENERATED, Demand
-from chunkbench.traces.replayed import ReplayRequest
+from chunkbench.traces.replayed import ReplayRequest, truncated
 from chunkbench.traces.replayed_files import read_replayed
 from chunkbench.workloads.replay.managers import KINDS, Memory
 
@@ -37,7 +37,8 @@ class ReplayJob:
     requests: int
     longest: int | None
     prompt_budget: int
-    swap: bool
+    truncate: int | None
+    """Tokens of a prompt that are kept, its last ones."""
     step_time: StepTime
 
 
@@ -46,24 +47,24 @@ class Answered:
     """What came out."""
 
     normalized_s: float | None
-    """Mean over the requests of (last token - due) / tokens; None if none was answered, or no clock ran."""
+    """Mean over the requests of (last token - due) / tokens; None if none was answered."""
     requests_per_s: float | None
     capacity: int
     block_tokens: int
     replay: ReplaySeed | None
-    forks: ForkFacts | None
     reason: str = ""
     """Why nothing was answered."""
 
 
 def compute(job: ReplayJob) -> Answered:
     """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
-    requests = requests_of(job.point, job.named, job.requests, job.longest)
-    manager = KINDS[job.manager].make(memory_of(job.point, requests, job.longest))
-    if job.point.samples or job.point.beams:
-        return _forks(job, requests, manager)
-    rules = Rules(job.point.batch_size, job.prompt_budget, order=job.point.schedule or "fcfs", swap=job.swap)
-    done = replay(requests, manager, rules, job.step_time)
+    point, kind = job.point, KINDS[job.manager]
+    requests = requests_of(point, job.named, job.requests, job.longest, job.truncate)
+    own = kind.make(memory_of(point, requests, job.longest))
+    answers = point.samples or point.beams or 1
+    manager = AnswerGroups(own, answers, point.samples is None, job.seed) if answers > 1 else own
+    rules = Rules(point.batch_size, job.prompt_budget, order=point.schedule or "fcfs", swap=kind.swaps)
+    done = replay(requests, manager, rules, job.step_time, answers)
     answered = [replayed for replayed in done.requests if replayed.last is not None]
     latencies = [(cast(float, replayed.last) - replayed.request.due) / replayed.request.answer for replayed in answered]
     refused = [replayed for replayed in done.requests if replayed.refused]
@@ -73,7 +74,6 @@ def compute(job: ReplayJob) -> Answered:
         capacity=manager.capacity,
         block_tokens=manager.block_tokens,
         replay=_seed(job, done, answered, len(refused), manager),
-        forks=None,
         reason=refused[0].refused if refused else "",
     )
 
@@ -82,14 +82,16 @@ _read_once = lru_cache(maxsize=2)(read_replayed)
 """All managers of a point replay the same requests."""
 
 
-def requests_of(point: ReplayPoint, named: str, count: int, longest: int | None = None) -> Sequence[ReplayRequest]:
+def requests_of(
+    point: ReplayPoint, named: str, count: int, longest: int | None = None, truncate: int | None = None
+) -> Sequence[ReplayRequest]:
     """The requests of a point, the same for all managers. Raises ValueError, `TraceError` and FileNotFoundError."""
     traffic = point.traffic or "fixed"
     rate = point.rate / 60 if point.rate is not None else None
     if traffic in GENERATED:
         fixed = traffic == "fixed"
         demand = Demand(
-            rate or 1.0,  # none is asked for where no clock runs
+            cast(float, rate),
             count,
             named,
             n_p=cast(int, point.n_p) if fixed else None,
@@ -99,11 +101,13 @@ def requests_of(point: ReplayPoint, named: str, count: int, longest: int | None 
             tree=point.tree,
         )
         requests = GENERATED[traffic](demand)
-        return [request for request in requests if longest is None or request.text.total <= longest]
-    path = Path(traffic)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such trace")
-    return _read_once(path, count, longest, rate, named)
+    elif Path(traffic).is_file():
+        requests = _read_once(Path(traffic), count, None if truncate else longest, rate, named)
+    else:
+        raise FileNotFoundError(f"{traffic}: no such trace")
+    if truncate:
+        requests = truncated(requests, truncate)
+    return [request for request in requests if longest is None or request.text.total <= longest]
 
 
 def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:
@@ -124,15 +128,8 @@ def slots_of(requests: Sequence[ReplayRequest], block: int, longest: int) -> int
     return max(blocks, 8 << longest.bit_length())
 
 
-def _forks(job: ReplayJob, requests: Sequence[ReplayRequest], manager: AccountedManager) -> Answered:
-    width = job.point.samples or job.point.beams or 1
-    memory = fork_memory(requests, manager, width, job.point.samples is None, job.seed)
-    forks = ForkFacts(saved=memory.saved, prompt_share=memory.prompt_share)
-    return Answered(None, None, manager.capacity, manager.block_tokens, None, forks)
-
-
 def _seed(
-    job: ReplayJob, done: Replay, answered: Sequence[Replayed], refused: int, manager: AccountedManager
+    job: ReplayJob, done: Replay, answered: Sequence[Replayed], refused: int, manager: ReplayedManager
 ) -> ReplaySeed:
     first = [cast(float, replayed.first) - replayed.request.due for replayed in answered]
     return ReplaySeed(
@@ -149,6 +146,8 @@ def _seed(
         end_s=done.end,
         peak_slots=done.peak_slots,
         peak_batch=done.peak_batch,
+        mean_batch=round(done.mean_batch, 4),
+        prompt_share=manager.prompt_share if isinstance(manager, AnswerGroups) else None,
         first_token_s=tuple(np.percentile(first, [50, 90, 99]).tolist()) if first else (),
         timeline=tuple(
             MemoryMoment(round(moment.at, 3), moment.batch, moment.waiting, **vars(moment.accounts))

@@ -39,6 +39,8 @@ class ManagerKind:
     style: Style
     kernel: PaperSystem = "paged_attn"
     """Whose decode attention it has in the paper's model of step times."""
+    swaps: bool = False
+    """Whether preempted sequences are swapped, not computed again."""
     compiles = False
 
     def availability(self, device: str) -> Answer:
@@ -94,6 +96,19 @@ KINDS: Mapping[str, ManagerKind] = {
             colour=_BLUE,
             marker="s",
         ),
+    ),
+    "paged_swap": ManagerKind(
+        "Paged, swapping",
+        lambda memory: Paged(memory.slots // memory.block_size, memory.block_size),
+        Style(
+            heading=("paged", "swap"),
+            meaning="the same, and preempted sequences are copied out and back, at this machine's rate",
+            column_order=205,
+            colour=_BLUE,
+            marker="X",
+            line="dotted",
+        ),
+        swaps=True,
     ),
     "paged_prefix": ManagerKind(
         "Paged, prefix caching",

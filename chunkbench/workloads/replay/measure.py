@@ -15,16 +15,19 @@ from chunkbench.experiment.point import Case
 from chunkbench.experiment.points import ReplayPoint
 from chunkbench.experiment.units import parse_duration
 from chunkbench.lifetime import end_with_parent
-from chunkbench.replay.step_time import Constant, StepTime
+from chunkbench.replay.step_time import Constant, StepTime, WithSwaps
 from chunkbench.runner.case_facts import now
 from chunkbench.runner.dry_run import list_plan
 from chunkbench.runner.target import Target
 from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.results import Status
+from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
 from chunkbench.workloads.replay.managers import MANAGERS
+from chunkbench.workloads.replay.opt13b_a100 import Opt13bA100
+from chunkbench.workloads.replay.paper_a100 import PaperA100
 from chunkbench.workloads.replay.served import fitted
-from chunkbench.workloads.replay.spec import PAPER, ReplayExperiment
+from chunkbench.workloads.replay.spec import PAGED_ATTENTION, PAPER, ReplayExperiment
 
 _POLL_S = 0.2
 PAPER_HOST_S = 0.004
@@ -65,8 +68,8 @@ class ReplayMeasurer:
                 experiment.requests,
                 experiment.longest,
                 experiment.prompt_budget,
-                experiment.swap,
-                self._times[case.implementation],
+                experiment.truncate_prompt_tokens,
+                self._step_time(case.implementation, point),
             )
             for case in cases_of[point]
             for seed in range(experiment.arrival_seeds)
@@ -80,6 +83,17 @@ class ReplayMeasurer:
                 for case in cases_of[point]
             ]
         }
+
+    def _step_time(self, manager: str, point: ReplayPoint) -> StepTime:
+        """The model of step times of a manager; with copies, where it swaps."""
+        time = self._times[manager]
+        if not MANAGERS.load(manager).swaps:
+            return time
+        # A piece is K, or V, of a block in one layer.
+        piece_bytes = point.block_size * point.layer_token_bytes // 2
+        rate = copy_rate(piece_bytes)
+        words = f"this machine copies pieces of swapped blocks of {piece_bytes / 1024:.3g} KiB at {rate / 1e9:.3g} GB/s"
+        return WithSwaps(time, token_bytes(point) / rate, words)
 
     def close(self) -> None:
         """End the processes."""
@@ -145,7 +159,7 @@ class ReplayMeasurer:
         failures = [answer for answer in answers if not isinstance(answer, Answered)]
         status, reason = failures[0] if failures else ("ok", "")
         latencies = [answer.normalized_s for answer in good if answer.normalized_s is not None]
-        if not failures and not latencies and good and good[0].forks is None:
+        if not failures and not latencies and good:
             status, reason = "unsupported", good[0].reason
         complete = not failures and len(latencies) == len(answers)
         return ReplayResult.of_case(
@@ -162,9 +176,8 @@ class ReplayMeasurer:
             capacity=good[0].capacity if good else 0,
             block_tokens=good[0].block_tokens if good else 0,
             token_bytes=token_bytes(case.point),
-            step_time=self._times[case.implementation].words,
+            step_time=self._step_time(case.implementation, case.point).words,
             replays=tuple(answer.replay for answer in good if answer.replay is not None),
-            forks=good[0].forks if good else None,
         )
 
 
@@ -186,10 +199,9 @@ def _answer(future: Future[Answered]) -> Answered | tuple[Status, str]:
 def step_times(experiment: ReplayExperiment) -> dict[str, StepTime]:
     """The model of step times for each manager. Raises `RunError`."""
     kinds = {name: MANAGERS.load(name) for name in experiment.implementations}
+    if experiment.step_time == PAGED_ATTENTION:
+        return dict.fromkeys(kinds, Opt13bA100())
     if experiment.step_time == PAPER:
-        # Imported late: the fits to the paper's tables take time, and other replays do not need them.
-        from chunkbench.workloads.replay.paper_a100 import PaperA100
-
         return {name: PaperA100(kind.kernel, PAPER_HOST_S) for name, kind in kinds.items()}
     try:
         model: StepTime = Constant(parse_duration(experiment.step_time))

@@ -21,7 +21,7 @@ from chunkbench.scheduling import ORDERS
 from chunkbench.traces.generated import GENERATED
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 
-PAPER = "paper"
+PAPER, PAGED_ATTENTION = "paper", "paged-attention"
 _REQUESTS = Required(
     frozenset({"rate", "traffic"}), "rate (requests per minute) or traffic is missing, here and under defaults"
 )
@@ -48,20 +48,25 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
     )
     step_time: str = Field(
         PAPER,
-        description="time of a step: paper (Llama2-7B on the paper's A100), a duration such as 20ms, or the directory "
-        "of a serving run, whose steps it is fitted to",
+        description="time of a step: paper (Llama2-7B on the paper's A100), paged-attention (OPT-13B in that paper), a "
+        "duration such as 20ms, or the directory of a serving run, whose steps it is fitted to",
     )
-    swap: bool = Field(False, description="preempted sequences are swapped where the manager can, not computed again")
+    truncate_prompt_tokens: Annotated[Count, Field(ge=1)] | None = Field(
+        None, description="prompts are cut to so many tokens, their last ones; what was cut is no longer shared"
+    )
 
     @field_validator("step_time")
     @classmethod
     def _step_time_is_known(cls, value: str) -> str:
-        if value == PAPER or Path(value).is_dir():
+        if value in (PAPER, PAGED_ATTENTION) or Path(value).is_dir():
             return value
         with contextlib.suppress(ValueError):
             if parse_duration(value) > 0:
                 return value
-        raise ValueError(f"{value!r} is neither paper, nor a duration such as 20ms, nor the directory of a serving run")
+        raise ValueError(
+            f"{value!r} is neither paper or paged-attention, nor a duration such as 20ms, nor the directory of a "
+            "serving run"
+        )
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
@@ -91,7 +96,7 @@ def _traffic_conflicts(given: Mapping[str, Any], traffic: str) -> Iterator[Findi
     for axis in ("n_p", "n_c", "tree", *(() if traffic in GENERATED else ("n_s", "prompts"))):
         if axis in given:
             yield Finding((axis,), f"follows from traffic: {traffic}; leave it out", True)
-    if traffic in GENERATED and "rate" not in given and not given.keys() & {"samples", "beams"}:
+    if traffic in GENERATED and "rate" not in given:
         yield Finding(("traffic",), f"{traffic} needs a rate (requests per minute)")
     if isinstance(given.get("n_s"), Share):
         yield Finding(("n_s",), f"must be a number of tokens: prompts of {traffic} have different lengths")
@@ -102,7 +107,7 @@ def _fixed_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Ite
         yield Finding(("n_p",), "prompts of different lengths are not supported by traffic: fixed; give one length")
     elif "n_p" not in given or ("n_s" not in given and "tree" not in given):
         yield Finding(("n_p",), "traffic: fixed needs n_p, and n_s or tree; or name other traffic")
-    elif "rate" not in given and not given.keys() & {"samples", "beams"}:
+    elif "rate" not in given:
         yield Finding(("rate",), "is missing, here and under defaults: requests per minute")
     else:
         yield from request_conflicts(given, values)

@@ -1,0 +1,294 @@
+"""Claims of the PagedAttention paper (SOSP 2023): its own evaluation, replayed, and its kernel, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+from chunkbench.analysis.derive import Row
+from chunkbench.analysis.replay import OBJECTIVE_S, memory_shares, rates_by_seed, replay_numbers
+from chunkbench.experiment.llama import SHAPES
+from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.judgement import Figure, Judgement, Stated, absent, decided, replayed
+from chunkbench.paper.claims.managers import NEAR, replays
+from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention
+from chunkbench.store.replay_result import ReplayResult, ReplaySeed
+
+_BASIC, _ANSWERS, _BLOCKS = "replay-paged", "replay-paged-answers", "replay-paged-blocks"
+_EXACT, _MAX = "contiguous_exact", "contiguous_max"
+_SLOTS = 12 * 2**30 // (800 * 2**10)
+"""Tokens whose K and V fit into 12 GB, of 800 KB each."""
+_PROMPT, _BEAMS = 0.12, 0.55
+
+
+def throughput(evidence: Evidence) -> Judgement:
+    """Sustained rate of paged memory over that of an allocator that knows all lengths, with ShareGPT's lengths."""
+    found = _rate_ratio(evidence, "paged", _EXACT, traffic="sharegpt")
+    if found is None:
+        return absent("replays at several rates", _BASIC)
+    over_max = _rate_ratio(evidence, "paged", _MAX, traffic="sharegpt")
+    low, high = (_stated("12", quantity=f"rate_over_exact_{end}") for end in ("low", "high"))
+    words = f"{found.value:.2f} times the rate of an allocator that knows all lengths ({low:g} to {high:g} there)"
+    if over_max:
+        low, high = (_stated("12", quantity=f"rate_over_max_{end}") for end in ("low", "high"))
+        words += f", {over_max.value:.2f} times that of reservation for the longest ({low:g} to {high:g})"
+    return replayed(words, [found], Stated("at least", 2.0, 0).verdict(found.low, found.high) == "holds")
+
+
+def static_batching() -> Judgement:
+    return Judgement("not measured", "no manager of replays batches requests that begin and end together")
+
+
+def answers(evidence: Evidence) -> Judgement:
+    """How the gain of `throughput` grows from one answer to beam search of width 6, with Alpaca's lengths."""
+    one = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca", experiment=_ANSWERS)
+    beams = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca", beams=6)
+    if one is None or beams is None:
+        return absent("replays of one and of several answers", _ANSWERS)
+    stated = _stated("14", beams="", quantity="rate_over_exact"), _stated("14", beams="6", quantity="rate_over_exact")
+    words = (
+        f"{one.value:.2f} times the rate with one answer ({stated[0]:g} there), {beams.value:.2f} times with 6 beams "
+        f"({stated[1]:g}); beams are drawn"
+    )
+    return replayed(words, [beams, one], beams.value > one.value > 1)
+
+
+def prefix(evidence: Evidence, n_s: int) -> Judgement:
+    """Sustained rate with the prefix in memory once, over that of the allocator that knows all lengths."""
+    found = _rate_ratio(evidence, "paged_prefix", _EXACT, n_s=n_s)
+    if found is None:
+        return absent("replays behind a shared prefix", "replay-paged-prefix")
+    stated = _stated("16", n_s=str(n_s))
+    words = f"{found.value:.2f} times the rate; the lengths of the sentences are Alpaca's, the text prints none"
+    return replayed(words, [found], abs(found.value / stated - 1) <= NEAR)
+
+
+def chat(evidence: Evidence) -> Judgement:
+    """The same for conversations whose prompts are cut to 1,024 tokens."""
+    found = _rate_ratio(evidence, "paged", _EXACT, traffic="chat")
+    if found is None:
+        return absent("replays of conversations", "replay-paged-chat")
+    words = f"{found.value:.2f} times the rate of the allocator that knows all lengths"
+    return replayed(words, [found], abs(found.value / _stated("17") - 1) <= NEAR)
+
+
+def waste(evidence: Evidence, kind: str, manager: str = _MAX) -> Judgement:
+    """Share of the memory that sequences have taken, in the mean over time; the least used, or the median."""
+    stated = _stated("2", manager=manager, quantity=kind)
+    found = _seeds(evidence, manager, lambda seed: _share(seed, kind), traffic="sharegpt", rate=120)
+    if found is None:
+        return absent("replays at 2 requests per second", _BASIC)
+    words = f"{found.value:.1%} of the memory ({stated:.1%} there, a transcribed label)"
+    return replayed(words, [found], abs(found.value / stated - 1) <= NEAR)
+
+
+def batch() -> Judgement:
+    """12 GB of K/V hold so many whole reservations."""
+    whole = _SLOTS // 2048
+    printed = _stated("13", traffic="sharegpt", manager=_MAX)
+    words = f"floor({_SLOTS:,} tokens / 2048) = {whole}; the label of Figure 13 is {printed:.2f}"
+    return Judgement("holds" if whole == printed else "does not hold", words, float(whole))
+
+
+def batches(evidence: Evidence) -> Judgement:
+    """Requests in a batch with paged memory, over those of the allocator that knows all lengths."""
+    axes = {"traffic": "sharegpt", "rate": 120}
+    paged, exact, most = (
+        _seeds(evidence, manager, lambda seed: seed.mean_batch, **axes) for manager in ("paged", _EXACT, _MAX)
+    )
+    if paged is None or exact is None or most is None:
+        return absent("replays at 2 requests per second", _BASIC)
+    rows = (*paged.rows, *exact.rows, *most.rows)
+    found = Figure(paged.value / exact.value, paged.low / exact.high, paged.high / exact.low, rows)
+    words = (
+        f"{paged.value:.1f} requests, {found.value:.1f} times those of the allocator that knows all lengths (2.2 there)"
+        f" and {paged.value / most.value:.1f} times those of reservation for the longest (4.3)"
+    )
+    return replayed(words, [found], abs(found.value / 2.2 - 1) <= NEAR)
+
+
+def saved(evidence: Evidence, samples: int | None = None, beams: int | None = None) -> Judgement:
+    """Share of the K/V memory that the answers of one request share, over all rates."""
+    stated = _stated("15", samples=str(samples or ""), beams=str(beams or ""))
+    found = _seeds(evidence, "paged", None, traffic="alpaca", samples=samples, beams=beams)
+    if found is None:
+        return absent("replays of several answers", _ANSWERS)
+    drawn = "; each beam goes on from a parent drawn at equal chances, which keeps fewer apart" if beams else ""
+    words = f"{found.value:.1%} of the memory ({stated:.1%} there, a transcribed label){drawn}"
+    return replayed(words, [found], abs(found.value / stated - 1) <= NEAR)
+
+
+def parallel(evidence: Evidence) -> Judgement:
+    """Share of prompts in parallel sampling, and what beams share."""
+    paged = [
+        (numbers, row, facts)
+        for row, facts in replays(evidence)
+        if facts.implementation == "paged" and (numbers := replay_numbers(row)) is not None
+    ]
+    prompts = [(numbers.prompt_share or 0.0, row) for numbers, row, facts in paged if facts.samples]
+    beams = [(numbers.saved, row) for numbers, row, facts in paged if facts.beams]
+    if not prompts or not beams:
+        return absent("parallel sampling and beam search", _ANSWERS)
+    prompt, row = min(prompts, key=lambda pair: abs(pair[0] - _PROMPT))
+    words = (
+        f"lengths and beams are drawn: prompts are {_range(prompts)} of the memory in parallel sampling, and beams "
+        f"share {_range(beams)} of theirs (the text: {_BEAMS:.0%})"
+    )
+    return replayed(words, [Figure(prompt, prompt, prompt, (row,))])
+
+
+def _range(shares: Sequence[tuple[float, Row]]) -> str:
+    values = [share for share, _ in shares]
+    return f"{min(values):.0%} to {max(values):.0%}"
+
+
+def kernel(evidence: Evidence) -> Judgement:
+    """The paged kernel over the same kernel on contiguous K/V, at the worst of the points of Figure 18a."""
+    axes: dict[str, Any] = dict.fromkeys(("n_p", "n_s", "n_c", "batch_size", "heads", "kv_heads", "head_dim"), ...)
+    points = list(evidence.points("paged_attn_whole", **axes, chunk_size=...))
+    found = [(point, ratio) for point in points if (ratio := point.ratio("paged_attn", "paged_attn_whole")) is not None]
+    if not found:
+        return absent("the paged kernel beside the same kernel on contiguous K/V", "paged-kernel")
+    point, worst = max(found, key=lambda pair: pair[1].value)
+    where = f"batch {point.axes['batch_size']}, {point.axes['n_p']} tokens"
+    words = (
+        f"blocks of {point.axes['block_size']} tokens take {worst.value - 1:+.0%} at worst ({where}) of {len(found)} "
+        "points. The text's kernels read K/V on a GPU; another reading of its figure finds points outside 20% to 26%"
+    )
+    stated = Stated("at most", 1.26, 2)
+    return decided(worst, stated, words, [figure for _, figure in found], "a CPU and another kernel")
+
+
+def block(evidence: Evidence) -> Judgement:
+    """The largest block size whose latency is within 15% of the best one's, with ShareGPT's lengths."""
+    rows = _rows(evidence, "paged", traffic="sharegpt", experiment=_BLOCKS)
+    by_size = {facts.block_size: (row.derived.latency_us, row) for row, facts in rows if row.derived.latency_us}
+    if len(by_size) < 2:
+        return absent("replays over sizes of blocks", _BLOCKS)
+    best = min(us for us, _ in by_size.values())
+    good = [size for size, (us, _) in by_size.items() if us <= (1 + NEAR) * best]
+    largest, row = max(good), by_size[max(good)][1]
+    words = (
+        f"blocks of up to {largest} tokens are within {NEAR:.0%} of the best latency, "
+        f"{max(by_size)} take {by_size[max(by_size)][0] / best:.1f} times as long; what small blocks cost in the "
+        "kernel is not in the replay"
+    )
+    return replayed(words, [Figure(float(largest), float(largest), float(largest), (row,))], 16 <= largest <= 128)
+
+
+def recompute(evidence: Evidence) -> Judgement:
+    """Latency where preempted requests are computed again, over that where they are swapped; the worst block size."""
+    swapped = {facts.block_size: row for row, facts in _rows(evidence, "paged_swap", traffic="sharegpt")}
+    found = [
+        Figure(value, value, value, (row, swapped[facts.block_size]))
+        for row, facts in _rows(evidence, "paged", traffic="sharegpt", experiment=_BLOCKS)
+        if facts.block_size in swapped
+        and (value := _over(row, swapped[facts.block_size])) is not None
+        and any(seed.preemptions for seed in facts.replays)
+    ]
+    if not found:
+        return absent("replays with swapping and without", _BLOCKS)
+    worst = max(found, key=lambda figure: figure.value)
+    words = (
+        f"requests computed again take at most {worst.value:.2f} times the latency of swapped ones over {len(found)} "
+        "sizes of blocks; read as 'at most 20% slower'. Copies at this machine's rate, computing as on an A100"
+    )
+    return replayed(words, [worst, *found], Stated("at most", 1.2, 1).verdict(worst.low, worst.high) == "holds")
+
+
+def grouped_heads() -> Judgement:
+    """Llama2-70B with its 8 K/V heads, and with as many as it has query heads."""
+    shape = SHAPES["llama2-70b"]
+    every = shape.model_copy(update={"num_key_value_heads": shape.num_attention_heads})
+    share = every.kv_bytes() / shape.kv_bytes()
+    words = (
+        f"Llama2-70B: {shape.kv_bytes() // 1024} KiB a token in place of {every.kv_bytes() // 1024}: {share:g} times"
+    )
+    return Judgement("holds", words, share)
+
+
+def kernel_disagrees() -> Judgement:
+    words = (
+        "the bars of Figure 18a are not printed as numbers; another group reads some of them outside the text's range"
+    )
+    return Judgement("not measured", words)
+
+
+def swapping_disagrees() -> Judgement:
+    words = (
+        "the text also says that both take about the same time with blocks of 16 to 64 tokens: about 100%, not 20%. "
+        "Read as 'at most 20% slower' the sentence agrees with it"
+    )
+    return Judgement("holds", words, 1.0)
+
+
+def weights_disagree() -> Judgement:
+    words = "175e9 parameters of 2 bytes are 350 GB; Table 1 prints 346"
+    return Judgement("holds", words, 175e9 * 2 / 1e9)
+
+
+def alpaca_batch() -> Judgement:
+    """Requests that the memory holds, if each has its mean tokens and half a block more, over the printed batch."""
+    held = _SLOTS / (19.31 + 58.45 / 2 + 8)
+    printed = _stated("13", traffic="alpaca", manager="paged")
+    words = (
+        f"12 GB hold about {held:.0f} requests of Alpaca's mean lengths; the label is {printed:g}: arrivals limit it"
+    )
+    return Judgement("holds" if held > printed else "does not hold", words, held)
+
+
+def _stated(figure: str, **named: str) -> float:
+    """The one value that the paper prints of a figure with these names."""
+    (row,) = (row for row in paged_attention(figure) if all(row[name] == value for name, value in named.items()))
+    return float(row["value"])
+
+
+def _rows(evidence: Evidence, manager: str, **axes: Any) -> list[tuple[Row, ReplayResult]]:
+    """Replays of a manager in the paper's setup: one answer and no shared prefix, unless `axes` says otherwise."""
+    wanted = {"samples": None, "beams": None, "n_s": 0, **axes}
+    return [
+        (row, facts)
+        for row, facts in replays(evidence)
+        if (str(facts.model), facts.memory, facts.implementation) == (*PAGED_ATTENTION_SETUP, manager)
+        and all((getattr(facts, name) or None) == (value or None) for name, value in wanted.items())
+    ]
+
+
+def _rate_ratio(evidence: Evidence, manager: str, base: str, **axes: Any) -> Figure | None:
+    """Sustained rate over that of another manager, in the mean of the arrival seeds, with their range."""
+    found, base_found = (_rows(evidence, name, **axes) for name in (manager, base))
+    if not found or not base_found:
+        return None
+    rates: dict[str, set[int | None]] = {}
+    for _, facts in found:
+        rates.setdefault(facts.experiment, set()).add(facts.rate)
+    name = max(rates, key=lambda name: len(rates[name]))  # of several experiments, the one with the most rates
+    sides = [[row for row, facts in side if facts.experiment == name] for side in (found, base_found)]
+    pairs = zip(*(rates_by_seed(side, OBJECTIVE_S) for side in sides), strict=False)
+    ratios = [rate.per_s / other.per_s for rate, other in pairs if rate and other and not other.at_least]
+    if not ratios:
+        return None
+    return Figure(median(ratios), min(ratios), max(ratios), tuple(row for side in sides for row in side))
+
+
+def _seeds(
+    evidence: Evidence, manager: str, value: Callable[[ReplaySeed], float | None] | None, **axes: Any
+) -> Figure | None:
+    """A number of each arrival seed: the median, with the range. Without `value`: what sharing saves, of each row."""
+    rows = _rows(evidence, manager, **axes)
+    if value is None:
+        found = [numbers.saved for row, _ in rows if (numbers := replay_numbers(row)) is not None]
+    else:
+        found = [number for _, facts in rows for seed in facts.replays if (number := value(seed)) is not None]
+    return Figure(median(found), min(found), max(found), tuple(row for row, _ in rows)) if found else None
+
+
+def _share(seed: ReplaySeed, kind: str) -> float | None:
+    shares = memory_shares(seed.timeline)
+    return None if shares is None else float(getattr(shares, kind))
+
+
+def _over(row: Row, base: Row) -> float | None:
+    us, base_us = row.derived.latency_us, base.derived.latency_us
+    return us / base_us if us and base_us else None

@@ -1,0 +1,132 @@
+"""Requests with several answers behind one prompt: parallel sampling and beam search (PagedAttention)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, Reads, ReplayedManager
+from chunkbench.kvcache.text import Text
+
+
+@dataclass
+class _Group:
+    text: Text
+    known: int
+    """Tokens of prompt and answer when it was allocated."""
+    sequences: list[int]
+    """One until the prompt was computed, then one for each answer."""
+
+
+class AnswerGroups(ReplayedManager):
+    """A cache manager whose sequences are requests, each with `width` answers of one length behind its prompt.
+
+    Parallel sampling: the answers go on independently. Beam search: after each token, each of the `width` places goes
+    on from a parent drawn uniformly among all places, by `seed`; sequences that no place goes on from leave. Real beams
+    follow the model's scores, which no trace has. A place without room is left out until there is room. After a
+    preemption the answers share the prompt alone.
+    """
+
+    _live: LiveSequences[_Group]
+
+    def __init__(self, manager: AccountedManager, width: int, beam: bool, seed: int) -> None:
+        super().__init__(manager.capacity, manager.block_tokens)
+        self._manager, self._width, self._beam = manager, width, beam
+        self._chance = random.Random(f"beams {seed}")
+        self._fresh = count()
+        self._prompt_tokens = self._used_tokens = 0
+
+    @property
+    def prompt_share(self) -> float:
+        """Share of the prompts in the memory that is used while answers are decoded, over all steps."""
+        return self._prompt_tokens / self._used_tokens if self._used_tokens else 0.0
+
+    @property
+    def slots_held(self) -> int:
+        return self._manager.slots_held
+
+    @property
+    def evictions(self) -> int:
+        return self._manager.evictions
+
+    def accounts(self) -> Accounts:
+        return self._manager.accounts()
+
+    def reads(self) -> Reads:
+        return self._manager.reads()
+
+    def cached(self, text: Text) -> int:
+        return self._manager.cached(text)
+
+    def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
+        self._live.check_new(sequence, known)
+        first = next(self._fresh)
+        cached = self._manager.allocate(first, text, text.prompt, spare * self._width)
+        if cached is not None:
+            self._live[sequence] = _Group(text, known, [first])
+        return cached
+
+    def computed_tokens(self, sequence: int) -> int:
+        return self._manager.computed_tokens(self._live[sequence].sequences[0])
+
+    def extend(self, sequence: int, tokens: int) -> bool:
+        group = self._live[sequence]
+        (first,) = group.sequences
+        prompt = group.text.prompt
+        if not self._manager.extend(first, min(tokens, prompt)):
+            return False
+        if tokens < group.known:
+            return True
+        twins = self._twins(first, self._width - 1, group)
+        answers = group.known - prompt  # above 0 after a preemption
+        if len(twins) < self._width - 1 or (answers and not self._manager.give([first, *twins], answers)):
+            for twin in twins:
+                self._manager.free(twin)
+            return False
+        group.sequences += twins
+        return all(self._manager.extend(one, group.known) for one in group.sequences)
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        groups = [self._live[sequence] for sequence in sequences]
+        if not self._manager.append([one for group in groups for one in group.sequences]):
+            return False
+        reads = self._manager.reads()
+        self._used_tokens += reads.private + reads.shared
+        for group in groups:
+            self._prompt_tokens += group.text.prompt
+            if self._beam:
+                self._survive(group)
+        return True
+
+    def grow(self, sequence: int, tokens: int) -> bool:
+        return self._manager.give(self._live[sequence].sequences, tokens)
+
+    def free(self, sequence: int) -> None:
+        for one in self._live[sequence].sequences:
+            self._manager.free(one)
+        del self._live[sequence]
+
+    def _twins(self, first: int, number: int, group: _Group) -> list[int]:
+        """So many further sequences with the same tokens; fewer if there is no room."""
+        twins: list[int] = []
+        while len(twins) < number:
+            twin = next(self._fresh)
+            if not self._manager.fork(first, twin, group.text):
+                break
+            twins.append(twin)
+        return twins
+
+    def _survive(self, group: _Group) -> None:
+        """Each place goes on from a parent that is drawn."""
+        successors = [0] * len(group.sequences)
+        for _ in range(self._width):
+            successors[self._chance.randrange(len(successors))] += 1
+        parents = [(one, number) for one, number in zip(group.sequences, successors, strict=True) if number]
+        for one, number in zip(group.sequences, successors, strict=True):
+            if number == 0:
+                self._manager.free(one)
+        group.sequences = [one for one, _ in parents]
+        for one, number in parents:
+            group.sequences += self._twins(one, number - 1, group)
