@@ -24,7 +24,7 @@ KERNELS = (
     "prompts",
 )
 """The paper's own experiments on kernels first, then those that explain their results."""
-REPLAYS = ("replay-managers", "replay-caches", "replay-forks", "replay-table4")
+REPLAYS = ("replay-managers", "replay-caches", "replay-policies", "replay-forks", "replay-table4")
 EXPERIMENTS = (*KERNELS, *REPLAYS, "table4", "figure5")
 """Servers come last: they take longest, and not every machine can run them."""
 

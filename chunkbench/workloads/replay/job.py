@@ -58,8 +58,11 @@ class Answered:
 
 def compute(job: ReplayJob) -> Answered:
     """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
+    kind = KINDS[job.manager]
+    if kind.one_at_a_time and (reason := _not_one_at_a_time(job.point)):
+        return Answered(None, None, 0, 0, None, None, reason)
     requests = requests_of(job.point, job.named, job.requests, job.longest)
-    manager = KINDS[job.manager].make(memory_of(job.point, requests, job.longest))
+    manager = kind.make(memory_of(job.point, requests, job.longest))
     if job.point.samples or job.point.beams:
         return _forks(job, requests, manager)
     rules = Rules(job.point.batch_size, job.prompt_budget, order=job.point.schedule or "fcfs", swap=job.swap)
@@ -76,6 +79,17 @@ def compute(job: ReplayJob) -> Answered:
         forks=None,
         reason=refused[0].refused if refused else "",
     )
+
+
+def _not_one_at_a_time(point: ReplayPoint) -> str:
+    """Why the requests of a point do not run one after the other in order of arrival; empty if they do."""
+    if point.samples or point.beams:
+        return "an optimum is known only for requests with one answer; leave out samples and beams"
+    if point.batch_size != 1:
+        return f"an optimum is known only for requests that run one at a time: batch_size 1, not {point.batch_size}"
+    if point.schedule not in (None, "fcfs"):
+        return f"an optimum is known only for requests in order of arrival: schedule fcfs, not {point.schedule}"
+    return ""
 
 
 _read_once = lru_cache(maxsize=2)(read_replayed)
@@ -115,6 +129,7 @@ def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: in
         point.block_size,
         point.chunk_size,
         most,
+        [request.text for request in requests],
     )
 
 
