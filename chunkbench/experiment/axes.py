@@ -80,7 +80,7 @@ _TABLE = (
     _named(
         "traffic",
         "the requests of `kind: replay`; with traffic other than fixed, n_p and n_c follow from it",
-        "fixed (n_p, n_s, n_c), sharegpt, alpaca, chat, or the path of a trace",
+        "fixed (n_p, n_s, n_c), sharegpt, alpaca, chat, conversations, or the path of a trace",
         "fixed",
     ),
     Axis(

@@ -31,9 +31,9 @@ READING_ORDER = (
     "quick", "smoke", "table1", "memory", "table3", "figure3", "figure4", "table4", "figure5", "table3-llama3",
     "table3-gpu", "no-tpp", "break-even", "chunk-size", "heads", "prompts", "authors", "cpu-kernels", "gpu-kernels",
     "table4-smollm2", "table4-smollm2-caching", "table4-smollm2-full", "table4-ablations", "table4-caching",
-    "table4-full", "table4-gpu", "vllm-plugin", "replay-managers", "replay-caches", "replay-table4",
-    "replay-paged", "replay-paged-answers", "replay-paged-prefix", "replay-paged-chat", "replay-paged-blocks",
-    "gate",
+    "table4-full", "table4-gpu", "vllm-plugin", "replay-managers", "replay-caches", "replay-policies",
+    "replay-table4", "replay-paged", "replay-paged-answers", "replay-paged-prefix", "replay-paged-chat",
+    "replay-paged-blocks", "paged-kernel", "gate",
 )  # fmt: skip
 """Experiments in the order in which reports show them: the paper's tables and figures, then what explains them."""
 

@@ -56,6 +56,7 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
     return "\n".join(
         [
             "# Replays a trace through cache managers on a virtual clock: docs/serving.md.",
+            "# What policies find beside the optimum: implementations and baseline of replay-policies, batch_size: 1.",
             f"title: {_quoted(title)}",
             "kind: replay",
             "",

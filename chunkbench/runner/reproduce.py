@@ -22,11 +22,13 @@ KERNELS = (
     "chunk-size",
     "heads",
     "prompts",
+    "paged-kernel",
 )
 """The paper's own experiments on kernels first, then those that explain their results."""
 REPLAYS = (
     "replay-managers",
     "replay-caches",
+    "replay-policies",
     "replay-table4",
     "replay-paged",
     "replay-paged-answers",

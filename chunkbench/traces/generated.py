@@ -11,6 +11,8 @@ from chunkbench.traces.conversations import Conversations, from_conversations
 from chunkbench.traces.lengths import LENGTHS
 from chunkbench.traces.prompts import Prompts
 from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts
+from chunkbench.traces.replayed_texts import from_texts
+from chunkbench.traces.texts import read_texts
 
 CHAT_TURNS = 6
 CHAT_THINK_S = 30.0
@@ -71,14 +73,25 @@ def _chat(demand: Demand) -> list[ReplayRequest]:
     return from_conversations(conversations, demand.rate, demand.count, demand.seed)
 
 
+def _conversations(demand: Demand) -> list[ReplayRequest]:
+    """The conversations that come with ChunkBench: real text, in bytes."""
+    _refuse("conversations", demand, "n_p", "n_c", "tree")
+    if demand.n_s or _number(demand.prompts, 1) != 1:
+        raise ValueError("traffic `conversations` has system prompts of its own, so no use for n_s and prompts")
+    return from_texts(read_texts("conversations"), demand.rate, demand.count, demand.seed)
+
+
 GENERATED: Mapping[str, Generate] = {
     "fixed": _fixed,
     "sharegpt": _drawn("sharegpt"),
     "alpaca": _drawn("alpaca"),
     "chat": _chat,
+    "conversations": _conversations,
 }
-"""Names of generated traffic. `fixed` needs n_p and n_c, and takes n_s and prompts, or tree. The others draw lengths
-(`LENGTHS`) and take n_s and prompts, for their system prompts."""
+"""Names of generated traffic. `fixed` needs n_p and n_c, and takes n_s and prompts, or tree. `conversations` takes none
+of them. The others draw lengths (`LENGTHS`) and take n_s and prompts, for their system prompts."""
+DRAWN_SYSTEM_PROMPTS = ("fixed", "sharegpt", "alpaca", "chat")
+"""Traffic whose system prompts n_s and prompts say."""
 
 
 def _number(value: int | None, default: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from chunkbench.traces.generated import GENERATED, Demand
 from chunkbench.traces.lengths import LENGTHS
 from chunkbench.traces.prompts import Prompts, draw_prompts
 from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts
+from chunkbench.traces.replayed_texts import from_texts
+from chunkbench.traces.texts import read_texts
 
 
 def common(first: ReplayRequest, second: ReplayRequest) -> int:
@@ -115,6 +119,24 @@ def test_named_traffic() -> None:
     chat = GENERATED["chat"](Demand(4.0, 500, 0, n_s=32))
     assert len(chat) == 500
     assert max(map(len, conversations_of(chat, 32))) > 1
+    talks = GENERATED["conversations"](Demand(4.0, 70, 0))
+    assert (len(talks), {one.answer for one in talks}) == (70, {512})
+
+
+def test_texts_are_bytes_and_a_turn_repeats_what_was_said(tmp_path: Path) -> None:
+    lines = [
+        {"name": "brief", "messages": [{"role": "system", "content": "Be brief."}]},
+        {"begin": "brief", "turns": [{"text": "Où ?"}, {"text": "Why?", "delay": 1e4}]},
+        {"begin": "brief", "messages": [{"role": "user", "content": "Oh"}]},
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    first, other, turn = from_texts(read_texts(str(tmp_path / "t.jsonl")), 9.0, 3, seed=0)
+    said = "<|system|>\nBe brief.\n<|user|>\nOù ?\n".encode()
+    assert bytes(first.text.tokens(0, first.text.prompt).tolist()) == said
+    assert (first.answer, turn.text.prompt) == (512, len(said) + 512 + len("<|user|>\nWhy?\n"))
+    assert (common(first, turn), common(first, other)) == (len(said) + 512, said.index("ù".encode()))
+    assert turn.due == first.due + 1e4
+    assert len({*first.text.tokens(len(said), 9999), *other.text.tokens(other.text.prompt, 9999)}) == 1024
 
 
 @pytest.mark.parametrize(
@@ -127,6 +149,8 @@ def test_named_traffic() -> None:
         ("sharegpt", {"n_p": 8}, "`sharegpt` has no use for n_p"),
         ("alpaca", {"n_c": 8, "tree": ((4, 2),)}, "no use for n_c and tree"),
         ("chat", {"n_p": 8}, "`chat` has no use for n_p"),
+        ("conversations", {"n_p": 8}, "`conversations` has no use for n_p"),
+        ("conversations", {"n_s": 8}, "no use for n_s and prompts"),
         ("chat", {"prompts": 0}, "at least one turn and one system prompt"),
     ],
 )

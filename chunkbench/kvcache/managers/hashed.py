@@ -9,6 +9,7 @@ from itertools import islice
 from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.managers.keyed_blocks import KeyedBlocks
 from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, NeverFits, Reads
+from chunkbench.kvcache.managers.policy_blocks import PolicyBlocks
 from chunkbench.kvcache.text import Text
 
 
@@ -29,16 +30,20 @@ class HashedBlocks(AccountedManager):
 
     Nothing is deduplicated: several blocks may have one key, and an allocation finds the one that got it first. A block
     has its key as soon as its last slot is given to a token, so sequences of one step share.
+
+    With a `pool` of as many blocks its policy decides what is taken, and a key has one block (see `PolicyBlocks`).
     """
 
     _live: LiveSequences[_Live]
 
-    def __init__(self, blocks: int, block_tokens: int = 16) -> None:
+    def __init__(self, blocks: int, block_tokens: int = 16, pool: PolicyBlocks | None = None) -> None:
         if blocks < 1 or block_tokens < 1:
             raise ValueError(f"{blocks} blocks of {block_tokens} tokens are no memory")
+        if pool is not None and pool.blocks != blocks:
+            raise ValueError(f"the pool has {pool.blocks} blocks, not {blocks}")
         super().__init__(blocks * block_tokens, block_tokens)
         self.blocks = blocks
-        self._pool = KeyedBlocks(blocks)
+        self._pool: KeyedBlocks | PolicyBlocks = pool or KeyedBlocks(blocks)
         self._covered = 0
         """Tokens of all live sequences."""
 

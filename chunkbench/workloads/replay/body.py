@@ -18,6 +18,7 @@ from chunkbench.report.rates import PAPER_OBJECTIVE_S, paper_rates, rate_cell, r
 from chunkbench.report.view import Body, Line, View
 from chunkbench.store.replay_result import ReplayResult
 
+_OPTIMUM = "belady"
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system of the paper's Table 4 that has it."""
 _LEGEND = (
@@ -28,6 +29,10 @@ _LEGEND = (
     "saved by sharing: slots that sequences would need by themselves and do not, over their tokens",
     "cached: prompt tokens that a request found when it was first admitted; computed, over the least: prompt tokens "
     "computed, preempted ones again, over the different tokens of all prompts",
+)
+_OF_OPTIMUM = (
+    "cached, of the optimum: over what belady caches, which knows all requests; no other choice of the blocks that "
+    "leave caches more. Trees have chunks of their own size"
 )
 _ANSWERS = (
     "requests have several answers of one length behind one prompt. Beam search: after each token, each place "
@@ -42,7 +47,7 @@ def body(view: View) -> Body:
     return Body(
         _headline(view),
         tables,
-        legend=(*_LEGEND, *([_ANSWERS] if answers else [])),
+        legend=(*_LEGEND, *([_OF_OPTIMUM] if _OPTIMUM in view.columns.ids else []), *([_ANSWERS] if answers else [])),
         timing=_timing(view),
     )
 
@@ -144,11 +149,19 @@ def _memory(view: View) -> Table:
 def _computed(view: View) -> Table:
     lines: list[Quantity] = [
         ("cached prompt tokens", _number(lambda n: percent(n.hit_share))),
+        ("  cached, of the optimum", figure(_of_optimum, percent)),
         ("computed, over the least", _number(lambda n: times(n.over_bound))),
         ("preemptions", _number(lambda n: f"{n.preemptions:,.0f}")),
         ("evicted blocks", _number(lambda n: f"{n.evicted_blocks:,.0f}")),
     ]
     return quantities(view, "What was cached and computed in the replay", lines)
+
+
+def _of_optimum(group: Group, row: Row) -> float | None:
+    """Cached prompt tokens over the optimum's at the same point; None where it has none."""
+    numbers, optimum = replay_numbers(row), group.rows.get(_OPTIMUM)
+    best = replay_numbers(optimum) if optimum is not None else None
+    return numbers.hit_share / best.hit_share if numbers and best and best.hit_share else None
 
 
 def _number(text: Callable[[ReplayNumbers], str]) -> Callable[[Group, Row], Cell]:

@@ -59,6 +59,8 @@ class Answered:
 def compute(job: ReplayJob) -> Answered:
     """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
     point, kind = job.point, KINDS[job.manager]
+    if kind.one_at_a_time and (reason := _not_one_at_a_time(point)):
+        return Answered(None, None, 0, 0, None, reason)
     requests = requests_of(point, job.named, job.requests, job.longest, job.truncate)
     own = kind.make(memory_of(point, requests, job.longest))
     answers = point.samples or point.beams or 1
@@ -76,6 +78,17 @@ def compute(job: ReplayJob) -> Answered:
         replay=_seed(job, done, answered, len(refused), manager),
         reason=refused[0].refused if refused else "",
     )
+
+
+def _not_one_at_a_time(point: ReplayPoint) -> str:
+    """Why the requests of a point do not run one after the other in order of arrival; empty if they do."""
+    if point.samples or point.beams:
+        return "an optimum is known only for requests with one answer; leave out samples and beams"
+    if point.batch_size != 1:
+        return f"an optimum is known only for requests that run one at a time: batch_size 1, not {point.batch_size}"
+    if point.schedule not in (None, "fcfs"):
+        return f"an optimum is known only for requests in order of arrival: schedule fcfs, not {point.schedule}"
+    return ""
 
 
 _read_once = lru_cache(maxsize=2)(read_replayed)
@@ -119,6 +132,7 @@ def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: in
         point.block_size,
         point.chunk_size,
         most,
+        [request.text for request in requests],
     )
 
 

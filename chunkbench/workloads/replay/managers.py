@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chunkbench.baselines.contract import YES, Answer, Style
@@ -11,7 +11,10 @@ from chunkbench.kvcache.managers.contiguous import Contiguous
 from chunkbench.kvcache.managers.hashed import HashedBlocks
 from chunkbench.kvcache.managers.manager import AccountedManager
 from chunkbench.kvcache.managers.paged import Paged
+from chunkbench.kvcache.managers.policies import Adaptive, Belady, LeastFrequent
+from chunkbench.kvcache.managers.policy_blocks import Policy, PolicyBlocks
 from chunkbench.kvcache.managers.prefix import PrefixManager
+from chunkbench.kvcache.text import Text
 from chunkbench.workloads.replay.paper_a100 import PaperSystem
 
 
@@ -27,6 +30,13 @@ class Memory:
     """Tokens of a chunk of the trees."""
     longest: int
     """Tokens of the longest sequence that the server takes."""
+    texts: Sequence[Text] = ()
+    """Of all requests, in order of arrival."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the paged managers."""
+        return self.slots // self.block_size
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class ManagerKind:
     """Whose decode attention it has in the paper's model of step times."""
     swaps: bool = False
     """Whether preempted sequences are swapped, not computed again."""
+    one_at_a_time: bool = False
+    """Whether it is defined only for requests that run one after the other in order of arrival."""
     compiles = False
 
     def availability(self, device: str) -> Answer:
@@ -49,6 +61,18 @@ class ManagerKind:
 
 
 _GREY, _BLUE = "#6E6E6E", "#0072B2"
+
+
+def _with_policy(policy: Callable[[Memory], Policy]) -> Callable[[Memory], AccountedManager]:
+    """Blocks with keys that leave as a policy says."""
+    return lambda memory: HashedBlocks(memory.blocks, memory.block_size, PolicyBlocks(memory.blocks, policy(memory)))
+
+
+def _belady(memory: Memory) -> Belady:
+    """Requests that never fit are refused, so the optimum does not count on them."""
+    fitting = [text for text in memory.texts if text.total <= memory.blocks * memory.block_size]
+    return Belady(fitting, memory.block_size)
+
 
 KINDS: Mapping[str, ManagerKind] = {
     "contiguous_max": ManagerKind(
@@ -88,7 +112,7 @@ KINDS: Mapping[str, ManagerKind] = {
     ),
     "paged": ManagerKind(
         "Paged",
-        lambda memory: Paged(memory.slots // memory.block_size, memory.block_size),
+        lambda memory: Paged(memory.blocks, memory.block_size),
         Style(
             heading=("paged",),
             meaning="blocks on demand, shared only by forks (vLLM 0.2.7)",
@@ -99,7 +123,7 @@ KINDS: Mapping[str, ManagerKind] = {
     ),
     "paged_swap": ManagerKind(
         "Paged, swapping",
-        lambda memory: Paged(memory.slots // memory.block_size, memory.block_size),
+        lambda memory: Paged(memory.blocks, memory.block_size),
         Style(
             heading=("paged", "swap"),
             meaning="the same, and preempted sequences are copied out and back, at this machine's rate",
@@ -112,7 +136,7 @@ KINDS: Mapping[str, ManagerKind] = {
     ),
     "paged_prefix": ManagerKind(
         "Paged, prefix caching",
-        lambda memory: HashedBlocks(memory.slots // memory.block_size, memory.block_size),
+        lambda memory: HashedBlocks(memory.blocks, memory.block_size),
         Style(
             heading=("paged", "prefix"),
             meaning="blocks found by hashes of tokens, kept until needed (vLLM 1)",
@@ -122,6 +146,45 @@ KINDS: Mapping[str, ManagerKind] = {
             line="dashed",
         ),
         kernel="paged_attn_star",
+    ),
+    "lfu": ManagerKind(
+        "Paged, least frequently used",
+        _with_policy(lambda memory: LeastFrequent()),
+        Style(
+            heading=("paged", "LFU"),
+            meaning="the same; blocks that were used least often leave first",
+            column_order=220,
+            colour="#CC79A7",
+            marker="^",
+            line="dashdot",
+        ),
+        kernel="paged_attn_star",
+    ),
+    "arc": ManagerKind(
+        "Paged, ARC",
+        _with_policy(lambda memory: Adaptive(memory.blocks)),
+        Style(
+            heading=("paged", "ARC"),
+            meaning="the same; the cache learns how many blocks to keep that were used once",
+            column_order=230,
+            colour="#E69F00",
+            marker="X",
+        ),
+        kernel="paged_attn_star",
+    ),
+    "belady": ManagerKind(
+        "Paged, optimum",
+        _with_policy(_belady),
+        Style(
+            heading=("paged", "Belady"),
+            meaning="the same; it knows all requests, and the block that is needed last leaves first: the optimum",
+            column_order=240,
+            colour="#000000",
+            marker="*",
+            line="dotted",
+        ),
+        kernel="paged_attn_star",
+        one_at_a_time=True,
     ),
     "prefix_tree": ManagerKind(
         "Prefix tree",

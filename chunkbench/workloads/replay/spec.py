@@ -18,7 +18,7 @@ from chunkbench.experiment.sweep import Required
 from chunkbench.experiment.units import parse_duration
 from chunkbench.experiment.values import LengthRange, Share
 from chunkbench.scheduling import ORDERS
-from chunkbench.traces.generated import GENERATED
+from chunkbench.traces.generated import DRAWN_SYSTEM_PROMPTS, GENERATED
 from chunkbench.workloads.requests import RequestExperiment, request_conflicts
 
 PAPER, PAGED_ATTENTION = "paper", "paged-attention"
@@ -93,7 +93,7 @@ def _traffic_conflicts(given: Mapping[str, Any], traffic: str) -> Iterator[Findi
         yield Finding(("traffic",), f"there is no traffic {traffic!r}, and no file has this name{known}")
     elif traffic not in GENERATED and not found:
         yield Finding(("traffic",), f"there is no file {traffic!r} here: {Path(traffic).absolute().parent}")
-    for axis in ("n_p", "n_c", "tree", *(() if traffic in GENERATED else ("n_s", "prompts"))):
+    for axis in ("n_p", "n_c", "tree", *(() if traffic in DRAWN_SYSTEM_PROMPTS else ("n_s", "prompts"))):
         if axis in given:
             yield Finding((axis,), f"follows from traffic: {traffic}; leave it out", True)
     if traffic in GENERATED and "rate" not in given:

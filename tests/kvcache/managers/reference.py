@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -304,7 +305,10 @@ class SlowHashed(Slow):
         one.tokens += 1
         name = tuple(one.text.tokens(0, one.tokens).tolist())
         if one.tokens % self.block_tokens == 0 and len(name) == one.tokens:
-            self.names.append((name, one.table[one.tokens // self.block_tokens - 1]))
+            self.call(name, one.table[one.tokens // self.block_tokens - 1])
+
+    def call(self, name: tuple[int, ...], block: int) -> None:
+        self.names.append((name, block))
 
     def extend(self, sequence: int, tokens: int) -> bool:
         one = self.live[sequence]
@@ -346,3 +350,43 @@ class SlowHashed(Slow):
         left = [block for block in reversed(one.table) if block not in self.held_blocks()]
         named = [block for block in left if any(other == block for _, other in self.names)]
         self.free_blocks = [*(block for block in left if block not in named), *self.free_blocks, *named]
+
+
+class SlowPolicy(SlowHashed):
+    """The same with names that have one block each. It takes what a pool took, if the pool was allowed to."""
+
+    def __init__(self, blocks: int, block_tokens: int, taken: deque[int]) -> None:
+        super().__init__(blocks, block_tokens)
+        self.taken = taken
+
+    def take(self) -> int:
+        block, evictable = self.taken.popleft(), self.evictable()
+        nameless = [free for free in self.free_blocks if free not in evictable]
+        assert block == nameless[0] if nameless else block in evictable
+        self.free_blocks.remove(block)
+        self.free_blocks.insert(0, block)
+        return super().take()
+
+    def call(self, name: tuple[int, ...], block: int) -> None:
+        older = [other for named, other in self.names if named == name]
+        if older and older[0] in self.free_blocks:
+            self.names.remove((name, older[0]))
+            self.free_blocks.remove(older[0])
+            self.free_blocks.insert(0, older[0])
+        if not older or older[0] in self.free_blocks:
+            super().call(name, block)
+
+    def extend(self, sequence: int, tokens: int) -> bool:
+        """All blocks are taken before the first one gets its name."""
+        one = self.live[sequence]
+        return self.grow(sequence, tokens - one.tokens) and super().extend(sequence, tokens)
+
+    def append(self, sequences: Sequence[int]) -> bool:
+        ends = [
+            one for one in map(self.live.__getitem__, sequences) if one.tokens == len(one.table) * self.block_tokens
+        ]
+        if len(ends) > len(self.free_blocks):
+            return False
+        for one in ends:
+            one.table.append(self.take())
+        return super().append(sequences)

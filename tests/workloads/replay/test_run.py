@@ -11,8 +11,11 @@ from click.testing import CliRunner, Result
 
 from chunkbench.cli.main import cli
 from chunkbench.experiment import load_experiment
+from chunkbench.experiment.points import ReplayPoint
+from chunkbench.replay.step_time import Constant
 from chunkbench.report import build, render
 from chunkbench.store import open_run
+from chunkbench.workloads.replay.job import ReplayJob, compute
 from tests.workloads.drawings import drawn
 
 HEAD = "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\n"
@@ -125,8 +128,8 @@ def test_a_trace_file_and_a_damaged_one(tmp_path: Path, monkeypatch: pytest.Monk
     Path("good.jsonl").write_text("\n".join(good))
     Path("bad.jsonl").write_text("\n".join([*good, "{}"]))
     text = (
-        "implementations: [radix_tree]\nbaseline: radix_tree\ncase_limit: 60s\n"
-        "sweep:\n  - {traffic: [good.jsonl, bad.jsonl], chunk_size: 512}\n"
+        "implementations: [radix_tree, belady]\nbaseline: radix_tree\ncase_limit: 60s\n"
+        "sweep:\n  - {traffic: [good.jsonl, bad.jsonl], chunk_size: 512, block_size: 512, batch_size: 1}\n"
     )
     out, done = run(tmp_path, text)
     assert done.exit_code == 3, done.output
@@ -135,21 +138,49 @@ def test_a_trace_file_and_a_damaged_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert lines["good.jsonl"]["replays"][0]["cached_tokens"] == 5 * 512
     assert lines["bad.jsonl"]["status"] == "error"
     assert "bad.jsonl:7: has no 'input_length'" in lines["bad.jsonl"]["reason"]
+    text = render(build(open_run(out)), "table")
+    (shares,) = [line.split() for line in text.splitlines() if "cached, of the optimum  " in line]
+    assert shares[-2:] == ["100%", "100%"]
 
 
 def test_requests_larger_than_the_memory(tmp_path: Path) -> None:
     text = (
-        "implementations: [paged]\nbaseline: paged\n"
+        "implementations: [paged, belady]\nbaseline: paged\n"
         "sweep:\n  - {n_p: 1024, n_s: 0, n_c: 8, rate: 60, memory: [512, 9000]}\n"
     )
     out, done = run(tmp_path, text)
     assert done.exit_code == 0, done.output
-    small, large = sorted(
-        map(json.loads, (out / "cases.jsonl").read_text().splitlines()), key=lambda row: row["memory"]
-    )
+    lines = [json.loads(line) for line in (out / "cases.jsonl").read_text().splitlines()]
+    told = {(row["status"], row["reason"]) for row in lines if row["implementation"] == "belady"}
+    assert told == {
+        ("unsupported", "an optimum is known only for requests that run one at a time: batch_size 1, not 32")
+    }
+    lines = [row for row in lines if row["implementation"] == "paged"]
+    small, large = sorted(lines, key=lambda row: row["memory"])
     assert (small["status"], large["status"]) == ("unsupported", "ok")
     assert "1032 tokens need 33 blocks" in small["reason"]
     assert small["replays"][0]["refused"] == 12
+
+
+@pytest.mark.parametrize(
+    ("axes", "reason"),
+    [
+        ({}, "batch_size 1, not 32"),
+        ({"batch_size": 1, "schedule": "shortest"}, "schedule fcfs, not shortest"),
+        ({"batch_size": 1, "samples": 2}, "leave out samples and beams"),
+        ({"batch_size": 1, "schedule": "fcfs"}, ""),
+    ],
+)
+def test_an_optimum_is_only_known_one_request_at_a_time(axes: dict[str, Any], reason: str) -> None:
+    given = {"traffic": "alpaca", "rate": 60, "memory": 96, "device": "cpu", "dtype": "float16", **axes}
+    point = ReplayPoint(**ReplayPoint.completed(given) | given)
+    answered = compute(ReplayJob("belady", point, "0", 0, 9, None, 512, False, Constant(0.02)))
+    assert reason in answered.reason
+    if reason:
+        assert answered.replay is None
+    else:  # what never fits is refused, and the optimum does not count on it
+        assert answered.replay is not None
+        assert 0 < answered.replay.refused < 9
 
 
 def test_a_replay_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
@@ -203,7 +234,9 @@ def test_step_times_from_a_recorded_run(tmp_path: Path) -> None:
     assert json.loads(line)["step_time"].startswith("fitted to 1372 measured steps")
 
 
-@pytest.mark.parametrize("name", ["replay-managers", "replay-caches", "replay-forks", "replay-table4"])
+@pytest.mark.parametrize(
+    "name", ["replay-managers", "replay-caches", "replay-policies", "replay-forks", "replay-table4"]
+)
 def test_bundled_replays_are_sized_for_a_minute(name: str) -> None:
     experiment = load_experiment(name)
     assert experiment.budget_s == 300
