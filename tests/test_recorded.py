@@ -63,7 +63,7 @@ def test_a_recorded_run_is_complete(path: Path) -> None:
     assert run.manifest.git.dirty is False
     assert not run.torn
     assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable", "unsupported"}
-    assert path.name in ("memory", "replay-forks", "razor-answers") or all(
+    assert path.name in ("memory", "razor-answers") or all(
         case.rounds for case in run.cases if case.status in ("ok", "noisy")
     )
 

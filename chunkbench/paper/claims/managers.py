@@ -88,7 +88,7 @@ def mooncake(evidence: Evidence) -> Judgement:
 
 
 def hits_of_optimum(evidence: Evidence) -> Judgement:
-    """Prompt tokens that a radix tree finds, over those that the optimum finds with equal memory: mean of the points."""
+    """Prompt tokens that a radix tree finds, over those that the optimum finds with equal memory; mean of points."""
     found = []
     for point in _points(evidence):
         tree, optimum = point.get("radix_tree"), point.get("belady")
@@ -103,8 +103,8 @@ def hits_of_optimum(evidence: Evidence) -> Judgement:
     rows = tuple(row for figure in found for row in figure.rows)
     mean = Figure(fmean(shares), min(shares), max(shares), rows)
     reason = (
-        f"the tree finds {mean.value:.0%} of what the optimum finds with equal memory, {mean.low:.0%} to {mean.high:.0%} "
-        f"at {len(found)} points; one request at a time, in order of arrival"
+        f"the tree finds {mean.value:.0%} of what the optimum finds with equal memory ({mean.low:.0%} to "
+        f"{mean.high:.0%} at {len(found)} points); one request at a time, in order of arrival"
     )
     return replayed(reason, [mean], STATED_OPTIMUM.verdict(mean.value, mean.value) == "holds")
 
