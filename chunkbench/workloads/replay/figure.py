@@ -189,30 +189,44 @@ def _hit(group: Group, name: str) -> float | None:
 
 
 def _memory(report: Report) -> list[Panel]:
-    """How the memory that sequences have taken is used, at the point where most is wasted."""
+    """How the memory that sequences have taken is used, where the PagedAttention paper says it, or most is wasted.
+
+    Beside each bar, pale: the paper's.
+    """
     known = [group for group in report.groups if any(share.used < _WASTE for share in _shares(group).values())]
     if not known:
         return []
-    group = min(known, key=lambda group: min(share.used for share in _shares(group).values()))
-    shares = _shares(group)
+    group = min(known, key=lambda group: (not _stated_shares(group), min(s.used for s in _shares(group).values())))
+    shares, stated = _shares(group), _stated_shares(group)
 
     def panel(plot: Axes) -> None:
         names = [name for name in report.columns.ids if name in shares]
-        bottoms = [0.0] * len(names)
-        for kind, colour in _KINDS:
-            heights = [100 * getattr(shares[name], kind) for name in names]
-            plot.bar(range(len(names)), heights, 0.7, bottoms, color=colour, label=_WORDS[kind])
-            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        width = 0.4 if stated else 0.7
+        for bars, place, alpha in ((shares, -width / 2 if stated else 0.0, 1.0), (stated, width / 2, 0.4)):
+            held = [(number + place, bars[name]) for number, name in enumerate(names) if name in bars]
+            bottoms = [0.0] * len(held)
+            for kind, colour in _KINDS:
+                heights = [100 * getattr(memory, kind) for _, memory in held]
+                label = _WORDS[kind] if bars is shares else None
+                at = [spot for spot, _ in held]
+                plot.bar(at, heights, width, bottoms, color=colour, alpha=alpha, label=label)
+                bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
         labels = ["\n".join(report.columns.heading(name)) for name in names]
         plot.set_xticks(range(len(names)), labels, fontsize="small")
-        plot.legend(fontsize="small", loc="upper center", ncols=4, frameon=False, columnspacing=1, handlelength=1)
+        plot.legend(fontsize="small", loc="upper center", ncols=2, frameon=False, columnspacing=1, handlelength=1)
         panel_title(
             plot, values(group.axes, [axis for axis in report.varying if group.axes.get(axis) != 0]), "memory taken"
         )
         plot.set_ylabel("share of the memory taken, %")
-        plot.set_ylim(0, 112)
+        plot.set_ylim(0, 125)
 
     return [panel]
+
+
+def _stated_shares(group: Group) -> Mapping[str, MemoryShares]:
+    """What the PagedAttention paper's Figure 2 prints at this point."""
+    found = {name: [stated_by_paged_attention(group.axes, name, kind) for kind, _ in _KINDS] for name in group.rows}
+    return {name: MemoryShares(*(share or 0.0 for share in shares)) for name, shares in found.items() if shares[0]}
 
 
 def _shares(group: Group) -> Mapping[str, MemoryShares]:
@@ -255,11 +269,13 @@ def _answers(report: Report) -> list[Panel]:
 def _caption(report: Report, manifest: Manifest) -> str:
     axes_of = [(group.axes, name) for group in report.groups for name in group.rows]
     answers = any(stated_by_paged_attention(axes, name, "saved") for axes, name in axes_of)
+    memory = any(map(_stated_shares, report.groups))
     marks = any(printed(group, row, "peak_batch_size") for group in report.groups for row in group.rows.values())
     parts = [
         "A replay on a virtual clock, not measured; medians over arrival seeds",
         *(["Hollow marks: the paper's Table 4, measured there"] if marks else []),
         *(["Hollow marks: labels of PagedAttention's Figure 15, measured there"] if answers else []),
+        *(["Pale bars: labels of PagedAttention's Figure 2, measured there"] if memory else []),
         conditions(report, manifest, timed=False),
     ]
     return caption(parts, report)
