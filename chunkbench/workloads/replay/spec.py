@@ -63,10 +63,8 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
         with contextlib.suppress(ValueError):
             if parse_duration(value) > 0:
                 return value
-        raise ValueError(
-            f"{value!r} is neither paper or paged-attention, nor a duration such as 20ms, nor the directory of a "
-            "serving run"
-        )
+        known = "paper, paged-attention, a duration such as 20ms, or the directory of a serving run"
+        raise ValueError(f"{value!r} is none of these: {known}")
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:
