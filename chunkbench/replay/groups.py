@@ -62,6 +62,7 @@ class AnswerGroups(ReplayedManager):
 
     def allocate(self, sequence: int, text: Text, known: int, spare: int = 0) -> int | None:
         self._live.check_new(sequence, known)
+        self._manager.check_answers(text, self._width)
         first = next(self._fresh)
         cached = self._manager.allocate(first, text, text.prompt, spare * self._width)
         if cached is not None:
