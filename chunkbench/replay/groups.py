@@ -17,7 +17,7 @@ class _Group:
     known: int
     """Tokens of prompt and answer when it was allocated."""
     sequences: list[int]
-    """One until the prompt was computed, then one for each answer."""
+    """One until the whole prompt has slots, then one for each answer."""
 
 
 class AnswerGroups(ReplayedManager):
@@ -25,8 +25,8 @@ class AnswerGroups(ReplayedManager):
 
     Parallel sampling: the answers go on independently. Beam search: after each token, each of the `width` places goes
     on from a parent drawn uniformly among all places, by `seed`; sequences that no place goes on from leave. Real beams
-    follow the model's scores, which no trace has. A place without room is left out until there is room. After a
-    preemption the answers share the prompt alone.
+    follow the model's scores, which no trace has. After a preemption the answers share the prompt alone. So a request
+    whose answers have no room even then never fits.
     """
 
     _live: LiveSequences[_Group]
@@ -40,7 +40,8 @@ class AnswerGroups(ReplayedManager):
 
     @property
     def prompt_share(self) -> float:
-        """Share of the prompts in the memory that is used while answers are decoded, over all steps."""
+        """Share of the prompts in the memory that is used while answers are decoded, over all steps. The prompt of each
+        request counts once, also where each answer has a copy, or where several requests share it."""
         return self._prompt_tokens / self._used_tokens if self._used_tokens else 0.0
 
     @property
@@ -65,8 +66,12 @@ class AnswerGroups(ReplayedManager):
         self._manager.check_answers(text, self._width)
         first = next(self._fresh)
         cached = self._manager.allocate(first, text, text.prompt, spare * self._width)
-        if cached is not None:
-            self._live[sequence] = _Group(text, known, [first])
+        if cached is None:
+            return None
+        group = self._live[sequence] = _Group(text, known, [first])
+        if len(self._manager.table(first)) * self.block_tokens >= text.prompt and not self._fill(group):
+            self.free(sequence)
+            return None
         return cached
 
     def computed_tokens(self, sequence: int) -> int:
@@ -74,19 +79,18 @@ class AnswerGroups(ReplayedManager):
 
     def extend(self, sequence: int, tokens: int) -> bool:
         group = self._live[sequence]
-        (first,) = group.sequences
-        prompt = group.text.prompt
-        if not self._manager.extend(first, min(tokens, prompt)):
-            return False
+        first, prompt = group.sequences[0], group.text.prompt
         if tokens < group.known:
-            return True
-        twins = self._twins(first, self._width - 1, group)
+            return self._manager.extend(first, min(tokens, prompt))
+        if len(group.sequences) < self._width:
+            # What is computed stays in caches. So nothing is computed before it is known that all answers have room.
+            if not self._room(group):
+                return False
+            self._manager.extend(first, prompt)
+            self._fill(group)
         answers = group.known - prompt  # above 0 after a preemption
-        if len(twins) < self._width - 1 or (answers and not self._manager.give([first, *twins], answers)):
-            for twin in twins:
-                self._manager.free(twin)
+        if answers and not self._manager.give(group.sequences, answers):
             return False
-        group.sequences += twins
         return all(self._manager.extend(one, group.known) for one in group.sequences)
 
     def append(self, sequences: Sequence[int]) -> bool:
@@ -109,6 +113,18 @@ class AnswerGroups(ReplayedManager):
             self._manager.free(one)
         del self._live[sequence]
 
+    def _fill(self, group: _Group) -> bool:
+        """Give each answer a sequence; False, and maybe some have one, if there is no room."""
+        group.sequences += self._twins(group.sequences[0], self._width - 1, group)
+        return len(group.sequences) == self._width
+
+    def _room(self, group: _Group) -> bool:
+        """Whether all answers of a group have room, of which only the first has blocks."""
+        size = self.block_tokens
+        shared, blocks = group.text.prompt // size, -(-group.known // size)
+        needed = blocks - len(self._manager.table(group.sequences[0])) + (self._width - 1) * (blocks - shared)
+        return needed * size <= self.capacity - self.slots_held
+
     def _twins(self, first: int, number: int, group: _Group) -> list[int]:
         """So many further sequences with the same tokens; fewer if there is no room."""
         twins: list[int] = []
@@ -120,7 +136,7 @@ class AnswerGroups(ReplayedManager):
         return twins
 
     def _survive(self, group: _Group) -> None:
-        """Each place goes on from a parent that is drawn."""
+        """Each place goes on from a parent that is drawn. There is room: for each new sequence another one left."""
         successors = [0] * len(group.sequences)
         for _ in range(self._width):
             successors[self._chance.randrange(len(successors))] += 1
