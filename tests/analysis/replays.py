@@ -58,7 +58,5 @@ def replay_facts(
 
 def sustained(manager: str, rate: int, experiment: str, rates: int = 2, **axes: Any) -> list[ReplayResult]:
     """Rows at several rates (requests per minute), of which exactly this one is sustained at 100 ms per token."""
-    above = [
-        replay_facts(manager, experiment, 1.0 + more, rate=(more + 2) * rate, **axes) for more in range(rates - 1)
-    ]
+    above = [replay_facts(manager, experiment, 1.0 + more, rate=(more + 2) * rate, **axes) for more in range(rates - 1)]
     return [replay_facts(manager, experiment, 0.1, rate=rate, **axes), *above]

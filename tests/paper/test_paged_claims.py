@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from chunkbench.analysis.derive import derive
-from chunkbench.paper.claims import Claim, claims
+from chunkbench.paper.claims import _JUDGES
+from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.judgement import Judgement
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, paper_rows
 from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.results import DecodeResult, Result
@@ -19,8 +21,8 @@ SHAREGPT: dict[str, Any] = {"traffic": "sharegpt", "rate": 120}
 KINDS = ("used", "reserved", "internal_fragmentation", "external_fragmentation")
 
 
-def judge(*facts: Result) -> dict[str, Claim]:
-    return {claim.id: claim for claim in claims([derive(list(facts))])}
+def judge(id: str, *facts: Result) -> Judgement:
+    return _JUDGES[id](Evidence([derive(list(facts))]))
 
 
 def rates(times: float, manager: str = "paged", experiment: str = "replay-paged", **axes: Any) -> list[ReplayResult]:
@@ -135,7 +137,7 @@ def test_a_replayed_figure_agrees_or_not(
     id: str, experiment: str, rows: Callable[[float], list[ReplayResult]], agrees: float, differs: float
 ) -> None:
     for value, end in ((agrees, "this agrees with the text"), (differs, "the text says otherwise")):
-        judged = judge(*rows(value))[id]
+        judged = judge(id, *rows(value))
         assert (judged.verdict, judged.measured) == ("replayed", pytest.approx(value, rel=1e-3)), judged.reason
         assert judged.reason.endswith(end)
         assert judged.low is not None is not judged.high
@@ -145,11 +147,11 @@ def test_a_replayed_figure_agrees_or_not(
 
 
 def test_claims_without_rows_name_the_experiment_that_has_them() -> None:
-    judged = judge()
     for id, experiment in NAMED.items():
-        assert judged[id].verdict == "not measured"
-        assert f"`chunkbench run {experiment}` measures" in judged[id].reason, id
-    assert {id for id in judged if id.startswith("PA-")} - NAMED.keys() == {"PA-kv13b", "PA-static", "PA-batch"}
+        judged = judge(id)
+        assert judged.verdict == "not measured"
+        assert f"`chunkbench run {experiment}` measures" in judged.reason, id
+    assert {id for id in _JUDGES if id.startswith("PA-")} - NAMED.keys() == {"PA-kv13b", "PA-static", "PA-batch"}
 
 
 @pytest.mark.parametrize(
@@ -159,8 +161,8 @@ def test_claims_without_rows_name_the_experiment_that_has_them() -> None:
 )
 def test_other_setups_do_not_count(changes: dict[str, Any]) -> None:
     axes = {"traffic": "sharegpt", **changes}
-    assert judge(*rates(3.0, **axes))["PA-throughput"].verdict == "not measured"
-    assert judge(*rates(2.0, **axes), *throughput(3.0))["PA-throughput"].measured == 3.0
+    assert judge("PA-throughput", *rates(3.0, **axes)).verdict == "not measured"
+    assert judge("PA-throughput", *rates(2.0, **axes), *throughput(3.0)).measured == 3.0
 
 
 def test_of_several_experiments_the_one_with_most_rates_counts() -> None:
@@ -169,13 +171,13 @@ def test_of_several_experiments_the_one_with_most_rates_counts() -> None:
         *sustained("paged", 120, "mine", 4, traffic="sharegpt"),
     ]
     for facts in ([*throughput(3.0), *many], [*many, *throughput(3.0)]):
-        judged = judge(*facts)["PA-throughput"]
+        judged = judge("PA-throughput", *facts)
         assert judged.measured == 2.0
         assert len(judged.rows) == 8
 
 
 def test_throughput_is_also_told_over_reservation_for_the_longest() -> None:
-    reason = judge(*throughput(2.0))["PA-throughput"].reason
+    reason = judge("PA-throughput", *throughput(2.0)).reason
     assert "2.00 times the rate of an allocator that knows all lengths (1.7 to 2.7 there)" in reason
     assert "4.00 times that of reservation for the longest (2.7 to 8)" in reason
 
@@ -185,10 +187,10 @@ def test_prompts_and_beams_in_memory_are_told_and_not_judged() -> None:
         replay_facts("paged", ANSWERS, seeds=[replay_seed(prompt_share=share)], traffic="alpaca", samples=n)
         for n, share in ((2, 0.15), (4, 0.11), (6, 0.04))
     ]
-    judged = judge(*prompts, *saved(beams=6)(0.5))["PA-parallel"]
+    judged = judge("PA-parallel", *prompts, *saved(beams=6)(0.5))
     assert (judged.verdict, judged.measured) == ("replayed", 0.11)
     assert "prompts are 4% to 15% of the memory in parallel sampling, and beams share 50% to 50%" in judged.reason
-    assert judge(*prompts)["PA-parallel"].verdict == "not measured"
+    assert judge("PA-parallel", *prompts).verdict == "not measured"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_the_paged_kernel_is_judged_at_its_worst_point(facts: Any, over: tuple[f
     one = (100.0,) * 3
     better = [case("paged_attn_whole", 8, one), case("paged_attn", 8, one)]
     worst = [case("paged_attn_whole", 32, one), case("paged_attn", 32, tuple(100 * times for times in over))]
-    judged = judge(*better, *worst)["PA-kernel"]
+    judged = judge("PA-kernel", *better, *worst)
     assert (judged.verdict, judged.measured) == (verdict, pytest.approx(over[1]))
     assert "at worst (batch 32, 256 tokens) of 2 points" in judged.reason
     assert len(judged.rows) == 4
