@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from chunkbench.kvcache.managers.manager import AccountedManager, Accounts, LiveSequences, Reads, ReplayedManager
+from chunkbench.kvcache.managers.manager import (
+    AccountedManager,
+    Accounts,
+    LiveSequences,
+    Manager,
+    Reads,
+    ReplayedManager,
+)
 from chunkbench.kvcache.text import Text
 
 
@@ -18,6 +26,7 @@ class _Group:
     """Tokens of prompt and answer when it was allocated."""
     sequences: list[int]
     """One until the whole prompt has slots, then one for each answer."""
+    decodes: bool = False
 
 
 class AnswerGroups(ReplayedManager):
@@ -37,11 +46,17 @@ class AnswerGroups(ReplayedManager):
         self._chance = random.Random(f"beams {seed}")
         self._fresh = count()
         self._prompt_tokens = self._used_tokens = 0
+        self._finds = type(manager).cached is not Manager.cached
+        """Whether requests share what their prompts have in common."""
+        self._prompts = 0
+        """Tokens of the prompts of groups that decode."""
+        self._keys: Counter[int] = Counter()
+        """Of the full blocks of these prompts, where requests share them."""
 
     @property
     def prompt_share(self) -> float:
-        """Share of the prompts in the memory that is used while answers are decoded, over all steps. The prompt of each
-        request counts once, also where each answer has a copy, or where several requests share it."""
+        """Share of the prompts in the memory that is used while answers are decoded, over all steps. A prompt counts
+        once, also where each answer has a copy of it."""
         return self._prompt_tokens / self._used_tokens if self._used_tokens else 0.0
 
     @property
@@ -100,18 +115,35 @@ class AnswerGroups(ReplayedManager):
         reads = self._manager.reads()
         self._used_tokens += reads.private + reads.shared
         for group in groups:
-            self._prompt_tokens += group.text.prompt
+            if not group.decodes:
+                group.decodes = True
+                self._prompts += self._alone(group)
+                self._keys.update(self._shared_keys(group))
             if self._beam:
                 self._survive(group)
+        self._prompt_tokens += self._prompts
         return True
 
     def grow(self, sequence: int, tokens: int) -> bool:
         return self._manager.give(self._live[sequence].sequences, tokens)
 
     def free(self, sequence: int) -> None:
-        for one in self._live[sequence].sequences:
+        group = self._live[sequence]
+        for one in group.sequences:
             self._manager.free(one)
+        if group.decodes:
+            self._keys -= Counter(self._shared_keys(group))
+            self._prompts -= self._alone(group)
         del self._live[sequence]
+
+    def _shared_keys(self, group: _Group) -> list[int]:
+        full = group.text.prompt // self.block_tokens if self._finds else 0
+        return group.text.keys(self.block_tokens)[:full].tolist() if full else []
+
+    def _alone(self, group: _Group) -> int:
+        """Tokens of its prompt that no group in `_keys` has."""
+        known = sum(self._keys[key] > 0 for key in self._shared_keys(group))
+        return group.text.prompt - known * self.block_tokens
 
     def _fill(self, group: _Group) -> bool:
         """Give each answer a sequence; False, and maybe some have one, if there is no room."""

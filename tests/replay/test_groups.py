@@ -76,6 +76,18 @@ def test_two_samples_by_hand(name: str) -> None:
     assert (done.peak_batch, done.requests[0].last, groups.slots_held) == (1, 4.0, 0)
 
 
+@everywhere
+def test_prompts_in_memory_count_once_where_requests_share_them(name: str) -> None:
+    """In steps 2 and 3 both requests decode, of which the first has ended before step 4."""
+    made = [request(0, (1, 8), (n, 3), answer=n, number=n) for n in (3, 4)]
+    groups, steps = AnswerGroups(MANAGERS[name](40), 2, beam=False, seed=0), Seconds()
+    replay(made, groups, Rules(), steps, 2)
+    both = 22 if name in ("contiguous", "paged") else 14
+    used = [one.reads.private + one.reads.shared for one in steps.shapes[1:]]
+    assert groups.prompt_share == pytest.approx((2 * both + 11) / sum(used))
+    assert (groups._prompts, groups._keys) == (0, {})
+
+
 def test_all_answers_are_computed_again_after_a_preemption() -> None:
     """Of two requests the second is preempted with 5 tokens of each answer, because 8 blocks hold only one to its
     end. When the first has ended, its prompt of 4 tokens and 2 * 5 of its answers are computed at once."""
