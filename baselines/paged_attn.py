@@ -1,4 +1,4 @@
-"""PagedAttn, PagedAttn* and their kernel over contiguous K/V: paged decode attention (PagedAttention) on this project's own kernels, CPU and GPU.
+"""PagedAttn, PagedAttn* and PagedAttn, whole: paged decode attention (PagedAttention) on this project's own kernels.
 
 They run the same inner loops over the same layout as `chunk_attn`: a block is a chunk, and every sequence reads all of
 its blocks by itself. So PagedAttn and ChunkAttn differ only in the algorithm. PagedAttn* is the same kernel over blocks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from chunkbench.kvcache.managers.manager import Accounts, ReplayedManager
 from chunkbench.kvcache.text import Text
 from chunkbench.replay.step_time import StepShape, StepTime
-from chunkbench.scheduling import Entry, Piece, Rules, Scheduler, Step
+from chunkbench.scheduling import Entry, Rules, Scheduler, Step
 from chunkbench.traces.replayed import ReplayRequest
 
 _MOMENTS = 100
@@ -78,7 +78,8 @@ def replay(
     step_time: StepTime,
     answers: int = 1,
 ) -> Replay:
-    """Replay requests, which are in order of due time. Each has so many answers; with several, see `AnswerGroups`.
+    """Replay requests, which are in order of due time. Each has so many answers; with several, see `AnswerGroups`, and
+    the budget of a step counts the tokens of one of them.
 
     A request joins the queue at the first step that begins at or after its due time. A step takes the time that
     `step_time` says; its tokens are there at its end. Raises Stuck.
@@ -103,10 +104,11 @@ def replay(
                 continue
             raise Stuck(f"{len(scheduler.waiting)} requests wait at {clock:.3f} s, nothing runs, and none is admitted")
         sampled = [*step.decoding, *(piece.entry for piece in step.prompts if piece.sampled)]
-        taken = step_time.seconds(_shape(step, answers, manager))
+        shape = _shape(step, answers, manager)
+        taken = step_time.seconds(shape)
         batch_time += step.batch * max(0.0, min(taken, entries[-1].request.due - clock))
         clock += taken
-        _count(done, step, manager)
+        _count(done, step, shape, manager)
         if done.steps % every == 0:
             done.moments.append(ReplayMoment(clock, step.batch, len(scheduler.waiting), manager.accounts()))
             if len(done.moments) == 2 * _MOMENTS:
@@ -126,20 +128,27 @@ def replay(
 
 
 def _shape(step: Step[Replayed], answers: int, manager: ReplayedManager) -> StepShape:
-    prompt_reads = sum(map(_reads, step.prompts))
-    ended = sum(piece.sampled for piece in step.prompts)
-    decoding = len(step.decoding) * answers
-    return StepShape(decoding, manager.reads(), step.prompt_tokens, prompt_reads, decoding + ended, step.swapped_tokens)
+    """What a step computes. After a preemption it computes the tokens of all answers again."""
+    computed = reads = 0
+    decoding = sampled = len(step.decoding) * answers
+    for piece in step.prompts:
+        first, last, prompt = piece.first, piece.first + piece.tokens, piece.entry.text.prompt
+        own = max(first, prompt)  # from here on, tokens of answers
+        computed += last - first + (answers - 1) * max(0, last - own)
+        reads += _reads(first, last) + (answers - 1) * _reads(own, last)
+        if piece.sampled:
+            sampled += answers if piece.entry.length > prompt else 1
+    return StepShape(decoding, manager.reads(), computed, reads, sampled, step.swapped_tokens)
 
 
-def _reads(piece: Piece[Replayed]) -> int:
-    """Tokens that the tokens of a part of a prompt attend to, each all up to itself."""
-    return piece.tokens * (2 * piece.first + piece.tokens + 1) // 2
+def _reads(first: int, last: int) -> int:
+    """Tokens that the tokens `first` to `last - 1` attend to, each all up to itself."""
+    return (last - first) * (first + last + 1) // 2 if first < last else 0
 
 
-def _count(done: Replay, step: Step[Replayed], manager: ReplayedManager) -> None:
+def _count(done: Replay, step: Step[Replayed], shape: StepShape, manager: ReplayedManager) -> None:
     done.steps += 1
-    done.computed_tokens += step.prompt_tokens
+    done.computed_tokens += shape.prompt_tokens
     done.preemptions += step.preempted
     done.swapped_tokens += step.swapped_tokens
     done.peak_batch = max(done.peak_batch, step.batch)

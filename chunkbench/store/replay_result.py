@@ -54,8 +54,8 @@ class ReplaySeed(Facts):
     mean_batch: NonNegativeFloat = 0.0
     """Requests in a step, mean over the time until the last request is due."""
     prompt_share: NonNegativeFloat | None = None
-    """Where requests have several answers: share of the prompts in the memory that is used while answers are decoded,
-    over all steps."""
+    """Where requests have several answers: share of the prompts, each counted once, in the memory that is used while
+    answers are decoded, over all steps."""
     first_token_s: tuple[NonNegativeFloat, ...] = ()
     """Time to first token at the 50th, 90th and 99th percentile."""
     timeline: tuple[MemoryMoment, ...] = ()

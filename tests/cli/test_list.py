@@ -62,7 +62,7 @@ def test_without_implementations_the_remedy_is_printed(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("subject", "kind", "has", "lacks"),
     [
-        ("experiments", "replay", "replay-forks", "table3"),
+        ("experiments", "replay", "replay-paged", "table3"),
         ("implementations", "replay", "radix_tree", "chunk_attn"),
         ("implementations", "serving", "endpoint", "naive"),
         ("implementations", "modules", "mlp", "naive"),

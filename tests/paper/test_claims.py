@@ -43,8 +43,8 @@ def test_without_runs_only_analytic_claims_hold() -> None:
         for verdict in {claim.verdict for claim in judged.values()}
     }
     assert by_verdict["holds"] == {
-        "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "RA-bound", "RA-hit", "X-figure4",
-        "X-unit", "RG-table1", "RG-table2", "X-ring2",
+        "T1-arith", "S1-gpt3-kv", "S1-capacity", "S3-contiguity", "PA-kv13b", "PA-batch", "GQA-memory", "RA-bound",
+        "RA-hit", "X-figure4", "X-unit", "RG-table1", "RG-table2", "X-ring2", "X-swapping", "X-weights", "X-alpaca",
     }  # fmt: skip
     assert by_verdict["cannot tell"] == {"RG-appendixD"}
     assert by_verdict["not measured"] >= {"F5-1024", "F5-2048", "T4-kv", "T4-batch", "T4-noregress"}
@@ -53,6 +53,8 @@ def test_without_runs_only_analytic_claims_hold() -> None:
     assert judged["T1-arith"].measured == 27  # of 27 figures
     assert judged["S1-gpt3-kv"].measured == 4.5
     assert judged["PA-kv13b"].measured == 800
+    assert [judged[id].measured for id in ("PA-batch", "GQA-memory", "X-weights")] == [7, 8, 350]
+    assert judged["X-alpaca"].measured == pytest.approx(278, abs=0.5)
 
 
 def test_the_longest_shared_prefix_first_computes_every_edge_once() -> None:

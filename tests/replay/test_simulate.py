@@ -8,17 +8,10 @@ import pytest
 
 from chunkbench.kvcache.managers import Contiguous, HashedBlocks, Paged, PrefixManager
 from chunkbench.kvcache.managers.manager import AccountedManager
-from chunkbench.kvcache.text import SegmentText
-from chunkbench.replay.forks import fork_memory
 from chunkbench.replay.simulate import Stuck, replay
-from chunkbench.replay.step_time import Constant
+from chunkbench.replay.step_time import Constant, WithSwaps
 from chunkbench.scheduling import Rules
-from chunkbench.traces.replayed import ReplayRequest
-
-
-def request(due: float, *prompt: tuple[int, int], answer: int, number: int) -> ReplayRequest:
-    text = SegmentText((*prompt, (1000 + number, answer)), sum(tokens for _, tokens in prompt))
-    return ReplayRequest(due, text)
+from tests.replay.requests import request
 
 
 def test_times_of_two_requests() -> None:
@@ -36,6 +29,30 @@ def test_an_idle_server_waits_for_the_next_request() -> None:
     made = [request(0, (1, 2), answer=1, number=0), request(9.25, (2, 2), answer=1, number=1)]
     done = replay(made, Paged(50, 4, 0.0), Rules(), Constant(0.5))
     assert [one.last for one in done.requests] == [0.5, 9.75]
+
+
+def test_the_mean_batch_counts_until_the_last_request_is_due() -> None:
+    """Steps of 1 s: one request until 1, nobody until 2, one until 5, and half a second of that is after 4.5."""
+    dues = ((0.0, 1), (2.0, 3), (4.5, 9))
+    made = [request(due, (n, 2), answer=answer, number=n) for n, (due, answer) in enumerate(dues)]
+    assert replay(made, Paged(50, 4, 0.0), Rules(), Constant(1.0)).mean_batch == pytest.approx((1 + 2.5) / 4.5)
+    assert replay(made[:1], Paged(50, 4, 0.0), Rules(), Constant(1.0)).mean_batch == 0
+
+
+def test_swapping_takes_the_time_of_its_copies() -> None:
+    """All requests are due at once, so the time of a step changes nothing but the end."""
+    made = [request(0, (n, 9), answer=20, number=n) for n in range(6)]
+    ends = {}
+    for token_s in (0.0, 0.5):
+        manager = Paged(20, 4, 0.0)
+        step_time = WithSwaps(Constant(1.0), token_s, "copied slowly")
+        done = replay(made, manager, Rules(swap=True), step_time)
+        assert done.preemptions > 0
+        assert done.computed_tokens == 6 * 9  # nothing is computed again
+        assert manager.slots_held == 0
+        ends[token_s] = done
+    assert ends[0.5].swapped_tokens == ends[0.0].swapped_tokens > 0
+    assert ends[0.5].end == ends[0.0].end + 0.5 * ends[0.0].swapped_tokens
 
 
 def test_a_request_that_never_fits_is_refused_and_costs_the_others_nothing() -> None:
@@ -104,24 +121,3 @@ def test_depth_first_computes_each_token_of_the_radix_tree_once() -> None:
         by_arrival = replay(made, PrefixManager(longest, 1, retain=True), Rules(1, 10**6, spare=False), Constant(1.0))
         trees += by_arrival.computed_tokens > done.computed_tokens
     assert trees > 20
-
-
-def test_parallel_samples_share_the_prompt() -> None:
-    made = [request(0, (1, 8), answer=4, number=0)]
-    found = fork_memory(made, Paged(100, 4), 2, beam=False, seed=0)
-    # Steps with 9 to 12 tokens each: 2 * (9 + 10 + 11 + 12) tokens by themselves, 8 of each step shared.
-    assert (found.covered, found.used, found.prompt) == (84, 84 - 32, 32)
-    assert found.saved == pytest.approx(32 / 84)
-    alone = fork_memory(made, Contiguous(100, "exact", 20), 2, beam=False, seed=0)
-    assert alone.saved == 0
-
-
-def test_beams_share_more_than_samples() -> None:
-    made = [request(0, (1, 8), answer=40, number=number) for number in range(3)]
-    for manager in (Paged(300, 4), HashedBlocks(300, 4), PrefixManager(300, 4)):
-        beams = fork_memory(made, manager, 4, beam=True, seed=1)
-        samples = fork_memory(made, manager, 4, beam=False, seed=1)
-        assert beams.saved > samples.saved > 0
-        assert manager.slots_held == 0
-    with pytest.raises(ValueError, match="too small"):
-        fork_memory(made, Paged(14, 4), 4, beam=False, seed=0)

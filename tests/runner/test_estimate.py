@@ -68,7 +68,7 @@ def test_durations_in_words(seconds: float, words: str) -> None:
 
 
 def test_a_kind_without_sessions_has_only_its_budget() -> None:
-    experiment = load_experiment("replay-forks")
+    experiment = load_experiment("replay-caches")
     assert "at most its budget of" in dry_run.brief(experiment, resolve_target(experiment))
 
 

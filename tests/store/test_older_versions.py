@@ -13,7 +13,9 @@ from chunkbench.cli.main import cli
 from chunkbench.experiment.point import Case
 from chunkbench.experiment.style import Style
 from chunkbench.store import SCHEMA_VERSION, Calibration, DecodeResult, Manifest, TimedResult, open_run
+from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.serving_result import ServerFacts
+from tests.analysis.replays import replay_facts
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
@@ -73,3 +75,11 @@ def test_facts_are_read_by_their_former_names(facts) -> None:
 def test_manifests_are_read_by_their_former_names() -> None:
     manifest = Manifest.model_validate({"schema_version": 8, "looks": {"naive": {"place": 7, "line": "dashed"}}})
     assert manifest.styles == {"naive": Style(column_order=7, line="dashed")}
+
+
+def test_replays_of_answers_without_a_clock_are_read() -> None:
+    """They told what answers share as `forks`, and had no replay."""
+    line = replay_facts("paged", "replay-forks", traffic="alpaca", samples=2).model_dump()
+    line |= {"us_per_token": (), "replays": (), "forks": {"saved": 0.06, "prompt_share": 0.12}}
+    read = ReplayResult.model_validate_json(json.dumps(line))
+    assert (read.samples, read.replays, read.rounds) == (2, (), ())

@@ -14,7 +14,7 @@ from chunkbench.traces.conversations import Conversations, from_conversations
 from chunkbench.traces.generated import GENERATED, Demand
 from chunkbench.traces.lengths import LENGTHS
 from chunkbench.traces.prompts import Prompts, draw_prompts
-from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts
+from chunkbench.traces.replayed import ReplayRequest, from_lengths, from_prompts, truncated
 from chunkbench.traces.replayed_texts import from_texts
 from chunkbench.traces.texts import read_texts
 
@@ -63,6 +63,22 @@ def test_drawn_lengths_behind_system_prompts() -> None:
     assert [one.text.prompt + 100 for one in private] == [one.text.prompt for one in requests[:9]]
     with pytest.raises(ValueError, match="prompts at least 1"):
         from_lengths(LENGTHS["alpaca"], [0.0], 3, prompts=0)
+
+
+def test_cut_prompts_share_nothing_and_the_others_what_they_did() -> None:
+    before = from_lengths(LENGTHS["alpaca"], [0.5 * n for n in range(100)], 3, n_s=100)
+    after = truncated(before, 110)
+    assert [(one.due, one.answer) for one in after] == [(one.due, one.answer) for one in before]
+    assert [one.text.prompt for one in after] == [min(one.text.prompt, 110) for one in before]
+    cut = [new for old, new in zip(before, after, strict=True) if old.text.prompt > 110]
+    whole = [one for one in after if one in before]
+    assert len(cut) + len(whole) == 100
+    assert min(len(cut), len(whole)) > 20
+    tokens = [set(one.text.tokens(0, one.text.total).tolist()) for one in (*cut, *before)]
+    assert sum(map(len, tokens[: len(cut)])) == len(set().union(*tokens[: len(cut)]))
+    assert set().union(*tokens[: len(cut)]).isdisjoint(set().union(*tokens[len(cut) :]))
+    assert {common(whole[0], one) for one in whole[1:]} == {100}
+    assert truncated(before, 4096) == before
 
 
 def conversations_of(requests: list[ReplayRequest], system: int) -> list[list[ReplayRequest]]:

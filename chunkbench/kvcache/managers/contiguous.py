@@ -93,6 +93,12 @@ class Contiguous(AccountedManager):
         """The twin gets a piece of its own with a copy of the tokens. Raises NeverFits."""
         return self._add(twin, text, self._live[sequence].tokens)
 
+    def check_answers(self, text: Text, answers: int) -> None:
+        """Each answer has a piece of its own."""
+        piece = Buddy.piece(self.reservation(text))
+        if answers > self.capacity // piece:
+            raise NeverFits(f"{answers} pieces of {piece} tokens: the memory has {self.capacity // piece}")
+
     def free(self, sequence: int) -> None:
         self._memory.give_back(self._live[sequence].begin)
         del self._live[sequence]

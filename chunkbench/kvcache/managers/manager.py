@@ -199,3 +199,12 @@ class AccountedManager(ReplayedManager):
 
         False if there is no room.
         """
+
+    def check_answers(self, text: Text, answers: int) -> None:
+        """Raise NeverFits unless an empty memory holds so many answers of this text's length, which share the full
+        blocks of its prompt."""
+        size = self.block_tokens
+        shared, blocks = text.prompt // size, self.capacity // size
+        needed = shared + answers * (-(-text.total // size) - shared)
+        if needed > blocks:
+            raise NeverFits(f"{answers} answers of {text.total} tokens with prompt need {needed} blocks of {blocks}")

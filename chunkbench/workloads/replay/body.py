@@ -91,13 +91,16 @@ def _sustained_of_traffic(view: View) -> list[Table]:
             continue
         rates = {name: _sustained_rate(groups, name, OBJECTIVE_S) for name in view.columns.ids}
         base = rates.get(view.baseline)
+        # Nothing is known over a baseline that sustains all rates.
         ratios = {
-            name: rate.per_s / base.per_s for name, rate in rates.items() if rate and base and name != view.baseline
+            name: f"{'≥ ' if rate.at_least else ''}{times(rate.per_s / base.per_s)}"
+            for name, rate in rates.items()
+            if rate and base and not base.at_least and name != view.baseline
         }
         stated = {name: rate_over_exact(groups[0].axes, name) for name in rates}
         lines = [Line("requests per second", {name: rate_cell(rate) for name, rate in rates.items()})]
         if ratios:
-            cells = {name: Cell(times(ratios[name]) if name in ratios else NOTHING) for name in rates}
+            cells = {name: Cell(ratios.get(name, NOTHING)) for name in rates}
             lines.append(Line(f"  over {view.columns.name(view.baseline)}", cells))
         if any(stated.values()) and view.baseline == "contiguous_exact":
             texts = {name: Cell(text or NOTHING, "quiet") for name, text in stated.items()}

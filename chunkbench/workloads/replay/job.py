@@ -21,7 +21,7 @@ from chunkbench.store.replay_result import MemoryMoment, ReplaySeed
 from chunkbench.traces.generated import GENERATED, Demand
 from chunkbench.traces.replayed import ReplayRequest, truncated
 from chunkbench.traces.replayed_files import read_replayed
-from chunkbench.workloads.replay.managers import KINDS, Memory
+from chunkbench.workloads.replay.managers import KINDS, ManagerKind, Memory
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Answered:
 def compute(job: ReplayJob) -> Answered:
     """Run a job. Raises the errors of traces; OSError if a file cannot be read."""
     point, kind = job.point, KINDS[job.manager]
-    if kind.one_at_a_time and (reason := _not_one_at_a_time(point)):
+    if reason := _impossible(kind, point):
         return Answered(None, None, 0, 0, None, reason)
     requests = requests_of(point, job.named, job.requests, job.longest, job.truncate)
     own = kind.make(memory_of(point, requests, job.longest))
@@ -78,6 +78,13 @@ def compute(job: ReplayJob) -> Answered:
         replay=_seed(job, done, answered, len(refused), manager),
         reason=refused[0].refused if refused else "",
     )
+
+
+def _impossible(kind: ManagerKind, point: ReplayPoint) -> str:
+    """Why a manager cannot replay a point; empty if it can."""
+    if kind.swaps and (point.samples or point.beams):
+        return "swapping is known only for requests with one answer; leave out samples and beams"
+    return _not_one_at_a_time(point) if kind.one_at_a_time else ""
 
 
 def _not_one_at_a_time(point: ReplayPoint) -> str:
@@ -120,7 +127,10 @@ def requests_of(
         raise FileNotFoundError(f"{traffic}: no such trace")
     if truncate:
         requests = truncated(requests, truncate)
-    return [request for request in requests if longest is None or request.text.total <= longest]
+    kept = [request for request in requests if longest is None or request.text.total <= longest]
+    if not kept:
+        raise ValueError(f"{traffic}: all requests have more than {longest} tokens")
+    return kept
 
 
 def memory_of(point: ReplayPoint, requests: Sequence[ReplayRequest], longest: int | None) -> Memory:

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkbench.kvcache.errors import UnknownSequence
+from chunkbench.kvcache.managers import keyed_blocks
 from chunkbench.kvcache.managers.contiguous import Contiguous
 from chunkbench.kvcache.managers.hashed import HashedBlocks
+from chunkbench.kvcache.managers.keyed_blocks import KeyedBlocks
 from chunkbench.kvcache.managers.manager import NeverFits
 from chunkbench.kvcache.managers.paged import Paged
 from chunkbench.kvcache.text import SegmentText, Text, TokenText
@@ -304,3 +306,22 @@ def test_texts_meet_what_the_models_assume() -> None:
             name = tuple(text.tokens(0, 3 * place + 3).tolist())
             assert names.setdefault(key, name) == name
     assert len(set(names.values())) == len(names)
+
+
+@pytest.mark.parametrize("arguments", MANAGERS["hashed"][2], ids=str)
+def test_blocks_with_one_key_while_the_queue_is_cleaned_all_the_time(
+    arguments: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences that compute one prompt at once have blocks of their own with equal keys. They are evicted, too."""
+    monkeypatch.setattr(keyed_blocks, "_MOST_OUTDATED", -(10**9))
+    equal = evictions = 0
+    for seed in range(5):
+        manager = HashedBlocks(*arguments)
+        both = Both(manager, SlowHashed(*arguments))
+        for operation in drawn(seed):
+            both.do(*operation)
+            assert isinstance(manager._pool, KeyedBlocks)
+            equal += bool(manager._pool._more)
+        evictions += manager.evictions
+    assert equal > 100
+    assert evictions > 20
