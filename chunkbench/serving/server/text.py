@@ -135,6 +135,8 @@ class TextStream:
         """How many of them belong to the piece before."""
         self._given = ""
         """The text of these."""
+        self._rewritten = False
+        """Whether tokens took the place of others, and their text is given as far as it was given with the others."""
         self._all: list[int] = []
         self._all_given = ""
 
@@ -151,6 +153,7 @@ class TextStream:
         if replaces:
             del self._all[-replaces:]
             self._ids, self._before, self._given = self._all.copy(), len(self._all), self._all_given
+            self._rewritten = True
         self._all.append(token)
         self._ids.append(token)
         if not last and self._waits(token):
@@ -160,6 +163,7 @@ class TextStream:
             return ""
         piece = text[len(self._given) :]
         if piece:
+            self._rewritten = False
             self._ids = self._ids[self._before :]
             self._before = len(self._ids)
             self._given = self._decode(self._ids)
@@ -172,4 +176,5 @@ class TextStream:
             self._in_bytes = False
         waiting = len(self._ids) - self._before
         # To decode a long run at every token would take time in proportion to its square.
-        return self._cleaned or self._in_bytes or (waiting > 8 and waiting & (waiting - 1) != 0)
+        long_run = waiting > 8 and waiting & (waiting - 1) != 0 and not self._rewritten
+        return self._cleaned or self._in_bytes or long_run

@@ -171,6 +171,18 @@ def bytes_to_letters() -> dict[int, str]:
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
+def test_more_than_eight_tokens_that_take_the_place_of_others_do_not_wait() -> None:
+    tokenizer = byte_tokenizer(MERGES)
+    of_byte = {byte: tokenizer.token_to_id(letter) for byte, letter in bytes_to_letters().items()}
+    stream = TextStream(tokenizer.decode)
+    ids = [of_byte[letter] for letter in b"na" * 8]
+    given_text = "".join(stream.add(token, last=False) for token in ids)
+    longer = tokenizer.encode("na" * 8 + "name").ids
+    for number, token in enumerate(longer):
+        given_text += stream.add(token, last=False, replaces=0 if number else len(ids))
+    assert given_text == "na" * 8 + "name"
+
+
 @given(
     st.lists(st.sampled_from(["na", "m", "e", "xyz", "x", " ", "é", "yes", "12"]), min_size=1, max_size=12), st.data()
 )
