@@ -208,7 +208,7 @@ def test_the_paged_kernel_is_judged_at_its_worst_point(facts: Any, over: tuple[f
     worst = [case("paged_attn_whole", 32, one), case("paged_attn", 32, tuple(100 * times for times in over))]
     judged = judge("PA-kernel", *better, *worst)
     assert (judged.verdict, judged.measured) == (verdict, pytest.approx(over[1]))
-    assert "at worst (batch 32, 256 tokens) of 2 points" in judged.reason
+    assert "at worst (batch 32, 256 tokens; 2 points)" in judged.reason
     assert len(judged.rows) == 4
 
 

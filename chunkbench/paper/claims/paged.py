@@ -151,10 +151,10 @@ def kernel(evidence: Evidence) -> Judgement:
     if not found:
         return absent("the paged kernel beside the same kernel on contiguous K/V", "paged-kernel")
     point, worst = max(found, key=lambda pair: pair[1].value)
-    where = f"batch {point.axes['batch_size']}, {point.axes['n_p']} tokens"
+    where = f"batch {point.axes['batch_size']}, {point.axes['n_p']} tokens; {len(found)} points"
     words = (
-        f"blocks of {point.axes['block_size']} tokens take {worst.value - 1:+.0%} at worst ({where}) of {len(found)} "
-        "points. The text's kernels read K/V on a GPU; another reading of its figure finds points outside 20% to 26%"
+        f"blocks of {point.axes['block_size']} tokens take {worst.value:.2f} times as long at worst ({where}). The text's "
+        "kernels run on a GPU; the bars of its figure lie partly outside 20% to 26% (transcribed)"
     )
     stated = Stated("at most", 1.26, 2)
     return decided(worst, stated, words, [figure for _, figure in found], "a CPU and another kernel")

@@ -237,7 +237,10 @@ def test_a_step_time_that_is_none(tmp_path: Path) -> None:
     sweep = "sweep:\n  - {n_p: 64, n_s: 0, rate: 60}\n"
     file.write_text(HEAD + f"step_time: quick\nimplementations: [paged]\nbaseline: paged\n{sweep}")
     done = chunkbench("validate", str(file))
-    assert "is none of these: paper, paged-attention, a duration such as 20ms, or the directory of a serving run" in done.output
+    assert (
+        "is none of these: paper, paged-attention, a duration such as 20ms, or the directory of a serving run"
+        in done.output
+    )
 
 
 def test_step_times_from_a_recorded_run(tmp_path: Path) -> None:
