@@ -153,8 +153,8 @@ def kernel(evidence: Evidence) -> Judgement:
     point, worst = max(found, key=lambda pair: pair[1].value)
     where = f"batch {point.axes['batch_size']}, {point.axes['n_p']} tokens; {len(found)} points"
     words = (
-        f"blocks of {point.axes['block_size']} tokens take {worst.value:.2f} times as long at worst ({where}). The text's "
-        "kernels run on a GPU; the bars of its figure lie partly outside 20% to 26% (transcribed)"
+        f"blocks of {point.axes['block_size']} tokens take {worst.value:.2f} times as long at worst ({where}). The "
+        "text's kernels run on a GPU; the bars of its figure lie partly outside 20% to 26% (transcribed)"
     )
     stated = Stated("at most", 1.26, 2)
     return decided(worst, stated, words, [figure for _, figure in found], "a CPU and another kernel")
@@ -162,7 +162,7 @@ def kernel(evidence: Evidence) -> Judgement:
 
 def block(evidence: Evidence) -> Judgement:
     """The largest block size whose latency is within 15% of the best one's, with ShareGPT's lengths."""
-    rows = _rows(evidence, "paged", traffic="sharegpt", experiment=_BLOCKS)
+    rows = _rows(evidence, "paged", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
     by_size = {facts.block_size: (row.derived.latency_us, row) for row, facts in rows if row.derived.latency_us}
     if len(by_size) < 2:
         return absent("replays over sizes of blocks", _BLOCKS)
@@ -179,10 +179,12 @@ def block(evidence: Evidence) -> Judgement:
 
 def recompute(evidence: Evidence) -> Judgement:
     """Latency where preempted requests are computed again, over that where they are swapped; the worst block size."""
-    swapped = {facts.block_size: row for row, facts in _rows(evidence, "paged_swap", traffic="sharegpt")}
+    swapped = {
+        facts.block_size: row for row, facts in _rows(evidence, "paged_swap", traffic="sharegpt", block_size=...)
+    }
     found = [
         Figure(value, value, value, (row, swapped[facts.block_size]))
-        for row, facts in _rows(evidence, "paged", traffic="sharegpt", experiment=_BLOCKS)
+        for row, facts in _rows(evidence, "paged", traffic="sharegpt", block_size=..., experiment=_BLOCKS)
         if facts.block_size in swapped
         and (value := _over(row, swapped[facts.block_size])) is not None
         and any(seed.preemptions for seed in facts.replays)
@@ -245,13 +247,14 @@ def _stated(figure: str, **named: str) -> float:
 
 
 def _rows(evidence: Evidence, manager: str, **axes: Any) -> list[tuple[Row, ReplayResult]]:
-    """Replays of a manager in the paper's setup: one answer and no shared prefix, unless `axes` says otherwise."""
-    wanted = {"samples": None, "beams": None, "n_s": 0, **axes}
+    """Replays of a manager in the paper's setup: one answer, no shared prefix, blocks of 16 tokens, unless `axes` says
+    otherwise; `...`: any."""
+    wanted = {"samples": None, "beams": None, "n_s": 0, "block_size": 16, **axes}
     return [
         (row, facts)
         for row, facts in replays(evidence)
         if (str(facts.model), facts.memory, facts.implementation) == (*PAGED_ATTENTION_SETUP, manager)
-        and all((getattr(facts, name) or None) == (value or None) for name, value in wanted.items())
+        and all(value is ... or (getattr(facts, name) or None) == (value or None) for name, value in wanted.items())
     ]
 
 
