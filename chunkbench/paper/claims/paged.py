@@ -249,7 +249,8 @@ def _stated(figure: str, **named: str) -> float:
 def _rows(evidence: Evidence, manager: str, **axes: Any) -> list[tuple[Row, ReplayResult]]:
     """Replays of a manager in the paper's setup: one answer, no shared prefix, blocks of 16 tokens, unless `axes` says
     otherwise; `...`: any."""
-    wanted = {"samples": None, "beams": None, "n_s": 0, "block_size": 16, **axes}
+    blocks = {} if manager in (_EXACT, _MAX) else {"block_size": 16}
+    wanted = {"samples": None, "beams": None, "n_s": 0, **blocks, **axes}
     return [
         (row, facts)
         for row, facts in replays(evidence)
