@@ -96,6 +96,14 @@ def rates_by_seed(rows: Sequence[Row], objective_s: float) -> list[SustainedRate
     ]
 
 
+def rate_ratios(rows: Sequence[Row], base_rows: Sequence[Row], objective_s: float) -> list[float]:
+    """Sustained rate over that of another manager, of each arrival seed in which both are more than a lower bound."""
+    pairs = zip(rates_by_seed(rows, objective_s), rates_by_seed(base_rows, objective_s), strict=False)
+    return [
+        rate.per_s / base.per_s for rate, base in pairs if rate and base and not rate.at_least and not base.at_least
+    ]
+
+
 def memory_shares(timeline: Sequence[MemoryMoment]) -> MemoryShares | None:
     """How the memory that sequences have taken was used; each moment counts for the time until the next."""
     sums = [0.0] * 4

@@ -179,3 +179,4 @@ class AnswerGroups(ReplayedManager):
         group.sequences = [one for one, _ in parents]
         for one, number in parents:
             group.sequences += self._twins(one, number - 1, group)
+        assert len(group.sequences) == self._width

@@ -134,7 +134,7 @@ class Scheduler(Generic[E]):
         self._grow(step)
         step.decoding = self._append(step)
         for entry in step.decoding:
-            entry.computed += 1
+            entry.computed = entry.length
         budget = self.rules.prompt_budget - (len(step.decoding) if self.rules.decode_in_budget else 0)
         for entry in list(self._prefilling):
             while entry in self.running and not self._prefill(step, entry, budget):

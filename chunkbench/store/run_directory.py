@@ -27,7 +27,8 @@ SCHEMA_VERSION = 10
 """The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
 peaks; 5 the machine of every case, `machines` instead of `environment`, and `looks`; 6 `huge_share` and a
 peak; 7 `load` and `rate`; 8 results of each kind of work have that kind's own axes and figures alone;
-9 `deviation`, and the axes of caches whose heads keep windows; 10 `tree_s` of servers."""
+9 `deviation`, and the axes of caches whose heads keep windows; 10 `tree_s` of servers,
+`mean_batch` and `prompt_share` of replays, whose requests with several answers are on the clock."""
 _OWN_FIELDS = 8
 """The first version whose lines have the fields of their own kind alone."""
 _READABLE = range(1, SCHEMA_VERSION + 1)

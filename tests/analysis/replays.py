@@ -52,6 +52,7 @@ def replay_facts(
         status="ok",
         us_per_token=(seconds * 1e6,) * len(replays),
         replays=replays,
+        step_time="OPT-13B",
         **values,
     )
 

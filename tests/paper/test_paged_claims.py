@@ -73,8 +73,11 @@ def prefix(n_s: int) -> Callable[[float], list[ReplayResult]]:
 def block(largest: float) -> list[ReplayResult]:
     """Blocks of up to this size are good."""
     return [
-        replay_facts("paged", "replay-paged-blocks", 0.1 if size <= largest else 0.2, block_size=size, **SHAREGPT)
-        for size in (1, 8, 16, 128, 256)
+        replay_facts(
+            "paged", "replay-paged-blocks", 0.1 if size <= largest else 0.2, block_size=size, traffic=traffic, rate=120
+        )
+        for size in (1, 8, 16, 32, 64, 128, 256)
+        for traffic in ("sharegpt", "alpaca")
     ]
 
 
@@ -112,9 +115,9 @@ JUDGED: list[tuple[str, str, Callable[[float], list[ReplayResult]], float, float
     ("PA-batches", "replay-paged", batches, 2.5, 2.6),
     ("PA-waste", "replay-paged", memory("used"), 0.23, 0.24),
     ("PA-reserved", "replay-paged", memory("reserved"), 0.15, 0.16),
-    ("PA-internal", "replay-paged", memory("internal_fragmentation"), 0.5, 0.4),
+    ("PA-internal", "replay-paged", memory("internal_fragmentation"), 0.55, 0.5),
     ("PA-external", "replay-paged", memory("external_fragmentation"), 0.1, 0.11),
-    ("PA-used", "replay-paged", memory("used", "paged"), 0.9, 0.8),
+    ("PA-used", "replay-paged", memory("used", "paged"), 0.96, 0.98),
     ("PA-samples2", ANSWERS, saved(samples=2), 0.055, 0.05),
     ("PA-samples4", ANSWERS, saved(samples=4), 0.09, 0.1),
     ("PA-samples6", ANSWERS, saved(samples=6), 0.09, 0.08),
@@ -125,11 +128,12 @@ JUDGED: list[tuple[str, str, Callable[[float], list[ReplayResult]], float, float
     ("PA-prefix80", "replay-paged-prefix", prefix(80), 1.9, 2.0),
     ("PA-prefix341", "replay-paged-prefix", prefix(341), 4.0, 3.0),
     ("PA-chat", "replay-paged-chat", lambda times: rates(times, traffic="chat"), 2.2, 2.4),
-    ("PA-block", BLOCKS, block, 128, 256),
+    ("PA-block", BLOCKS, block, 128, 64),
     ("PA-recompute", BLOCKS, recompute, 1.2, 1.3),
-    ("RA-optimum", "replay-policies", optimum, 0.96, 0.95),
 ]
-NAMED = {id: experiment for id, experiment, *_ in JUDGED} | {"PA-parallel": ANSWERS, "PA-kernel": "paged-kernel"}
+NAMED = {id: experiment for id, experiment, *_ in JUDGED} | {
+    "PA-parallel": ANSWERS, "PA-kernel": "paged-kernel", "RA-optimum": "replay-policies",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("id", "experiment", "rows", "agrees", "differs"), JUDGED, ids=[row[0] for row in JUDGED])
@@ -182,6 +186,13 @@ def test_throughput_is_also_told_over_reservation_for_the_longest() -> None:
     assert "4.00 times that of reservation for the longest (2.7 to 8)" in reason
 
 
+def test_what_the_tree_finds_of_the_optimum_is_told_and_not_judged() -> None:
+    judged = judge("RA-optimum", *optimum(0.9))
+    assert (judged.verdict, judged.measured, judged.high) == ("replayed", pytest.approx(0.9), 1.0)
+    assert "the tree finds 90% of what the optimum finds with equal memory (80% to 100% at 2 points)" in judged.reason
+    assert "the text" not in judged.reason.replace("the order that the text means", "")
+
+
 def test_prompts_and_beams_in_memory_are_told_and_not_judged() -> None:
     prompts = [
         replay_facts("paged", ANSWERS, seeds=[replay_seed(prompt_share=share)], traffic="alpaca", samples=n)
@@ -195,7 +206,12 @@ def test_prompts_and_beams_in_memory_are_told_and_not_judged() -> None:
 
 @pytest.mark.parametrize(
     ("over", "verdict"),
-    [((1.0, 1.1, 1.2), "holds"), ((1.1, 1.3, 1.4), "cannot tell"), ((1.3, 1.4, 1.5), "different here")],
+    [
+        ((1.2, 1.23, 1.26), "holds"),
+        ((1.1, 1.3, 1.4), "cannot tell"),
+        ((1.3, 1.4, 1.5), "different here"),
+        ((0.9, 1.02, 1.1), "different here"),
+    ],
 )
 def test_the_paged_kernel_is_judged_at_its_worst_point(facts: Any, over: tuple[float, ...], verdict: str) -> None:
     def case(name: str, batch: int, samples: tuple[float, ...]) -> DecodeResult:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 from chunkbench.analysis.derive import Group, Row
-from chunkbench.analysis.replay import OBJECTIVE_S, ReplayNumbers, replay_numbers
+from chunkbench.analysis.replay import OBJECTIVE_S, ReplayNumbers, rate_ratios, rates_by_seed, replay_numbers
 from chunkbench.analysis.serving import SustainedRate, shares_one_prefix, sustained_rate
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paper_rows, table4
 from chunkbench.report.figures.style import by_values
@@ -89,14 +89,14 @@ def _sustained_of_traffic(view: View) -> list[Table]:
     for groups in by_values(known, _SAME).values():
         if len(groups) < 2:
             continue
-        rates = {name: _sustained_rate(groups, name, OBJECTIVE_S) for name in view.columns.ids}
-        base = rates.get(view.baseline)
-        # Nothing is known over a baseline that sustains all rates.
-        ratios = {
-            name: f"{'≥ ' if rate.at_least else ''}{times(rate.per_s / base.per_s)}"
-            for name, rate in rates.items()
-            if rate and base and not base.at_least and name != view.baseline
+        rows = {name: [group.rows[name] for group in groups if name in group.rows] for name in view.columns.ids}
+        rates = {name: _median_rate(of_one) for name, of_one in rows.items()}
+        found = {
+            name: rate_ratios(of_one, rows[view.baseline], OBJECTIVE_S)
+            for name, of_one in rows.items()
+            if name != view.baseline and view.baseline in rows
         }
+        ratios = {name: times(median(of_seeds)) for name, of_seeds in found.items() if of_seeds}
         stated = {name: rate_over_exact(groups[0].axes, name) for name in rates}
         lines = [Line("requests per second", {name: rate_cell(rate) for name, rate in rates.items()})]
         if ratios:
@@ -112,6 +112,14 @@ def _sustained_of_traffic(view: View) -> list[Table]:
         blocks.append(((axes["traffic"], answers, str(axes["n_s"] or 0)), lines))
     title = f"Rates sustained below {OBJECTIVE_S * 1e3:.0f} ms/token in the replay"
     return rates_table(view, title, (("traffic",), ("answers",), ("n_s",)), blocks)
+
+
+def _median_rate(rows: Sequence[Row]) -> SustainedRate | None:
+    """Over the arrival seeds; a lower bound if it is one in any of them."""
+    known = [rate for rate in rates_by_seed(rows, OBJECTIVE_S) if rate]
+    if not known:
+        return None
+    return SustainedRate(median(rate.per_s for rate in known), any(rate.at_least for rate in known))
 
 
 def _sustained_rate(groups: Sequence[Group], name: str, objective_s: float) -> SustainedRate | None:
@@ -199,7 +207,8 @@ def rate_over_exact(axes: Mapping[str, Any], manager: str) -> str | None:
     low, high, one = (
         stated_by_paged_attention(axes, manager, f"rate_over_exact{end}") for end in ("_low", "_high", "")
     )
-    return f"{low:g} to {high:g}x" if low and high else times(one) if one else None
+    text = f"{low:g} to {high:g}x" if low and high else times(one) if one else None
+    return f"{text}, translation" if text and axes["n_s"] else text
 
 
 def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: str) -> float | None:

@@ -18,7 +18,8 @@ _TIMES = 5
 def copy_rate(piece_bytes: int) -> float:
     """Bytes per second at which pieces of so many bytes, in random order, become contiguous: the median of 5 copies.
 
-    One thread, one copy for each piece, as a server moves blocks between two memories. Measured once per process.
+    One thread, one copy for each piece, as a server moves blocks between two memories; Python's call is in it. Measured
+    once per process.
     """
     piece_bytes = min(piece_bytes, _COPIED)  # larger ones are no faster
     source, target = np.ones(_BYTES, np.uint8), np.ones(_COPIED, np.uint8)

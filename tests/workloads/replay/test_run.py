@@ -84,6 +84,7 @@ def test_the_papers_table_4_stands_beside(table4: Path) -> None:
 def test_contiguous_memory_is_wasted_and_the_claim_says_so(tmp_path: Path) -> None:
     text = (
         "requests: 60\nimplementations: [contiguous_max, paged]\nbaseline: paged\nlongest: 2048\n"
+        "step_time: paged-attention\n"
         "sweep:\n  - {traffic: sharegpt, rate: 120, memory: 15728, batch_size: 256, model: llama2-13b}\n"
     )
     out, done = run(tmp_path, text.replace("requests: 60\n", ""))
