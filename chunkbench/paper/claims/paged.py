@@ -43,7 +43,7 @@ def static_batching() -> Judgement:
 
 def answers(evidence: Evidence) -> Judgement:
     """How the gain of `throughput` grows from one answer to beam search of width 6, with Alpaca's lengths."""
-    one = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca", experiment=_ANSWERS)
+    one = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca")
     beams = _rate_ratio(evidence, "paged", _EXACT, traffic="alpaca", beams=6)
     if one is None or beams is None:
         return absent("replays of one and of several answers", _ANSWERS)
