@@ -22,7 +22,8 @@ _OPTIMUM = "belady"
 SYSTEMS = {"paged": "vllm", "prefix_tree": "chunk_llama"}
 """Manager -> the system of the paper's Table 4 that has it."""
 _LEGEND = (
-    "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured",
+    "a replay: requests, a scheduler and a cache manager on a virtual clock; nothing was measured, but for the rate of "
+    "copies where a manager swaps",
     "normalized latency = (last token - due) / tokens, mean over requests, median over arrival seeds",
     "used, reserved, lost: shares of the memory that sequences have taken, mean over time. used: holds tokens; "
     "reserved: will hold tokens later; internal fragmentation: allocated, but no token will come; external: in gaps",
