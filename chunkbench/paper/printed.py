@@ -75,9 +75,10 @@ PAGED_ATTENTION_SETUP = ("llama2-13b", 15_728)
 """Model and tokens of K/V memory of replays that stand for OPT-13B with 12 GB: its K and V take as many bytes."""
 
 
-def paged_attention(figure: str) -> list[dict[str, str]]:
-    """What the PagedAttention paper (SOSP 2023) prints of a figure: a label of a bar, as transcribed, or its text."""
-    return [row for row in paper_rows("paged_attention") if row["figure"] == figure]
+@cache
+def paged_attention() -> tuple[Mapping[str, str], ...]:
+    """What the PagedAttention paper (SOSP 2023) prints: labels of bars, as transcribed, and its text."""
+    return tuple(paper_rows("paged_attention"))
 
 
 class StatedRate(NamedTuple):

@@ -240,7 +240,7 @@ def test_all_printed_numbers_are_used_and_shares_of_a_system_add_up() -> None:
         "rate_over_max_low", "rate_over_max_high",
     }  # fmt: skip
     sums: dict[str, float] = {}
-    for row in paged_attention("2"):
+    for row in (row for row in paged_attention() if row["figure"] == "2"):
         sums[row["manager"]] = sums.get(row["manager"], 0) + float(row["value"])
     assert sums.pop("paged") < 1
     assert list(sums.values()) == pytest.approx([1.0] * 3, abs=0.0011)

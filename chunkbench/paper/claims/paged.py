@@ -165,7 +165,7 @@ def kernel(evidence: Evidence) -> Judgement:
 
 
 def block(evidence: Evidence) -> Judgement:
-    """The largest block size whose latency is within 15% of the best one's, and all smaller ones' too."""
+    """The largest block size whose latency is within 15% of the best one's, with both workloads' lengths."""
     found: dict[str, int] = {}
     used: list[Row] = []
     worst = 0.0
@@ -259,7 +259,8 @@ def alpaca_batch() -> Judgement:
 
 def _stated(figure: str, **named: str) -> float:
     """The one value that the paper prints of a figure with these names."""
-    (row,) = (row for row in paged_attention(figure) if all(row[name] == value for name, value in named.items()))
+    wanted = {"figure": figure, **named}
+    (row,) = (row for row in paged_attention() if all(row[name] == value for name, value in wanted.items()))
     return float(row["value"])
 
 
@@ -278,7 +279,7 @@ def _rows(evidence: Evidence, manager: str, **axes: Any) -> list[tuple[Row, Repl
 
 
 def _rate_ratio(evidence: Evidence, manager: str, base: str, **axes: Any) -> Figure | None:
-    """Sustained rate over that of another manager, in the mean of the arrival seeds, with their range."""
+    """Sustained rate over that of another manager, median of the arrival seeds, with their range."""
     found, base_found = (_rows(evidence, name, **axes) for name in (manager, base))
     if not found or not base_found:
         return None

@@ -9,8 +9,7 @@ from typing import Any
 from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.replay import OBJECTIVE_S, ReplayNumbers, rate_ratios, rates_by_seed, replay_numbers
 from chunkbench.analysis.serving import SustainedRate, shares_one_prefix, sustained_rate
-from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paper_rows, table4
-from chunkbench.report.figures.style import by_values
+from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, table4
 from chunkbench.report.model import Cell, Table
 from chunkbench.report.numbers import NOTHING, count, extent, ms_of_s, percent, significant, times
 from chunkbench.report.quantities import Quantity, figure, normalized_latency, paper, quantities
@@ -86,8 +85,11 @@ _SAME = ("traffic", "samples", "beams", "n_s", "prompts", "memory", "schedule", 
 def _sustained_of_traffic(view: View) -> list[Table]:
     """The PagedAttention paper's Figures 12, 14, 16 and 17 in numbers, where traffic comes at several rates."""
     known = [group for group in view.groups if group.axes["traffic"] and group.axes["rate"]]
+    alike: dict[tuple[Any, ...], list[Group]] = {}
+    for group in known:
+        alike.setdefault(tuple(group.axes[name] for name in _SAME), []).append(group)
     blocks = []
-    for groups in by_values(known, _SAME).values():
+    for groups in alike.values():
         if len(groups) < 2:
             continue
         rows = {name: [group.rows[name] for group in groups if name in group.rows] for name in view.columns.ids}
@@ -216,7 +218,7 @@ def stated_by_paged_attention(axes: Mapping[str, Any], manager: str, quantity: s
     """What the PagedAttention paper prints for a system with this manager, in its setup of 12 GB beside OPT-13B."""
     if (str(axes["model"]), axes["memory"]) != PAGED_ATTENTION_SETUP:
         return None
-    for row in paper_rows("paged_attention"):
+    for row in paged_attention():
         same = all(str(axes[name] or "") == row[name] for name in ("traffic", "n_s", "samples", "beams"))
         if same and (row["manager"], row["quantity"]) == (manager, quantity) and row["rate"] in ("", str(axes["rate"])):
             return float(row["value"])

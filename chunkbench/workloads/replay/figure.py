@@ -116,46 +116,51 @@ def _latency(title: Values, groups: Sequence[Group], columns: Columns) -> Panel:
 
 def _latencies_by_block(report: Report) -> list[Panel]:
     """Normalized latency against the size of a block."""
-    panels: list[Panel] = []
-    for title, groups in _along(report, "block_size", ("traffic", "rate", "memory", "batch_size")).items():
-
-        def panel(plot: Axes, title: Values = title, groups: Sequence[Group] = groups) -> None:
-            for name in report.columns.ids:
-                rows = [(group.axes["block_size"], group.rows.get(name)) for group in groups]
-                spots = [(size, row.derived.latency_us / 1e3) for size, row in rows if row and row.derived.latency_us]
-                if spots:
-                    plot.plot(*zip(*sorted(spots), strict=True), **report.columns.line_style(name).line2d(markersize=4))
-            plot.set_xscale("log")
-            ticks_at(plot.xaxis, [group.axes["block_size"] for group in groups])
-            panel_title(plot, title, "" if title else "latency against the block")
-            plot.set_xlabel("tokens of a block")
-            plot.set_ylabel("normalized latency, ms/token")
-            plot.set_ylim(bottom=0)
-
-        panels.append(panel)
-    return panels
+    fixed = ("traffic", "rate", "memory", "batch_size")
+    labels = "latency against the block", "tokens of a block", "normalized latency, ms/token"
+    return _lines(report, "block_size", fixed, _latency_ms, labels)
 
 
 def _hits(report: Report) -> list[Panel]:
     """Cached prompt tokens against the size of the memory."""
-    panels: list[Panel] = []
     fixed = ("traffic", "n_p", "n_s", "prompts", "rate", "schedule", "batch_size", "tree")
-    for title, groups in _along(report, "memory", fixed).items():
+    labels = "hits against memory", "K/V memory, tokens", "cached prompt tokens, %"
+    return _lines(report, "memory", fixed, _hit, labels, 100)
+
+
+def _lines(
+    report: Report,
+    axis: str,
+    fixed: Sequence[str],
+    value: Callable[[Group, str], float | None],
+    labels: tuple[str, str, str],
+    top: float | None = None,
+) -> list[Panel]:
+    """A value of each manager against an axis, a panel for each choice of the fixed axes. `labels`: of a panel that is
+    alone, of x and of y."""
+    words, x, y = labels
+    panels: list[Panel] = []
+    for title, groups in _along(report, axis, fixed).items():
 
         def panel(plot: Axes, title: Values = title, groups: Sequence[Group] = groups) -> None:
             for name in report.columns.ids:
-                spots = [(group.axes["memory"], hits) for group in groups if (hits := _hit(group, name)) is not None]
+                spots = [(group.axes[axis], spot) for group in groups if (spot := value(group, name)) is not None]
                 if spots:
                     plot.plot(*zip(*sorted(spots), strict=True), **report.columns.line_style(name).line2d(markersize=4))
             plot.set_xscale("log")
-            ticks_at(plot.xaxis, [group.axes["memory"] for group in groups])
-            panel_title(plot, title, "" if title else "hits against memory")
-            plot.set_xlabel("K/V memory, tokens")
-            plot.set_ylabel("cached prompt tokens, %")
-            plot.set_ylim(0, 100)
+            ticks_at(plot.xaxis, [group.axes[axis] for group in groups])
+            panel_title(plot, title, "" if title else words)
+            plot.set_xlabel(x)
+            plot.set_ylabel(y)
+            plot.set_ylim(0, top)
 
         panels.append(panel)
     return panels
+
+
+def _latency_ms(group: Group, name: str) -> float | None:
+    row = group.rows.get(name)
+    return row.derived.latency_us / 1e3 if row is not None and row.derived.latency_us is not None else None
 
 
 def _orders(report: Report) -> list[Panel]:

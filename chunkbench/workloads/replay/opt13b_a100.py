@@ -48,7 +48,8 @@ _PROMPT_TOKEN_S = 2 * PARAMETERS / (PEAK_FLOPS * SHARE_OF_PEAK)
 
 def _step(traffic: str) -> tuple[float, float]:
     """Printed mean batch, and the seconds of a step without prompts that give it."""
-    (row,) = (row for row in paged_attention("13") if (row["traffic"], row["manager"]) == (traffic, "paged"))
+    names = ("figure", "traffic", "manager")
+    (row,) = (row for row in paged_attention() if tuple(row[name] for name in names) == ("13", traffic, "paged"))
     batch, per_s, lengths = float(row["value"]), float(row["rate"]) / 60, LENGTHS[traffic]
     prompts = per_s * lengths.prompt.mean * _PROMPT_TOKEN_S  # share of the time
     return batch, batch * (1 - prompts) / (per_s * lengths.answer.mean)
