@@ -11,6 +11,7 @@ from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, S
 from chunkbench.baselines.hardware import instruction_set
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu, triton
+from chunkbench.kernels.trace import Trace, TracedCall
 from chunkbench.kvcache import HeadPolicy, PrefixTree
 from chunkbench.version import __version__
 
@@ -66,6 +67,9 @@ class ChunkAttnSession(Session):
 
     def work_items(self) -> int:
         return self._attention.work_items
+
+    def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
+        return self._attention.trace(q, out, call)
 
 
 def chunks_needed(inputs: Inputs, chunk_size: int, share: bool = True) -> int:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from chunkbench.experiment.point import AttentionPoint, SessionPoint
+    from chunkbench.kernels.trace import Trace, TracedCall
 
 __all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Look", "Session", "Style"]
 
@@ -88,6 +89,13 @@ class Session(ABC):
 
     def work_items(self) -> int | None:
         """Number of independent work items in the current plan; None if the implementation has no such number."""
+        return None
+
+    def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
+        """One decode, its reads alone or its arithmetic alone, with the time of each unit of work.
+
+        For `chunkbench profile`. None: the implementation cannot say.
+        """
         return None
 
 

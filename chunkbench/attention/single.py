@@ -9,6 +9,8 @@ import torch
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition
 from chunkbench.attention.tensors import WrongTensor
+from chunkbench.kernels.cpu.decode import NativeDecode
+from chunkbench.kernels.trace import Trace, TracedCall
 from chunkbench.kvcache import EmptySequence, HeadPolicy
 from chunkbench.kvcache.tokens import Tokens, token_array
 
@@ -80,3 +82,13 @@ class ChunkAttention(LayeredChunkAttention):
         q and out `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made; returns out.
         """
         return self.attend(0, q, out)
+
+    def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
+        """`decode` after `plan`, its reads alone or its arithmetic alone, with the time of each unit of work.
+
+        None: the kernel cannot say; the native one can, without a policy. After `compute` out holds no result.
+        """
+        if not isinstance(self._kernel, NativeDecode):
+            return None
+        self.plan()
+        return self._kernel.trace(q, out, call)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from chunkbench.kernels.cpu import isa, required
-from chunkbench.kernels.cpu.planner import Grain, arrays, cut
+from chunkbench.kernels.cpu.planner import Grain, ItemArrays, arrays, cut
 from chunkbench.kernels.cpu.store import PackedStore, dtype_name
 from chunkbench.kernels.cpu.tensors import reads_tensors
 from chunkbench.kernels.heads import CompensationTokens
@@ -25,7 +26,8 @@ from chunkbench.kernels.items import (
     items_of_prompts,
     together,
 )
-from chunkbench.kvcache.integers import Ints
+from chunkbench.kernels.trace import Trace, TracedCall
+from chunkbench.kvcache.integers import Ints, ranges
 from chunkbench.kvcache.plan import Plan
 from chunkbench.kvcache.windows import NOWHERE
 
@@ -99,6 +101,8 @@ class NativeDecode:
         self._scale = store.head_dim**-0.5
         reads_tensors()
         self._work: DecodePlan | None = None
+        self._made: tuple[ItemArrays, int] | None = None  # what `_work` was made of, and for how many rows
+        self._last_tokens: Ints | None = None
         self._compensation: CompensationTokens | None = None
         self.work_items = 0
         """Number of items of the current plan. Each item runs once for every KV head, some heads at a time."""
@@ -108,30 +112,39 @@ class NativeDecode:
         store = self.store
         grain = Grain(torch.get_num_threads(), store.kv_heads, self.heads // store.kv_heads)
         flat = arrays(*cut(items, grain), batch)
-        self._work = required().DecodePlan(
+        self._made = flat, batch
+        self._work = self._descriptors(store.chunk_addresses(flat.chunks))
+        self.work_items = len(flat.items)
+
+    def _descriptors(self, addresses: Ints) -> DecodePlan:
+        """The work descriptors of the last `make` for chunks at these addresses."""
+        assert self._made is not None
+        store, (flat, batch) = self.store, self._made
+        work: DecodePlan = required().DecodePlan(
             dtype_name(store.dtype),
             self.heads,
             store.kv_heads,
             store.head_dim,
             store.chunk_size,
             flat.items,
-            store.chunk_addresses(flat.chunks),
+            addresses,
             flat.rows,
             flat.folds,
             flat.partial_items,
             batch,
             flat.partials,
-            grain.threads,
+            torch.get_num_threads(),
             self._fetch_early,
             self._side_by_side,
             self._isa,
         )
-        self.work_items = len(flat.items)
+        return work
 
     def set_last_tokens(self, tokens: Ints) -> None:
         """Tokens in the last chunk of each row's sequence `[b]`, 1..chunk_size."""
         assert self._work is not None
-        self._work.set_last_tokens(np.ascontiguousarray(tokens, np.int64))
+        self._last_tokens = np.ascontiguousarray(tokens, np.int64)
+        self._work.set_last_tokens(self._last_tokens)
 
     def compensate(self, tokens: CompensationTokens) -> None:
         """Add a token to each row of the current plan."""
@@ -188,6 +201,47 @@ class NativeDecode:
         """Read the planned contexts of layer 0 in the order of `decode`, without arithmetic: a probe of the memory."""
         assert self._work is not None
         self._work.read(torch.get_num_threads())
+
+    def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace:
+        """`decode` of layer 0, its reads alone or its arithmetic alone, with the time of each unit.
+
+        q and out `[b, h, d]` are contiguous. After `compute` out holds no result: all chunks are read from one place.
+        """
+        assert self._work is not None
+        assert self._made is not None
+        work, (flat, _), store = self._work, self._made, self.store
+        if call == "compute":
+            work = self._descriptors(np.repeat(store.chunk_addresses(flat.chunks[:1]), len(flat.chunks)))
+            if self._last_tokens is not None:
+                work.set_last_tokens(self._last_tokens)
+        threads = torch.get_num_threads()
+        addresses = (0, 0) if call == "read" else (q.data_ptr(), out.data_ptr())
+        started = perf_counter()
+        units = work.trace(*addresses, self._scale, threads)
+        seconds = perf_counter() - started
+        table = np.array(units)
+        numbers = table[:, :4].astype(np.int64)
+        first, counts, heads = numbers[:, 0], numbers[:, 1], numbers[:, 2]
+        tokens = flat.items[:, 1] * store.chunk_size
+        tails = flat.items[:, 2]
+        if self._last_tokens is not None and len(tails):
+            tokens = tokens - np.where(tails < 0, 0, store.chunk_size - self._last_tokens[tails])
+        of_unit = np.repeat(np.arange(len(table)), counts)
+        items = ranges(first, counts)
+        read = np.bincount(of_unit, tokens[items], len(table)).astype(np.int64) * heads
+        multiplied = np.bincount(of_unit, (tokens * flat.items[:, 4])[items], len(table)).astype(np.int64) * heads
+        return Trace(
+            threads=threads,
+            seconds=seconds,
+            shared=flat.items[first, 4] > 1,
+            thread=numbers[:, 3],
+            begin=table[:, 4],
+            ready=table[:, 5],
+            end=table[:, 6],
+            parts=table[:, 7:],
+            read_bytes=read * 2 * store.head_dim * store.dtype.itemsize,
+            flops=multiplied * 4 * store.head_dim * (self.heads // store.kv_heads),
+        )
 
 
 class TppNative(NativeDecode):

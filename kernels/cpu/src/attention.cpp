@@ -51,20 +51,25 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_
 }
 
 void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
-            bool reads) {
-    const ItemLoop loop = reads ? loops_of(isa, shape.dtype).read : loops_of(isa, shape.dtype).item;
+            Call call) {
+    const Loops loops = loops_of(isa, shape.dtype);
+    const ItemLoop plain = call == Call::read ? loops.read : loops.item;
+    const ItemLoop traced = call == Call::read ? loops.traced_read : loops.traced_item;
+    const ItemLoop loop = work.traces == nullptr ? plain : traced;
     for (int head = 0; head < shape.kv_heads; ++head) left_by[head].store(0, std::memory_order_relaxed);
     alignas(64) std::int64_t taken = 0;  // not a std::atomic: the loops read it, and may call no inline functions
     const auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };
-    const auto run = [&](const Unit& unit, float* space) {
+    const auto run = [&](const Unit& unit, float* space, UnitTrace* trace) {
         const bool leaves = unit.first_item < work.partial_items;
         const int end = unit.heads.first + unit.heads.count;
         for (int head = unit.heads.first; !leaves && head < end; ++head) {
             wait_until([&] { return left_by[head].load(std::memory_order_acquire) >= work.partial_items; });
         }
+        if (trace != nullptr) trace->ready = ticks();
+        std::int64_t* const parts = trace != nullptr ? trace->parts : nullptr;
         for (std::int64_t n = 0; n < unit.items; ++n) {
             const Item* item = work.items + unit.first_item + n;
-            loop(shape, work, *item, unit.heads, {n + 1 < unit.items ? item + 1 : nullptr, &taken}, space);
+            loop(shape, work, *item, unit.heads, {n + 1 < unit.items ? item + 1 : nullptr, &taken}, space, parts);
         }
         for (int head = unit.heads.first; leaves && head < end; ++head) {
             left_by[head].fetch_add(1, std::memory_order_release);
@@ -72,7 +77,10 @@ void decode(const Shape& shape, const Work& work, std::int64_t scratch, int thre
     };
     parallel(threads, [&](int thread) {
         for (std::int64_t i = take(); i < work.unit_count; i = take()) {
-            run(work.units[i], work.scratch + thread * scratch);
+            UnitTrace* const trace = work.traces != nullptr ? work.traces + i : nullptr;
+            if (trace != nullptr) *trace = {thread, ticks(), 0, 0, {}};
+            run(work.units[i], work.scratch + thread * scratch, trace);
+            if (trace != nullptr) trace->end = ticks();
         }
     });
 }

@@ -80,6 +80,29 @@ struct Running {
     float* stats;    // [b][heads][2], largest score and sum of weights
 };
 
+// What the loops of an item spend time on: starting its rows (and folding in partial results), Q K^T, softmax, P V, and
+// leaving results.
+enum Part { kStart, kScores, kSoftmax, kValues, kLeave, kParts };
+
+// When and where a unit ran, in ticks of the CPU's clock. `ready`: the partial results that it needs were there.
+struct UnitTrace {
+    std::int64_t thread, begin, ready, end;
+    std::int64_t parts[kParts];
+};
+
+// Ticks of a clock that runs at the same rate on all CPUs. The loops read it in traced calls only.
+inline std::int64_t ticks() {
+#if defined(__x86_64__)
+    return static_cast<std::int64_t>(__builtin_ia32_rdtsc());
+#elif defined(__aarch64__)
+    std::int64_t now;
+    asm volatile("mrs %0, cntvct_el0" : "=r"(now));
+    return now;
+#else
+    return static_cast<std::int64_t>(__builtin_readcyclecounter());
+#endif
+}
+
 // Everything that one decode reads. The caller owns all memory.
 struct Work {
     const Item* items;  // items that write partial results come first
@@ -100,6 +123,7 @@ struct Work {
     ReadMode mode;
     Compensation compensation;
     Running running;
+    UnitTrace* traces;  // [units] nullptr: the call is not traced
 };
 
 // Number of scratch floats that one thread needs. `states`: most query rows of an item times KV heads that it computes
@@ -109,10 +133,13 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_
 // Number of items that have written their partial results of one KV head.
 using Counter = std::atomic<std::int64_t>;
 
-// Runs all units. left_by: one counter per KV head, which this call uses; scratch: floats of one thread. `reads`: reads
-// all chunks in the same order, as items of one row do, without arithmetic, and writes no result.
+// What a call does with the chunks. `read`: reads all of them in the same order, as items of one row do, without
+// arithmetic, and writes no result.
+enum class Call { decode, read };
+
+// Runs all units. left_by: one counter per KV head, which this call uses; scratch: floats of one thread.
 void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
-            bool reads);
+            Call call);
 
 // What a thread reads after an item: the next item of its unit or, if that is nullptr, probably the first item of the
 // first unit that no thread has taken yet. `taken` counts the units that threads have taken.
@@ -124,9 +151,10 @@ struct Next {
 struct LinearWork;
 
 // The loops of one instruction set: those of `decode`, of linear layers (linear.h), and of the probes (probe_loops.h).
-using ItemLoop = void (*)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch);
+// `parts` [kParts]: to which traced loops add their ticks.
+using ItemLoop = void (*)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch, std::int64_t* parts);
 struct Loops {
-    ItemLoop item, read;
+    ItemLoop item, read, traced_item, traced_read;
     // All rows of `blocks` blocks from `first` on. scratch: kLinearRows * (16 * kLinearBlocks + in) floats.
     void (*linear)(const LinearWork&, std::int64_t first, int blocks, float* scratch);
     // One row of rms_norm; one row of heads, rotated: pairs (x[i], x[i + d/2]) by angle i.

@@ -186,13 +186,28 @@ inline Ahead first_piece(const Shape& shape, const Work& work, Heads heads, Next
     return {nullptr, 0};
 }
 
+// Adds the ticks since the last lap to a part; nothing at all if not `On`.
+template <bool On>
+struct Laps {
+    explicit Laps(std::int64_t* parts) : parts(parts), last(On ? ticks() : 0) {}
+    void lap(Part part) {
+        if constexpr (On) {
+            const std::int64_t now = ticks();
+            parts[part] += now - last;
+            last = now;
+        }
+    }
+    std::int64_t* parts;
+    std::int64_t last;
+};
+
 #ifdef CHUNKBENCH_TILE_PRODUCTS
 // Many rows times one full chunk of a head: scores, weights, sums. `queries` and `sums` are the left side of the first
 // product and the result of the second one; `scores` holds what is between them. Fetches `next` meanwhile: a quarter
 // during each product and half during the softmax, as the times of these parts are. `hide` changes the scores.
-template <class T, class Hide>
+template <class T, class Hide, bool Traced>
 inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored* keys, int d, int c, float scale,
-                               float* peaks, float* weights, Spread next, const Hide& hide) {
+                               float* peaks, float* weights, Spread next, const Hide& hide, Laps<Traced>& laps) {
     const auto lines_each = [&](std::int64_t parts, std::int64_t slots) {
         const std::int64_t lines = (next.end - next.at) / kLine;
         return static_cast<int>((lines + parts * slots - 1) / (parts * slots));
@@ -200,24 +215,29 @@ inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored
     const int products = lines_each(4, static_cast<std::int64_t>(c) * d / (32 * 2 * kTileSteps));
     const int softmax = lines_each(2, queries.count);
     multiply_tiles<Side::keys>(queries, {keys, 16 * d, d / 2}, c / 16, next, products);
+    laps.lap(kScores);
     hide();
     for (int i = 0; i < queries.count; ++i) {
         next.fetch(softmax);
         weigh<T>(queries.out + i * queries.out_row, c, scale, peaks[i], weights + 16 * i, sums.out + i * sums.out_row,
                  d);
     }
+    laps.lap(kSoftmax);
     const auto* values = keys + static_cast<std::int64_t>(c) * d;
     for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
         const int band = d - i < kBand ? d - i : kBand;
         multiply_tiles<Side::values>(sums, {values, 2 * band, c / 2}, band / 16, next, products);
     }
+    laps.lap(kValues);
 }
 #endif
 
 // One item for the KV heads `heads`, chunk by chunk, so that it reads a chunk's heads in the order of memory. `Reads`:
-// only reads the chunks, as an item of one row does, and adds what it reads.
-template <class T, bool Reads>
-void run_item(const Shape& shape, const Work& work, const Item& item, Heads heads, Next next, float* scratch) {
+// only reads the chunks, as an item of one row does, and adds what it reads. `Traced`: adds ticks to `parts`.
+template <class T, bool Reads, bool Traced>
+void run_item(const Shape& shape, const Work& work, const Item& item, Heads heads, Next next, float* scratch,
+              std::int64_t* parts) {
+    Laps<Traced> laps(parts);
     using Stored = typename T::Stored;
     const int d = shape.head_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
     const int rows = Reads ? 1 : static_cast<int>(item.rows) * group, all = rows * heads.count;
@@ -242,6 +262,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
         start(shape, work, item, row, head, scale, state);
         if (item.first_partial < 0) compensate<T>(shape, work, row, head, scale, state);
     });
+    laps.lap(kStart);
     const Pieces<T> pieces(shape, work, item);
 #ifdef CHUNKBENCH_TILE_PRODUCTS
     constexpr bool kTiles = kInPairs<T> && !Reads;
@@ -272,7 +293,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
                     const bool both = last_head && n + 1 < pieces.full;  // K and V of the next chunk
                     const char* end = after.from + (both ? 2 : 1) * after.bytes;
                     run_chunk_by_tiles<T>(products, sums, keys, d, c, scale, peaks + first, weights + 16 * first,
-                                          {after.from, end}, hide);
+                                          {after.from, end}, hide, laps);
                     continue;
                 }
             }
@@ -283,11 +304,13 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
                 products.out += blocks * 16;
                 scores_of_tokens<T>(products, d, keys + static_cast<std::int64_t>(blocks) * 16 * d, remainder);
             }
+            laps.lap(kScores);
             hide();
             for (int i = 0; !Reads && i < rows; ++i) {
                 weigh<T>(scores + static_cast<std::int64_t>(i) * c, (tokens + 15) / 16 * 16, scale, peaks[first + i],
                          weights + 16 * (first + i), outputs + static_cast<std::int64_t>(first + i) * d, d);
             }
+            laps.lap(kSoftmax);
             // Pairs: an unpaired last token has a partner with weight zero; packing sets this partner to zero.
             const int steps = (tokens + T::kStep - 1) / T::kStep;
             for (int i = 0; i < d; i += kBand, sums.out += kBand, values += kBand * c) {
@@ -295,6 +318,7 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
                 multiply<T, Side::values, Reads>(sums, {values, T::kStep * band, steps}, band / 16,
                                                  after.part(i, band, d), work.mode);
             }
+            laps.lap(kValues);
         }
     }
     const auto leave = [&](int i, std::int64_t place, float total, float* to, float* stats) {
@@ -316,22 +340,27 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
             for (int j = 0; j < d; j += 16) T::put(out + j, mul(load(output + j), inverse));
         }
     });
+    laps.lap(kLeave);
 }
 
-template <bool Reads>
-void item(const Shape& shape, const Work& work, const Item& current, Heads heads, Next next, float* scratch) {
+template <bool Reads, bool Traced>
+void item(const Shape& shape, const Work& work, const Item& current, Heads heads, Next next, float* scratch,
+          std::int64_t* parts) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
-    run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch);
+    run_item<Bfloat16, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
 #else
     switch (shape.dtype) {
-        case Dtype::float32: return run_item<Float32, Reads>(shape, work, current, heads, next, scratch);
-        case Dtype::float16: return run_item<Float16, Reads>(shape, work, current, heads, next, scratch);
-        case Dtype::bfloat16: return run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch);
+        case Dtype::float32: return run_item<Float32, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
+        case Dtype::float16: return run_item<Float16, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
+        case Dtype::bfloat16:
+            return run_item<Bfloat16, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
     }
 #endif
 }
 
-Loops loops() { return {item<false>, item<true>, linear_of, norm_of, rotate_of, sum_of, multiply_add, kFlops}; }
+Loops loops() {
+    return {item<false, false>, item<true, false>, item<false, true>, item<true, true>, linear_of, norm_of, rotate_of, sum_of, multiply_add, kFlops};
+}
 
 }  // namespace
 }  // namespace CHUNKBENCH_NAMESPACE

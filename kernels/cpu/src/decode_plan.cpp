@@ -1,6 +1,7 @@
 #include "decode_plan.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <utility>
 
@@ -111,7 +112,7 @@ void DecodePlan::decode(const void* q, void* out, float scale, int threads, std:
     work.out = out;
     work.scale = scale;
     work.shift = shift;
-    run(work, threads, false);
+    run(work, threads, Call::decode);
 }
 
 void DecodePlan::accumulate(const void* q, Running running, float scale, int threads) {
@@ -119,12 +120,39 @@ void DecodePlan::accumulate(const void* q, Running running, float scale, int thr
     work.q = q;
     work.running = running;
     work.scale = scale;
-    run(work, threads, false);
+    run(work, threads, Call::decode);
 }
 
-void DecodePlan::read(int threads) { run(Work{}, threads, true); }
+void DecodePlan::read(int threads) { run(Work{}, threads, Call::read); }
 
-void DecodePlan::run(Work work, int threads, bool reads) {
+std::vector<UnitSeconds> DecodePlan::trace(Call call, const void* q, void* out, float scale, int threads) {
+    using Clock = std::chrono::steady_clock;
+    std::vector<UnitTrace> traces(units_.size());
+    Work work{};
+    work.q = q;
+    work.out = out;
+    work.scale = scale;
+    work.traces = traces.data();
+    const auto began = Clock::now();
+    const std::int64_t first = ticks();
+    run(work, threads, call);
+    const std::int64_t last = ticks();
+    const double tick = std::chrono::duration<double>(Clock::now() - began).count() / static_cast<double>(last - first);
+    std::vector<UnitSeconds> units;
+    for (std::size_t i = 0; i < units_.size(); ++i) {
+        const Unit& unit = units_[i];
+        const UnitTrace& trace = traces[i];
+        const auto since = [&](std::int64_t at) { return static_cast<double>(at - first) * tick; };
+        units.push_back({unit.first_item, unit.items, unit.heads.count, trace.thread, since(trace.begin),
+                         since(trace.ready), since(trace.end), {}});
+        for (int part = 0; part < kParts; ++part) {
+            units.back().parts[part] = static_cast<double>(trace.parts[part]) * tick;
+        }
+    }
+    return units;
+}
+
+void DecodePlan::run(Work work, int threads, Call call) {
     require(threads >= 1, "threads must be at least 1");
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto units = static_cast<std::int64_t>(units_.size());
@@ -144,7 +172,7 @@ void DecodePlan::run(Work work, int threads, bool reads) {
     work.partial_stats = partial_stats_.data();
     work.scratch = scratch_.data();
     work.mode = mode_;
-    chunkbench::decode(shape_, work, scratch_of_thread_, threads, isa_, left_by_.data(), reads);
+    chunkbench::decode(shape_, work, scratch_of_thread_, threads, isa_, left_by_.data(), call);
 }
 
 }  // namespace chunkbench

@@ -24,6 +24,13 @@ Dtype dtype_named(const std::string& name);
 // Throws std::invalid_argument for a shape or a dtype that the kernels do not support.
 Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size);
 
+// A unit of a traced call: its item (the first one, if it has several), its heads, and seconds since the call began.
+struct UnitSeconds {
+    std::int64_t first_item, items, heads, thread;
+    double begin, ready, end;
+    double parts[kParts];
+};
+
 class DecodePlan {
   public:
     // Throws std::invalid_argument if an index is outside of its array: a wrong plan must not read foreign memory.
@@ -49,13 +56,16 @@ class DecodePlan {
     // Reads all chunks in the order of `decode`, without arithmetic and without a result: a probe of the memory.
     void read(int threads);
 
+    // `decode` of layer 0, or `read` (then q and out are not used), with the time of each unit.
+    std::vector<UnitSeconds> trace(Call call, const void* q, void* out, float scale, int threads);
+
     std::size_t item_count() const { return arrays_.items.size(); }
     std::int64_t batch() const { return arrays_.batch; }
     const Shape& shape() const { return shape_; }
 
   private:
     // Runs the units; `work` has what only this call knows.
-    void run(Work work, int threads, bool reads);
+    void run(Work work, int threads, Call call);
 
     Shape shape_;
     PlanArrays arrays_;

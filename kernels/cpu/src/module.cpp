@@ -114,6 +114,29 @@ void read_chunks(chunkbench::DecodePlan& self, int threads) {
     self.read(threads);
 }
 
+// A row for each unit: the fields of UnitSeconds, in the same order. q and out: 0 for a call that only reads.
+std::vector<std::vector<double>> trace(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale,
+                                       int threads) {
+    const auto units = [&] {
+        nb::gil_scoped_release release;
+        return self.trace(q == 0 ? chunkbench::Call::read : chunkbench::Call::decode, reinterpret_cast<const void*>(q),
+                          reinterpret_cast<void*>(out), scale, threads);
+    }();
+    std::vector<std::vector<double>> rows;
+    for (const chunkbench::UnitSeconds& unit : units) {
+        std::vector<double> row{static_cast<double>(unit.first_item),
+                                static_cast<double>(unit.items),
+                                static_cast<double>(unit.heads),
+                                static_cast<double>(unit.thread),
+                                unit.begin,
+                                unit.ready,
+                                unit.end};
+        row.insert(row.end(), unit.parts, unit.parts + chunkbench::kParts);
+        rows.push_back(std::move(row));
+    }
+    return rows;
+}
+
 void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t k, std::uintptr_t v,
           const Ints& chunks, const Ints& slots, int threads) {
     const chunkbench::Shape shape = chunkbench::make_shape(dtype, kv_heads, kv_heads, head_dim, chunk_size);
@@ -273,5 +296,7 @@ NB_MODULE(_native, m) {
              "`decode` of tensors. False, and nothing done, unless both are contiguous and have the plan's shape and "
              "dtype.")
         .def("read", &read_chunks, "threads"_a, "Read all chunks in the order of `decode`, without arithmetic.")
+        .def("trace", &trace, "q"_a, "out"_a, "scale"_a, "threads"_a,
+             "`decode` of layer 0, or with q = 0 `read`: a row for each unit, see decode_plan.h.")
         .def_prop_ro("item_count", &chunkbench::DecodePlan::item_count);
 }
