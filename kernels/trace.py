@@ -25,7 +25,8 @@ class Trace:
 
     threads: int
     seconds: float
-    """The whole call, as its caller in Python sees it. Unit times count from shortly after its begin."""
+    """The native call, as its caller in Python sees it: also the start of threads, and reading out the trace. Unit
+    times count from shortly after its begin."""
     shared: npt.NDArray[np.bool_]
     """Whether the unit's chunks are read for several rows."""
     thread: Ints
@@ -39,3 +40,5 @@ class Trace:
     """K and V that the unit reads."""
     flops: Ints
     """Floating-point operations of its two products."""
+    place_bytes: int
+    """Most K and V that a unit reads of one chunk. If it does not fit into a core's own cache, `compute` reads, too."""

@@ -86,9 +86,13 @@ class ChunkAttention(LayeredChunkAttention):
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
         """`decode` after `plan`, its reads alone or its arithmetic alone, with the time of each unit of work.
 
-        None: the kernel cannot say; the native one can, without a policy. After `compute` out holds no result.
+        q and out `[b, heads, head_dim]`, out contiguous. None: the kernel cannot say; the native one can, without a
+        policy. After `compute` out holds no result. Raises WrongTensor.
         """
-        if not isinstance(self._kernel, NativeDecode):
+        q, out = self._checked_q(q, out, len(self._tree))
+        if not isinstance(self._kernel, NativeDecode) or not len(out):
             return None
+        if not out.is_contiguous():
+            raise WrongTensor("out must be contiguous")
         self.plan()
         return self._kernel.trace(q, out, call)

@@ -205,21 +205,21 @@ class NativeDecode:
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace:
         """`decode` of layer 0, its reads alone or its arithmetic alone, with the time of each unit.
 
-        q and out `[b, h, d]` are contiguous. After `compute` out holds no result: all chunks are read from one place.
+        q and out `[b, h, d]`, out contiguous. After `compute` out holds no result: all chunks are read from one place.
         """
         assert self._work is not None
+        assert out.is_contiguous()
         assert self._made is not None
         work, (flat, _), store = self._work, self._made, self.store
         if call == "compute":
             work = self._descriptors(np.repeat(store.chunk_addresses(flat.chunks[:1]), len(flat.chunks)))
             if self._last_tokens is not None:
                 work.set_last_tokens(self._last_tokens)
-        threads = torch.get_num_threads()
+        threads, q = torch.get_num_threads(), q.contiguous()
         addresses = (0, 0) if call == "read" else (q.data_ptr(), out.data_ptr())
         started = perf_counter()
-        units = work.trace(*addresses, self._scale, threads)
+        table = work.trace(*addresses, self._scale, threads)
         seconds = perf_counter() - started
-        table = np.array(units)
         numbers = table[:, :4].astype(np.int64)
         first, counts, heads = numbers[:, 0], numbers[:, 1], numbers[:, 2]
         tokens = flat.items[:, 1] * store.chunk_size
@@ -241,6 +241,7 @@ class NativeDecode:
             parts=table[:, 7:],
             read_bytes=read * 2 * store.head_dim * store.dtype.itemsize,
             flops=multiplied * 4 * store.head_dim * (self.heads // store.kv_heads),
+            place_bytes=int(flat.items[:, 8].max()) * store.chunk_size * 2 * store.head_dim * store.dtype.itemsize,
         )
 
 

@@ -84,8 +84,9 @@ struct Running {
 // leaving results.
 enum Part { kStart, kScores, kSoftmax, kValues, kLeave, kParts };
 
-// When and where a unit ran, in ticks of the CPU's clock. `ready`: the partial results that it needs were there.
-struct UnitTrace {
+// When and where a unit ran, in ticks of the CPU's clock. `ready`: the partial results that it needs were there. Whole
+// cache lines: threads write to neighbours at the same time.
+struct alignas(64) UnitTrace {
     std::int64_t thread, begin, ready, end;
     std::int64_t parts[kParts];
 };

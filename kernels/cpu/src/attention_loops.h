@@ -359,7 +359,11 @@ void item(const Shape& shape, const Work& work, const Item& current, Heads heads
 }
 
 Loops loops() {
-    return {item<false, false>, item<true, false>, item<false, true>, item<true, true>, linear_of, norm_of, rotate_of, sum_of, multiply_add, kFlops};
+    return {item<false, false>, item<true, false>,
+            item<false, true>,  item<true, true>,
+            linear_of,          norm_of,
+            rotate_of,          sum_of,
+            multiply_add,       kFlops};
 }
 
 }  // namespace

@@ -138,16 +138,17 @@ std::vector<UnitSeconds> DecodePlan::trace(Call call, const void* q, void* out, 
     run(work, threads, call);
     const std::int64_t last = ticks();
     const double tick = std::chrono::duration<double>(Clock::now() - began).count() / static_cast<double>(last - first);
-    std::vector<UnitSeconds> units;
-    for (std::size_t i = 0; i < units_.size(); ++i) {
+    std::vector<UnitSeconds> units(units_.size());
+    for (std::size_t i = 0; i < units.size(); ++i) {
+        const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+        const auto seconds = [&](std::int64_t ticks_taken) { return number(ticks_taken) * tick; };
         const Unit& unit = units_[i];
         const UnitTrace& trace = traces[i];
-        const auto since = [&](std::int64_t at) { return static_cast<double>(at - first) * tick; };
-        units.push_back({unit.first_item, unit.items, unit.heads.count, trace.thread, since(trace.begin),
-                         since(trace.ready), since(trace.end), {}});
-        for (int part = 0; part < kParts; ++part) {
-            units.back().parts[part] = static_cast<double>(trace.parts[part]) * tick;
-        }
+        units[i] = {number(unit.first_item),      number(unit.items),
+                    number(unit.heads.count),     number(trace.thread),
+                    seconds(trace.begin - first), seconds(trace.ready - first),
+                    seconds(trace.end - first),   {}};
+        for (int part = 0; part < kParts; ++part) units[i].parts[part] = seconds(trace.parts[part]);
     }
     return units;
 }

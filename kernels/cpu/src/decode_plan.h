@@ -25,8 +25,9 @@ Dtype dtype_named(const std::string& name);
 Shape make_shape(const std::string& dtype, int heads, int kv_heads, int head_dim, int chunk_size);
 
 // A unit of a traced call: its item (the first one, if it has several), its heads, and seconds since the call began.
+// Numbers of one type, so that Python reads units as the rows of an array.
 struct UnitSeconds {
-    std::int64_t first_item, items, heads, thread;
+    double first_item, items, heads, thread;
     double begin, ready, end;
     double parts[kParts];
 };

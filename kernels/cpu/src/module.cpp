@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
+
 #include "cpu_features.h"
 #include "decode_plan.h"
 #include "linear.h"
@@ -115,26 +117,20 @@ void read_chunks(chunkbench::DecodePlan& self, int threads) {
 }
 
 // A row for each unit: the fields of UnitSeconds, in the same order. q and out: 0 for a call that only reads.
-std::vector<std::vector<double>> trace(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out, float scale,
-                                       int threads) {
-    const auto units = [&] {
+nb::ndarray<nb::numpy, double, nb::ndim<2>> trace(chunkbench::DecodePlan& self, std::uintptr_t q, std::uintptr_t out,
+                                                  float scale, int threads) {
+    using Units = std::vector<chunkbench::UnitSeconds>;
+    constexpr std::size_t kColumns = 7 + chunkbench::kParts;
+    static_assert(sizeof(Units::value_type) == kColumns * sizeof(double));
+    auto units = std::make_unique<Units>();
+    {
         nb::gil_scoped_release release;
-        return self.trace(q == 0 ? chunkbench::Call::read : chunkbench::Call::decode, reinterpret_cast<const void*>(q),
-                          reinterpret_cast<void*>(out), scale, threads);
-    }();
-    std::vector<std::vector<double>> rows;
-    for (const chunkbench::UnitSeconds& unit : units) {
-        std::vector<double> row{static_cast<double>(unit.first_item),
-                                static_cast<double>(unit.items),
-                                static_cast<double>(unit.heads),
-                                static_cast<double>(unit.thread),
-                                unit.begin,
-                                unit.ready,
-                                unit.end};
-        row.insert(row.end(), unit.parts, unit.parts + chunkbench::kParts);
-        rows.push_back(std::move(row));
+        *units = self.trace(q == 0 ? chunkbench::Call::read : chunkbench::Call::decode,
+                            reinterpret_cast<const void*>(q), reinterpret_cast<void*>(out), scale, threads);
     }
-    return rows;
+    Units* const rows = units.get();
+    const nb::capsule owner(units.release(), [](void* made) noexcept { delete static_cast<Units*>(made); });
+    return {reinterpret_cast<double*>(rows->data()), {rows->size(), kColumns}, owner};
 }
 
 void pack(const std::string& dtype, int kv_heads, int head_dim, int chunk_size, std::uintptr_t k, std::uintptr_t v,
