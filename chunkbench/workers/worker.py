@@ -8,16 +8,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from chunkbench.baselines.contract import AnyImplementation, Session
 from chunkbench.experiment.terms import Mode
+from chunkbench.kernels.trace import TracedCall
 from chunkbench.measure.caches import CacheSweeper, last_level_cache_bytes
 from chunkbench.measure.calibration import CalibrationMeter
 from chunkbench.measure.loop import run_round
 from chunkbench.measure.peaks import PeakProbe
+from chunkbench.measure.profile import TIMED, TRACED, TimedCall, repeat, timed_call, traced_call, watched_call
 from chunkbench.version import __version__
 from chunkbench.workers.checks import Check
 from chunkbench.workers.gpu import GpuRounds, cuda_rounds
@@ -216,6 +218,21 @@ class Worker:
         sweeps = self._sweep_of(inputs.point.device) if sweep else None
         return self._gpu_rounds().round(sessions, inputs, self._out(implementation), timed, nonce, mode, sweeps)
 
+    def profile(
+        self, implementation: str, call: TimedCall | TracedCall | Literal["watched"], nonce: int
+    ) -> dict[str, Any]:
+        """One call of a profile at the last step: timed; or traced or watched, None if there is nothing to see."""
+        arguments, sweep = self._last_step(implementation, nonce), self._sweep_of(self._opened().point.device)
+        if call in TIMED:
+            result = timed_call(*arguments, call, sweep)
+            return {"samples_us": result.decode_us, "append_us": result.append_us, "plan_us": result.plan_us}
+        seen = traced_call(*arguments, call, sweep) if call in TRACED else watched_call(*arguments, sweep)
+        return {"seen": None if seen is None else seen.model_dump()}
+
+    def repeat(self, implementation: str, nonce: int, seconds: float) -> dict[str, Any]:
+        """Decode again and again, while somebody else counts."""
+        return {"calls": repeat(*self._last_step(implementation, nonce), seconds)}
+
     def peaks(self) -> dict[str, Any]:
         if self._probe is None:
             raise RuntimeError("no point is open")
@@ -240,6 +257,11 @@ class Worker:
         if shape not in self._outs:
             self._outs[shape] = torch.empty(shape, dtype=getattr(torch, point.dtype), device=point.device)
         return self._outs[shape]
+
+    def _last_step(self, implementation: str, nonce: int) -> tuple[Session, PointInputs, torch.Tensor, int, int]:
+        """Session, inputs, output and number of the last step, and the seed of its queries."""
+        inputs = self._opened()
+        return self._sessions[implementation], inputs, self._out(implementation), inputs.point.n_c, nonce
 
     def _opened(self) -> PointInputs:
         if self._inputs is None:
