@@ -38,7 +38,7 @@ def choose_experiment(experiment: str, options: Changes) -> Experiment:
     if options.full and options.budget is not None:
         raise click.UsageError("--full has no time limit; leave --budget out")
     sets = (*options.sets, f"model={options.model}") if options.model else options.sets
-    loaded = load_experiment(experiment, _axes(sets), "--set")
+    loaded = load_experiment(experiment, axes_of(sets, "--set"), "--set")
     changes: dict[str, object] = {}
     if options.device is not None:
         changes["device"] = options.device
@@ -87,13 +87,12 @@ def parse_budget(budget: str) -> float:
         raise click.BadParameter(str(error), param_hint="--budget") from None
 
 
-def _axes(sets: Sequence[str]) -> Mapping[str, str]:
+def axes_of(sets: Sequence[str], option: str) -> Mapping[str, str]:
+    """Axis -> text of its values, as the words of an option give them. Raises `click.BadParameter`."""
     axes = {}
     for text in sets:
         axis, equals, values = text.partition("=")
         if not equals or not values:
-            raise click.BadParameter(
-                f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint="--set"
-            )
+            raise click.BadParameter(f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint=option)
         axes[axis.strip()] = values
     return axes

@@ -17,6 +17,7 @@ _COMMANDS = {
     "quick": "quick",
     "run": "run",
     "reproduce": "reproduce",
+    "profile": "profile",
     "report": "report",
     "compare": "compare",
     "gate": "gate",

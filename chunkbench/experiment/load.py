@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from chunkbench import workload
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.errors import ExperimentError, Findings, Path, Problem, did_you_mean, show, unknown
+from chunkbench.experiment.point import Point
 from chunkbench.experiment.spec import Experiment
+from chunkbench.experiment.sweep import Filter, read_filter
 from chunkbench.experiment.yaml_file import MAX_BYTES, YamlDocument, read
 from chunkbench.text_file import TextError, decode
 
@@ -78,6 +80,29 @@ def load_experiment(
     return experiment.model_copy(update={"source": text, "path": shown})
 
 
+def read_selection(texts: Mapping[str, str], point: type[Point], option: str) -> Filter:
+    """A filter of points of a kind: axis -> text such as `v1,v2`. Messages use `option` as the name of its place.
+
+    Raises `ExperimentError`.
+    """
+    accepted: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for axis, text in texts.items():
+        place = f"{option} {axis}={text}"
+        given = _values_of(text, place)
+        found, findings = read_filter({axis: given.value}, (), point.axes())
+        problems += given.problems or [Problem(place, 0, 0, finding.message, axis) for finding in findings]
+        accepted |= found
+    if problems:
+        raise ExperimentError(problems)
+    return accepted
+
+
+def _values_of(text: str, place: str) -> YamlDocument:
+    """What an option gives as the values of an axis."""
+    return read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
+
+
 def _located(error: ValidationError, document: YamlDocument) -> Iterator[Problem]:
     """The findings of an experiment's class at their places in the file."""
     # A value that could not be read already has its problem; what the class says about it adds nothing.
@@ -138,7 +163,7 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
         if axis not in AXES:
             document.problems.append(Problem(place, 0, 0, unknown("axis", axis, list(AXES)), axis))
             continue
-        given = read(text if text.lstrip().startswith("[") else f"[{text}\n]", place, line=0)
+        given = _values_of(text, place)
         document.problems += given.problems
         if given.value is None:
             continue

@@ -1,0 +1,170 @@
+"""`chunkbench profile`: why a case is where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from chunkbench.cli.choosing import Changes, axes_of, choose_experiment
+from chunkbench.cli.output import fail, format_option, new_run, run_exit_code, show, status_line
+
+if TYPE_CHECKING:
+    from chunkbench.experiment import AttentionPoint
+    from chunkbench.workloads.decode.spec import DecodeExperiment
+
+PROFILES = Path("results/profiles")
+_MOST_LISTED = 40
+
+
+@click.command(
+    "profile",
+    short_help="Why a case is as fast as it is, and no faster.",
+    epilog="""\b
+    Examples:
+      chunkbench profile cpu-kernels chunk_attn --where n_p=4096 --where n_s=3072 --where dtype=bfloat16
+      chunkbench profile table3 paged_attn_star --where n_p=1024 --where n_s="0.5 n_p" --out why.png
+      chunkbench profile gate.yaml my_kernel --rounds 15
+      chunkbench profile smoke naive --where n_s=80 --where kv_heads=2 --format json
+    """,
+)
+@click.argument("experiment", metavar="EXPERIMENT")
+@click.argument("implementation", metavar="IMPLEMENTATION")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="AXIS=VALUE",
+    help="Take the points that have this value. Repeatable; one is left.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
+    help="Use this dtype, not the experiment's.",
+)
+@click.option("--threads", type=click.IntRange(1, 4096), help="CPU threads.  [default: the point's, or the machine's]")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=7, show_default=True, help="Calls of each kind.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The picture (.svg, .png, .pdf), or a folder for it.  [default: results/profiles]",
+)
+@format_option("documents", "data")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    experiment: str,
+    implementation: str,
+    where: tuple[str, ...],
+    dtype: str | None,
+    threads: int | None,
+    rounds: int,
+    out: Path | None,
+    form: str,
+    quiet: bool,
+) -> None:
+    """Say what limits IMPLEMENTATION at one point of EXPERIMENT (of `kind: decode`), on this machine's CPU.
+
+    Its decode is timed with cold and warm caches and with one thread, beside the machine's peaks. This project's CPU
+    kernels also say what each thread did when, and how long reading alone and computing alone take. The step in the
+    middle of n_c is profiled. Nothing is added to a run. Exit code: 2 also if the implementation cannot run here, or
+    not at this point; 3 if it is incorrect, raised, crashed or ran out of time.
+    """
+    from chunkbench import workload
+    from chunkbench.experiment.errors import did_you_mean
+    from chunkbench.experiment.point import Case
+    from chunkbench.report.figures import PICTURES, save
+    from chunkbench.report.figures.style import styled
+    from chunkbench.report.numbers import count
+    from chunkbench.runner.profile import profile
+    from chunkbench.runner.target import resolve_target
+    from chunkbench.store import MEASURED
+    from chunkbench.workloads.decode import DecodeWorkload
+    from chunkbench.workloads.decode.profile import document
+    from chunkbench.workloads.decode.profile_figure import draw
+
+    if out is not None and out.suffix not in ("", *PICTURES) and not out.is_dir():
+        raise click.BadParameter(f"{out}: pictures end in {', '.join(PICTURES)}", param_hint="--out")
+    loaded = _experiment(experiment, dtype)
+    work = workload.of(loaded)
+    assert isinstance(work, DecodeWorkload)
+    known = work.implementations().names()
+    if implementation not in known:
+        hint = did_you_mean(implementation, known)
+        raise click.BadParameter(f"there is no {implementation}{hint}", param_hint="IMPLEMENTATION")
+    target = resolve_target(loaded)
+    point = _choose(loaded.points(target.device, target.dtype), where, experiment)
+    if threads is not None:
+        point = point.model_copy(update={"threads": threads})
+    picture = out if out is not None and out.suffix in PICTURES else _picture(out, loaded.name, implementation)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    log = picture.with_name(f"{picture.name}.log")
+    announce = (lambda text: None) if quiet else status_line
+    facts = profile(loaded, work, target, Case(point, implementation), rounds, log, announce)
+    status_line("")
+    failed = facts.case.status not in MEASURED
+    printed = f" (it printed: {log})" if failed and log.stat().st_size else ""
+    if not printed:
+        log.unlink()
+    if failed:
+        click.echo(f"chunkbench profile: {implementation}: {facts.case.status}: {facts.case.reason}{printed}", err=True)
+        ctx.exit(run_exit_code([facts.case.status]) or 2)
+    cpu, words = target.environment.cpu, f"{point.brief}, {point.dtype} ({loaded.name})"
+    machine = f"{cpu.name}, {count(cpu.cores, 'core')}"
+    show(document(facts, words, machine), form)
+    with styled():
+        save(draw(facts, words, machine), picture)
+    click.echo(f"\npicture: {picture}", err=form != "table")
+
+
+def _experiment(name: str, dtype: str | None) -> DecodeExperiment:
+    """The experiment on a CPU."""
+    from chunkbench.workloads.decode.spec import DecodeExperiment
+
+    loaded = choose_experiment(name, Changes(dtype=dtype))
+    if not isinstance(loaded, DecodeExperiment):
+        fail(f"{name} is of `kind: {loaded.kind}`; only points of `kind: decode` can be profiled")
+    if loaded.device == "cuda":
+        fail(f"{name} is for `device: cuda`; only a CPU can be profiled")
+    return loaded.model_copy(update={"device": "cpu"})
+
+
+def _choose(points: Sequence[AttentionPoint], where: Sequence[str], experiment: str) -> AttentionPoint:
+    """The one point that is left."""
+    from chunkbench.experiment.load import read_selection
+    from chunkbench.experiment.sweep import selects
+    from chunkbench.experiment.values import show_value
+
+    kind = type(points[0])
+    accepted = read_selection(axes_of(where, "--where"), kind, "--where")
+    axes = {point: {axis: getattr(point, axis) for axis in kind.axes()} for point in points}
+    left = [point for point in points if selects(accepted, axes[point])]
+    if len(left) > 1:
+        varying = [axis for axis in kind.axes() if len({axes[point][axis] for point in left}) > 1]
+        lines = [_line(point, varying) for point in left[:_MOST_LISTED]]
+        lines += [f"and {len(left) - _MOST_LISTED} more"] if len(left) > _MOST_LISTED else []
+        told = "\n  ".join(lines)
+        fail(f"{len(left)} points are left; choose one with --where AXIS=VALUE ({', '.join(varying)}):\n  {told}")
+    for axis, values in accepted.items():
+        if not any(selects({axis: values}, axes[point]) for point in points):
+            there = ", ".join(dict.fromkeys(show_value(axes[point][axis]) for point in points))
+            fail(f"no point of {experiment} has this {axis}; there are {there}")
+    if not left:
+        fail(f"no point of {experiment} has all of these values; `chunkbench run {experiment} --dry-run` lists points")
+    return left[0]
+
+
+def _line(point: AttentionPoint, varying: Sequence[str]) -> str:
+    """The point in words that tell it from others: `--where` takes those with an axis."""
+    from chunkbench.experiment.values import show_value
+
+    brief = point.brief.replace("b=", "batch_size=").split()
+    said = {word.split("=")[0] for word in brief}
+    values = {axis: getattr(point, axis) for axis in varying if axis not in said}
+    return " ".join([*brief, *(f"{axis}={show_value(value)}" for axis, value in values.items() if value is not None)])
+
+
+def _picture(folder: Path | None, experiment: str, implementation: str) -> Path:
+    return (folder or PROFILES) / f"{new_run(f'{experiment}-{implementation}').name}.svg"

@@ -1,0 +1,239 @@
+"""A profile as a document: what limits the case, in words, and the numbers that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from chunkbench.analysis.profile import middle, overlap, phases, threads, wall_s
+from chunkbench.analysis.roofline import roofline_fraction
+from chunkbench.report.model import Column, Output, Table
+from chunkbench.report.numbers import NOTHING, count, megabytes, micros, ms_of_s, percent, ratio, significant, times
+from chunkbench.report.numbers import span as span_of_us
+from chunkbench.store.profile import ProfileFacts, TraceFacts
+
+LIMIT = 0.9
+"""What takes this share of a decode limits it."""
+_MUCH = 0.1
+"""Shares of a decode that are worth a sentence."""
+_REPEATED = 1.5
+_OPERATORS = 6
+_LEGEND = (
+    "shared: units of work whose chunks several rows read at once; start, merge: rows begin, take partial results in, "
+    "and leave theirs; waiting: for partial results; idle: no unit is left"
+)
+Row = tuple[Any, ...]
+
+
+def document(facts: ProfileFacts, where: str, machine: str) -> Output:
+    """The profile for readers and programs. `where`: the point in words; `machine`: what measured it."""
+    first, *more = _sentences(facts)
+    traced = [_phases(facts), _threads(facts), _overlap(facts)] if facts.decode else []
+    watched = [_operators(facts)] if facts.watched and not facts.decode else []
+    return Output(
+        title=f"{facts.case.label} at {where}",
+        warnings=(f"noisy: {facts.case.reason}",) if facts.case.reason else (),
+        verdict=first,
+        headline=" ".join(more),
+        tables=(_times(facts), _limits(facts), *traced, *watched),
+        legend=(_LEGEND,) if facts.decode else (),
+        footer=tuple(_footer(facts, machine)),
+        data=_data(facts),
+    )
+
+
+def cold_us(facts: ProfileFacts) -> float:
+    """The median decode with cold caches."""
+    return median(samples[0] for samples in facts.case.samples_us)
+
+
+def peaks(facts: ProfileFacts) -> tuple[float, float]:
+    """Read bandwidth and matrix rate, medians over rounds."""
+    found = facts.case.peaks
+    return median(each.read_bytes_per_s for each in found), median(each.matrix_flops_per_s for each in found)
+
+
+def _sentences(facts: ProfileFacts) -> list[str]:
+    """What limits the case, as far as the numbers say it."""
+    case, (bandwidth, rate) = facts.case, peaks(facts)
+    side = "memory" if case.unique_bytes[0] / bandwidth > case.flops[0] / rate else "arithmetic"
+    nearness = f"It reaches {percent(roofline_fraction(case))} of the roofline, which {side} sets here."
+    more = case.read_bytes[0] / case.unique_bytes[0]
+    if more >= _REPEATED:
+        nearness += f" It reads {times(more)} the bytes that every implementation must move."
+    return [*(_from_traces(facts) if facts.decode else _from_rates(facts)), nearness]
+
+
+def _from_traces(facts: ProfileFacts) -> Iterator[str]:
+    trace, both = middle(facts.decode), overlap(facts)
+    reading = median(map(wall_s, facts.read)) / median(map(wall_s, facts.decode))
+    computing = both.compute_s / both.decode_s if both else 0.0
+    if reading >= max(LIMIT, computing):
+        yield f"Reading limits it: reading alone takes {ratio(reading)} of the decode."
+    elif computing >= LIMIT:
+        parts = phases(middle(facts.compute))
+        most = max(parts[:2], key=lambda part: part.seconds)
+        where = f" on {most.name} chunks" if most.seconds >= LIMIT * parts[-1].seconds else ""
+        yield f"Computing{where} limits it: computing alone takes {ratio(computing)} of the decode."
+    elif both:
+        alone = f"reading alone takes {ratio(reading)} of the decode, computing alone {ratio(computing)}"
+        yield f"Neither reading nor computing limits it alone: {alone}."
+    else:
+        yield f"Reading alone takes {ratio(reading)} of the decode; computing alone is not known."
+    if both and both.hideable_s - both.hidden_s > _MUCH * both.decode_s:
+        left = f"{ms_of_s(both.hideable_s - both.hidden_s)} of {ms_of_s(both.hideable_s)} ms"
+        yield f"Reading and computing overlap too little: {left} that could be hidden are not."
+    idle = sum(thread.idle_s for thread in threads(trace)) / trace.threads / wall_s(trace)
+    if idle > _MUCH:
+        yield f"Threads have nothing to do for {percent(idle)} of the decode."
+    outside = median(1 - wall_s(trace) / trace.seconds for trace in facts.decode)
+    if outside > _MUCH:
+        yield f"{percent(outside)} of the call pass after its last unit: Python, the end of threads, the trace."
+
+
+def _from_rates(facts: ProfileFacts) -> Iterator[str]:
+    case, cold, (bandwidth, rate) = facts.case, cold_us(facts) / 1e6, peaks(facts)
+    reading, computing = case.read_bytes[0] / bandwidth / cold, case.flops[0] / rate / cold
+    shares = f"its own bytes take {ratio(reading)} of the decode at the machine's peaks, its FLOPs {ratio(computing)}"
+    if reading > 1 / LIMIT:
+        yield f"Caches serve a part of what it reads: {shares.replace('take', 'would take')}."
+    elif max(reading, computing) >= LIMIT:
+        yield f"{'Reading' if reading >= computing else 'Computing'} limits it: {shares}."
+    else:
+        yield f"Neither memory nor arithmetic limits it alone: {shares}."
+    seen = [1 - sum(each.self_us for each in watched.operators) / watched.us for watched in facts.watched]
+    if seen and median(seen) > _MUCH:
+        yield f"{percent(median(seen))} of the decode pass outside of PyTorch's operators."
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Row]) -> Table:
+    """A table of texts, the first column on the left."""
+
+    def column(place: int) -> Column[Row]:
+        return Column(headings[place], lambda row: str(row[place]), align="right" if place else "left")
+
+    return Table(title, tuple(map(column, range(len(headings)))), rows)
+
+
+def _times(facts: ProfileFacts) -> Table:
+    case, cold = facts.case, cold_us(facts)
+    samples: Mapping[str, Sequence[float]] = {
+        "decode, cold caches": [each[0] for each in case.samples_us],
+        "decode, warm caches": facts.warm_us,
+        "decode, cold caches, one thread": facts.one_thread_us,
+        "append": [fmean(steps) for steps in case.append_samples_us],
+        "plan": [fmean(steps) for steps in case.plan_samples_us],
+    }
+    rows = [
+        (name, micros(median(each)), span_of_us(min(each), max(each)), times(median(each) / cold))
+        for name, each in samples.items()
+        if each
+    ]
+    title = f"Times: medians of {count(len(case.samples_us), 'round')}, microseconds"
+    return _table(title, ("call", "median", "least..most", "of the decode"), rows)
+
+
+def _limits(facts: ProfileFacts) -> Table:
+    case, cold, (bandwidth, rate) = facts.case, cold_us(facts), peaks(facts)
+
+    def row(name: str, amount: str, peak: str, seconds: float) -> Row:
+        return (name, amount, peak, micros(1e6 * seconds), percent(1e6 * seconds / cold))
+
+    def memory(name: str, moved: int) -> Row:
+        return row(name, f"{megabytes(moved)} MB", f"{significant(bandwidth / 1e9, 3)} GB/s", moved / bandwidth)
+
+    least = max(case.unique_bytes[0] / bandwidth, case.flops[0] / rate)
+    work, speed = f"{significant(case.flops[0] / 1e9, 3)} GFLOP", f"{significant(rate / 1e9, 3)} GFLOP/s"
+    rows = [
+        memory("bytes that every implementation must move", case.unique_bytes[0]),
+        memory("bytes that this one must read itself", case.read_bytes[0]),
+        row("arithmetic", work, speed, case.flops[0] / rate),
+        ("roofline: the longer of first and last", "", "", micros(1e6 * least), percent(roofline_fraction(case))),
+    ]
+    return _table("The machine's limits", ("limit", "amount", "at its peak", "µs", "of the decode"), rows)
+
+
+def _phases(facts: ProfileFacts) -> Table:
+    rows = [
+        (name, units, megabytes(read), significant(flops / 1e9, 3), *map(ms_of_s, seconds))
+        for name, units, read, flops, *seconds in phases(middle(facts.decode))
+    ]
+    title = "Work and milliseconds of all threads, in the traced decode whose time is in the middle"
+    headings = ("chunks", "units", "MB", "GFLOP", "scores", "softmax", "values", "start, merge", "waiting", "all")
+    return _table(title, headings, rows)
+
+
+def _threads(facts: ProfileFacts) -> Table:
+    rows = [(number, *map(ms_of_s, seconds)) for number, *seconds in threads(middle(facts.decode))]
+    return _table("Threads of that decode, milliseconds", ("thread", "computing", "waiting", "idle"), rows)
+
+
+def _overlap(facts: ProfileFacts) -> Table:
+    def row(name: str, seconds: Sequence[float], note: str) -> Row:
+        return (name, ms_of_s(median(seconds)), f"{ms_of_s(min(seconds))}..{ms_of_s(max(seconds))}", note)
+
+    read, compute, decode = (list(map(wall_s, calls)) for calls in (facts.read, facts.compute, facts.decode))
+    speed = sum(unit.read_bytes for unit in facts.read[0].units) / median(read)
+    work = sum(unit.flops for unit in facts.compute[0].units) / median(compute)
+    caches = ", caches help" if speed > max(each.read_bytes_per_s for each in facts.case.peaks) else ""
+    rows = [row("reading alone", read, f"{significant(speed / 1e9, 3)} GB/s{caches}")]
+    both, hidden = overlap(facts), ""
+    if both:
+        hidden = f"hidden: {ms_of_s(both.hidden_s)} of {ms_of_s(both.hideable_s)} ms"
+        rows += [
+            row("computing alone", compute, f"{significant(work / 1e9, 3)} GFLOP/s"),
+            ("if they overlapped perfectly", ms_of_s(max(both.read_s, both.compute_s)), "", "the longer one"),
+            ("if they did not overlap", ms_of_s(both.read_s + both.compute_s), "", "both"),
+        ]
+    else:
+        place = f"the {megabytes(facts.compute[0].place_bytes)} MB of a unit stay in no core's own cache"
+        rows.append(("computing alone", NOTHING, "", place))
+    rows.append(row("traced decode", decode, hidden))
+    calls = [trace.seconds - wall_s(trace) for trace in facts.decode]
+    rows.append(row("call beyond its last unit", calls, "Python, and reading out the trace"))
+    overhead = 1e6 * median(trace.seconds for trace in facts.decode) / cold_us(facts)
+    rows.append(("traced over plain decode", times(overhead), "", "what tracing costs"))
+    title = "Reading and computing, each alone and together, milliseconds"
+    return _table(title, ("call", "median", "least..most", ""), rows)
+
+
+def _operators(facts: ProfileFacts) -> Table:
+    seen = sorted(facts.watched, key=lambda each: each.us)[(len(facts.watched) - 1) // 2]
+    shown, others = seen.operators[:_OPERATORS], seen.operators[_OPERATORS:]
+    rows: list[Row] = list(shown)
+    if others:
+        rows.append(("other operators", sum(each.calls for each in others), sum(each.self_us for each in others)))
+    rows.append(("outside of operators", "", max(0.0, seen.us - sum(each.self_us for each in seen.operators))))
+    slower = times(median(each.us for each in facts.watched) / cold_us(facts))
+    title = f"PyTorch's operators in a watched decode, own time; watched over plain decode: {slower}"
+    cells = [(name, calls, micros(us), percent(us / seen.us)) for name, calls, us in rows]
+    return _table(title, ("operator", "calls", "µs", "of it"), cells)
+
+
+def _footer(facts: ProfileFacts, machine: str) -> Iterator[tuple[str, str]]:
+    case = facts.case
+    yield "machine", machine
+    yield "software", ", ".join(filter(None, (case.package_version, case.isa, count(case.threads or 1, "thread"))))
+    yield "checked", f"largest error against float64 {case.max_error or 0:.1e} (tolerance {case.tolerance:.0e})"
+    rounds = count(len(case.samples_us), "round")
+    yield "timing", f"step {case.n_c}; {rounds}, all kinds of calls in turns, peaks probed in every round"
+    if case.huge_share is not None:
+        yield "pages", f"{percent(case.huge_share)} of its memory in huge pages"
+    counts = ", ".join(f"{event} {number:.4g}" for event, number in facts.counters.items())
+    yield "perf counters", f"{counts}: a decode with warm caches" if counts else f"unavailable: {facts.no_counters}"
+
+
+def _data(facts: ProfileFacts) -> dict[str, Any]:
+    """The facts; of the traces the time of each call, and the units of the one in the middle."""
+    traces: Mapping[str, tuple[TraceFacts, ...]] = {
+        "decode": facts.decode,
+        "read": facts.read,
+        "compute": facts.compute,
+    }
+    data = facts.model_dump(mode="json", exclude=set(traces)) | {"limits": _sentences(facts)}
+    for name, calls in traces.items():
+        if calls:
+            units = [unit._asdict() for unit in middle(calls).units]
+            data[name] = {"seconds": list(map(wall_s, calls)), "units": units}
+    return data

@@ -1,0 +1,127 @@
+"""What a profile says limits a case, its tables, and its picture."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from chunkbench.report import render
+from chunkbench.report.figures.style import styled
+from chunkbench.store.profile import Operator, WatchedFacts
+from chunkbench.workloads.decode.profile import document
+from chunkbench.workloads.decode.profile_figure import draw
+from tests.invented_facts import MakeFacts
+from tests.invented_profiles import profile
+from tests.workloads.drawings import check_inside
+
+
+def _words(picture: Figure) -> list[Text]:
+    """All texts but ticks, of which some lie outside of the limits."""
+    of_axes = [text for plot in picture.axes for text in (plot.title, plot.xaxis.label, plot.yaxis.label)]
+    return [*picture.texts, *of_axes, *picture.legends[0].get_texts()]
+
+
+WATCHED = WatchedFacts(us=10_000, operators=[Operator("aten::bmm", 2, 6000), Operator("aten::mul", 1, 1000)])
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"read": 9.4, "compute": 3}, ["Reading limits it: reading alone takes 0.94 of the decode."]),
+        ({"read": 3, "compute": 9.2}, ["Computing limits it: computing alone takes 0.92 of the decode."]),
+        (
+            {"read": 6, "compute": 5},
+            [
+                "reading alone takes 0.60 of the decode, computing alone 0.50.",
+                "4.00 of 5.00 ms that could be hidden are not",
+            ],
+        ),
+        ({"read": 6, "place_bytes": 1 << 30}, ["takes 0.60 of the decode; computing alone is not known."]),
+        # Without a trace: 5 MB at 1 GB/s take 5 ms, 1 GFLOP at 1 TFLOP/s takes 1 ms.
+        ({"read": None}, ["Neither memory nor arithmetic", "its own bytes take 0.50 of the decode", "its FLOPs 0.10."]),
+        ({"read": None, "ms": 5.2}, ["Reading limits it: its own bytes take 0.96 of the decode"]),
+        ({"read": None, "ms": 4}, ["Caches serve a part of what it reads: its own bytes would take 1.25"]),
+        ({"read": None, "watched": [WATCHED]}, ["30% of the decode pass outside of PyTorch's operators."]),
+        ({"read": None, "read_bytes": (9_000_000,)}, ["It reads 1.80x the bytes that every implementation must move."]),
+        (
+            {},
+            ["Threads have nothing to do for 43% of the decode.", "It reaches 50% of the roofline, which memory sets"],
+        ),
+    ],
+)
+def test_the_first_sentences_say_what_the_numbers_say(
+    facts: MakeFacts, values: dict[str, Any], told: list[str]
+) -> None:
+    shown = document(profile(facts, **values), "a point", "a machine")
+    text = f"{shown.verdict} {shown.headline}"
+    for words in told:
+        assert words in text
+    if values.get("read") is None and "read" in values:
+        assert "alone takes" not in text
+
+
+def test_little_is_said_where_reading_hides_computing(facts: MakeFacts) -> None:
+    shown = document(profile(facts, read=9.5, compute=5), "a point", "a machine")
+    assert "overlap too little" not in shown.headline
+
+
+def test_tables_with_a_trace(facts: MakeFacts) -> None:
+    text = render(document(profile(facts, place_bytes=1 << 30), "n_p=1", "a machine"), "table")
+    assert text.startswith("chunk_attn at n_p=1\n")
+    lines = [line.split() for line in text.splitlines()]
+    assert ["shared", "1", "0.002000", "0.0000640", "2.00", "0.500", "1.00", "0.500", "0", "4.00"] in lines
+    assert ["1", "6.00", "1.00", "3.00"] in lines
+    # 5 MB at 1 GB/s take 5 ms of 10, which is the roofline; 1 GFLOP at 1 TFLOP/s takes 1 ms.
+    assert "roofline: the longer of first and last 5,000 50%" in {" ".join(line) for line in lines}
+    assert ["arithmetic", "1.00", "GFLOP", "1,000", "GFLOP/s", "1,000", "10%"] in lines
+    assert "unavailable: none" in text
+    assert "1,074 MB of a unit stay in no core's own cache" in text
+    hidden = render(document(profile(facts), "n_p=1", "a machine"), "table")
+    assert "hidden: 1.00 of 5.00 ms" in hidden
+
+
+def test_tables_without_a_trace(facts: MakeFacts) -> None:
+    counted = profile(facts, read=None, watched=[WATCHED], counters={"cycles": 2e6})
+    text = render(document(counted, "n_p=1", "a machine"), "table")
+    assert "reading alone" not in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["aten::bmm", "2", "6,000", "60%"] in lines
+    assert ["outside", "of", "operators", "3,000", "30%"] in lines
+    assert "cycles 2e+06: a decode with warm caches" in text
+
+
+def test_programs_get_the_facts(facts: MakeFacts) -> None:
+    data = json.loads(render(document(profile(facts), "n_p=1", "a machine"), "json"))
+    assert data["case"]["implementation"] == "chunk_attn"
+    assert data["read"]["seconds"] == pytest.approx([0.006, 0.0054, 0.0066])
+    assert data["decode"]["units"][0]["shared"] is True
+    assert data["limits"][0].startswith("Neither reading nor computing")
+    without = json.loads(render(document(profile(facts, read=None), "n_p=1", "a machine"), "json"))
+    assert not {"decode", "read", "compute"} & without.keys()
+
+
+def test_the_picture_has_a_timeline_and_the_roofline(facts: MakeFacts) -> None:
+    with styled():
+        picture = draw(profile(facts), "n_p=4096 n_s=3072 b=32, bfloat16 (an experiment)", "a machine with a long name")
+    left, right = picture.axes
+    assert left.get_xlim() == pytest.approx((0, 10))
+    spots = sorted(tuple(line.get_xydata()[0]) for line in right.get_lines() if len(line.get_xdata()) == 1)
+    assert [x for x, _ in spots] == pytest.approx([1, 7.4 / 1.2, 32])
+    # Private chunks: 10 kFLOP in 13 ms of three threads; all: 74 in the decode; shared: 64 in 4 ms of three threads.
+    assert [y for _, y in spots] == pytest.approx([1e-5 / (0.013 / 3), 7.4e-5 / 0.010, 6.4e-5 / (0.004 / 3)])
+    check_inside(picture, _words(picture))
+    names = [text.get_text() for text in picture.legends[0].get_texts()]
+    assert names == ["shared chunks", "private chunks", "whole decode", "waiting for partial results"]
+
+
+def test_without_a_trace_the_picture_is_the_roofline(facts: MakeFacts) -> None:
+    with styled():
+        picture = draw(profile(facts, read=None, read_bytes=(50_000_000,)), "n_p=4096", "a machine")
+    (plot,) = picture.axes
+    assert plot.get_xlabel() == "FLOP per byte"
+    assert "above the line reads from caches" in " ".join(picture.texts[0].get_text().split())
+    check_inside(picture, _words(picture))
