@@ -8,31 +8,44 @@ namespace chunkbench {
 namespace CHUNKBENCH_NAMESPACE {
 namespace {
 
-// How the loops read K and V of a dtype. They take kStep values of the summed index at a time.
+// How the loops read K and V of a dtype. They take kStep values of the summed index at a time. kBytes: of a number in
+// memory.
 struct Float32 {
     using Stored = float;
-    static constexpr int kStep = 1;
+    static constexpr int kStep = 1, kBytes = 4;
+    static constexpr bool kPairs = false, kWide = true;
     static V16 widen(const Stored* p) { return load(p); }
     static void put(Stored* p, V16 x) { store(p, x); }
 };
 
 struct Float16 {
     using Stored = std::uint16_t;
-    static constexpr int kStep = 1;
+    static constexpr int kStep = 1, kBytes = 2;
+    static constexpr bool kPairs = false, kWide = false;
     static V16 widen(const Stored* p) { return load_half(p); }
     static void put(Stored* p, V16 x) { store_half(p, x); }
 };
 
 struct Bfloat16 {
     using Stored = std::uint16_t;
-    static constexpr int kStep = 2;
+    static constexpr int kStep = 2, kBytes = 2;
+    static constexpr bool kPairs = true, kWide = false;
     static V16 widen(const Stored* p) { return load_bfloat16(p); }
     static void put(Stored* p, V16 x) { store_bfloat16(p, x); }
 };
 
+// K and V of T that `widen` has written as floats. A step still stands for as many bytes of memory as a step of T.
+template <class T>
+struct Widened {
+    using Stored = float;
+    static constexpr int kStep = T::kStep, kBytes = T::kBytes;
+    static constexpr bool kPairs = false, kWide = true;
+    static V16 widen(const Stored* p) { return load(p); }
+};
+
 // Whether products take pairs of T's numbers in their stored form. Then the left side is rounded to such pairs, too.
 template <class T>
-constexpr bool kInPairs = T::kStep == 2 && kPairProducts;
+constexpr bool kInPairs = T::kPairs && kPairProducts;
 
 // body(0), .. body(N - 1), unrolled, so that arrays with constant indices stay in registers.
 template <int I>
@@ -95,7 +108,7 @@ struct Right {
     std::int64_t stride;
     int steps;
     static constexpr int kWidth = 16 * T::kStep;
-    static constexpr int kStepBytes = kWidth * sizeof(typename T::Stored);
+    static constexpr int kStepBytes = kWidth * T::kBytes;
     std::int64_t block() const { return Of == Side::keys ? stride : kWidth; }
     std::int64_t step() const { return Of == Side::keys ? kWidth : stride; }
 };
@@ -104,12 +117,14 @@ struct Right {
 template <class T, int R, int S>
 [[gnu::always_inline]] inline void add_step(V16 (&sums)[R][S], const float* left, std::int64_t row, std::int64_t i,
                                             const typename T::Stored* right, std::int64_t block) {
-    if constexpr (T::kStep == 1) {
-        V16 operand[S];
-        times<S>([&](auto s) { operand[s] = T::widen(right + s * block); });
-        times<R>([&](auto r) {
-            const V16 value = set1(left[r * row + i]);
-            times<S>([&](auto s) { sums[r][s] = fma(value, operand[s], sums[r][s]); });
+    if constexpr (T::kStep == 1 || T::kWide) {
+        times<T::kStep>([&](auto k) {
+            V16 operand[S];
+            times<S>([&](auto s) { operand[s] = T::widen(right + s * block + 16 * k); });
+            times<R>([&](auto r) {
+                const V16 value = set1(left[r * row + i + k]);
+                times<S>([&](auto s) { sums[r][s] = fma(value, operand[s], sums[r][s]); });
+            });
         });
     } else if constexpr (kInPairs<T>) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
@@ -162,6 +177,11 @@ template <int R, int S, class Body>
     times<R>([&](auto r) { times<S>([&](auto s) { store(rows.out + r * rows.out_row + 16 * s, sums[r][s]); }); });
 }
 
+// Whether what is fetched during products goes to the second-level cache: widened numbers leave it no room in the
+// first.
+template <class T>
+constexpr bool kFar = T::kWide && T::kStep == 2;
+
 // Many rows: arithmetic is the limit. Each step fetches as many bytes from `next` on as N blocks have, for the next
 // product, which finds them in the first-level cache. (`flatten`: a call for every step would keep sums on the stack;
 // `noinline`: in its callers, registers are short.)
@@ -174,7 +194,7 @@ template <class T, Side Of, int R, int S, int N>
         const std::int64_t row = rows.row;
         const std::int64_t end = kLeft<T> * static_cast<std::int64_t>(right.steps);
         for (std::int64_t i = 0; i < end; i += kLeft<T>, right.at += right.step(), next += kBytes) {
-            times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<false>(next + line * kLine); });
+            times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<kFar<T>>(next + line * kLine); });
             add_step<T, R, S>(sums, left, row, i, right.at, right.block());
         }
     });
@@ -234,11 +254,16 @@ inline void tile_of(const Rows& rows, const Right<T, Of>& right, const char* nex
         tile_of<T, Of, R - 1, Least, S, N>(rows, right, next);
     }
 }
+
+// Most rows of a tile.
+template <class T>
+constexpr int kTileRowsOf = T::kStep == 1 || T::kWide || kInPairs<T> ? kRows : kPairRows;
+
 // `tile` for any number of rows, in tiles of nearly equal size. If there are several tiles, each fetches one block of
 // `next`, because memory delivers no faster.
 template <class T, Side Of, int S>
 inline void tiles(Rows rows, const Right<T, Of>& right, const char* next) {
-    constexpr int kMost = T::kStep == 1 || kInPairs<T> ? kRows : kPairRows, kLeast = (kMost + 1) / 2;
+    constexpr int kMost = kTileRowsOf<T>, kLeast = (kMost + 1) / 2;
     if (rows.count <= kMost) return tile_of<T, Of, kMost, 1, S, S>(rows, right, next);
     const int tiles = (rows.count + kMost - 1) / kMost;
     for (int n = 0, left = rows.count; n < tiles; ++n) {
@@ -250,6 +275,31 @@ inline void tiles(Rows rows, const Right<T, Of>& right, const char* next) {
         rows.left += rows.count * rows.row;
         rows.out += rows.count * rows.out_row;
     }
+}
+
+// Most values of the summed index for which `widened_tiles` has room.
+constexpr int kMostWidened = kMaxHeadDim;
+
+// `tiles`, whose numbers are widened once for all tiles of rows. They stay in the first-level cache.
+template <class T, Side Of, int S>
+[[gnu::noinline]] void widened_tiles(const Rows& rows, const Right<T, Of>& right, const char* next) {
+    alignas(kLine) float wide[S * 16 * kMostWidened];
+    const std::int64_t block = static_cast<std::int64_t>(16) * T::kStep * right.steps;
+    const auto* from = right.at;
+    float* to = wide;
+    for (int i = 0; i < right.steps; ++i, from += right.step(), to += 16 * T::kStep) {
+        times<S>([&](auto s) {
+            if constexpr (T::kStep == 1) {
+                store(to + s * block, T::widen(from + s * right.block()));
+            } else {
+                V16 first, second;
+                load_pairs(from + s * right.block(), first, second);
+                store(to + s * block, first);
+                store(to + s * block + 16, second);
+            }
+        });
+    }
+    tiles<Widened<T>, Side::keys, S>(rows, {wide, block, right.steps}, next);
 }
 
 // Bring the first lines of every page of a piece into the cache. The CPU's own prefetching stops at the end of a page,
@@ -288,6 +338,13 @@ inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, Rea
     }
     for (; rows.count <= kStreamRows && blocks >= kStreams; skip(kStreams)) {  // several blocks: independent sums
         tile_of<T, Of, kStreamRows, 1, kStreams, kStreams>(rows, right, next);
+    }
+    if constexpr (T::kPairs && !kInPairs<T>) {
+        if (rows.count > kTileRowsOf<T> && T::kStep * right.steps <= kMostWidened) {
+            for (; blocks >= kBlocks; skip(kBlocks)) widened_tiles<T, Of, kBlocks>(rows, right, next);
+            for (; blocks > 0; skip(1)) widened_tiles<T, Of, 1>(rows, right, next);
+            return;
+        }
     }
     for (; blocks >= kBlocks; skip(kBlocks)) tiles<T, Of, kBlocks>(rows, right, next);
     for (; blocks > 0; skip(1)) tiles<T, Of, 1>(rows, right, next);
