@@ -33,7 +33,8 @@ Features detect() {
     found.intel = __builtin_cpu_is("intel");
 #endif
 #ifdef CHUNKBENCH_HAVE_AVX512_BF16
-    found.avx512_bf16 = found.avx512f && __builtin_cpu_supports("avx512bf16");
+    // Every CPU with the products of pairs also has AVX512-DQ, which the loops for them use.
+    found.avx512_bf16 = found.avx512f && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
 #endif
 #ifdef CHUNKBENCH_HAVE_AMX_BF16
     found.amx_bf16 = found.avx512_bf16 && may_use_tiles();

@@ -2,6 +2,7 @@
 // Slow, for tests only.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -71,6 +72,16 @@ inline __m256i to_bfloat16(__m512 x) {
     return result;
 }
 
+inline __m512 fraction(__m512 x) {
+    const Lanes lanes(x);
+    float fractions[16];
+    for (int i = 0; i < 16; ++i) {
+        const float at = lanes.at[i];
+        fractions[i] = std::isinf(at) ? 0.0f : at - std::floor(at);
+    }
+    return _mm512_loadu_ps(fractions);
+}
+
 inline __m512i widen_integers(__m256i x) {
     std::uint16_t halves[16];
     std::memcpy(halves, &x, sizeof(halves));
@@ -97,6 +108,7 @@ inline __m256i narrow_integers(__m512i x) {
 #define _mm512_cvtps_epi32 ::chunkbench::emulated::round_to_integers
 #define _mm512_cvtph_ps ::chunkbench::emulated::from_half
 #define _mm512_cvtps_ph(x, rounding) ::chunkbench::emulated::to_half(x)
+#define _mm512_reduce_ps(x, rounding) ::chunkbench::emulated::fraction(x)
 #define _mm512_cvtneps_pbh ::chunkbench::emulated::to_bfloat16
 #define _mm512_cvtepu16_epi32 ::chunkbench::emulated::widen_integers
 #define _mm512_cvtepi32_epi16 ::chunkbench::emulated::narrow_integers

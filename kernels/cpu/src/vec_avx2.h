@@ -20,6 +20,7 @@ constexpr int kBlocks = 1;      // blocks per step when several rows are multipl
 constexpr int kStreamRows = 1;  // up to so many rows read kStreams blocks at a time, so that sums are independent
 constexpr int kStreams = 4;
 constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
+constexpr int kFetchedValueParts = 1;          // parts of V, if it also fetches what it reads next
 constexpr bool kPairProducts = false;
 
 inline V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

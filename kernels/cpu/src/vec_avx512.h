@@ -23,6 +23,7 @@ constexpr int kBlocks = 2;  // two products share a broadcast; one broadcast per
 constexpr int kStreamRows = 4;  // by 4 blocks: 16 sums, 4 operands and a broadcast
 constexpr int kStreams = 4;
 constexpr int kKeyParts = 2, kValueParts = 8;  // parts of K and V that few rows read side by side
+constexpr int kFetchedValueParts = 2;          // parts of V, if it also fetches what it reads next
 
 inline V16 set1(float x) { return {_mm512_set1_ps(x)}; }
 inline V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -76,6 +77,10 @@ inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
 
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
 constexpr bool kPairProducts = true;
+
+// x - floor(x), 0 for -inf; x * 2^floor(n), 0 for n = -inf.
+inline V16 fraction(V16 x) { return {_mm512_reduce_ps(x.all, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+inline V16 scale_by_floor(V16 x, V16 n) { return {_mm512_scalef_ps(x.all, n.all)}; }
 
 // Sixteen pairs of bfloat16 numbers.
 struct Pairs {
