@@ -53,9 +53,7 @@ std::int64_t scratch_floats(const Shape& shape, std::int64_t states, std::int64_
 void decode(const Shape& shape, const Work& work, std::int64_t scratch, int threads, Isa isa, Counter* left_by,
             Call call) {
     const Loops loops = loops_of(isa, shape.dtype);
-    const ItemLoop plain = call == Call::read ? loops.read : loops.item;
-    const ItemLoop traced = call == Call::read ? loops.traced_read : loops.traced_item;
-    const ItemLoop loop = work.traces == nullptr ? plain : traced;
+    const ItemLoop loop = call == Call::read ? loops.read : loops.item;
     for (int head = 0; head < shape.kv_heads; ++head) left_by[head].store(0, std::memory_order_relaxed);
     alignas(64) std::int64_t taken = 0;  // not a std::atomic: the loops read it, and may call no inline functions
     const auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };

@@ -152,10 +152,10 @@ struct Next {
 struct LinearWork;
 
 // The loops of one instruction set: those of `decode`, of linear layers (linear.h), and of the probes (probe_loops.h).
-// `parts` [kParts]: to which traced loops add their ticks.
+// `parts` [kParts]: to which a traced call adds its ticks; else nullptr.
 using ItemLoop = void (*)(const Shape&, const Work&, const Item&, Heads, Next, float* scratch, std::int64_t* parts);
 struct Loops {
-    ItemLoop item, read, traced_item, traced_read;
+    ItemLoop item, read;
     // All rows of `blocks` blocks from `first` on. scratch: kLinearRows * (16 * kLinearBlocks + in) floats.
     void (*linear)(const LinearWork&, std::int64_t first, int blocks, float* scratch);
     // One row of rms_norm; one row of heads, rotated: pairs (x[i], x[i + d/2]) by angle i.

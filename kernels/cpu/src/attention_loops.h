@@ -186,18 +186,17 @@ inline Ahead first_piece(const Shape& shape, const Work& work, Heads heads, Next
     return {nullptr, 0};
 }
 
-// Adds the ticks since the last lap to a part; nothing at all if not `On`.
-template <bool On>
+// Adds the ticks since the last lap to a part, if the call is traced. As a parameter of the templates it would double
+// the loops, and the compiler then no longer inlines what they call.
 struct Laps {
-    explicit Laps(std::int64_t* parts) : parts(parts), last(On ? ticks() : 0) {}
+    explicit Laps(std::int64_t* parts) : parts(parts), last(parts != nullptr ? ticks() : 0) {}
     void lap(Part part) {
-        if constexpr (On) {
-            const std::int64_t now = ticks();
-            parts[part] += now - last;
-            last = now;
-        }
+        if (parts == nullptr) return;
+        const std::int64_t now = ticks();
+        parts[part] += now - last;
+        last = now;
     }
-    std::int64_t* parts;
+    std::int64_t* const parts;
     std::int64_t last;
 };
 
@@ -205,9 +204,9 @@ struct Laps {
 // Many rows times one full chunk of a head: scores, weights, sums. `queries` and `sums` are the left side of the first
 // product and the result of the second one; `scores` holds what is between them. Fetches `next` meanwhile: a quarter
 // during each product and half during the softmax, as the times of these parts are. `hide` changes the scores.
-template <class T, class Hide, bool Traced>
+template <class T, class Hide>
 inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored* keys, int d, int c, float scale,
-                               float* peaks, float* weights, Spread next, const Hide& hide, Laps<Traced>& laps) {
+                               float* peaks, float* weights, Spread next, const Hide& hide, Laps& laps) {
     const auto lines_each = [&](std::int64_t parts, std::int64_t slots) {
         const std::int64_t lines = (next.end - next.at) / kLine;
         return static_cast<int>((lines + parts * slots - 1) / (parts * slots));
@@ -233,11 +232,11 @@ inline void run_chunk_by_tiles(Rows queries, Rows sums, const typename T::Stored
 #endif
 
 // One item for the KV heads `heads`, chunk by chunk, so that it reads a chunk's heads in the order of memory. `Reads`:
-// only reads the chunks, as an item of one row does, and adds what it reads. `Traced`: adds ticks to `parts`.
-template <class T, bool Reads, bool Traced>
+// only reads the chunks, as an item of one row does, and adds what it reads. parts: see ItemLoop.
+template <class T, bool Reads>
 void run_item(const Shape& shape, const Work& work, const Item& item, Heads heads, Next next, float* scratch,
               std::int64_t* parts) {
-    Laps<Traced> laps(parts);
+    Laps laps(parts);
     using Stored = typename T::Stored;
     const int d = shape.head_dim, c = shape.chunk_size, group = shape.heads / shape.kv_heads;
     const int rows = Reads ? 1 : static_cast<int>(item.rows) * group, all = rows * heads.count;
@@ -343,28 +342,21 @@ void run_item(const Shape& shape, const Work& work, const Item& item, Heads head
     laps.lap(kLeave);
 }
 
-template <bool Reads, bool Traced>
+template <bool Reads>
 void item(const Shape& shape, const Work& work, const Item& current, Heads heads, Next next, float* scratch,
           std::int64_t* parts) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
-    run_item<Bfloat16, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
+    run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch, parts);
 #else
     switch (shape.dtype) {
-        case Dtype::float32: return run_item<Float32, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
-        case Dtype::float16: return run_item<Float16, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
-        case Dtype::bfloat16:
-            return run_item<Bfloat16, Reads, Traced>(shape, work, current, heads, next, scratch, parts);
+        case Dtype::float32: return run_item<Float32, Reads>(shape, work, current, heads, next, scratch, parts);
+        case Dtype::float16: return run_item<Float16, Reads>(shape, work, current, heads, next, scratch, parts);
+        case Dtype::bfloat16: return run_item<Bfloat16, Reads>(shape, work, current, heads, next, scratch, parts);
     }
 #endif
 }
 
-Loops loops() {
-    return {item<false, false>, item<true, false>,
-            item<false, true>,  item<true, true>,
-            linear_of,          norm_of,
-            rotate_of,          sum_of,
-            multiply_add,       kFlops};
-}
+Loops loops() { return {item<false>, item<true>, linear_of, norm_of, rotate_of, sum_of, multiply_add, kFlops}; }
 
 }  // namespace
 }  // namespace CHUNKBENCH_NAMESPACE

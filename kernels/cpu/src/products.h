@@ -234,8 +234,7 @@ template <class T, Side Of, int S, int Parts, bool Fetches, bool Reads>
 
 // `stream` as this CPU reads best. next: nullptr if nothing can be fetched line by line.
 template <class T, Side Of, int S, bool Reads>
-[[gnu::always_inline]] inline void stream_as(ReadMode mode, const Rows& rows, const Right<T, Of>& right,
-                                             const char* next) {
+inline void stream_as(ReadMode mode, const Rows& rows, const Right<T, Of>& right, const char* next) {
     constexpr int kParts = Of == Side::keys ? kKeyParts : kValueParts;
     const bool fetches = next != nullptr && mode.fetch_early;
     if (mode.side_by_side && right.steps % kParts == 0) {
@@ -316,11 +315,10 @@ inline void open_pages(Ahead ahead) {
     }
 }
 
-// Inlined wherever it is used: as a call it took 1.02 to 1.04 of the time, even where memory is the limit.
 // rows.out[..][16 * blocks] = (add ? out : 0) + left * right. Also fetches `ahead`: line by line during the product if
 // it is as long as `right`, else before it. `Reads`: reads as one row does, without arithmetic.
 template <class T, Side Of, bool Reads>
-[[gnu::always_inline]] inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, ReadMode mode) {
+inline void multiply(Rows rows, Right<T, Of> right, int blocks, Ahead ahead, ReadMode mode) {
     const std::int64_t bytes = static_cast<std::int64_t>(right.steps) * Right<T, Of>::kStepBytes;
     const bool together = ahead.bytes == blocks * bytes;
     if (!together) {
