@@ -5,7 +5,8 @@
     python benchmarks/kernel_builds.py BASE --points 4096/3072,1024/1024 --dtype float32
 
 Two processes differ by 3 to 5% in the pages that they get, even with the same code. Here both builds read the same
-chunks, in huge pages as a run's, so 1% is seen. Points are those of `cpu-kernels` with one step. A ratio below 1: the working tree is faster.
+chunks, in huge pages as a run's, so 1% is seen. Points are those of `cpu-kernels` with one step. A ratio below 1: the
+working tree is faster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from time import perf_counter
 from types import ModuleType
 from unittest import mock
 
-import nanobind
+import nanobind  # type: ignore[import-untyped]
 import torch
 
 from chunkbench import workloads
@@ -51,10 +52,11 @@ def build(name: str, revision: str | None, folder: Path) -> ModuleType:
         subprocess.run(["tar", "-x", "-C", source], input=packed.stdout, check=True)
     recipe = source / "CMakeLists.txt"
     recipe.write_text(recipe.read_text().replace("(_native NB_STATIC", f"(_native NB_DOMAIN {name} NB_STATIC"))
+    target = str(source / "build")
     options = (f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.cmake_dir()}")
     for command in (
-        ["cmake", "-S", source, "-B", source / "build", "-DCMAKE_BUILD_TYPE=Release", *options],
-        ["cmake", "--build", source / "build", "--parallel"],
+        ["cmake", "-S", str(source), "-B", target, "-DCMAKE_BUILD_TYPE=Release", *options],
+        ["cmake", "--build", target, "--parallel"],
     ):
         subprocess.run(command, check=True, capture_output=True)
     (binary,) = (source / "build").glob("_native*.so")
