@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 
 #include "cpu_features.h"
 
@@ -100,7 +101,9 @@ inline std::int64_t ticks() {
     asm volatile("mrs %0, cntvct_el0" : "=r"(now));
     return now;
 #else
-    return static_cast<std::int64_t>(__builtin_readcyclecounter());
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 #endif
 }
 
