@@ -94,5 +94,7 @@ def axes_of(sets: Sequence[str], option: str) -> Mapping[str, str]:
         axis, equals, values = text.partition("=")
         if not equals or not values:
             raise click.BadParameter(f"{text!r}: write AXIS=VALUE or AXIS=V1,V2, e.g. n_p=1024,2048", param_hint=option)
+        if axis.strip() in axes:
+            raise click.BadParameter(f"{axis.strip()} is given twice: write {axis.strip()}=V1,V2", param_hint=option)
         axes[axis.strip()] = values
     return axes

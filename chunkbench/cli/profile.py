@@ -85,6 +85,8 @@ def command(
     from chunkbench.workloads.decode.profile import document
     from chunkbench.workloads.decode.profile_figure import draw
 
+    if out is not None and out.suffix in PICTURES and out.is_dir():
+        raise click.BadParameter(f"{out} is a folder, and a picture would have its name", param_hint="--out")
     if out is not None and out.suffix not in ("", *PICTURES) and not out.is_dir():
         raise click.BadParameter(f"{out}: pictures end in {', '.join(PICTURES)}", param_hint="--out")
     loaded = _experiment(experiment, dtype)

@@ -45,7 +45,10 @@ def parse(text: str) -> dict[str, float]:
         elif value.startswith("<"):
             refusals.append(f"{event} {value.strip('<>')} here; virtual machines often hide counters")
         else:
-            counts[event] = float(value)
+            try:
+                counts[event] = float(value)
+            except ValueError:  # an explanation with commas
+                refusals.append(line.strip())
     if not counts:
         raise NoCounters(next((text for text in refusals if text and text != "Error:"), "perf stat printed nothing"))
     return counts

@@ -258,6 +258,7 @@ class TppNative(NativeDecode):
         super().__init__(store, heads)
         self.chunk_first = chunk_first
         self._plan: Plan | None = None
+        self._threads = 0
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
@@ -279,7 +280,9 @@ class TppNative(NativeDecode):
             self.make(items, len(tokens))
             self.set_last_tokens(tokens)
             return
-        if plan is not self._plan:
+        threads = torch.get_num_threads()
+        if plan is not self._plan or threads != self._threads:  # items are cut for so many threads
+            self._threads = threads
             self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
             self._plan = plan
         self.set_last_tokens(plan.last_tokens)

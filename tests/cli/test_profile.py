@@ -97,6 +97,16 @@ def test_a_kernel_with_a_trace(small: Path, tmp_path: Path) -> None:
     assert [path.name for path in picture.parent.iterdir()] == ["why.png"]
 
 
+def test_what_is_given_twice_or_has_no_room_is_refused(small: Path, tmp_path: Path) -> None:
+    twice = profile(small, "chunk_attn", "--where", "n_p=64", "--where", "n_p=64")
+    assert (twice.code, "n_p is given twice: write n_p=V1,V2" in twice.stderr) == (2, True)
+    folder = tmp_path / "here.png"
+    folder.mkdir()
+    full = profile(small, "chunk_attn", *ONE, "--out", folder)
+    assert (full.code, "is a folder" in full.stderr) == (2, True)
+
+
+@pytest.mark.slow
 def test_an_implementation_of_somebody_else(
     small: Path, tmp_path: Path, fakes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from chunkbench import ChunkAttention
 from chunkbench.attention import Partition, WrongTensor
 from chunkbench.kernels import cpu
+from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.trace import PARTS, Trace, TracedCall
 from tests.attention.contexts import Contexts
 from tests.pairs import pairs
@@ -162,3 +163,20 @@ def test_wrong_tensors_are_refused() -> None:
     traced.attention.attend(0, traced.q, expected)
     traced.attention.trace(strided, traced.out, "decode")
     assert torch.equal(traced.out, expected)
+
+
+def test_a_plan_is_made_again_for_another_number_of_threads() -> None:
+    traced = Traced(4, 4, 64, torch.float32)
+    before = torch.get_num_threads()
+    try:
+        made = []
+        for threads in (1, 1, 3):
+            torch.set_num_threads(threads)
+            kernel = traced.attention._kernel
+            assert isinstance(kernel, TppNative)
+            kernel.plan(traced.attention._tree.plan())
+            made.append(kernel._work)
+    finally:
+        torch.set_num_threads(before)
+    assert made[0] is made[1]
+    assert made[1] is not made[2]

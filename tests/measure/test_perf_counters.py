@@ -36,6 +36,7 @@ def test_counts_are_read() -> None:
             "Access to performance",
         ),
         ("event syntax error: 'cycles,foo'\n   \\___ parser error\n", "event syntax error"),
+        ("event syntax error: 'cyclesx,instructions,cache-references,cache-misses,dTLB..'\n", "event syntax error"),
         ("", "printed nothing"),
     ],
 )

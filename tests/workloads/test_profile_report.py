@@ -31,16 +31,20 @@ WATCHED = WatchedFacts(us=10_000, operators=[Operator("aten::bmm", 2, 6000), Ope
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"read": 9.4, "compute": 3}, ["Reading limits it: reading alone takes 0.94 of the decode."]),
-        ({"read": 3, "compute": 9.2}, ["Computing limits it: computing alone takes 0.92 of the decode."]),
+        ({"read": 9.4, "compute": 3}, ["Reading limits it: reading alone takes 0.94 of the kernel's time."]),
+        ({"read": 3, "compute": 9.2}, ["Computing limits it: computing alone takes 0.92 of the kernel's time."]),
+        (
+            {"read": 9.2, "compute": 9.5},
+            ["Reading alone takes 0.92 of the kernel's time, computing alone 0.95."],
+        ),
         (
             {"read": 6, "compute": 5},
             [
-                "reading alone takes 0.60 of the decode, computing alone 0.50.",
-                "4.00 of 5.00 ms that could be hidden are not",
+                "reading alone takes 0.60 of the kernel's time, computing alone 0.50.",
+                "perfect overlap would save at most 4.00 of 10.0 ms",
             ],
         ),
-        ({"read": 6, "place_bytes": 1 << 30}, ["takes 0.60 of the decode; computing alone is not known."]),
+        ({"read": 6, "place_bytes": 1 << 30}, ["takes 0.60 of the kernel's time; computing alone is not known."]),
         # Without a trace: 5 MB at 1 GB/s take 5 ms, 1 GFLOP at 1 TFLOP/s takes 1 ms.
         ({"read": None}, ["Neither memory nor arithmetic", "its own bytes take 0.50 of the decode", "its FLOPs 0.10."]),
         ({"read": None, "ms": 5.2}, ["Reading limits it: its own bytes take 0.96 of the decode"]),
@@ -49,7 +53,7 @@ WATCHED = WatchedFacts(us=10_000, operators=[Operator("aten::bmm", 2, 6000), Ope
         ({"read": None, "read_bytes": (9_000_000,)}, ["It reads 1.80x the bytes that every implementation must move."]),
         (
             {},
-            ["Threads have nothing to do for 43% of the decode.", "It reaches 50% of the roofline, which memory sets"],
+            ["Threads have no unit for 43% of the kernel's time", "It reaches 50% of the roofline, which memory sets"],
         ),
     ],
 )
@@ -64,9 +68,17 @@ def test_the_first_sentences_say_what_the_numbers_say(
         assert "alone takes" not in text
 
 
+def test_time_outside_of_the_kernel_comes_first(facts: MakeFacts) -> None:
+    given = profile(facts)
+    samples = tuple((2 * sample,) for (sample,) in given.case.samples_us)
+    case = given.case.model_copy(update={"samples_us": samples})
+    shown = document(given.model_copy(update={"case": case}), "a point", "a machine")
+    assert shown.verdict.startswith("50% of the decode pass outside of the kernel: Python")
+
+
 def test_little_is_said_where_reading_hides_computing(facts: MakeFacts) -> None:
     shown = document(profile(facts, read=9.5, compute=5), "a point", "a machine")
-    assert "overlap too little" not in shown.headline
+    assert "overlap in part" not in shown.headline
 
 
 def test_tables_with_a_trace(facts: MakeFacts) -> None:

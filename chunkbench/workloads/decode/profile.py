@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from chunkbench.analysis.profile import middle, overlap, phases, threads, wall_s
-from chunkbench.analysis.roofline import roofline_fraction
+from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE, roofline_fraction
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, micros, ms_of_s, percent, ratio, significant, times
 from chunkbench.report.numbers import span as span_of_us
@@ -21,7 +21,7 @@ _REPEATED = 1.5
 _OPERATORS = 6
 _LEGEND = (
     "shared: units of work whose chunks several rows read at once; start, merge: rows begin, take partial results in, "
-    "and leave theirs; waiting: for partial results; idle: no unit is left"
+    "and leave theirs; waiting: for partial results; idle: before its first unit, or when no unit is left"
 )
 Row = tuple[Any, ...]
 
@@ -69,27 +69,29 @@ def _from_traces(facts: ProfileFacts) -> Iterator[str]:
     trace, both = middle(facts.decode), overlap(facts)
     reading = median(map(wall_s, facts.read)) / median(map(wall_s, facts.decode))
     computing = both.compute_s / both.decode_s if both else 0.0
-    if reading >= max(LIMIT, computing):
-        yield f"Reading limits it: reading alone takes {ratio(reading)} of the decode."
+    outside = 1 - median(map(wall_s, facts.decode)) / (cold_us(facts) / 1e6)
+    if outside > _MUCH:
+        yield f"{percent(outside)} of the decode pass outside of the kernel: Python, and the start and end of threads."
+    if min(reading, computing) >= LIMIT:
+        yield f"Reading alone takes {ratio(reading)} of the kernel's time, computing alone {ratio(computing)}."
+    elif reading >= LIMIT:
+        yield f"Reading limits it: reading alone takes {ratio(reading)} of the kernel's time."
     elif computing >= LIMIT:
         parts = phases(middle(facts.compute))
         most = max(parts[:2], key=lambda part: part.seconds)
         where = f" on {most.name} chunks" if most.seconds >= LIMIT * parts[-1].seconds else ""
-        yield f"Computing{where} limits it: computing alone takes {ratio(computing)} of the decode."
+        yield f"Computing{where} limits it: computing alone takes {ratio(computing)} of the kernel's time."
     elif both:
-        alone = f"reading alone takes {ratio(reading)} of the decode, computing alone {ratio(computing)}"
+        alone = f"reading alone takes {ratio(reading)} of the kernel's time, computing alone {ratio(computing)}"
         yield f"Neither reading nor computing limits it alone: {alone}."
     else:
-        yield f"Reading alone takes {ratio(reading)} of the decode; computing alone is not known."
+        yield f"Reading alone takes {ratio(reading)} of the kernel's time; computing alone is not known."
     if both and both.hideable_s - both.hidden_s > _MUCH * both.decode_s:
-        left = f"{ms_of_s(both.hideable_s - both.hidden_s)} of {ms_of_s(both.hideable_s)} ms"
-        yield f"Reading and computing overlap too little: {left} that could be hidden are not."
+        left = f"{ms_of_s(both.hideable_s - both.hidden_s)} of {ms_of_s(both.decode_s)} ms"
+        yield f"Reading and computing overlap in part: perfect overlap would save at most {left}."
     idle = sum(thread.idle_s for thread in threads(trace)) / trace.threads / wall_s(trace)
     if idle > _MUCH:
-        yield f"Threads have nothing to do for {percent(idle)} of the decode."
-    outside = median(1 - wall_s(trace) / trace.seconds for trace in facts.decode)
-    if outside > _MUCH:
-        yield f"{percent(outside)} of the call pass after its last unit: Python, the end of threads, the trace."
+        yield f"Threads have no unit for {percent(idle)} of the kernel's time: they start, or none is left."
 
 
 def _from_rates(facts: ProfileFacts) -> Iterator[str]:
@@ -159,7 +161,7 @@ def _phases(facts: ProfileFacts) -> Table:
         (name, units, megabytes(read), significant(flops / 1e9, 3), *map(ms_of_s, seconds))
         for name, units, read, flops, *seconds in phases(middle(facts.decode))
     ]
-    title = "Work and milliseconds of all threads, in the traced decode whose time is in the middle"
+    title = "Work and milliseconds, summed over threads, of the traced decode with the median time"
     headings = ("chunks", "units", "MB", "GFLOP", "scores", "softmax", "values", "start, merge", "waiting", "all")
     return _table(title, headings, rows)
 
@@ -176,7 +178,9 @@ def _overlap(facts: ProfileFacts) -> Table:
     read, compute, decode = (list(map(wall_s, calls)) for calls in (facts.read, facts.compute, facts.decode))
     speed = sum(unit.read_bytes for unit in facts.read[0].units) / median(read)
     work = sum(unit.flops for unit in facts.compute[0].units) / median(compute)
-    caches = ", caches help" if speed > max(each.read_bytes_per_s for each in facts.case.peaks) else ""
+    caches = (
+        ", caches help" if speed > PROBE_ERROR_ABOVE * max(each.read_bytes_per_s for each in facts.case.peaks) else ""
+    )
     rows = [row("reading alone", read, f"{significant(speed / 1e9, 3)} GB/s{caches}")]
     both, hidden = overlap(facts), ""
     if both:
@@ -188,12 +192,12 @@ def _overlap(facts: ProfileFacts) -> Table:
         ]
     else:
         place = f"the {megabytes(facts.compute[0].place_bytes)} MB of a unit stay in no core's own cache"
+        if facts.l2_bytes is None:
+            place = "the size of a core's own cache is not known"
         rows.append(("computing alone", NOTHING, "", place))
-    rows.append(row("traced decode", decode, hidden))
-    calls = [trace.seconds - wall_s(trace) for trace in facts.decode]
-    rows.append(row("call beyond its last unit", calls, "Python, and reading out the trace"))
-    overhead = 1e6 * median(trace.seconds for trace in facts.decode) / cold_us(facts)
-    rows.append(("traced over plain decode", times(overhead), "", "what tracing costs"))
+    rows.append(row("both: the traced decode", decode, hidden))
+    plain = cold_us(facts) / 1e6
+    rows.append(("plain decode with Python", ms_of_s(plain), "", f"{times(plain / median(decode))} the traced kernel"))
     title = "Reading and computing, each alone and together, milliseconds"
     return _table(title, ("call", "median", "least..most", ""), rows)
 

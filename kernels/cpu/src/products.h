@@ -284,7 +284,7 @@ inline void tiles(Rows rows, const Right<T, Of>& right, const char* next) {
 // Most values of the summed index for which `widened_tiles` has room.
 constexpr int kMostWidened = kMaxHeadDim;
 
-// `tiles`, whose numbers are widened once for all tiles of rows. They stay in the first-level cache.
+// `tiles`, whose numbers are widened once for all tiles of rows; 8 KB of floats for a block of 128 values.
 template <class T, Side Of, int S>
 [[gnu::noinline]] void widened_tiles(const Rows& rows, const Right<T, Of>& right, const char* next) {
     alignas(kLine) float wide[S * 16 * kMostWidened];
@@ -293,14 +293,10 @@ template <class T, Side Of, int S>
     float* to = wide;
     for (int i = 0; i < right.steps; ++i, from += right.step(), to += 16 * T::kStep) {
         times<S>([&](auto s) {
-            if constexpr (T::kStep == 1) {
-                store(to + s * block, T::widen(from + s * right.block()));
-            } else {
-                V16 first, second;
-                load_pairs(from + s * right.block(), first, second);
-                store(to + s * block, first);
-                store(to + s * block + 16, second);
-            }
+            V16 first, second;
+            load_pairs(from + s * right.block(), first, second);
+            store(to + s * block, first);
+            store(to + s * block + 16, second);
         });
     }
     tiles<Widened<T>, Side::keys, S>(rows, {wide, block, right.steps}, next);
