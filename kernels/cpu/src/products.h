@@ -241,11 +241,13 @@ inline void stream_as(ReadMode mode, const Rows& rows, const Right<T, Of>& right
         if (fetches) return stream<T, Of, S, kParts, true, Reads>(rows, right, next);
         return stream<T, Of, S, kParts, false, Reads>(rows, right, nullptr);
     }
-    if (fetches) {
-        constexpr int kFetched = Of == Side::keys ? 1 : kFetchedValueParts;
-        if (right.steps % kFetched == 0) return stream<T, Of, S, kFetched, true, Reads>(rows, right, next);
-        return stream<T, Of, S, 1, true, Reads>(rows, right, next);
+    // The order of a sum must not depend on `next`, which depends on what other threads have taken.
+    constexpr int kFetched = Of == Side::keys ? 1 : kFetchedValueParts;
+    if (mode.fetch_early && right.steps % kFetched == 0) {
+        if (fetches) return stream<T, Of, S, kFetched, true, Reads>(rows, right, next);
+        return stream<T, Of, S, kFetched, false, Reads>(rows, right, nullptr);
     }
+    if (fetches) return stream<T, Of, S, 1, true, Reads>(rows, right, next);
     stream<T, Of, S, 1, false, Reads>(rows, right, nullptr);
 }
 
