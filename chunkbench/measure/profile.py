@@ -29,7 +29,7 @@ def timed_call(
     """Time the decode of step n_c: with cold caches, the same with one thread, or right after an untimed decode."""
     q = feed.queries(nonce, n_c)
     before = sweep if call != "warm" else lambda: session.decode(q, out)
-    with _threads(1 if call == "one_thread" else torch.get_num_threads()):
+    with thread_count(1 if call == "one_thread" else torch.get_num_threads()):
         return run_round(session, feed, out, n_c, (n_c,), nonce, before)
 
 
@@ -98,7 +98,8 @@ def _to_last_step(session: Session, feed: Feed, out: torch.Tensor, n_c: int, non
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def thread_count(count: int) -> Iterator[None]:
+    """Let PyTorch, and what follows it, use so many threads in this block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -74,11 +74,13 @@ class ProfileAttempt(Attempt[TimedExperiment]):
 class ProfileMeasurer(SessionMeasurer[AttentionPoint, DecodeResult]):
     """Measures one point by a `ProfileAttempt`, which it keeps."""
 
-    rounds = 1
+    def __init__(self, rounds: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._rounds = rounds
 
     def _attempt(self, *arguments: Any) -> ProfileAttempt:
         more = (self._experiment, self._work, self._traits, self._worker, *arguments, True)
-        self.attempt = ProfileAttempt(self.rounds, *more)
+        self.attempt = ProfileAttempt(self._rounds, *more)
         return self.attempt
 
 
@@ -98,8 +100,7 @@ def profile(
     point = case.point.model_copy(update={"n_c": (case.point.n_c + 1) // 2})
     own = experiment.model_copy(update={"implementations": (case.implementation,)})
     announce("starting a worker")
-    measurer = ProfileMeasurer(work, own, target, [point], log, RunOptions())
-    measurer.rounds = rounds
+    measurer = ProfileMeasurer(rounds, work, own, target, [point], log, RunOptions())
     try:
         cases = {point: [Case(point, case.implementation)]}
         (result,) = measurer.measure([point], cases, 0.0, announce, lambda share: None)[point]

@@ -102,6 +102,7 @@ class NativeDecode:
         reads_tensors()
         self._work: DecodePlan | None = None
         self._made: tuple[ItemArrays, int] | None = None  # what `_work` was made of, and for how many rows
+        self._threads = 0  # for so many the items were cut
         self._last_tokens: Ints | None = None
         self._compensation: CompensationTokens | None = None
         self.work_items = 0
@@ -110,7 +111,8 @@ class NativeDecode:
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors for `batch` rows."""
         store = self.store
-        grain = Grain(torch.get_num_threads(), store.kv_heads, self.heads // store.kv_heads)
+        self._threads = torch.get_num_threads()
+        grain = Grain(self._threads, store.kv_heads, self.heads // store.kv_heads)
         flat = arrays(*cut(items, grain), batch)
         self._made = flat, batch
         self._work = self._descriptors(store.chunk_addresses(flat.chunks))
@@ -133,7 +135,7 @@ class NativeDecode:
             flat.partial_items,
             batch,
             flat.partials,
-            torch.get_num_threads(),
+            self._threads,
             self._fetch_early,
             self._side_by_side,
             self._isa,
@@ -258,7 +260,6 @@ class TppNative(NativeDecode):
         super().__init__(store, heads)
         self.chunk_first = chunk_first
         self._plan: Plan | None = None
-        self._threads = 0
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
         """Make the work descriptors of a plan. If the plan is the same as last time, only update the lengths.
@@ -280,9 +281,7 @@ class TppNative(NativeDecode):
             self.make(items, len(tokens))
             self.set_last_tokens(tokens)
             return
-        threads = torch.get_num_threads()
-        if plan is not self._plan or threads != self._threads:  # items are cut for so many threads
-            self._threads = threads
+        if plan is not self._plan or self._threads != torch.get_num_threads():
             self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
             self._plan = plan
         self.set_last_tokens(plan.last_tokens)

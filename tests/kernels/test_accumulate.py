@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from chunkbench.kernels.cpu.planner import Grain, arrays, cut
 from chunkbench.kernels.cpu.store import BorrowedStore
 from chunkbench.kernels.items import items_of_lengths
 from chunkbench.kernels.reference import attention
+from chunkbench.measure.profile import thread_count
 from tests.pairs import pairs
 
 if cpu.native() is None:
@@ -32,20 +32,10 @@ NOTHING_YET = (-math.inf, 0.0)
 """Largest score and sum of weights of a row that has read nothing."""
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Unless a test says more: threads that wait for each other make small tests slow where others compute, too."""
-    with threads(1):
+    with thread_count(1):
         yield
 
 
@@ -187,7 +177,7 @@ def some_blocks(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
 def test_any_lengths_that_never_decrease(
     blocks: list[tuple[int, list[int]]], heads: tuple[int, int], chunk: int, dtype: torch.dtype, count: int
 ) -> None:
-    with threads(count):
+    with thread_count(count):
         Case(heads, 32, chunk, dtype, blocks).check()
 
 
@@ -198,7 +188,7 @@ def test_long_blocks_whose_items_are_cut(dtype: torch.dtype, heads: tuple[int, i
     """The parts of an item write partial results, and what folds them in starts from the running results of its row."""
     tokens = 16 * 40 + 7
     seen = {"one": [tokens], "many": [tokens] * 20, "a last chunk each": [0, 8 * 16 + 1, 20 * 16, tokens - 1, tokens]}
-    with threads(2):
+    with thread_count(2):
         case = Case(heads, 32, 16, dtype, [(tokens, seen[rows]), (33, [33] * len(seen[rows]))])
         case.blocks.reverse()  # so that the long one is added to results that are there
         case.stores.reverse()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from chunkbench.attention import Partition, WrongTensor
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.trace import PARTS, Trace, TracedCall
+from chunkbench.measure.profile import thread_count
 from tests.attention.contexts import Contexts
 from tests.pairs import pairs
 
@@ -25,14 +24,6 @@ SHARED, OWN = 32, (5, 20, 16, 1)
 """Four sequences share two whole chunks; their own last chunks are not full, but for one of them."""
 SLACK_S = 1e-6
 """Clock readings are not ordered to the cycle."""
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 class Traced(Contexts):
@@ -167,16 +158,12 @@ def test_wrong_tensors_are_refused() -> None:
 
 def test_a_plan_is_made_again_for_another_number_of_threads() -> None:
     traced = Traced(4, 4, 64, torch.float32)
-    before = torch.get_num_threads()
-    try:
-        made = []
-        for threads in (1, 1, 3):
-            torch.set_num_threads(threads)
-            kernel = traced.attention._kernel
-            assert isinstance(kernel, TppNative)
+    kernel = traced.attention._kernel
+    assert isinstance(kernel, TppNative)
+    made = []
+    for count in (1, 1, 3):
+        with thread_count(count):
             kernel.plan(traced.attention._tree.plan())
-            made.append(kernel._work)
-    finally:
-        torch.set_num_threads(before)
+        made.append(kernel._work)
     assert made[0] is made[1]
     assert made[1] is not made[2]

@@ -9,11 +9,11 @@ namespace CHUNKBENCH_NAMESPACE {
 namespace {
 
 // How the loops read K and V of a dtype. They take kStep values of the summed index at a time. kBytes: of a number in
-// memory.
+// memory. kWide: whether `widen` wrote them.
 struct Float32 {
     using Stored = float;
     static constexpr int kStep = 1, kBytes = 4;
-    static constexpr bool kPairs = false, kWide = true;
+    static constexpr bool kPairs = false, kWide = false;
     static V16 widen(const Stored* p) { return load(p); }
     static void put(Stored* p, V16 x) { store(p, x); }
 };
@@ -177,14 +177,9 @@ template <int R, int S, class Body>
     times<R>([&](auto r) { times<S>([&](auto s) { store(rows.out + r * rows.out_row + 16 * s, sums[r][s]); }); });
 }
 
-// Whether what is fetched during products goes to the second-level cache: widened numbers leave it no room in the
-// first.
-template <class T>
-constexpr bool kFar = T::kWide && T::kStep == 2;
-
 // Many rows: arithmetic is the limit. Each step fetches as many bytes from `next` on as N blocks have, for the next
-// product, which finds them in the first-level cache. (`flatten`: a call for every step would keep sums on the stack;
-// `noinline`: in its callers, registers are short.)
+// product, which finds them in the first-level cache, or in the second one: widened numbers fill the first. (`flatten`:
+// a call for every step would keep sums on the stack; `noinline`: in its callers, registers are short.)
 template <class T, Side Of, int R, int S, int N>
 [[gnu::flatten, gnu::noinline]] void tile(const Rows& rows, const Right<T, Of>& given, const char* next) {
     with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
@@ -194,7 +189,7 @@ template <class T, Side Of, int R, int S, int N>
         const std::int64_t row = rows.row;
         const std::int64_t end = kLeft<T> * static_cast<std::int64_t>(right.steps);
         for (std::int64_t i = 0; i < end; i += kLeft<T>, right.at += right.step(), next += kBytes) {
-            times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<kFar<T>>(next + line * kLine); });
+            times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<T::kWide>(next + line * kLine); });
             add_step<T, R, S>(sums, left, row, i, right.at, right.block());
         }
     });

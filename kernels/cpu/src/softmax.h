@@ -42,7 +42,7 @@ inline V16 weight_of(V16 x) {
         y = fma(y, f, set1(0.2414427569f));
         y = fma(y, f, set1(0.6930038345f));
         y = fma(y, f, set1(1.000002593f));
-        return scale_by_floor(y, x);
+        return scale_by_power(y, x);
     }
 #endif
     return exp2(x);

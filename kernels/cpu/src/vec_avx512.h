@@ -37,6 +37,7 @@ inline float sum(V16 x) { return _mm512_reduce_add_ps(x.all); }
 
 inline float top(V16 x) { return _mm512_reduce_max_ps(x.all); }
 
+// Of n that is no integer, its floor counts; 0 for n = -inf.
 constexpr float kLeastPower = -160.0f;
 inline V16 scale_by_power(V16 x, V16 n) { return {_mm512_scalef_ps(x.all, n.all)}; }
 inline V16 round(V16 x) { return {_mm512_roundscale_ps(x.all, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
@@ -78,9 +79,8 @@ inline void load_pairs(const std::uint16_t* p, V16& first, V16& second) {
 #ifdef CHUNKBENCH_PAIR_PRODUCTS
 constexpr bool kPairProducts = true;
 
-// x - floor(x), 0 for -inf; x * 2^floor(n), 0 for n = -inf.
+// x - floor(x), 0 for -inf.
 inline V16 fraction(V16 x) { return {_mm512_reduce_ps(x.all, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
-inline V16 scale_by_floor(V16 x, V16 n) { return {_mm512_scalef_ps(x.all, n.all)}; }
 
 // Sixteen pairs of bfloat16 numbers.
 struct Pairs {
