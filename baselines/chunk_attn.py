@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 
@@ -27,7 +28,7 @@ class ChunkAttnSession(Session):
         policy: HeadPolicy | None = None,
     ) -> None:
         point = inputs.point
-        self._attention = ChunkAttention(
+        self.attention = ChunkAttention(
             heads=point.heads,
             head_dim=point.head_dim,
             kv_heads=point.kv_heads,
@@ -39,37 +40,37 @@ class ChunkAttnSession(Session):
             share=share,
             policy=policy,
         )
-        self._attention.reserve(chunks_needed(inputs, chunk_size, share) * chunk_size)
+        self.attention.reserve(chunks_needed(inputs, chunk_size, share) * chunk_size)
         self._add_prompts(inputs)
 
     def _add_prompts(self, inputs: Inputs) -> None:
         self._sequences = []
         for row, prompt in enumerate(inputs.prompts):
-            cached = self._attention.cached_tokens(prompt)
+            cached = self.attention.cached_tokens(prompt)
             k, v = inputs.keys_values(row, cached, len(prompt))
-            self._sequences.append((self._attention.add_sequence(prompt, k, v), len(prompt)))
+            self._sequences.append((self.attention.add_sequence(prompt, k, v), len(prompt)))
 
     def append(self, token_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        self._attention.append(token_ids, k, v)
+        self.attention.append(token_ids, k, v)
 
     def plan(self) -> None:
-        self._attention.plan()
+        self.attention.plan()
 
     def decode(self, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._attention.decode(q, out)
+        self.attention.decode(q, out)
 
     def rewind(self) -> None:
         for sequence, length in self._sequences:
-            self._attention.truncate(sequence, length)
+            self.attention.truncate(sequence, length)
 
     def kv_bytes(self) -> int:
-        return self._attention.kv_bytes
+        return self.attention.kv_bytes
 
     def work_items(self) -> int:
-        return self._attention.work_items
+        return self.attention.work_items
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
-        return self._attention.trace(q, out, call)
+        return self.attention.trace(q, out, call)
 
 
 def chunks_needed(inputs: Inputs, chunk_size: int, share: bool = True) -> int:
@@ -78,6 +79,19 @@ def chunks_needed(inputs: Inputs, chunk_size: int, share: bool = True) -> int:
     for prompt in inputs.prompts:
         tree.join(prompt)
     return tree.pool.in_use + inputs.point.batch_size * -(-inputs.point.n_c // chunk_size)
+
+
+_OPEN: WeakKeyDictionary[Inputs, ReferenceType[ChunkAttnSession]] = WeakKeyDictionary()
+
+
+def open_session(inputs: Inputs) -> ChunkAttnSession:
+    """The session of `chunk_attn` for these inputs on a CPU; made if none is open. Other planners read its K and V."""
+    reference = _OPEN.get(inputs)
+    session = None if reference is None else reference()
+    if session is None:
+        session = ChunkAttnSession(inputs, inputs.point.chunk_size, "two-phase", "auto")
+        _OPEN[inputs] = ref(session)
+    return session
 
 
 class ChunkAttn(Implementation):
@@ -112,6 +126,8 @@ class ChunkAttn(Implementation):
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
+        if type(self) is ChunkAttn and inputs.point.device == "cpu":
+            return open_session(inputs)
         return ChunkAttnSession(inputs, inputs.point.chunk_size, self.partition, self.kernel)
 
     def package_version(self) -> str:

@@ -45,20 +45,53 @@ class Items(NamedTuple):
         return self.take(index)._replace(first_chunk=first, chunk_count=count, tail_row=tails)
 
 
-def items_of_forest(plan: Plan, chunk_first: bool) -> Items:
-    """One item for each segment of a forest. Without `chunk_first`, one item for each row with all of its chunks."""
-    lengths = np.diff(plan.starts)
-    widths = plan.ends - plan.begins
-    if chunk_first:
-        first_row = plan.order[plan.begins]
+def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
+    """One item for each segment of a forest and the rows that read it apart from the segments behind it.
+
+    A merged segment is read in one item with the segment before it (`planners`). Items are in depth-first order.
+    """
+    lengths, parents = np.diff(plan.starts), plan.parents
+    merged = merged & (parents >= 0)
+    if not merged.any():
+        first_row, widths = plan.order[plan.begins], plan.ends - plan.begins
         ends_inside = (widths == 1) & (plan.last_chunks[first_row] == plan.chunks[plan.starts[1:] - 1])
         tails = np.where(ends_inside, first_row, -1)
         return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, tails)
-    # Segments are in depth-first order, so a stable sort keeps each position's segments in path order.
-    positions = ranges(plan.begins, widths)
-    path = np.repeat(np.arange(len(widths)), widths)[np.argsort(positions, kind="stable")]
-    counts = np.bincount(positions, np.repeat(lengths, widths), len(plan.order)).astype(np.int64)
-    return items_of_tables(plan.chunks[ranges(plan.starts[path], lengths[path])], counts, plan.order)
+    # A row belongs to the items of its last segment, and of each segment before one that is not merged.
+    widths = plan.ends - plan.begins
+    positions, segments = ranges(plan.begins, widths), np.repeat(np.arange(len(widths)), widths)
+    by_row = np.argsort(positions, kind="stable")
+    path, rows = segments[by_row], positions[by_row]
+    leaves = np.append(rows[1:] == rows[:-1], False)[: len(rows)] & np.append(merged[path[1:]], False)[: len(rows)]
+    reads = np.ones(len(rows), np.bool_)
+    reads[by_row[leaves]] = False
+    counts = np.bincount(segments[reads], minlength=len(widths))
+    own = np.flatnonzero(counts)
+    # The segments of each item, from its own up to the first that is not merged.
+    run = np.ones_like(lengths)
+    for segment in np.flatnonzero(merged).tolist():
+        run[segment] += run[parents[segment]]
+    depth = run[own]
+    listed = np.empty(int(depth.sum()), np.int64)
+    end, at = np.cumsum(depth), own
+    for step in range(int(depth.max(initial=0))):
+        left = depth > step
+        listed[end[left] - 1 - step] = at[left]
+        at = parents[at]
+    chunk_count = np.bincount(np.repeat(np.arange(len(own)), depth), lengths[listed], len(own)).astype(np.int64)
+    row_count, item_rows = counts[own], plan.order[positions[reads]]
+    first_row = np.cumsum(row_count) - row_count
+    first = item_rows[first_row]
+    ends_inside = (widths[own] == 1) & (plan.last_chunks[first] == plan.chunks[plan.starts[own + 1] - 1])
+    return Items(
+        chunks=plan.chunks[ranges(plan.starts[listed], lengths[listed])],
+        rows=item_rows,
+        first_chunk=np.cumsum(chunk_count) - chunk_count,
+        chunk_count=chunk_count,
+        first_row=first_row,
+        row_count=row_count,
+        tail_row=np.where(ends_inside, first, -1),
+    )
 
 
 def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:

@@ -11,6 +11,7 @@ from chunkbench.kernels.chunk_store import ChunkStore
 from chunkbench.kernels.cpu.decode import StoredHeads, TppNative
 from chunkbench.kernels.cpu.store import PackedStore
 from chunkbench.kernels.heads import HeadDecode, HeadKernel, HeadStores
+from chunkbench.kernels.planners import flat, node_wise, two_phase
 from chunkbench.kernels.tpp_torch import TppTorch
 from chunkbench.kvcache import HeadPolicy, Plan
 
@@ -74,6 +75,7 @@ def assemble_heads(
     if shape.device.type != "cpu":
         raise ValueError(f"heads: caches whose heads keep windows are on CPUs, not on {shape.device}")
     group, chunk_first = shape.heads // shape.kv_heads, _is_chunk_first(partition)
+    planner = two_phase if chunk_first else flat
     native = kernel == "native"
 
     def make_store(heads: int) -> ChunkStore:
@@ -83,7 +85,7 @@ def assemble_heads(
 
     def make_kernel(store: ChunkStore, heads: int) -> HeadKernel:
         if isinstance(store, PackedStore):
-            return TppNative(StoredHeads(store, heads), heads * group, chunk_first)
+            return TppNative(StoredHeads(store, heads), heads * group, planner)
         return TppTorch(store, group, chunk_first)
 
     stores = HeadStores(policy, shape.chunk_size, shape.head_dim, group, native, make_store)
@@ -96,14 +98,14 @@ def assemble(shape: CacheShape, kernel: Chosen, partition: Partition) -> tuple[C
     sizes = shape.chunk_size, shape.kv_heads, shape.head_dim, shape.dtype
     if kernel == "native":
         packed_store = PackedStore(*sizes, shape.layers)
-        return packed_store, TppNative(packed_store, shape.heads, chunk_first)
+        return packed_store, TppNative(packed_store, shape.heads, two_phase if chunk_first else flat)
     if kernel == "triton":
         # Imported here because importing Triton takes a second and only a GPU needs it.
         from chunkbench.kernels.triton.decode import TppTriton
         from chunkbench.kernels.triton.store import TritonStore
 
         triton_store = TritonStore(*sizes, shape.device, shape.layers)
-        return triton_store, TppTriton(triton_store, shape.heads, chunk_first)
+        return triton_store, TppTriton(triton_store, shape.heads, node_wise if chunk_first else flat)
     store = ChunkStore(*sizes, shape.device, shape.layers)
     return store, TppTorch(store, shape.heads, chunk_first)
 

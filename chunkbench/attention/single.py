@@ -9,9 +9,11 @@ import torch
 from chunkbench.attention.layered import LayeredChunkAttention
 from chunkbench.attention.parts import Kernel, Partition
 from chunkbench.attention.tensors import WrongTensor
-from chunkbench.kernels.cpu.decode import NativeDecode
+from chunkbench.kernels.cpu.decode import NativeDecode, TppNative
+from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.planners import Planner
 from chunkbench.kernels.trace import Trace, TracedCall
-from chunkbench.kvcache import EmptySequence, HeadPolicy
+from chunkbench.kvcache import EmptySequence, HeadPolicy, Plan
 from chunkbench.kvcache.tokens import Tokens, token_array
 
 
@@ -82,6 +84,20 @@ class ChunkAttention(LayeredChunkAttention):
         q and out `[b, heads, head_dim]`, b = number of live sequences. Without `out` a new tensor is made; returns out.
         """
         return self.attend(0, q, out)
+
+    @property
+    def forest(self) -> Plan:
+        """The plan of the forest as it is now, for `with_planner`."""
+        return self._tree.plan()
+
+    def with_planner(self, planner: Planner) -> TppNative:
+        """A second native kernel over the same K and V, with items of another planner. Raises ValueError.
+
+        It knows nothing of changes: call its `plan(forest)` before its `decode`.
+        """
+        if not isinstance(self._store, PackedStore):
+            raise ValueError("only caches of the native kernel, without a policy, take another planner")
+        return TppNative(self._store, self.heads, planner)
 
     def trace(self, q: torch.Tensor, out: torch.Tensor, call: TracedCall) -> Trace | None:
         """`decode` after `plan`, its reads alone or its arithmetic alone, with the time of each unit of work.

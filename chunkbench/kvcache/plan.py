@@ -95,6 +95,23 @@ class Plan:
         return self.tokens_by_slot[self.slots]
 
     @cached_property
+    def parents(self) -> Ints:
+        """`[segments]`: the segment before each one on the path of its sequences, -1 if it begins them."""
+        parents = np.full(len(self.begins), -1)
+        behind = np.full(len(self.order), -1)  # by position: the last segment so far
+        shared = self.ends - self.begins > 1
+        for segment in np.flatnonzero(shared).tolist():
+            begin, end = self.begins[segment], self.ends[segment]
+            parents[segment] = behind[begin]
+            behind[begin:end] = segment
+        own = np.flatnonzero(~shared)
+        at = self.begins[own]
+        # A plan of some rows alone may have several segments of one row behind each other.
+        again = np.append(False, at[1:] == at[:-1])[: len(own)]
+        parents[own] = np.where(again, np.append(-1, own)[: len(own)], behind[at])
+        return parents
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The segments as objects."""
         starts, begins, ends = self.starts.tolist(), self.begins.tolist(), self.ends.tolist()

@@ -26,6 +26,7 @@ from chunkbench.kernels.items import (
     items_of_prompts,
     together,
 )
+from chunkbench.kernels.planners import Planner, two_phase
 from chunkbench.kernels.trace import Trace, TracedCall
 from chunkbench.kvcache.integers import Ints, ranges
 from chunkbench.kvcache.plan import Plan
@@ -252,13 +253,12 @@ class TppNative(NativeDecode):
 
     Chunk-first phase: the threads process the items of several rows and write partial results (O, m, n). Sequence-first
     phase: they process the items of one row, which fold in these results, continue with the chunks that only this row
-    covers, and write the output. `chunk_first=False` skips the first phase: every sequence reads all of its chunks by
-    itself.
+    covers, and write the output. The planner decides which shared chunks have an item of several rows.
     """
 
-    def __init__(self, store: PackedChunks, heads: int, chunk_first: bool = True) -> None:
+    def __init__(self, store: PackedChunks, heads: int, planner: Planner = two_phase) -> None:
         super().__init__(store, heads)
-        self.chunk_first = chunk_first
+        self._planner = planner
         self._plan: Plan | None = None
 
     def plan(self, plan: Plan, prompts: Sequence[PromptRows] = (), rows: Ints | None = None) -> None:
@@ -272,7 +272,7 @@ class TppNative(NativeDecode):
             batch = len(plan.order)
             items, tokens = items_of_prompts(prompts, self.store.chunk_size, batch)
             if batch:
-                items = together(items_of_forest(plan, self.chunk_first), items)
+                items = together(self._items(plan), items)
             tokens = np.concatenate([plan.last_tokens, tokens])
             if rows is not None:
                 tails = np.where(items.tail_row < 0, -1, rows[items.tail_row])
@@ -282,6 +282,9 @@ class TppNative(NativeDecode):
             self.set_last_tokens(tokens)
             return
         if plan is not self._plan or self._threads != torch.get_num_threads():
-            self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
+            self.make(self._items(plan), len(plan.order))
             self._plan = plan
         self.set_last_tokens(plan.last_tokens)
+
+    def _items(self, plan: Plan) -> Items:
+        return items_of_forest(plan, self._planner(plan, self.heads // self.store.kv_heads))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from chunkbench.kernels.items import Items, items_of_forest
+from chunkbench.kernels.planners import Planner, node_wise
 from chunkbench.kernels.triton import capability, constants
 from chunkbench.kernels.triton.attention import merge_rows, partial_results
 from chunkbench.kernels.triton.buffers import Buffers, Capacity
@@ -213,12 +214,14 @@ class TritonDecode:
 class TppTriton(TritonDecode):
     """Two-phase partition (section 3.2 of the paper) over a forest, with the interface of `TppTorch`.
 
-    `chunk_first=False` skips the first phase: every sequence reads all of its chunks by itself.
+    With the planner `flat` there is no first phase: every sequence reads all of its chunks by itself.
     """
 
-    def __init__(self, store: Places, heads: int, chunk_first: bool = True, tuning: Tuning | None = None) -> None:
+    def __init__(
+        self, store: Places, heads: int, planner: Planner = node_wise, tuning: Tuning | None = None
+    ) -> None:
         super().__init__(store, heads, tuning)
-        self.chunk_first = chunk_first
+        self._planner = planner
         self._plan: Plan | None = None
 
     def plan(self, plan: Plan) -> None:
@@ -230,6 +233,6 @@ class TppTriton(TritonDecode):
         if plan is not self._plan:
             new = plan.growth_since(self._plan) if self._plan is not None else None
             if new is None or not self.extend(*new):
-                self.make(items_of_forest(plan, self.chunk_first), len(plan.order))
+                self.make(items_of_forest(plan, self._planner(plan, self._shape.group)), len(plan.order))
             self._plan = plan
         self._follow(plan.last_chunks, plan.last_tokens)

@@ -16,6 +16,7 @@ from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu import decode
 from chunkbench.kernels.cpu.decode import TppNative
 from chunkbench.kernels.cpu.store import PackedStore
+from chunkbench.kernels.planners import Planner, flat, node_wise, two_phase
 from chunkbench.kernels.reference import attention
 from tests.attention.contexts import Contexts
 from tests.pairs import pairs
@@ -33,7 +34,7 @@ class Checked(Contexts):
     tolerance: ClassVar = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, chunk: int, dtype: torch.dtype, chunk_first: bool = True
+        self, heads: int, kv_heads: int, dim: int, chunk: int, dtype: torch.dtype, planner: Planner = node_wise
     ) -> None:
         super().__init__(ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native"))
         store = self.attention._store
@@ -42,7 +43,7 @@ class Checked(Contexts):
         with pytest.MonkeyPatch.context() as patched:
             for isa in ISAS:
                 patched.setenv("CHUNKBENCH_ISA", isa)
-                self.kernels[isa] = TppNative(store, heads, chunk_first)
+                self.kernels[isa] = TppNative(store, heads, planner)
 
     def plan(self) -> None:
         plan = self.attention._tree.plan()
@@ -82,12 +83,12 @@ def test_every_number_of_tokens_in_the_last_chunk(dtype: torch.dtype, chunk: int
         cache.check()
 
 
-@pytest.mark.parametrize("chunk_first", [True, False])
-def test_a_plan_is_made_anew_when_a_chunk_begins(chunk_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("planner", [two_phase, flat])
+def test_a_plan_is_made_anew_when_a_chunk_begins(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     make = decode.NativeDecode.make
     monkeypatch.setattr(decode.NativeDecode, "make", lambda self, *work: made.append(1) or make(self, *work))
-    cache = Checked(2, 2, 32, 16, torch.float32, chunk_first)
+    cache = Checked(2, 2, 32, 16, torch.float32, planner)
     for row in range(5):
         cache.add([*range(64), 500 + row, *range(row * 9)])
     cache.add([7])

@@ -20,8 +20,8 @@ if cpu.native() is None:
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CHUNK = 16
-SHARED, OWN = 32, (5, 20, 16, 1)
-"""Four sequences share two whole chunks; their own last chunks are not full, but for one of them."""
+SHARED, OWN = 512, (5, 20, 16, 1)
+"""Four sequences share enough whole chunks for items of several rows; their own last chunks are not full, but for one of them."""
 SLACK_S = 1e-6
 """Clock readings are not ordered to the cycle."""
 

@@ -22,6 +22,8 @@ from chunkbench.kernels.cpu.planner import (
     cut,
 )
 from chunkbench.kernels.items import Items, items_of_forest, items_of_tables
+from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused, two_phase
+from chunkbench.kvcache import Plan
 from tests.kernels.prompts import planned, prompts
 
 
@@ -30,22 +32,26 @@ def table_items(contexts: list[list[int]]) -> Items:
     return items_of_tables(chunks, np.array([len(c) for c in contexts], np.int64), np.arange(len(contexts)))
 
 
+def forest_items(plan: Plan, planner: Planner) -> Items:
+    return items_of_forest(plan, planner(plan, 1))
+
+
 GRAINS = st.builds(Grain, st.integers(1, 70), st.sampled_from([1, 2, 8]), st.sampled_from([1, 3, 8, 100]))
 
 
-def check(flat: ItemArrays, contexts: list[list[int]], chunk_first: bool = False) -> None:
-    """Compare item arrays with the chunk ids of every row. With `chunk_first`, one item reads what rows share."""
+def check(made: ItemArrays, contexts: list[list[int]]) -> None:
+    """Compare item arrays with the chunk ids of every row. Only the item that ends in a row's last chunk has a tail."""
     readers = Counter(chain.from_iterable(contexts))
     chunks_read: dict[int, list[int]] = defaultdict(list)
     tail_chunks: dict[int, list[int]] = defaultdict(list)
     row_of_partial: dict[int, int] = {}
     folds_of_row: dict[int, list[int]] = {}
-    for index, (first, count, tail, first_row, rows, partial, first_fold, folds, _) in enumerate(flat.items.tolist()):
-        chunks = flat.chunks[first : first + count].tolist()
+    for index, (first, count, tail, first_row, rows, partial, first_fold, folds, _) in enumerate(made.items.tolist()):
+        chunks = made.chunks[first : first + count].tolist()
         assert len(chunks) == count
-        members = flat.rows[first_row : first_row + rows].tolist()
+        members = made.rows[first_row : first_row + rows].tolist()
         assert len(members) == rows > 0
-        assert (partial >= 0) == (index < flat.partial_items), "items that write partial results come first"
+        assert (partial >= 0) == (index < made.partial_items), "items that write partial results come first"
         for place, row in enumerate(members):
             chunks_read[row] += chunks
             if partial >= 0:
@@ -54,15 +60,16 @@ def check(flat: ItemArrays, contexts: list[list[int]], chunk_first: bool = False
                 row_of_partial[partial + place] = row
             else:
                 assert row not in folds_of_row, "two items write the output of the same row"
-                folds_of_row[row] = flat.folds[first_fold : first_fold + folds].tolist()
+                folds_of_row[row] = made.folds[first_fold : first_fold + folds].tolist()
                 assert rows == 1 or folds == 0
         if tail >= 0:
             assert members == [tail]
             tail_chunks[tail].append(chunks[-1])
     for row, context in enumerate(contexts):
         assert sorted(chunks_read[row]) == sorted(context)
-        assert tail_chunks[row] == ([] if chunk_first and readers[context[-1]] > 1 else [context[-1]])
-    assert sorted(row_of_partial) == list(range(flat.partials))
+        own = not tail_chunks[row] and readers[context[-1]] > 1  # a chunk that several rows have is full
+        assert own or tail_chunks[row] == [context[-1]]
+    assert sorted(row_of_partial) == list(range(made.partials))
     assert set(folds_of_row) == set(range(len(contexts)))
     partials_of_row: dict[int, list[int]] = defaultdict(list)
     for partial, row in row_of_partial.items():
@@ -73,19 +80,17 @@ def check(flat: ItemArrays, contexts: list[list[int]], chunk_first: bool = False
 
 
 @settings(max_examples=60)
-@given(drawn=prompts(), grain=GRAINS, chunk_first=st.booleans())
-def test_every_row_reads_each_of_its_chunks_once(drawn: list[list[int]], grain: Grain, chunk_first: bool) -> None:
+@given(drawn=prompts(), grain=GRAINS, planner=st.sampled_from([two_phase, flat, cascade, node_wise, tree_fused, pack]))
+def test_every_row_reads_each_of_its_chunks_once(drawn: list[list[int]], grain: Grain, planner: Planner) -> None:
     plan, contexts = planned(drawn, 1)
-    items, heads = cut(items_of_forest(plan, chunk_first), grain)
-    check(arrays(items, heads, len(contexts)), contexts, chunk_first)
-    if not chunk_first:
-        assert (items.row_count == 1).all()
+    items, heads = cut(items_of_forest(plan, planner(plan, grain.group)), grain)
+    check(arrays(items, heads, len(contexts)), contexts)
 
 
 @settings(max_examples=40)
 @given(drawn=prompts(), grain=GRAINS)
 def test_items_are_bounded_and_expensive_items_come_first(drawn: list[list[int]], grain: Grain) -> None:
-    items, _ = cut(items_of_forest(planned(drawn, 1)[0], True), grain)
+    items, _ = cut(forest_items(planned(drawn, 1)[0], node_wise), grain)
     assert (items.row_count * grain.group <= max(MAX_QUERIES, grain.group)).all()
     for earlier, later in pairwise(zip(items.chunk_count.tolist(), items.row_count.tolist(), strict=True)):
         # An item with at most as many chunks and rows as another one costs no more, so it cannot come before it.
@@ -112,7 +117,7 @@ def test_private_rows_read_several_heads_chunk_by_chunk_and_shared_ones_head_by_
     shared = [[7, *row] for row in own[:2]] + own[2:]
     assert sorted(cut(table_items(shared), grain)[1].tolist()) == [1, 1] + [HEADS_TOGETHER] * 30
     plan, _ = planned([[*range(320), *range(1000 * (row + 1), 1000 * (row + 1) + 320)] for row in range(4)], 16)
-    items, heads = cut(items_of_forest(plan, True), grain)
+    items, heads = cut(forest_items(plan, node_wise), grain)
     assert set(heads[items.row_count > 1].tolist()) == {1}
     assert set(heads[items.row_count == 1].tolist()) == {32 // STAGES}
 
@@ -131,25 +136,25 @@ def test_a_short_run_is_not_cut() -> None:
 
 
 def test_many_short_sequences_write_their_output_directly() -> None:
-    flat = arrays(*cut(table_items([[row] for row in range(100)]), Grain(2, 4, 1)), 100)
-    check(flat, [[row] for row in range(100)])
-    assert flat.partials == flat.partial_items == 0
+    made = arrays(*cut(table_items([[row] for row in range(100)]), Grain(2, 4, 1)), 100)
+    check(made, [[row] for row in range(100)])
+    assert made.partials == made.partial_items == 0
 
 
 def test_no_sequences_give_no_items() -> None:
-    flat = arrays(*cut(table_items([]), Grain(2, 1, 1)), 0)
-    check(flat, [])
-    assert flat.items.shape == (0, 9)
+    made = arrays(*cut(table_items([]), Grain(2, 1, 1)), 0)
+    check(made, [])
+    assert made.items.shape == (0, 9)
 
 
-@pytest.mark.parametrize("chunk_first", [True, False])
-def test_a_prefix_tree_of_three_levels_and_256_rows(chunk_first: bool) -> None:
+@pytest.mark.parametrize("planner", [node_wise, flat])
+def test_a_prefix_tree_of_three_levels_and_256_rows(planner: Planner) -> None:
     system, own = list(range(1024)), [200 + row for row in range(256)]
     groups = [list(range(10_000 * group, 10_000 * group + 512)) for group in range(1, 17)]
     private = [list(range(10**6 * (row + 1), 10**6 * (row + 1) + tokens)) for row, tokens in enumerate(own)]
     plan, contexts = planned([[*system, *groups[row // 16], *tokens] for row, tokens in enumerate(private)], 64)
-    flat = arrays(*cut(items_of_forest(plan, chunk_first), Grain(8, 4, 2)), 256)
-    check(flat, contexts, chunk_first)
+    made = arrays(*cut(forest_items(plan, planner), Grain(8, 4, 2)), 256)
+    check(made, contexts)
     # Expected from the token ids: 16 chunks that all rows share, 8 for every group of 16 rows, and own chunks.
     assert [len(context) for context in contexts] == [16 + 8 + -(-tokens // 64) for tokens in own]
     readers = Counter(Counter(chain.from_iterable(contexts)).values())

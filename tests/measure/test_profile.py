@@ -17,7 +17,7 @@ from chunkbench.measure.profile import TIMED, TRACED, repeat, thread_count, time
 from chunkbench.workers.inputs import PooledInputs
 
 POINT = AttentionPoint(
-    n_p=96, n_s=64, n_c=3, batch_size=4, heads=4, kv_heads=2, head_dim=32, chunk_size=16, block_size=16,
+    n_p=288, n_s=256, n_c=3, batch_size=4, heads=4, kv_heads=2, head_dim=32, chunk_size=16, block_size=16,
     dtype="float32", device="cpu",
 )  # fmt: skip
 
@@ -84,8 +84,8 @@ def test_the_native_kernels_show_their_units(implementation: str, threads: int) 
         assert trace is not None
         assert trace.threads == threads
         assert trace.seconds > max(unit.end_s for unit in trace.units) > 0
-        # Three completion tokens: 4 * (96 + 3) tokens of 4 heads, 4 * d operations each.
-        assert sum(unit.flops for unit in trace.units) == 4 * 99 * 4 * 4 * 32
+        # Three completion tokens: 4 * (288 + 3) tokens of 4 heads, 4 * d operations each.
+        assert sum(unit.flops for unit in trace.units) == 4 * 291 * 4 * 4 * 32
         assert any(unit.shared for unit in trace.units) == (implementation == "chunk_attn")
         for unit in trace.units:
             parts = unit.scores_s + unit.softmax_s + unit.values_s

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from chunkbench.attention import LayeredChunkAttention
+from chunkbench.kernels.planners import Planner, flat, node_wise
 from chunkbench.kernels.triton import decode as decode_module
 from chunkbench.kernels.triton.decode import TppTriton
 from chunkbench.kernels.triton.store import TritonStore
@@ -48,14 +49,14 @@ class Forest(Contexts):
         layers: int = 1,
         share: bool = True,
         paths: Sequence[list[int]] = (),
-        chunk_first: bool = True,
+        planner: Planner = node_wise,
         tuning: Tuning = SMALL,
     ) -> None:
         options: dict[str, Any] = {"dtype": dtype, "device": device, "kernel": "triton", "share": share}
         super().__init__(LayeredChunkAttention(layers, heads, head_dim, kv_heads, chunk_size, **options))
         assert isinstance(self.attention._store, TritonStore)
         self.store, self.tree = self.attention._store, self.attention._tree
-        self.kernel = TppTriton(self.store, heads, chunk_first, tuning)
+        self.kernel = TppTriton(self.store, heads, planner, tuning)
         for path in paths:
             self.add(path)
 
@@ -144,7 +145,7 @@ def test_many_sequences_share_a_prefix(device: str, rows: int) -> None:
 
 
 def test_sequence_first_makes_an_item_for_every_row(device: str) -> None:
-    forest = Forest(device, paths=SHARED_TREE, chunk_first=False)
+    forest = Forest(device, paths=SHARED_TREE, planner=flat)
     forest.check()
     assert forest.kernel.work_items >= len(SHARED_TREE)
 
@@ -262,7 +263,7 @@ def test_larger_buffers_change_the_generation(device: str) -> None:
 
 @pytest.mark.parametrize("share", [False, True], ids=["private blocks", "shared blocks"])
 def test_paged_attention(device: str, share: bool) -> None:
-    forest = Forest(device, heads=4, share=share, paths=SHARED_TREE[:5], chunk_first=False)
+    forest = Forest(device, heads=4, share=share, paths=SHARED_TREE[:5], planner=flat)
     for _ in range(2):
         forest.step()
         forest.check()
@@ -324,12 +325,12 @@ def places_read_by(kernel: TppTriton, rows: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("in_place", "chunk_first"), [(False, True), (True, True), (False, False)], ids=["tails", "no tails", "paged"]
+    ("in_place", "planner"), [(False, node_wise), (True, node_wise), (False, flat)], ids=["tails", "no tails", "paged"]
 )
-def test_an_extended_plan_reads_the_same_chunks_as_a_new_plan(device: str, in_place: bool, chunk_first: bool) -> None:
+def test_an_extended_plan_reads_the_same_chunks_as_a_new_plan(device: str, in_place: bool, planner: Planner) -> None:
     """Sequences need new chunks at different steps, until and after the plan has no room to grow."""
     tuning = SMALL._replace(in_place=in_place)
-    forest = Forest(device, heads=1, kv_heads=1, chunk_first=chunk_first, tuning=tuning)
+    forest = Forest(device, heads=1, kv_heads=1, planner=planner, tuning=tuning)
     kernel = forest.kernel
     forest.store.grow(500)
     for row, path in enumerate([*SHARED_TREE, [*range(800, 860)], [*range(800, 863)]]):
