@@ -34,13 +34,16 @@ def is_stream(path: Path) -> bool:
     return path.parent in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
 
 
-def read_text(path: Path) -> str:
-    """The text of a file in UTF-8, without a byte order mark. It is opened once, so it may be a pipe. Raises
-    `TextError`."""
+def read_text(path: Path, most: int | None = None) -> str:
+    """The text of a file in UTF-8, without a byte order mark, of at most `most` bytes. It is opened once, so it may be
+    a pipe. Raises `TextError`."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(-1 if most is None else most + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise TextError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if most is not None and len(content) > most:
+        raise TextError(path, f"is larger than the limit of {most} bytes")
     return decode(content, path)
 
 

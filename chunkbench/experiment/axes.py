@@ -13,6 +13,7 @@ from typing import Any
 
 from chunkbench.experiment.errors import Finding, Findings, Path
 from chunkbench.experiment.llama import SHAPES
+from chunkbench.experiment.tree_reader import TREES_SCHEMA, read_forest
 from chunkbench.experiment.values import (
     DTYPES,
     MAX_NAME,
@@ -24,7 +25,6 @@ from chunkbench.experiment.values import (
     count_reader,
     integer_schema,
     read_dtype,
-    read_forest,
     read_model,
     read_name,
     read_prompt_length,
@@ -51,7 +51,7 @@ class Axis:
     symbol: str = ""
     """The paper's symbol, as TeX writes it."""
     whole: bool = False
-    """Whether a list is a single value of the axis."""
+    """Whether a list is a single value of the axis, unless it holds texts alone."""
 
 
 def _counted(
@@ -135,11 +135,13 @@ _TABLE = (
     ),
     Axis(
         "tree",
-        "any forest of shared prompts, instead of n_s and prompts; one per block",
-        "[[tokens, children], ...]; children is a number of sequences or another such list",
+        "any forest of shared prompts, instead of n_s and prompts; with private tokens, instead of n_p, too",
+        "[[tokens, children], ...], children being a number of sequences, a list of their private tokens or another "
+        "such list; NODESxTOKENS of each level, the sequences last, as in 1x8 4x256 256x32; or the path of a .json or "
+        ".yaml file",
         "none",
         read_forest,
-        {"$ref": "#/$defs/tree"},
+        TREES_SCHEMA,
         "tree",
         whole=True,
     ),
@@ -276,13 +278,13 @@ AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 def read_axis(name: str, raw: object) -> tuple[list[tuple[Path, AxisValue]], list[Finding]]:
     """The readable values of an axis, each with its path below `raw`, and the findings about the other values.
 
-    A list gives one value per item, a scalar gives one value. An axis that is `whole` takes exactly one value, which
-    may itself be a list.
+    A list gives one value per item, a scalar gives one value. For an axis that is `whole`, only a list of texts has
+    several values; any other list is one.
     """
     axis = AXES[name]
     if raw is None:
         return [], [Finding((), "has no value; give one or leave the key out")]
-    if axis.whole or not isinstance(raw, list | tuple):
+    if not isinstance(raw, list | tuple) or (axis.whole and not all(isinstance(item, str) for item in raw)):
         items: Iterable[tuple[Path, object]] = [((), raw)]
     elif not raw:
         return [], [Finding((), "an empty list leaves no points; give a value or leave the key out")]

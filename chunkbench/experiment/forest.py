@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from chunkbench.experiment.errors import Finding
 from chunkbench.experiment.terms import TreeNode
-from chunkbench.experiment.values import MAX_SEQUENCES, Forest, LengthRange, Share, sequences_in, tree_paths
+from chunkbench.experiment.tree import Forest, are_sequences, has_lengths, tree_paths
+from chunkbench.experiment.values import LengthRange, Share
 
 MAX_INDEX = (1 << 31) - 1
 """Kernels count tokens in 32 bits."""
@@ -34,7 +35,7 @@ def prompt_lengths(n_p: int | tuple[int, int], batch_size: int, seed: int) -> li
 def prompt_paths(
     lengths: Sequence[int], n_s: int | None, prompts: int, tree: tuple[TreeNode, ...] | None
 ) -> list[list[PromptSegment]]:
-    """Every sequence's prompt as a path of segments; empty segments are left out.
+    """Every sequence's prompt as a path of segments; empty segments are left out. `lengths` are tokens of prompts.
 
     Without a `tree`, there are `prompts` roots with `n_s` tokens each, and sequence k uses root `k mod prompts`. Paths
     are in the order in which sequences are added. The last segment of a path is private unless the whole prompt is
@@ -60,8 +61,8 @@ def walk_tree(
     """Paths of all sequences below a node, depth first."""
     tokens, children = node
     path = (*above, PromptSegment(next(ids), tokens))
-    if isinstance(children, int):
-        for _ in range(children):
+    if are_sequences(children):
+        for _ in range(children if isinstance(children, int) else len(children)):
             yield path
     else:
         for child in children:
@@ -71,7 +72,7 @@ def walk_tree(
 def prompt_conflicts(given: Mapping[str, Any], sequences: int, prompts: int) -> Iterator[Finding]:
     """Conflicts among the axes of prompts in one combination; a finding's path begins with the axis to blame.
 
-    `given` has n_p and n_c, and n_s or a tree; `sequences` and `prompts` are how many there are.
+    `given` has n_p and n_c, and n_s or a tree as points have it; `sequences` and `prompts` are how many there are.
     """
     n_p = given["n_p"]
     shortest, longest = (n_p.low, n_p.high) if isinstance(n_p, LengthRange) else (n_p, n_p)
@@ -104,9 +105,6 @@ def _tree_conflicts(given: Mapping[str, Any], shortest: int, prompt: str) -> Ite
     for axis in ("n_s", "prompts"):
         if axis in given:
             yield Finding((axis,), "cannot be used together with tree, which replaces it; keep one", True)
-    for path, tokens in tree_paths(forest):
+    for path, tokens in () if has_lengths(forest) else tree_paths(forest):
         if tokens > shortest:
             yield Finding(("tree", *path), f"{tokens} tokens down to here are more than {prompt}")
-    sequences = sequences_in(forest)
-    if sequences > MAX_SEQUENCES:
-        yield Finding(("tree",), f"holds {sequences} sequences; more than {MAX_SEQUENCES} are refused")

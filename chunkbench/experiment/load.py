@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from chunkbench import workload
-from chunkbench.experiment.axes import AXES
+from chunkbench.experiment.axes import AXES, read_axis
 from chunkbench.experiment.errors import ExperimentError, Findings, Path, Problem, did_you_mean, show, unknown
 from chunkbench.experiment.point import Point
 from chunkbench.experiment.spec import Experiment
-from chunkbench.experiment.sweep import Filter, read_filter
+from chunkbench.experiment.sweep import Filter, lengths_given, read_filter
 from chunkbench.experiment.yaml_file import MAX_BYTES, YamlDocument, read
 from chunkbench.text_file import TextError, decode
 
@@ -174,7 +174,7 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
             if not isinstance(block, dict):
                 continue
             block.pop(axis, None)
-            for other in {"tree": ("n_s", "prompts"), "n_s": ("tree",), "prompts": ("tree",)}.get(axis, ()):
+            for other in _incompatible(axis, given.value, block):
                 if other in block:
                     at = document.mark((*path, other), key=True)
                     message = f"cannot be used together with {other} in {at}"
@@ -183,3 +183,16 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
             document.value["defaults"] = {}
         if isinstance(document.value["defaults"], dict):
             document.put(("defaults", axis), given)
+
+
+def _incompatible(axis: str, raw: object, block: Mapping[str, Any]) -> tuple[str, ...]:
+    """The axes of a block that an overriding value cannot stand beside."""
+    if axis == "n_p":
+        return ("tree",) if _lists_lengths(block.get("tree")) else ()
+    if axis == "tree":
+        return ("n_s", "prompts", "n_p") if _lists_lengths(raw) else ("n_s", "prompts")
+    return ("tree",) if axis in ("n_s", "prompts") else ()
+
+
+def _lists_lengths(tree: object) -> bool:
+    return True in lengths_given(read_axis("tree", tree)[0])

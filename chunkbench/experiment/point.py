@@ -14,7 +14,8 @@ from typing_extensions import TypeVar
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.forest import PromptSegment, prompt_lengths, prompt_paths
 from chunkbench.experiment.terms import Cache, Compensation, Device, Dtype, Mode, Protocol, TreeNode
-from chunkbench.experiment.values import LengthRange, Share, sequences_in, show_value
+from chunkbench.experiment.tree import has_lengths, lengths_in, sequences_in
+from chunkbench.experiment.values import LengthRange, Share, show_value
 
 _IN_EVERY_KEY = ("n_s", "tree", "threads")
 """Axes that keys have also where they are None."""
@@ -75,7 +76,7 @@ class Point(BaseModel):
             if name == "batch_size":
                 words.append(f"b={value}")
             elif name == "n_s" and getattr(self, "tree", None) is not None:
-                words.append("tree")
+                words.append(f"tree={show_value(getattr(self, 'tree', None))}")
             elif name not in _SELDOM_SWEPT and value is not None and not usual:
                 words.append(f"{name}={show_value(value)}")
         return " ".join(words)
@@ -95,7 +96,8 @@ class SessionPoint(Point):
 class AttentionPoint(SessionPoint):
     """Sequences that decode together over a forest of prompts.
 
-    `n_p` is a token count, or `(low, high)` for ragged prompts (lengths drawn from the seed, both ends included).
+    `n_p` is a token count, or `(low, high)` for ragged prompts: lengths drawn from the seed, both ends included, or
+    those of a `tree` that has lists of private tokens in place of numbers of sequences.
     `n_s` and `prompts` describe a forest of `prompts` roots with `n_s` tokens each (sequence k uses root
     `k mod prompts`). `tree` describes any forest; `n_s` is then None.
     """
@@ -129,6 +131,8 @@ class AttentionPoint(SessionPoint):
 
     def prompt_lengths(self, seed: int) -> list[int]:
         """Prompt length of every sequence."""
+        if self.tree is not None and has_lengths(self.tree):
+            return lengths_in(self.tree)
         return prompt_lengths(self.n_p, self.batch_size, seed)
 
     def paths(self, seed: int) -> list[list[PromptSegment]]:

@@ -8,7 +8,7 @@ from chunkbench import workload
 from chunkbench.experiment.axes import axes_schema
 from chunkbench.experiment.fields import DEFINED
 from chunkbench.experiment.terms import Dtype
-from chunkbench.experiment.values import TREE_SCHEMA
+from chunkbench.experiment.tree_reader import TREE_SCHEMA
 
 
 def json_schema() -> dict[str, Any]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, cast
 
 from chunkbench import workload
 from chunkbench.experiment.axes import AXES, read_axis
 from chunkbench.experiment.errors import Finding, Path, only_for, unknown
 from chunkbench.experiment.point import Point
 from chunkbench.experiment.terms import Device, Dtype
+from chunkbench.experiment.tree import Forest, has_lengths, resolved
 from chunkbench.experiment.values import AxisValue, LengthRange, Share
 
 MAX_POINTS = 10_000
 INDEPENDENT = ("head_dim", "chunk_size", "block_size", "dtype", "threads")
 """Axes whose values do not depend on any other axis."""
-T = TypeVar("T")
 Filter = Mapping[str, Sequence[AxisValue]]
 """Axis -> accepted values. A combination that has one of them on every axis matches."""
 _Located = dict[str, list[tuple[Path, AxisValue]]]
@@ -52,6 +52,8 @@ def _same(axis: str, wanted: AxisValue, values: Mapping[str, Any]) -> bool:
         return values[axis] is not None and wanted.tokens(values.get("n_p")) == values[axis]
     if isinstance(wanted, LengthRange):
         return bool(values[axis] == (wanted.low, wanted.high))
+    if axis == "tree" and has_lengths(cast(Forest, wanted)):
+        return (values.get("n_p"), values[axis]) == resolved(cast(Forest, wanted))
     return bool(values[axis] == wanted)
 
 
@@ -79,11 +81,18 @@ def _not_here(axis: str) -> str:
     return only_for([kind.name for kind in workload.all_kinds() if axis in kind.point.axes()])
 
 
-def merged(defaults: Mapping[str, T], block: Mapping[str, T]) -> dict[str, T]:
-    """A block's axes over the defaults. A `tree` displaces default n_s and prompts; n_s or prompts displace a tree."""
+def lengths_given(trees: Iterable[tuple[Path, AxisValue]]) -> set[bool]:
+    """Whether trees have private lengths, so that n_p follows from them: True, False, both, or nothing without one."""
+    return {has_lengths(cast(Forest, tree)) for _, tree in trees}
+
+
+def merged(defaults: _Located, block: _Located) -> _Located:
+    """A block's axes over the defaults. A `tree` displaces default n_s and prompts, and n_p if it has lengths; n_s or
+    prompts displace a tree."""
     displaced: set[str] = set()
     if "tree" in block:
         displaced |= {"n_s", "prompts"}
+        displaced |= {"n_p"} if True in lengths_given(block["tree"]) else set()
     if "n_s" in block or "prompts" in block:
         displaced.add("tree")
     return {axis: values for axis, values in defaults.items() if axis not in displaced} | dict(block)
@@ -112,12 +121,19 @@ class Sweep:
             place: Path = ("sweep", index)
             block, readable = self._values(raw, place)
             axes = merged(common, block)
-            missing = [requirement for requirement in self.rules.required if not requirement.axes & axes.keys()]
+            lengths = lengths_given(axes.get("tree", ()))
+            known = axes.keys() | ({"n_p"} if True in lengths else set())
+            missing = [requirement for requirement in self.rules.required if not requirement.axes & known]
             if common_readable and readable:
                 self.findings += [Finding(place, requirement.message) for requirement in missing]
             # Without values that could not be read, the others can still disagree with each other.
             axes = {axis: values for axis, values in axes.items() if values or axis not in INDEPENDENT}
             usable = not missing and all(axes.values()) and axes.keys() <= set(self.point.axes())
+            for finding in _length_conflicts(
+                lengths, {axis: place if axis in block else ("defaults",) for axis in axes}
+            ):
+                self.findings.append(finding)
+                usable = False
             complete &= readable and usable
             if not usable:
                 continue
@@ -139,7 +155,7 @@ class Sweep:
         names = [name for name in AXES if name in axes]
         for chosen in itertools.product(*(axes[name] for name in names)):
             located = dict(zip(names, chosen, strict=True))
-            given = {name: value for name, (_, value) in located.items()}
+            given = _with_lengths({name: value for name, (_, value) in located.items()})
             values = self.point.completed(given)
             matching = {number for number, accepted in self.filters.items() if selects(accepted, values)}
             used |= matching
@@ -198,9 +214,29 @@ class Sweep:
                 yield self.point.model_validate(resolved)
 
 
+def _length_conflicts(lengths: set[bool], places: Mapping[str, Path]) -> Iterator[Finding]:
+    """Conflicts of a block's trees with each other and with n_p; `places` are where the block's axes are."""
+    if len(lengths) > 1:
+        told = "some of these trees have private tokens, others numbers of sequences; give them in blocks of their own"
+        yield Finding((*places["tree"], "tree"), told)
+    elif True in lengths and "n_p" in places:
+        told = "follows from tree, which lists the private tokens of its sequences; leave n_p out, or give numbers of"
+        yield Finding((*places["n_p"], "n_p"), f"{told} sequences in tree", True)
+
+
+def _with_lengths(given: dict[str, Any]) -> dict[str, Any]:
+    """A combination with the n_p and the tree of its point, where the tree has private lengths."""
+    if "tree" not in given or not has_lengths(given["tree"]):
+        return given
+    n_p, tree = resolved(given["tree"])
+    return given | {"n_p": n_p if isinstance(n_p, int) else LengthRange(*n_p), "tree": tree}
+
+
 def _blamed(path: Path, located: Mapping[str, tuple[Path, AxisValue]], block: Path) -> Path:
     """The path of the value to blame. For an axis left to its default: the axis that decides it, or the block."""
     axis = str(path[0])
     if axis == "kv_heads" and axis not in located:
         axis = "heads"
+    if axis == "n_p" and axis not in located:
+        axis = "tree"
     return (*located[axis][0], *path[1:]) if axis in located else block

@@ -14,6 +14,7 @@ Mode = Literal["eager", "events", "graph"]
 Pages = Literal["huge", "small"]
 Compensation = Literal["none", "mean", "weighted"]
 
-# A node of a forest: its number of tokens, and either its child nodes or the number of sequences below it.
+# A node of a forest: its number of tokens, and its child nodes, or the sequences behind it: their number, or the
+# private tokens of each.
 # It is a named alias because pydantic cannot resolve a recursive type without a name.
-TreeNode = TypeAliasType("TreeNode", "tuple[int, int | tuple[TreeNode, ...]]")
+TreeNode = TypeAliasType("TreeNode", "tuple[int, int | tuple[int, ...] | tuple[TreeNode, ...]]")

@@ -13,6 +13,7 @@ from chunkbench.experiment.point import Case, PointT
 from chunkbench.experiment.sessions import SessionExperiment
 from chunkbench.experiment.sweep import Sweep, read_filter, selects
 from chunkbench.experiment.terms import Cache, Device, Mode, Protocol
+from chunkbench.experiment.tree_reader import is_tree_file, read_forest
 
 PROTOCOL_CACHE: Mapping[Protocol, Cache] = {"strict": "cold", "paper": "warm"}
 DEVICE_MODES: Mapping[Device, tuple[Mode, ...]] = {"cpu": ("eager",), "cuda": ("events", "graph", "eager")}
@@ -37,6 +38,18 @@ class Expectation(BaseModel):
     against: str | None = Field(None, description="an implementation, or roofline")
     bar: Positive
     aim: Positive | None = None
+
+    @field_validator("where")
+    @classmethod
+    def _where_holds_its_tree(cls, where: dict[str, Any]) -> dict[str, Any]:
+        """The forest in place of the file that holds it: a report judges the run without that file."""
+        tree = where.get("tree")
+        if isinstance(tree, list | tuple) and any(map(is_tree_file, tree)):
+            raise Findings(Finding(("tree",), "several trees with a file among them; give each an expectation"))
+        try:
+            return where | {"tree": read_forest(tree)} if is_tree_file(tree) else where
+        except Findings:
+            return where  # `_more_findings` says what is wrong, at the tree's own place
 
     @field_validator("against")
     @classmethod

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
-from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, show, unknown
+from chunkbench.experiment.errors import Finding, Findings, did_you_mean, show, unknown
 from chunkbench.experiment.llama import LlamaShape, ShapeError, shape_of
-from chunkbench.experiment.terms import Dtype, TreeNode
+from chunkbench.experiment.terms import Dtype
+from chunkbench.experiment.tree import Forest, show_forest, spell_forest
 from chunkbench.text_file import is_text
 
 _SHARE = re.compile(r"(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/([0-9]{1,9}))?)? ?n_p")
@@ -51,7 +52,6 @@ class Share(NamedTuple):
         return self.of_n_p * n_p if isinstance(n_p, int) else None
 
 
-Forest = tuple[TreeNode, ...]
 AxisValue = int | str | LengthRange | Share | Forest | LlamaShape
 """A count; a dtype or a name; a range of n_p; a share of n_p; a forest of prompts; or the shape of a model."""
 
@@ -77,7 +77,6 @@ def count_reader(low: int, high: int, multiple: int = 1) -> Callable[[object], i
 
 _read_tokens = count_reader(0, MAX_TOKENS)
 _read_some_tokens = count_reader(1, MAX_TOKENS)
-_read_sequences = count_reader(1, MAX_SEQUENCES)
 
 
 def read_prompt_length(raw: object) -> int | LengthRange:
@@ -139,59 +138,22 @@ def read_name(raw: object) -> str:
     return raw
 
 
-def read_forest(raw: object) -> Forest:
-    """A forest of prompts: nodes `[tokens, children]`."""
-    form = "a tree is a list of [tokens, children]; children is a number of sequences or another such list"
-    if not isinstance(raw, list | tuple) or not raw:
-        raise Findings(Finding((), f"must be a list, not {show(raw)}; {form}"))
-    nodes: list[TreeNode] = []
-    findings: list[Finding] = []
-    for index, node in enumerate(raw):
-        if not isinstance(node, list | tuple) or len(node) != 2:
-            findings.append(Finding((index,), f"must be a pair [tokens, children]; {form}"))
-            continue
-        parsed: list[Any] = []
-        readers = (_read_tokens, read_forest if isinstance(node[1], list | tuple) else _read_sequences)
-        for place, read in enumerate(readers):
-            try:
-                parsed.append(read(node[place]))
-            except Findings as error:
-                findings += [Finding((index, place, *finding.path), finding.message) for finding in error.findings]
-        if len(parsed) == 2:
-            nodes.append((parsed[0], parsed[1]))
-    if findings:
-        raise Findings(*findings)
-    return tuple(nodes)
-
-
-def sequences_in(forest: Forest) -> int:
-    """How many sequences a forest holds."""
-    return sum(children if isinstance(children, int) else sequences_in(children) for _, children in forest)
-
-
-def tree_paths(forest: Forest, above: int = 0, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """For every node, the path of its token count, and the tokens from the root to the end of the node."""
-    for index, (tokens, children) in enumerate(forest):
-        yield (*path, index, 0), above + tokens
-        if not isinstance(children, int):
-            yield from tree_paths(children, above + tokens, (*path, index, 1))
-
-
 def show_value(value: Any) -> str:
     """One value of an axis as tables show it: `-` for none, `96-256` for a range, `64x(64x2 0x1)` for a tree."""
+    return show_forest(value) if _is_forest(value) else spell_value(value)
+
+
+def spell_value(value: Any) -> str:
+    """One value of an axis, whole: other trees have other texts, however long they are."""
     if value is None:
         return "-"
-    if isinstance(value, tuple) and all(isinstance(part, int) for part in value):
-        return "-".join(map(str, value))
-    if isinstance(value, tuple):
-        return " ".join(_show_node(node) for node in value)
-    return str(value)
+    if _is_forest(value):
+        return spell_forest(value)
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _show_node(node: tuple[int, Any]) -> str:
-    tokens, children = node
-    below = str(children) if isinstance(children, int) else f"({' '.join(_show_node(child) for child in children)})"
-    return f"{tokens}x{below}"
+def _is_forest(value: object) -> bool:
+    return isinstance(value, tuple) and not all(isinstance(part, int) for part in value)
 
 
 # JSON schemas of values
@@ -216,17 +178,3 @@ _SHARE_SCHEMA = {
 }
 PROMPT_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [_LENGTH_SCHEMA, _RANGE_SCHEMA]}
 SHARED_LENGTH_SCHEMA: dict[str, Any] = {"anyOf": [integer_schema(0, MAX_TOKENS), _SHARE_SCHEMA]}
-TREE_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "array",
-        "minItems": 2,
-        "maxItems": 2,
-        "prefixItems": [
-            integer_schema(0, MAX_TOKENS),
-            {"anyOf": [integer_schema(1, MAX_SEQUENCES), {"$ref": "#/$defs/tree"}]},
-        ],
-    },
-}
-"""Schema of a forest; it refers to itself as `#/$defs/tree`."""

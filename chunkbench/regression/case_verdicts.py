@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chunkbench.analysis.points import AXES, counted, measured
-from chunkbench.experiment.values import show_value
+from chunkbench.experiment.values import spell_value
 from chunkbench.regression.calibration import NO_CHANGE, CalibrationRatio, calibration_ratio
 from chunkbench.regression.rank_intervals import Shift
 from chunkbench.regression.ratios import (
@@ -187,7 +187,7 @@ class CaseJudge:
 
 def name_of(case: Result) -> str:
     """Implementation and every axis, for people and for JUnit. It depends on nothing else in the run."""
-    axes = ",".join(f"{axis}={show_value(case.axis(axis))}" for axis in AXES if axis != "threads")
+    axes = ",".join(f"{axis}={spell_value(case.axis(axis))}" for axis in AXES if axis != "threads")
     return f"{case.implementation}[{axes}]"
 
 

@@ -12,7 +12,7 @@ from chunkbench.experiment.fields import Count, Fraction01, Seconds
 from chunkbench.experiment.forest import prompt_conflicts
 from chunkbench.experiment.point import PointT
 from chunkbench.experiment.spec import Experiment
-from chunkbench.experiment.values import sequences_in
+from chunkbench.experiment.tree import sequences_in
 
 
 class RequestExperiment(Experiment[PointT]):

@@ -12,4 +12,4 @@ def test_the_points_of_the_smoke_experiment_have_distinct_descriptions() -> None
     assert "n_p=96 n_s=0 b=4" in descriptions
     assert "n_p=96 n_s=0 b=4 kv_heads=2" in descriptions
     assert "n_p=256 n_s=128 b=4 prompts=2" in descriptions
-    assert "n_p=192 tree b=4" in descriptions
+    assert "n_p=192 tree=64x(64x2 0x1) 0x1 b=4" in descriptions

@@ -12,7 +12,7 @@ from chunkbench.experiment.errors import Finding, did_you_mean
 from chunkbench.experiment.forest import prompt_conflicts
 from chunkbench.experiment.spec import N_P, N_S
 from chunkbench.experiment.terms import Compensation
-from chunkbench.experiment.values import sequences_in
+from chunkbench.experiment.tree import sequences_in
 
 _OTHERS = "`kind: modules`, `kind: serving` and `kind: replay`"
 MODEL = {"model": f"is only for {_OTHERS}; write heads, kv_heads and head_dim instead"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chunkbench.environment import available_memory
 from chunkbench.experiment.points import ServingPoint
-from chunkbench.experiment.values import show_value
+from chunkbench.experiment.values import spell_value
 from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.estimate import read_bandwidth
 from chunkbench.runner.target import Target
@@ -312,7 +312,7 @@ def requests_id(point: ServingPoint | ServingResult) -> str:
     """What the capacity of a system depends on: everything but the rate. An axis that changes requests belongs here."""
     names: tuple[str, ...] = ("model", "n_p", "n_s", "n_c", "batch_size", "prompts", "tree")
     names = names if point.forced is None else (*names, "forced")
-    return " ".join(f"{name}={show_value(getattr(point, name))}" for name in names)
+    return " ".join(f"{name}={spell_value(getattr(point, name))}" for name in names)
 
 
 def draw_id(point: ServingPoint) -> str:

@@ -230,7 +230,7 @@ def test_a_tree_of_prompts_does_not_set_the_batch(run: tuple[Path, Path], tmp_pa
     file.write_text(run[0].read_text().replace("n_s: [0, n_p], load: [50, 150]}", sweep))
     result = CliRunner().invoke(cli, ["run", str(file), "--dry-run"])
     assert result.exit_code == 0, result.output
-    assert "n_p=200 tree b=4 load=50" in result.output
+    assert "n_p=200 tree=64x(64x1 64x1) 100x1 b=4 load=50" in result.output
 
 
 def test_the_text_that_requests_are_drawn_from_stays(run: tuple[Path, Path], tmp_path: Path) -> None:
