@@ -28,11 +28,11 @@ class HeadCacheSession(ChunkAttnSession):
 
     def _add_prompts(self, inputs: Inputs) -> None:
         super()._add_prompts(inputs)
-        self._attention.compress()
+        self.attention.compress()
 
     def rewind(self) -> None:
-        for sequence in self._attention.sequences:
-            self._attention.remove_sequence(sequence)
+        for sequence in self.attention.sequences:
+            self.attention.remove_sequence(sequence)
         self._add_prompts(self._inputs)
 
 

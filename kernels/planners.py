@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
 
 Bools = npt.NDArray[np.bool_]
@@ -20,9 +19,9 @@ Planner = Callable[[Plan, int], Bools]
 """Whether each segment of a plan is merged with the segment before it; the second argument is the number of query heads
 per KV head. Values of segments that begin a sequence have no effect."""
 
-PARTIAL_TOKENS = 96
+PARTIAL_TOKENS = 104
 """Tokens of arithmetic that take as long as one partial result: written by one item, read by another one."""
-REREAD_QUERIES, HIDDEN_QUERIES = 2.0, 16
+REREAD_QUERIES, HIDDEN_QUERIES = 2.0, 20
 """A chunk that another item has just read costs as much time as arithmetic for so many queries; with HIDDEN_QUERIES
 and more of them, an eighth of it, because a core reads ahead while it computes."""
 FEWEST_QUERIES = 4
@@ -52,9 +51,9 @@ def two_phase(plan: Plan, group: int) -> Bools:
     """
     parents, widths, tokens = plan.parents, plan.ends - plan.begins, np.diff(plan.starts) * plan.chunk_size
     private, shared = widths == 1, np.flatnonzero(widths > 1)
-    # Cost, per token, of reading a segment in the items below it. Index -1 collects what begins a sequence.
-    below = np.bincount(parents[private] + 1, minlength=len(widths) + 1)[1:] * _reread(group)
-    below = [*below.tolist(), 0.0]
+    # Cost, per token, of reading a segment in the items below it. The last entry collects what begins a sequence.
+    behind = np.bincount(parents[private] + 1, minlength=len(widths) + 1)[1:]
+    below = [*(behind * _reread(group)).tolist(), 0.0]
     apart = np.zeros(len(widths) + 1, np.bool_)
     for segment in shared[::-1].tolist():
         queries = int(widths[segment]) * group

@@ -10,6 +10,7 @@ from chunkbench.baselines.contract import Answer, AnyImplementation
 from chunkbench.baselines.registry import Listed, Registry
 from chunkbench.experiment import Experiment, SessionExperiment, TimedExperiment
 from chunkbench.experiment.point import Point
+from chunkbench.experiment.values import show_value
 from chunkbench.runner import memory_guard
 from chunkbench.runner.estimate import Estimate, estimate
 from chunkbench.runner.target import Target
@@ -75,11 +76,7 @@ def sharing_of(experiment: SessionExperiment, registry: Registry[AnyImplementati
 
 def _describe(point: Point) -> str:
     axes = {name: getattr(point, name) for name in point.axes() if name != "dtype"}
-    return (
-        " ".join(f"{name}={value}" for name, value in axes.items() if value is not None)
-        .replace("(", "[")
-        .replace(")", "]")
-    )
+    return " ".join(f"{name}={show_value(value)}" for name, value in axes.items() if value is not None)
 
 
 def _shares_storage(

@@ -217,9 +217,7 @@ class TppTriton(TritonDecode):
     With the planner `flat` there is no first phase: every sequence reads all of its chunks by itself.
     """
 
-    def __init__(
-        self, store: Places, heads: int, planner: Planner = node_wise, tuning: Tuning | None = None
-    ) -> None:
+    def __init__(self, store: Places, heads: int, planner: Planner = node_wise, tuning: Tuning | None = None) -> None:
         super().__init__(store, heads, tuning)
         self._planner = planner
         self._plan: Plan | None = None

@@ -51,13 +51,12 @@ def test_fixed_planners(planner: Planner, expected: str) -> None:
 
 
 def test_two_phase_shares_what_is_long_for_its_rows_and_merges_what_is_short() -> None:
-    # 32 rows: reading alone costs 32 * 2 * (1 - 1/16) = 60 a token, the partial results 96 * 32 = 3072: 52 tokens, less
-    # what the item itself reads.
+    # 32 rows: reading alone costs 32 * 2 * (1 - 1/20) - 0.25 = 60.6 a token, the partial results 104 * 32: 55 tokens.
     assert merged(two_phase, [(3, leaves(32))]) == [False] + [True] * 32
     assert merged(two_phase, [(4, leaves(32))]) == [False] * 33
-    # With sixteen query heads a KV head, 32 * 0.25 a token against 96 * 512: from 6344 tokens on.
-    assert merged(two_phase, [(396, leaves(32))], group=16) == [False] + [True] * 32
-    assert merged(two_phase, [(397, leaves(32))], group=16) == [False] * 33
+    # With sixteen query heads a KV head, 32 * 2 * (1 - 16/20) - 0.25 a token against 104 * 512: 4243 tokens.
+    assert merged(two_phase, [(265, leaves(32))], group=16) == [False] + [True] * 32
+    assert merged(two_phase, [(266, leaves(32))], group=16) == [False] * 33
     # Too few queries for the loops of several rows.
     assert merged(two_phase, [(500, leaves(3))]) == [False, True, True, True]
 

@@ -116,7 +116,7 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
 
     def figure(self, report: Report, manifest: Manifest) -> Figure | None:
         # Imported late: matplotlib loads slowly, and tables do not need it.
-        from chunkbench.workloads.decode import advantage, head_caches, speedup, token_rate
+        from chunkbench.workloads.decode import advantage, head_caches, ranking, speedup, token_rate
 
         if manifest.experiment.figure == "checks":
             return None
@@ -125,5 +125,6 @@ class DecodeWorkload(AttentionWorkload[DecodeExperiment, DecodeResult]):
             "token_rate": token_rate.draw,
             "advantage": advantage.draw,
             "head_caches": head_caches.draw,
+            "ranking": ranking.draw,
         }
         return figures.get(manifest.experiment.figure, speedup.draw)(report, manifest)

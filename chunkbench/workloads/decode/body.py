@@ -16,6 +16,10 @@ def body(view: View) -> Body:
         from chunkbench.workloads.decode import head_caches  # draws, too: matplotlib loads slowly
 
         return head_caches.body(view)
+    if view.experiment.figure == "ranking":
+        from chunkbench.workloads.decode import ranking
+
+        return ranking.body(view)
     matches = headline.matches(view.groups, view.baseline, view.columns)
     label = view.columns.name(view.baseline)
     tables_or_none = (

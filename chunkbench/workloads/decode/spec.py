@@ -25,11 +25,11 @@ class DecodeExperiment(TimedExperiment[AttentionPoint]):
     REQUIRED = (N_P, N_S)
     REFUSED = MODEL
 
-    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "checks"] = Field(
+    figure: Literal["speedup", "token_rate", "advantage", "head_caches", "ranking", "checks"] = Field(
         "speedup",
         description="for kind decode: speed-ups, token rates, a map of the advantage over n_s and b, head_caches: "
-        "bytes and deviations of caches whose heads keep windows, or checks: no figure, and a list of what is right "
-        "instead of a comparison",
+        "bytes and deviations of caches whose heads keep windows, ranking: all rows over all points, or checks: no "
+        "figure, and a list of what is right instead of a comparison",
     )
 
     @classmethod
