@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.output import fail, format_option, show, write_experiment
+from chunkbench.cli.output import fail, format_option, show, write_experiment, write_text
+
+if TYPE_CHECKING:
+    from chunkbench.traces import Trace
 
 _EXAMPLES = """\b
 Examples:
@@ -14,8 +19,10 @@ Examples:
   chunkbench traces AzureLLMInferenceTrace_conv.csv --format markdown
   chunkbench traces conversation_trace.jsonl --cache 2000 --cache 20000 --format json
   chunkbench traces conversation_trace.jsonl --experiment replay.yaml
+  chunkbench traces conversation_trace.jsonl --trees busy.json --most 64
 """
 _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
+_TOKEN_S = 0.05
 
 
 @click.command("traces", epilog=_EXAMPLES, short_help="Lengths, rate and sharing of a trace of requests.")
@@ -33,8 +40,30 @@ _CACHES = (1_000, 10_000, 30_000, 50_000, 100_000)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write an experiment that replays the trace through cache managers, as YAML.",
 )
+@click.option(
+    "--trees",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the forest of the prompts that are live at one instant, as JSON for the axis tree.",
+)
+@click.option("--at", type=float, metavar="SECONDS", help="That instant.  [default: when most requests are live]")
+@click.option(
+    "--token-time",
+    type=click.FloatRange(1e-6, 1e3),
+    metavar="SECONDS",
+    help="Seconds that a token of an answer takes: how long requests are live.  [default: 0.05]",
+)
+@click.option("--most", type=click.IntRange(1), help="Take the first of the live requests only, by arrival.")
 @format_option("documents", "data")
-def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: str) -> None:
+def command(
+    path: Path,
+    caches: tuple[int, ...],
+    experiment: Path | None,
+    trees: Path | None,
+    at: float | None,
+    token_time: float | None,
+    most: int | None,
+    form: str,
+) -> None:
     """Describe the requests in FILE: lengths, rate, and how much of their prompts a cache would hold.
 
     The first line tells the format: Mooncake's JSON lines (with hash_ids of blocks of 512 tokens), the CSV of Azure's
@@ -47,6 +76,8 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
     from chunkbench.text_file import is_stream, is_text
     from chunkbench.traces import TraceError, read_traffic
 
+    if trees is None and (at, token_time, most) != (None, None, None):
+        raise click.UsageError("--at, --token-time and --most belong to --trees")
     try:
         trace = read_traffic(path)
     except TraceError as error:
@@ -62,4 +93,34 @@ def command(path: Path, caches: tuple[int, ...], experiment: Path | None, form: 
             fail(f"{path}: the name is not UTF-8, and an experiment is; rename the file")
         experiment = write_experiment(experiment, as_experiment(path, numbers, trace.block_tokens))
         click.echo(f"wrote {experiment}; replay it: chunkbench run {experiment}", err=True)
+    if trees is not None:
+        _write_forest(trees, trace, _TOKEN_S if token_time is None else token_time, at, most)
     show(document(path.name, trace.format, trace.block_tokens, numbers, trace.notes), form)
+
+
+def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, most: int | None) -> None:
+    """Write the forest at an instant, which has to be a valid tree, or end with a message."""
+    from chunkbench.experiment.errors import Findings
+    from chunkbench.experiment.tree_reader import read_forest
+    from chunkbench.report.traffic import cut_lines
+    from chunkbench.text_file import is_text
+    from chunkbench.traces.live import cut_forest, live_at
+
+    if path.suffix != ".json":
+        path = path.with_name(f"{path.name}.json")
+    if path.exists():
+        fail(f"{path} exists already; give another name, or remove it")
+    if not is_text(str(path)):
+        fail(f"{path}: the name is not UTF-8, and an experiment is; give another name")
+    try:
+        at, live = live_at(trace.requests, token_s, at, most)
+    except ValueError as error:
+        fail(error)
+    try:
+        forest = cut_forest(live, trace.block_tokens)
+        read_forest(forest)
+    except ValueError as error:
+        told = error.findings[0].message if isinstance(error, Findings) else error
+        fail(f"{path} is not written, it would be no valid tree: {told} (--at and --most take other requests)")
+    write_text(path, json.dumps(forest) + "\n")
+    click.echo("\n".join(cut_lines(path, forest, at)), err=True)

@@ -79,6 +79,22 @@ def lengths_in(forest: Forest) -> list[int]:
     ]
 
 
+def nodes_in(forest: Forest) -> int:
+    """How many nodes a forest has."""
+    return sum(1 for _ in tree_paths(forest))
+
+
+def tokens_in(forest: Forest) -> int:
+    """Tokens of a forest with private lengths, each node's once."""
+    return sum(tokens + _tokens_below(children) for tokens, children in forest)
+
+
+def _tokens_below(children: Children) -> int:
+    if are_sequences(children):
+        return 0 if isinstance(children, int) else sum(children)
+    return tokens_in(children)
+
+
 def resolved(forest: Forest) -> tuple[int | tuple[int, int], Forest]:
     """`n_p` and `tree` of a point, from a forest with private lengths.
 
@@ -111,9 +127,9 @@ def show_forest(forest: Forest) -> str:
         return levels
     if len(text) <= _LONGEST_IRREGULAR:
         return text
-    paths = [path for path, _ in tree_paths(forest)]
-    depth = max(map(len, paths)) // 2
-    return f"{len(paths)} nodes, {sequences_in(forest)} sequences, depth {depth}"
+    depth = max(len(leaf.path) for leaf in leaves(forest)) // 2
+    nodes = nodes_in(forest)
+    return f"{nodes} node{'s' * (nodes != 1)}, {sequences_in(forest)} sequences, depth {depth}"
 
 
 def spell_forest(forest: Forest) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from chunkbench.experiment import yaml_file
 from chunkbench.experiment.errors import Finding, Findings, Path, show
-from chunkbench.experiment.tree import MAX_LEVELS, Forest, leaves, sequences_in, shares, tree_paths
+from chunkbench.experiment.tree import MAX_LEVELS, Forest, leaves, nodes_in, sequences_in, shares
 from chunkbench.experiment.values import MAX_SEQUENCES, MAX_TOKENS, count_reader, integer_schema, read_name
 from chunkbench.text_file import TextError, from_json, read_text
 
@@ -110,7 +110,7 @@ def _checked(forest: Forest) -> Forest:
 
 
 def _conflicts(forest: Forest) -> Iterator[Finding]:
-    nodes, sequences = sum(1 for _ in tree_paths(forest)), sequences_in(forest)
+    nodes, sequences = nodes_in(forest), sequences_in(forest)
     if nodes > MAX_NODES:
         yield Finding((), f"holds {nodes} nodes; more than {MAX_NODES} are refused")
     if sequences > MAX_SEQUENCES:

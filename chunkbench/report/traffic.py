@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from operator import itemgetter
@@ -12,6 +13,7 @@ import yaml
 
 from chunkbench.analysis.traffic import Hits, Spread, TrafficNumbers
 from chunkbench.experiment.spec import MAX_TITLE
+from chunkbench.experiment.tree import Forest, lengths_in, nodes_in, tokens_in
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, significant
 
@@ -76,6 +78,20 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
             "",
         ]
     )
+
+
+def cut_lines(path: Path, forest: Forest, at: float) -> list[str]:
+    """What the forest at `path` was cut from a trace at `at` seconds, and the lines of an experiment that uses it."""
+    lengths = lengths_in(forest)
+    sizes = f"{_counted(len(lengths), 'sequence')} in {_counted(nodes_in(forest), 'node')}"
+    tokens = f"{tokens_in(forest):,} tokens stored once, {sum(lengths):,} without sharing"
+    name = str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else _quoted(str(path))
+    used = f"  - {{tree: {name}, heads: 32, kv_heads: 8}}"
+    return [f"wrote {path}: {sizes}, live at {at:g} s; {tokens}; in an experiment:", "sweep:", used]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _quoted(text: str) -> str:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from chunkbench import traces
 from chunkbench.cli.traces import command
-from chunkbench.experiment import load_experiment
+from chunkbench.experiment import AttentionPoint, load_experiment
 from chunkbench.experiment.points import ReplayPoint
 from chunkbench.traces.generated import GENERATED
 
@@ -123,3 +123,47 @@ def test_no_experiment_is_written_that_cannot_be_read(
     done = CliRunner().invoke(command, [name, "--experiment", "r.yaml"])
     assert (done.exit_code, message in done.stderr) == (2, True), done.output
     assert [path.name for path in tmp_path.iterdir()] == [trace.name if name == "/dev/stdin" else name]
+
+
+def test_the_forest_of_live_prompts_is_a_tree_of_an_experiment(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "busy.json"
+    done = CliRunner().invoke(command, [str(trace), "--trees", str(tmp_path / "busy"), "--token-time", "0.3"])
+    assert done.exit_code == 0, done.output
+    told = f"wrote {out}: 4 sequences in 3 nodes, live at 4 s; 1,195 tokens stored once, 4,419 without sharing;"
+    assert told in done.stderr
+    sweep = done.stderr[done.stderr.index("sweep:") :]
+    (tmp_path / "x.yaml").write_text(f"implementations: [chunk_attn]\n{sweep}")
+    (point,) = load_experiment(tmp_path / "x.yaml").points("cpu", "float32")
+    assert isinstance(point, AttentionPoint)
+    assert (sum(point.prompt_lengths(0)), point.unique_prompt_tokens(0), point.heads) == (4419, 1195, 32)
+    written = out.read_text()
+    done = CliRunner().invoke(command, [str(trace), "--trees", str(out), "--at", "0"])
+    assert (done.exit_code, out.read_text()) == (2, written)
+    assert "exists already; give another name" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--at", "3"], "--at, --token-time and --most belong to --trees"),
+        (["--trees", "t", "--at", "99"], "no request is live at 99 s; they are due from 0 s on, the last one at 7 s"),
+        (["--trees", "none/t"], "none/t.json: cannot be written"),
+        (["--trees", "b\udcff"], "the name is not UTF-8"),
+    ],
+)
+def test_no_forest_is_written_that_cannot_be_used(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, [str(trace), *options])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.output
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name]
+
+
+def test_a_prompt_that_is_too_long_for_an_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,1048577,1\n")
+    done = CliRunner().invoke(command, [str(path), "--trees", str(tmp_path / "t.json")])
+    assert done.exit_code == 2
+    assert "t.json is not written, it would be no valid tree: 1048577 is outside 0 to 1048576" in done.stderr
+    assert not (tmp_path / "t.json").exists()
