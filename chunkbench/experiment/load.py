@@ -32,6 +32,7 @@ def bundled_experiments() -> dict[str, Any]:
 READING_ORDER = (
     "quick", "smoke", "table1", "memory", "table3", "figure3", "figure4", "table4", "figure5", "table3-llama3",
     "table3-gpu", "no-tpp", "break-even", "chunk-size", "heads", "prompts", "authors", "cpu-kernels", "gpu-kernels",
+    "trees-fasttree", "trees-pat", "trees-deft", "trees-tensorrt", "trees-flashinfer", "trees-mooncake",
     "table4-smollm2", "table4-smollm2-caching", "table4-smollm2-full", "table4-ablations", "table4-caching",
     "table4-full", "table4-gpu", "vllm-plugin", "replay-managers", "replay-caches", "replay-policies",
     "replay-table4", "replay-paged", "replay-paged-answers", "replay-paged-prefix", "replay-paged-chat",

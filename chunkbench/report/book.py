@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from chunkbench.paper.claims import Claim, claims
+from chunkbench.report import ranking
 from chunkbench.report.build import build
 from chunkbench.report.claims import document, headline
 from chunkbench.report.model import Document, Table
@@ -56,6 +57,8 @@ class Book:
     """All claims; in a book of one chapter, only those that its run has rows for."""
     unmeasured: Sequence[Table]
     """Tables of the paper that no run measures."""
+    rankings: Sequence[Table] = ()
+    """Of several runs that rank many points: all their implementations over all their points, by machine."""
 
     @property
     def machine_kinds(self) -> list[str]:
@@ -85,9 +88,10 @@ class Book:
     def documents(self) -> list[Document]:
         """The book as documents, for all formats but HTML: the claims, the runs, the paper's other tables."""
         summary = document(self.claims, [chapter.anchor for chapter in self.chapters])
+        ranked = Document(title=ranking.TITLE, tables=tuple(self.rankings), legend=(ranking.LEGEND,))
         others = Document(title="What the paper has and no run here measures", tables=tuple(self.unmeasured))
         runs = [chapter.report for chapter in self.chapters]
-        return [summary, *runs, *([others] if self.unmeasured else [])]
+        return [summary, *runs, *([ranked] if self.rankings else []), *([others] if self.unmeasured else [])]
 
     @property
     def book(self) -> Book:
@@ -129,8 +133,24 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
         version=f"chunkbench {first.chunkbench_version}{f', git {commit}' if commit else ''}",
         chapters=chapters,
         unmeasured=tables(list(experiments)) if len(experiments) > 1 else (),
+        rankings=_rankings(chapters),
         claims=[claim for claim in judged_claims if claim.rows or len(experiments) > 1],
     )
+
+
+def _rankings(chapters: Sequence[Chapter]) -> list[Table]:
+    """A table for each machine with several runs whose figure is a ranking."""
+    by_machine: dict[str, list[Report]] = {}
+    for chapter in chapters:
+        if chapter.manifest.experiment.figure == "ranking":
+            by_machine.setdefault(" and ".join(chapter.manifest.machine_names), []).append(chapter.report)
+    return [
+        ranking.ranking_table(
+            machine, [group for report in reports for group in report.groups], reports[0].columns.name
+        )
+        for machine, reports in by_machine.items()
+        if len(reports) > 1
+    ]
 
 
 def _title(chapters: Sequence[Chapter]) -> str:

@@ -11,6 +11,7 @@ from chunkbench.report.model import Column, Table
 from chunkbench.report.numbers import percent, times
 from chunkbench.report.view import View
 
+TITLE = "Kernels and planners over the points of all these runs"
 LEGEND = (
     "mean, worst = latency over that of the fastest row of the same point, geometric mean and largest; "
     f"close = points with at least {CLOSE} of the fastest row's speed; roofline = geometric mean of its share"

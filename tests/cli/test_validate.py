@@ -25,7 +25,7 @@ def test_valid_files_have_one_line_each() -> None:
     assert result.exit_code == 0
     assert result.output.splitlines() == [
         "table3: valid, 12 points, 120 cases",
-        "smoke: valid, 10 points, 180 cases",
+        "smoke: valid, 10 points, 230 cases",
     ]
     assert CliRunner().invoke(command, ["table3", "-q"]).output == ""
 

@@ -21,7 +21,7 @@ if cpu.native() is None:
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CHUNK = 16
 SHARED, OWN = 512, (5, 20, 16, 1)
-"""Four sequences share enough whole chunks for items of several rows; their own last chunks are not full, but for one of them."""
+"""Four sequences share enough whole chunks for items of several rows; of their own last chunks one is full."""
 SLACK_S = 1e-6
 """Clock readings are not ordered to the cycle."""
 

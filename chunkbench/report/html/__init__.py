@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from chunkbench.paper.claims.judgement import WORDS
-from chunkbench.report import figures
+from chunkbench.report import figures, ranking
 from chunkbench.report.book import Book, Chapter
 from chunkbench.report.claims import EMPHASIS, headline, measured
 from chunkbench.report.model import Cell, Table
@@ -42,6 +42,8 @@ def render(book: Book) -> str:
         book=book,
         pictures=pictures,
         tally=headline(book.claims),
+        ranking_title=ranking.TITLE,
+        ranking_legend=ranking.LEGEND,
         marks=_MARKS,
         emphasis=EMPHASIS,
         words=WORDS,

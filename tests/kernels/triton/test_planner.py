@@ -83,7 +83,9 @@ def test_every_row_reads_each_of_its_chunks_once(
 def test_short_shared_runs_move_into_their_children_and_long_ones_stay(shared: int, widest: int) -> None:
     """A chunk of 16 tokens that two rows share is cheaper to read twice than to merge."""
     plan, _ = planned([[*range(shared), *range(1000 * row, 1000 * row + 300)] for row in (1, 2)], 16)
-    work = describe(items_of_forest(plan, node_wise(plan, 1)), 2, H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1))
+    work = describe(
+        items_of_forest(plan, node_wise(plan, 1)), 2, H100._replace(chunk_size=16, multiprocessors=1, kv_heads=1)
+    )
     assert work.widest() == widest
 
 
