@@ -7,7 +7,7 @@ and caches is that of all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ from chunkbench.baselines.chunk_attn import ChunkAttn, ChunkAttnSession, open_se
 from chunkbench.baselines.contract import YES, Answer, Inputs, Session, Style
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.kernels import cpu
-from chunkbench.kernels.planners import FIXED, Planner
+from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused
 from chunkbench.kernels.trace import Trace, TracedCall
 
 
@@ -73,7 +73,7 @@ class PlanFlat(ChunkAttn):
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
-        return PlannedSession(open_session(inputs), FIXED[self.id])
+        return PlannedSession(open_session(inputs), PLANNERS[self.id])
 
 
 class PlanCascade(PlanFlat):
@@ -129,3 +129,12 @@ class PlanPack(PlanFlat):
         }
     )
     reads_shared_once = True
+
+
+PLANNERS: Mapping[str, Planner] = {
+    PlanFlat.id: flat,
+    PlanCascade.id: cascade,
+    PlanNodeWise.id: node_wise,
+    PlanTreeFused.id: tree_fused,
+    PlanPack.id: pack,
+}

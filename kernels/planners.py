@@ -7,7 +7,7 @@ items for a machine are the same for all planners: they differ only in what is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -116,13 +116,3 @@ def _greedy(plan: Plan, merges: Callable[[int, int, int, int], bool]) -> Bools:
             rows[parent] -= widths[child]
             tokens[child] += tokens[parent]
     return merged
-
-
-FIXED: Mapping[str, Planner] = {
-    "plan_flat": flat,
-    "plan_cascade": cascade,
-    "plan_node_wise": node_wise,
-    "plan_tree_fused": tree_fused,
-    "plan_pack": pack,
-}
-"""The planners that experiments compare with ours, by the id of their implementation."""

@@ -39,10 +39,10 @@ class AttentionWorkload(SessionWorkload[ExperimentT, AttentionPoint, ResultT]):
 
     def needs(self, point: AttentionPoint, seed: int, implementation: str, shares_storage: bool) -> int:
         """Bytes of K and V at the end of a round. Other planners read those of ChunkAttn."""
-        from chunkbench.kernels.planners import FIXED
+        from chunkbench.baselines.planned import PLANNERS
         from chunkbench.runner import memory_guard
 
-        if implementation in FIXED:
+        if implementation in PLANNERS:
             return 0
 
         return memory_guard.kv_bytes(point, seed, shares_storage)
