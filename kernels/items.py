@@ -50,13 +50,14 @@ def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
 
     A merged segment is read in one item with the segment before it (`planners`). Items are in depth-first order.
     """
-    lengths, parents = np.diff(plan.starts), plan.parents
-    merged = merged & (parents >= 0)
+    lengths = np.diff(plan.starts)
     if not merged.any():
         first_row, widths = plan.order[plan.begins], plan.ends - plan.begins
         ends_inside = (widths == 1) & (plan.last_chunks[first_row] == plan.chunks[plan.starts[1:] - 1])
         tails = np.where(ends_inside, first_row, -1)
         return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, tails)
+    parents = plan.parents
+    merged = merged & (parents >= 0)
     # A row belongs to the items of its last segment, and of each segment before one that is not merged.
     widths = plan.ends - plan.begins
     positions, segments = ranges(plan.begins, widths), np.repeat(np.arange(len(widths)), widths)

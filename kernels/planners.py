@@ -49,8 +49,11 @@ def two_phase(plan: Plan, group: int) -> Bools:
     Else the items below it read it, one after the other: all but the first from the cache. Children are decided before
     their parents. The constants are measured (docs/notes/cpu-kernels.md).
     """
-    parents, widths, tokens = plan.parents, plan.ends - plan.begins, np.diff(plan.starts) * plan.chunk_size
+    widths = plan.ends - plan.begins
     private, shared = widths == 1, np.flatnonzero(widths > 1)
+    if not len(shared):
+        return node_wise(plan, group)
+    parents, tokens = plan.parents, np.diff(plan.starts) * plan.chunk_size
     # Cost, per token, of reading a segment in the items below it. The last entry collects what begins a sequence.
     behind = np.bincount(parents[private] + 1, minlength=len(widths) + 1)[1:]
     below = [*(behind * _reread(group)).tolist(), 0.0]
@@ -61,7 +64,7 @@ def two_phase(plan: Plan, group: int) -> Bools:
         saved = (below[segment] - own) * int(tokens[segment])
         apart[segment] = queries >= FEWEST_QUERIES and saved > PARTIAL_TOKENS * queries
         below[int(parents[segment])] += own if apart[segment] else below[segment]
-    merged: Bools = ~apart[parents]
+    merged: Bools = ~apart[parents] & (parents >= 0)
     return merged
 
 
