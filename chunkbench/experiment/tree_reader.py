@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -160,9 +161,10 @@ def _of_levels(words: list[str]) -> Forest:
 
 def _of_file(name: str) -> Forest:
     path = FilePath(name)
-    bundled = resources.files("chunkbench.experiments") / "trees" / name
-    if path.parent == FilePath() and not path.exists() and bundled.is_file():
-        path = FilePath(str(bundled))
+    bundled = str(resources.files("chunkbench.experiments") / "trees" / name)
+    # os.path: these are False also for names that no file can have.
+    if path.parent == FilePath() and not os.path.exists(name) and os.path.isfile(bundled):
+        path = FilePath(bundled)
     try:
         text = read_text(path, yaml_file.MAX_BYTES if path.suffix in _YAML else _MAX_BYTES)
     except TextError as error:

@@ -97,6 +97,11 @@ MIXED = "list them in all leaves, or in none"
         (f"[{{tree: {'1x1 ' * 66}}}]", {}, "x.yaml:2:16: tree: has more than 64 levels of nodes"),
         ("[{tree: 1x8-2x3}]", {}, "x.yaml:2:16: tree: '1x8-2x3' is no tree; write levels like 1x8 4x256 256x32"),
         ("[{tree: [2x3, [[1, 2]]]}]", {}, "x.yaml:2:17: tree: must be a pair [tokens, children]; a tree is a list of"),
+        (
+            f"[{{tree: {'x' * 300}.json}}]",
+            {},
+            f"x.yaml:2:16: tree: {'x' * 300}.json: cannot be read: File name too long",
+        ),
         ("[{tree: [1x2, a.json]}]", {}, "x.yaml:2:22: tree: a.json: cannot be read: No such file or directory"),
         (
             "[{tree: 1x2}]\nexpect: [{where: {tree: [1x2, a.json]}, metric: append_us, bar: 1}]",
