@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,27 @@ def test_the_results_quote_the_recorded_runs(book: Book) -> None:
         assert f"**{document.title}**: {document.verdict} {document.headline}".replace(":  ", ": ").rstrip() in text
     for claim in book.claims:
         assert f"| {claim.id} |" not in text or f"| {claim.id} | {claim.verdict} |" in text
+
+
+def test_the_results_rank_the_trees_of_every_machine(request: pytest.FixtureRequest) -> None:
+    """A machine is a folder with runs of `trees-*`; `--accept` puts its table on the page."""
+    trees = [open_run(path) for path in RUNS if path.name.startswith("trees-")]
+    lines = []
+    for table in build_book(trees, ROOT).rankings:
+        rows = [[cell.text.replace("*", r"\*") for cell in row] for row in table.rows]
+        heading = [column.name for column in table.columns]
+        lines += [f"**{table.title}**", "", *map(_line, [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]), ""]
+    page = ROOT / "docs" / "results.md"
+    before, rest = page.read_text().split("<!-- rankings -->\n\n")
+    kept, after = rest.split("<!-- end of rankings -->")
+    if request.config.getoption("--accept"):
+        kept = "\n".join([*lines, ""])
+        page.write_text(f"{before}<!-- rankings -->\n\n{kept}<!-- end of rankings -->{after}")
+    assert kept.splitlines() == lines
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def test_the_results_quote_table_4() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from chunkbench.analysis.derive import Group
+from chunkbench.analysis.ratio import Ratio, ratio
 
 CLOSE = 0.97
 """A row that reaches this share of the fastest row's speed counts as equally fast."""
@@ -17,45 +18,54 @@ class Standing:
     """An implementation over all points where it was measured beside the baseline."""
 
     implementation: str
-    ratios: Sequence[float]
-    """Its latency over that of the fastest row of each point, from 1."""
+    ratios: Sequence[Ratio]
+    """Its latency over that of the fastest row of each point."""
     roofline_fraction: float | None
     """Geometric mean; None where nothing was probed."""
 
     @property
     def mean(self) -> float:
         """Geometric mean of the ratios."""
-        return geometric_mean(self.ratios)
+        return geometric_mean(over.value for over in self.ratios)
 
     @property
     def worst(self) -> float:
-        return max(self.ratios)
+        return max(over.value for over in self.ratios)
 
     @property
     def close(self) -> int:
         """Number of points where it is as fast as the fastest row, or nearly."""
-        return sum(is_close(ratio) for ratio in self.ratios)
+        return sum(is_close(over.value) for over in self.ratios)
+
+    @property
+    def maybe_close(self) -> int:
+        """Number of points where the interval of the ratio allows that."""
+        return sum(is_close(over.low) for over in self.ratios)
 
 
-def is_close(ratio: float) -> bool:
+def is_close(over: float) -> bool:
     """Whether a latency over the fastest one counts as equally fast."""
-    return 1 / ratio >= CLOSE
+    return over * CLOSE <= 1
 
 
-def over_fastest(group: Group) -> dict[str, float]:
+def over_fastest(group: Group, confidence: float) -> dict[str, Ratio]:
     """Latency over that of the fastest row, of all rows that were measured side by side with the baseline."""
     ratios = {name: row.derived.ratio_to_baseline for name, row in group.rows.items()}
     measured = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    return {name: ratio / min(measured.values()) for name, ratio in measured.items()}
+    if not measured:
+        return {}
+    fastest = group.rows[min(measured, key=measured.__getitem__)].facts
+    found = {name: ratio(group.rows[name].facts, fastest, confidence) for name in measured}
+    return {name: each for name, each in found.items() if each is not None}
 
 
-def standings(groups: Iterable[Group]) -> list[Standing]:
+def standings(groups: Iterable[Group], confidence: float) -> list[Standing]:
     """All implementations, the best mean first."""
-    ratios: dict[str, list[float]] = {}
+    ratios: dict[str, list[Ratio]] = {}
     fractions: dict[str, list[float]] = {}
     for group in groups:
-        for name, ratio in over_fastest(group).items():
-            ratios.setdefault(name, []).append(ratio)
+        for name, over in over_fastest(group, confidence).items():
+            ratios.setdefault(name, []).append(over)
             fraction = group.rows[name].derived.roofline_fraction
             if fraction is not None:
                 fractions.setdefault(name, []).append(fraction)

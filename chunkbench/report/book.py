@@ -141,15 +141,14 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
 def _rankings(chapters: Sequence[Chapter]) -> list[Table]:
     """A table for each machine with several runs whose figure is a ranking."""
     by_machine: dict[str, list[Report]] = {}
+    names, confidence = chapters[0].report.columns.name, chapters[0].manifest.experiment.confidence
     for chapter in chapters:
         if chapter.manifest.experiment.figure == "ranking":
             by_machine.setdefault(" and ".join(chapter.manifest.machine_names), []).append(chapter.report)
+    several = {machine: reports for machine, reports in by_machine.items() if len(reports) > 1}
     return [
-        ranking.ranking_table(
-            machine, [group for report in reports for group in report.groups], reports[0].columns.name
-        )
-        for machine, reports in by_machine.items()
-        if len(reports) > 1
+        ranking.ranking_table(machine, [group for one in reports for group in one.groups], names, confidence)
+        for machine, reports in several.items()
     ]
 
 

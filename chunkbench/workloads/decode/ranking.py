@@ -19,9 +19,12 @@ _WIDEST = 4.0
 def body(view: View) -> Body:
     """Ranking, latencies, ratios."""
     return Body(
-        ranking.headline(view.groups, view.baseline, view.columns),
+        ranking.headline(view),
         (
-            ranking.ranking_table("Ranking over all points", view.groups, view.columns.name),
+            ranking.ranking_table(
+                "Ranking over all points", view.groups, view.columns.name, view.experiment.confidence
+            ),
+            ranking.fastest_table(view),
             tables.latency_table(view),
             *filter(None, [tables.ratio_table(view)]),
             tables.detail_table(view),
@@ -33,7 +36,7 @@ def body(view: View) -> Body:
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """Share of the points (y) at which a row takes at most x times as long as the fastest one (Dolan, More 2002)."""
-    found = standings(report.groups)
+    found = standings(report.groups, manifest.experiment.confidence)
     if len(found) < 2:
         return None
     handles = [
@@ -44,7 +47,7 @@ def draw(report: Report, manifest: Manifest) -> Figure | None:
     page = sheet(caption([text, conditions(report, manifest)], report), handles, 1)
     (plot,) = page.panels
     for one in found:
-        ratios = sorted(one.ratios)
+        ratios = sorted(over.value for over in one.ratios)
         shares = [100 * (number + 1) / points for number in range(len(ratios))]
         style = report.columns.line_style(one.implementation)
         # A step for each point; the line goes on at its last height.
