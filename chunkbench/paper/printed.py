@@ -81,6 +81,18 @@ def paged_attention() -> tuple[Mapping[str, str], ...]:
     return tuple(paper_rows("paged_attention"))
 
 
+@cache
+def printed_of_trees(paper: str, **named: str) -> float:
+    """The one figure of `results/paper/trees.csv` with these names, in the unit of its row.
+
+    The file has what papers print of kernels over prefix trees, nothing read from a plot: FastTree (MLSys 2025) and PAT
+    (ASPLOS 2026) by conversions of their text, DeFT (ICLR 2025) by its poster and repository.
+    """
+    wanted = {"set": paper, **named}
+    (row,) = (row for row in paper_rows("trees") if all(row[name] == value for name, value in wanted.items()))
+    return float(row["value"])
+
+
 class StatedRate(NamedTuple):
     """A token rate that the paper's text states."""
 

@@ -19,6 +19,7 @@ from chunkbench.paper.claims import (
     razor,
     ring,
     serving,
+    trees,
 )
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
@@ -99,6 +100,19 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "RG-appendixD": lambda _: ring.appendix_d(),
     "RG-tree": ring.tree,
     "RG-context": lambda _: ring.context(),
+    "FT-flat": partial(trees.fasttree, slow=trees.FLAT, against="flashinfer"),
+    "FT-cascade": partial(trees.fasttree, slow=trees.CASCADE, against="cascade"),
+    "FT-greedy": trees.greedy,
+    "PAT-flat": partial(trees.pat, slow=trees.FLAT, against="flashinfer"),
+    "PAT-cascade": partial(trees.pat, slow=trees.CASCADE, against="cascade", one_root=True),
+    "PAT-naive": trees.pat_naive,
+    "PAT-no-sharing": trees.pat_no_sharing,
+    "DF-node": trees.deft_node,
+    "DF-speedup": lambda _: trees.needs_gpu("no plan here cuts K and V evenly across nodes, as DeFT-Flatten does"),
+    "TRT-cascade": trees.tensorrt,
+    "FI-595": trees.issue595,
+    "FI-31x": lambda _: trees.needs_gpu("the figure is a GPU kernel's over vLLM's of 2024"),
+    "CB-trees": trees.ours,
     "X-ring2": lambda _: ring.table2_disagrees(),
     "X-figure4": lambda _: analytic.figure4_disagrees(),
     "X-kernel": lambda _: paged.kernel_disagrees(),

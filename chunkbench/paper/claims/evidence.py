@@ -16,6 +16,8 @@ PAGED = ("paged_attn", "vllm_paged_attn")
 STAR = ("paged_attn_star", "vllm_paged_attn_star")
 """This project's kernel and vLLM's. A claim about a column of the paper is judged by the faster of the two."""
 _CONFIDENCE = 0.95
+_NAMES = ("n_p", "n_s", "n_c", "batch_size", "tree", "heads", "kv_heads")
+"""Axes that tell apart the points of one question."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Evidence:
         """The same rows, but runs of this experiment count before all others."""
         return Evidence(sorted(self.runs, key=lambda rows: any(row.facts.experiment == experiment for row in rows)))
 
+    def of(self, experiment: str) -> Evidence:
+        """The rows of this experiment alone."""
+        return Evidence([[row for row in rows if row.facts.experiment == experiment] for rows in self.runs])
+
     def points(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[MeasuredPoint]:
         """Points of the setup, changed by `axes` (`...`: any value), where `implementation` was measured, each once."""
         wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
@@ -73,7 +79,7 @@ class Evidence:
                 if row is None or row.derived.latency_us is None or not isinstance(row.facts, AttentionPoint):
                     continue
                 if all(values.get(axis) == value for axis, value in wanted.items() if value is not ...):
-                    name = repr([values[axis] for axis in ("n_p", "n_s", "n_c", "batch_size")])
+                    name = repr([values[axis] for axis in _NAMES])
                     earlier = points[name].runs if name in points else ()
                     points[name] = MeasuredPoint(values, (*earlier, group.rows))
         return iter(points.values())
