@@ -170,12 +170,3 @@ def test_the_cascade_with_one_kv_head_and_with_eight(point: Point, one: float, e
     assert judge("FI-595", *rows).verdict == verdict
     assert "(1.37 there)" in judge("FI-595", *rows).reason
     assert judge("FI-595", rows[0]).verdict == "not measured"
-
-
-def test_our_plan_beside_the_fastest_other_of_each_tree(point: Point) -> None:
-    rows = [
-        point("fasttree", {"chunk_attn": 100.0, "flat": 400.0, "pack": 110.0}),
-        point("pat", {"chunk_attn": 100.0, "flat": 400.0, "pack": 99.0}),
-    ]
-    assert (judge("CB-trees", *rows).verdict, judge("CB-trees", rows[1]).verdict) == ("holds", "does not hold")
-    assert judge("CB-trees", *rows).measured == pytest.approx((1.1 * 0.99) ** 0.5)

@@ -112,7 +112,6 @@ _JUDGES: Mapping[str, Callable[[Evidence], Judgement]] = {
     "TRT-cascade": trees.tensorrt,
     "FI-595": trees.issue595,
     "FI-31x": lambda _: trees.needs_gpu("the figure is a GPU kernel's over vLLM's of 2024"),
-    "CB-trees": trees.ours,
     "X-ring2": lambda _: ring.table2_disagrees(),
     "X-figure4": lambda _: analytic.figure4_disagrees(),
     "X-kernel": lambda _: paged.kernel_disagrees(),

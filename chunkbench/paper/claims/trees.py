@@ -12,7 +12,7 @@ from chunkbench.paper.claims.evidence import Evidence, MeasuredPoint
 from chunkbench.paper.claims.judgement import Figure, Judgement, Stated, absent, decided
 from chunkbench.paper.printed import printed_of_trees
 
-CHUNK, FLAT, CASCADE = "chunk_attn", "plan_flat", "plan_cascade"
+FLAT, CASCADE = "plan_flat", "plan_cascade"
 NODE_WISE, TREE_FUSED, PACK = "plan_node_wise", "plan_tree_fused", "plan_pack"
 _FASTTREE, _PAT, _DEFT = "trees-fasttree", "trees-pat", "trees-deft"
 _TENSORRT, _FLASHINFER = "trees-tensorrt", "trees-flashinfer"
@@ -118,19 +118,6 @@ def issue595(evidence: Evidence) -> Judgement:
 def needs_gpu(what: str) -> Judgement:
     """The judgement of a claim on a GPU's time that no plan here stands for."""
     return Judgement("not measured", f"it needs a GPU: {what}")
-
-
-def ours(evidence: Evidence) -> Judgement:
-    """The fastest other plan of each tree over ChunkAttn's, geometric mean over the trees of FastTree and PAT."""
-    plans = (FLAT, CASCADE, NODE_WISE, TREE_FUSED, PACK)
-    points = [*_points(evidence, _FASTTREE, CHUNK), *_points(evidence, _PAT, CHUNK)]
-    found = [best[1] for point in points if (best := point.fastest(plans, CHUNK)) is not None]
-    mean = _mean(found, geometric_mean)
-    if mean is None:
-        return absent("ChunkAttn beside the planners", _FASTTREE)
-    low, high = min(figure.value for figure in found), max(figure.value for figure in found)
-    words = f"{mean.value:.2f}x on average, {low:.2f}x to {high:.2f}x over {len(found)} points"
-    return decided(mean, Stated("at least", 1.0, 2), words, [])
 
 
 def _points(evidence: Evidence, experiment: str, implementation: str, **axes: int) -> list[MeasuredPoint]:
