@@ -70,6 +70,8 @@ class PlanFlat(ChunkAttn):
     def supports(self, point: AttentionPoint) -> Answer:
         if point.chunk_size % 16:
             return Answer(False, f"the native kernel takes chunks of a multiple of 16 tokens, not {point.chunk_size}")
+        if point.head_dim > 256:
+            return Answer(False, f"the native kernel takes head dimensions up to 256, not {point.head_dim}")
         return YES
 
     def prepare(self, inputs: Inputs) -> Session:
@@ -82,7 +84,7 @@ class PlanCascade(PlanFlat):
     style = PlanFlat.style.model_copy(
         update={
             "heading": ("Plan", "cascade"),
-            "meaning": "the same; the first shared node once, the rest per sequence (FlashInfer, Hydragen)",
+            "meaning": "the same; the first shared node once, the rest per sequence (Hydragen)",
             "column_order": 921,
             "marker": "2",
         }

@@ -48,7 +48,8 @@ class Items(NamedTuple):
 def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
     """One item for each segment of a forest and the rows that read it apart from the segments behind it.
 
-    A merged segment is read in one item with the segment before it (`planners`). Items are in depth-first order.
+    A merged segment is read in one item with the segment before it (`planners`). If all are merged, what begins a
+    sequence too, each row has an item of its own. Items are in depth-first order.
     """
     lengths = np.diff(plan.starts)
     if not merged.any():
@@ -56,7 +57,7 @@ def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
         ends_inside = (widths == 1) & (plan.last_chunks[first_row] == plan.chunks[plan.starts[1:] - 1])
         tails = np.where(ends_inside, first_row, -1)
         return Items(plan.chunks, plan.order, plan.starts[:-1], lengths, plan.begins, widths, tails)
-    parents = plan.parents
+    parents, alone = plan.parents, merged.all()
     merged = merged & (parents >= 0)
     # A row belongs to the items of its last segment, and of each segment before one that is not merged.
     widths = plan.ends - plan.begins
@@ -84,7 +85,7 @@ def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
     first_row = np.cumsum(row_count) - row_count
     first = item_rows[first_row]
     ends_inside = (widths[own] == 1) & (plan.last_chunks[first] == plan.chunks[plan.starts[own + 1] - 1])
-    return Items(
+    items = Items(
         chunks=plan.chunks[ranges(plan.starts[listed], lengths[listed])],
         rows=item_rows,
         first_chunk=np.cumsum(chunk_count) - chunk_count,
@@ -93,6 +94,7 @@ def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
         row_count=row_count,
         tail_row=np.where(ends_inside, first, -1),
     )
+    return items.split_rows(row_count) if alone else items
 
 
 def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:

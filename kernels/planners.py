@@ -22,8 +22,8 @@ per KV head. Values of segments that begin a sequence have no effect."""
 PARTIAL_TOKENS = 104
 """Tokens of arithmetic that take as long as one partial result: written by one item, read by another one."""
 REREAD_QUERIES, HIDDEN_QUERIES = 2.0, 20
-"""A chunk that another item has just read costs as much time as arithmetic for so many queries; with HIDDEN_QUERIES
-and more of them, an eighth of it, because a core reads ahead while it computes."""
+"""A chunk that another item has just read costs as much time as arithmetic for two queries. Under many queries a core
+reads ahead while it computes: the cost falls evenly, to nothing at HIDDEN_QUERIES, but never below an eighth."""
 FEWEST_QUERIES = 4
 """With fewer queries, an item of several rows reads no faster than its rows one after the other."""
 
@@ -39,7 +39,8 @@ def flat(plan: Plan, group: int) -> Bools:
 
 
 def cascade(plan: Plan, group: int) -> Bools:
-    """Two levels (FlashInfer, Hydragen): the first segment of each tree, then an item for the rest of each row."""
+    """Two levels (Hydragen; FlashInfer's cascade with two levels): the first segment of each tree, then an item for the
+    rest of each row. A cascade of all levels is `node_wise`."""
     return plan.parents[plan.parents] >= 0
 
 
@@ -55,8 +56,9 @@ def two_phase(plan: Plan, group: int) -> Bools:
         return node_wise(plan, group)
     parents, tokens = plan.parents, np.diff(plan.starts) * plan.chunk_size
     # Cost, per token, of reading a segment in the items below it. The last entry collects what begins a sequence.
-    behind = np.bincount(parents[private] + 1, minlength=len(widths) + 1)[1:]
-    below = [*(behind * _reread(group)).tolist(), 0.0]
+    behind = np.bincount(parents + 1, private, len(widths) + 1)[1:]
+    ending = widths - np.bincount(parents + 1, widths, len(widths) + 1)[1:]  # rows without a segment behind it
+    below = [*np.where(private, 0, (behind + ending) * _reread(group)).tolist(), 0.0]
     apart = np.zeros(len(widths) + 1, np.bool_)
     for segment in shared[::-1].tolist():
         queries = int(widths[segment]) * group
@@ -69,7 +71,7 @@ def two_phase(plan: Plan, group: int) -> Bools:
 
 
 def _reread(queries: int) -> float:
-    """Time to read a chunk from the cache for so many queries, beside their arithmetic; one query's is 1."""
+    """Time to read a chunk from the cache for so many queries, beside their arithmetic; that of one query is 1."""
     return REREAD_QUERIES * max(0.125, 1 - queries / HIDDEN_QUERIES)
 
 

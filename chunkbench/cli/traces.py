@@ -84,6 +84,8 @@ def command(
         fail(error)
     dues, prompts, answers, blocks, *_ = zip(*trace.requests, strict=True)
     numbers = traffic_numbers(dues, prompts, answers, blocks, trace.block_tokens, caches or _CACHES)
+    if trees is not None:
+        _write_forest(trees, trace, _TOKEN_S if token_time is None else token_time, at, most)
     if experiment is not None:
         if experiment.exists():
             fail(f"{experiment} exists already; give another name, or remove it")
@@ -93,8 +95,6 @@ def command(
             fail(f"{path}: the name is not UTF-8, and an experiment is; rename the file")
         experiment = write_experiment(experiment, as_experiment(path, numbers, trace.block_tokens))
         click.echo(f"wrote {experiment}; replay it: chunkbench run {experiment}", err=True)
-    if trees is not None:
-        _write_forest(trees, trace, _TOKEN_S if token_time is None else token_time, at, most)
     show(document(path.name, trace.format, trace.block_tokens, numbers, trace.notes), form)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import resources
 from itertools import accumulate, pairwise
 from pathlib import Path as FilePath
 from typing import Any
@@ -161,10 +159,6 @@ def _of_levels(words: list[str]) -> Forest:
 
 def _of_file(name: str) -> Forest:
     path = FilePath(name)
-    bundled = str(resources.files("chunkbench.experiments") / "trees" / name)
-    # os.path: these are False also for names that no file can have.
-    if path.parent == FilePath() and not os.path.exists(name) and os.path.isfile(bundled):
-        path = FilePath(bundled)
     try:
         text = read_text(path, yaml_file.MAX_BYTES if path.suffix in _YAML else _MAX_BYTES)
     except TextError as error:

@@ -58,25 +58,27 @@ def fastest_table(view: View) -> Table:
 
 
 def losses(view: View) -> str:
-    """One line that names all points where the baseline is not close to the fastest row; empty if there are none."""
-    lost, compared = [], 0
+    """One line that names all points where the baseline is surely not close to the fastest row; empty if none is."""
+    lost, unclear, compared = [], 0, 0
     for group in view.groups:
         ratios = over_fastest(group, view.experiment.confidence)
         if view.baseline not in ratios:
             continue
         compared += 1
         over = ratios[view.baseline]
-        if not is_close(over.value):
-            fastest = view.columns.name(min(ratios, key=lambda name: ratios[name].value))
-            place = "/".join(view.text(axis, group.axes.get(axis)) for axis in view.axes)
-            doubt = ", maybe close" if is_close(over.low) else ""
-            lost.append((over.value, f"{place} than {fastest} ({times(1 / over.value)}{doubt})"))
+        if is_close(over.low):
+            unclear += not is_close(over.value)
+            continue
+        fastest = view.columns.name(min(ratios, key=lambda name: ratios[name].value))
+        place = "/".join(view.text(axis, group.axes.get(axis)) for axis in view.axes)
+        lost.append((over.value, f"{place} than {fastest} ({times(1 / over.value)})"))
     if not lost:
         return ""
     places = ", ".join(text for _, text in sorted(lost, reverse=True))
     axes = f" ({'/'.join(view.axes)})" if view.axes else ""
+    more = f"; at {unclear} more it may be" if unclear else ""
     label = view.columns.name(view.baseline)
-    return f"{label} is more than {1 - CLOSE:.0%} slower at {len(lost)} of {compared} points{axes}: {places}."
+    return f"{label} is more than {1 - CLOSE:.0%} slower at {len(lost)} of {compared} points{axes}: {places}{more}."
 
 
 def headline(view: View) -> str:
@@ -86,9 +88,9 @@ def headline(view: View) -> str:
     if view.baseline not in found or len(found) < 2:
         return f"{name(view.baseline)} and another implementation were not measured side by side at any point."
     own = found.pop(view.baseline)
-    best = min(found.values(), key=lambda standing: standing.mean)
+    best = min(found.values(), key=lambda standing: (-len(standing.ratios), standing.mean))
     return (
         f"{name(view.baseline)} has at least {CLOSE} of the fastest row's speed at {own.close} of {len(own.ratios)} "
         f"points, or maybe at {own.maybe_close}; its latency is {times(own.mean)} of the fastest row's (geometric "
-        f"mean), that of the best other row over all points, {name(best.implementation)}, {times(best.mean)}."
+        f"mean), that of the best other row, {name(best.implementation)}, {times(best.mean)}."
     )

@@ -87,7 +87,7 @@ def cut_lines(path: Path, forest: Forest, at: float) -> list[str]:
     tokens = f"{tokens_in(forest):,} tokens stored once, {sum(lengths):,} without sharing"
     name = str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else _quoted(str(path))
     used = f"  - {{tree: {name}, heads: 32, kv_heads: 8}}"
-    return [f"wrote {path}: {sizes}, live at {at:g} s; {tokens}; in an experiment:", "sweep:", used]
+    return [f"wrote {path}: {sizes}, live at {at:.15g} s; {tokens}; in an experiment:", "sweep:", used]
 
 
 def _counted(number: int, noun: str) -> str:

@@ -50,6 +50,8 @@ def _busiest(requests: Iterable[TraceRequest], token_s: float) -> float:
     ends: list[float] = []
     most, busiest = 0, 0.0
     for request in requests:
+        if not request.answer_tokens:
+            continue
         while ends and ends[0] <= request.due:
             heappop(ends)
         heappush(ends, request.due + request.answer_tokens * token_s)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkbench.experiment import AttentionPoint, Experiment, ExperimentError, load_experiment, tree_reader
+from chunkbench.experiment import AttentionPoint, Experiment, ExperimentError, load_experiment
 from chunkbench.experiment.errors import Findings
 from chunkbench.experiment.tree import Forest, has_lengths, lengths_in, resolved, sequences_in, show_forest
 from chunkbench.experiment.tree_reader import read_forest
@@ -254,17 +254,6 @@ def test_lists_in_python_may_be_nested_as_deep_as_they_like() -> None:
     values = {"n_p": (65, 66), "n_s": None, "tree": read_forest(deepest), "batch_size": 2, "kv_heads": 1}
     point = AttentionPoint.model_validate({**values, "device": "cpu", "dtype": "float32"})
     assert AttentionPoint.model_validate_json(point.model_dump_json()) == point
-
-
-def test_a_forest_that_comes_with_chunkbench_is_found_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "package" / "trees").mkdir(parents=True)
-    (tmp_path / "package" / "trees" / "shipped.json").write_text("[[3, [4]]]")
-    monkeypatch.setattr(tree_reader.resources, "files", lambda package: tmp_path / "package")
-    assert read_forest("shipped.json") == ((3, (4,)),)
-    Path("shipped.json").write_text("[[5, [6]]]")
-    assert read_forest("shipped.json") == ((5, (6,)),)
 
 
 def test_an_expectation_keeps_the_forest_of_its_file() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from chunkbench.kernels.items import items_of_forest
 from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused, two_phase
 from chunkbench.kvcache import PrefixTree
 
@@ -48,6 +49,26 @@ TWO_LEVELS: list[Node] = [(8, [(4, leaves(2)), (4, leaves(2))]), (3, [])]
 )
 def test_fixed_planners(planner: Planner, expected: str) -> None:
     assert merged(planner, TWO_LEVELS) == [digit == "1" for digit in expected.replace(" ", "")]
+
+
+def test_flat_has_an_item_for_each_row_also_where_several_rows_end_together() -> None:
+    tree = PrefixTree(CHUNK)
+    for own in (0, 0, 0, 5):
+        tree.join([7] * (2 * CHUNK) + [8] * own)
+    plan = tree.plan()
+    items = items_of_forest(plan, flat(plan, 1))
+    assert items.row_count.tolist() == [1, 1, 1, 1]
+    assert sorted(items.chunk_count.tolist()) == [2, 2, 2, 3]
+
+
+def test_two_phase_counts_rows_that_end_in_a_segment() -> None:
+    tree = PrefixTree(CHUNK)
+    for branch in (1, 2):
+        for _ in range(16):
+            tree.join([7] * 1024 + [branch] * CHUNK)
+    plan = tree.plan()
+    # Read below the root, its chunks would be read by every row that ends there.
+    assert not two_phase(plan, 1).any()
 
 
 def test_two_phase_shares_what_is_long_for_its_rows_and_merges_what_is_short() -> None:

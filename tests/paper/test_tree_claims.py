@@ -89,7 +89,7 @@ def test_fasttree_by_the_geometric_mean_over_trees_and_heads(
         elsewhere = point("pat", {slow: 1.0, "tree_fused": 100.0})
         return judge("FT-flat" if slow == "flat" else "FT-cascade", one, more_heads, elsewhere)
 
-    judged = rows("cascade", 1.0)
+    judged = rows("node_wise", 1.0)
     assert (judged.verdict, judged.measured) == (verdict, pytest.approx(measured))
     assert "over 2 points" in judged.reason
     assert judged.low == pytest.approx(measured)  # rounds of both vary alike
@@ -108,7 +108,7 @@ def test_the_largest_gain_of_the_greedy_split(point: Point) -> None:
 
 def test_pat_by_the_mean_of_what_is_saved_where_something_is_shared(point: Point) -> None:
     rows = [
-        point("pat", {"flat": 100.0, "cascade": us, "pack": us / 2}, ROOTS[tree])
+        point("pat", {"flat": 100.0, "node_wise": us, "pack": us / 2}, ROOTS[tree])
         for tree, us in (("one", 60.0), ("two", 100.0), ("none", 20.0))
     ]
     flat = judge("PAT-flat", *rows)
@@ -120,7 +120,7 @@ def test_pat_by_the_mean_of_what_is_saved_where_something_is_shared(point: Point
 
 
 def test_pat_without_sharing_and_with_an_item_per_node(point: Point) -> None:
-    rows = point("pat", {"flat": 100.0, "pack": 104.0}, ROOTS["none"])
+    rows = point("pat", {"flat": 100.0, "pack": 100.4}, ROOTS["none"])
     assert judge("PAT-no-sharing", rows).verdict == "holds"
     slower = point("pat", {"flat": 100.0, "pack": 107.0}, ROOTS["none"], kv_heads=8)
     assert judge("PAT-no-sharing", rows, slower).verdict == "does not hold"

@@ -37,3 +37,15 @@ def test_the_reason_names_needed_and_available_bytes() -> None:
     assert grouping.groups == (("b",),)
     assert "30.0 GB" in grouping.too_large["a"]
     assert "20.0 GB" in grouping.too_large["a"]
+
+
+def test_what_reads_the_memory_of_the_baseline_goes_with_it() -> None:
+    sizes = {"chunk_attn": 50, "plan_pack": 0, "naive": 60}
+    assert group(sizes, list(sizes), "chunk_attn", 100).groups == (("chunk_attn", "plan_pack"), ("naive",))
+    refused = group(sizes, list(sizes), "chunk_attn", 40)
+    assert refused.groups == ()
+    assert refused.too_large["plan_pack"].startswith("it reads the K and V of chunk_attn: ")
+    # A baseline that needs no memory of its own is still in every group.
+    assert group({"plan_flat": 0, "plan_pack": 0}, ["plan_flat", "plan_pack"], "plan_flat", 9).groups == (
+        ("plan_flat", "plan_pack"),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chunkbench.report import ranking
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode import checks, headline, tables
 
@@ -17,9 +18,7 @@ def body(view: View) -> Body:
 
         return head_caches.body(view)
     if view.experiment.figure == "ranking":
-        from chunkbench.workloads.decode import ranking
-
-        return ranking.body(view)
+        return _ranked(view)
     matches = headline.matches(view.groups, view.baseline, view.columns)
     label = view.columns.name(view.baseline)
     tables_or_none = (
@@ -34,4 +33,23 @@ def body(view: View) -> Body:
         tuple(table for table in tables_or_none if table is not None),
         headline.baseline_losses(matches, label, view.axes, view.columns),
         (tables.BANDWIDTH_LEGEND, *([_COUNTED_PER_CACHE_AND_MODE] if {"cache", "mode"} & {*view.axes} else [])),
+    )
+
+
+def _ranked(view: View) -> Body:
+    """Ranking, the fastest of each point, latencies, ratios."""
+    ranked = ranking.ranking_table(
+        "Ranking over all points", view.groups, view.columns.name, view.experiment.confidence
+    )
+    return Body(
+        ranking.headline(view),
+        (
+            ranked,
+            ranking.fastest_table(view),
+            tables.latency_table(view),
+            *filter(None, [tables.ratio_table(view)]),
+            tables.detail_table(view),
+        ),
+        ranking.losses(view),
+        (ranking.LEGEND, tables.BANDWIDTH_LEGEND),
     )

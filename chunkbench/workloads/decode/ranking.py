@@ -5,33 +5,12 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from chunkbench.analysis.ranking import standings
-from chunkbench.report import ranking
 from chunkbench.report.figures.style import caption, conditions, handle, sheet, ticks_at
 from chunkbench.report.report import Report
-from chunkbench.report.view import Body, View
 from chunkbench.store import Manifest
-from chunkbench.workloads.decode import tables
 
 _WIDEST = 4.0
 """Ratio at the right end of the figure."""
-
-
-def body(view: View) -> Body:
-    """Ranking, latencies, ratios."""
-    return Body(
-        ranking.headline(view),
-        (
-            ranking.ranking_table(
-                "Ranking over all points", view.groups, view.columns.name, view.experiment.confidence
-            ),
-            ranking.fastest_table(view),
-            tables.latency_table(view),
-            *filter(None, [tables.ratio_table(view)]),
-            tables.detail_table(view),
-        ),
-        ranking.losses(view),
-        (ranking.LEGEND, tables.BANDWIDTH_LEGEND),
-    )
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
