@@ -76,7 +76,7 @@ def ratios(
     session = ChunkAttn().prepare(inputs)
     session.append(*inputs.completion(1))
     session.plan()
-    attention = session._attention  # type: ignore[attr-defined]
+    attention = session.attention  # type: ignore[attr-defined]
     q = inputs.queries(1)
     outs = [torch.empty_like(q) for _ in modules]
     kernels = []

@@ -94,7 +94,10 @@ def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
         row_count=row_count,
         tail_row=np.where(ends_inside, first, -1),
     )
-    return items.split_rows(row_count) if alone else items
+    if not alone:
+        return items
+    single = items.split_rows(row_count)
+    return single._replace(tail_row=single.rows[single.first_row])
 
 
 def items_of_tables(chunks: Ints, counts: Ints, rows: Ints) -> Items:

@@ -178,8 +178,8 @@ template <int R, int S, class Body>
 }
 
 // Many rows: arithmetic is the limit. Each step fetches as many bytes from `next` on as N blocks have, for the next
-// product, which finds them in the first-level cache, or in the second one: widened numbers fill the first. (`flatten`:
-// a call for every step would keep sums on the stack; `noinline`: in its callers, registers are short.)
+// product, which finds them in the second-level cache: K and V of a chunk would fill the first one. (`flatten`: a call
+// for every step would keep sums on the stack; `noinline`: in its callers, registers are short.)
 template <class T, Side Of, int R, int S, int N>
 [[gnu::flatten, gnu::noinline]] void tile(const Rows& rows, const Right<T, Of>& given, const char* next) {
     with_sums<R, S>(rows, [&](V16(&sums)[R][S]) {
@@ -189,7 +189,7 @@ template <class T, Side Of, int R, int S, int N>
         const std::int64_t row = rows.row;
         const std::int64_t end = kLeft<T> * static_cast<std::int64_t>(right.steps);
         for (std::int64_t i = 0; i < end; i += kLeft<T>, right.at += right.step(), next += kBytes) {
-            times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<T::kWide>(next + line * kLine); });
+            times<(kBytes + kLine - 1) / kLine>([&](auto line) { fetch_line<true>(next + line * kLine); });
             add_step<T, R, S>(sums, left, row, i, right.at, right.block());
         }
     });
