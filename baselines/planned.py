@@ -49,18 +49,22 @@ class PlannedSession(Session):
         return self._kernel.trace(q, out, call)
 
 
+def _style(plan: str, meaning: str, place: int, marker: str) -> Style:
+    return Style(
+        heading=("Plan", plan),
+        meaning=meaning,
+        column_order=920 + place,
+        colour=ChunkAttn.style.colour,
+        marker=marker,
+        line="dotted",
+        ablation_of=ChunkAttn.id,
+    )
+
+
 class PlanFlat(ChunkAttn):
     id = "plan_flat"
     label = "Plan: flat"
-    style = Style(
-        heading=("Plan", "flat"),
-        meaning="ChunkAttn's kernel and K/V; every sequence reads its whole path",
-        column_order=920,
-        colour="#D55E00",
-        marker="1",
-        line="dotted",
-        ablation_of="chunk_attn",
-    )
+    style = _style("flat", "ChunkAttn's kernel and K/V; every sequence reads its whole path", 0, "1")
     reads_shared_once = False
 
     def availability(self, device: str) -> Answer:
@@ -68,11 +72,8 @@ class PlanFlat(ChunkAttn):
         return Answer(False, missing) if missing else YES
 
     def supports(self, point: AttentionPoint) -> Answer:
-        if point.chunk_size % 16:
-            return Answer(False, f"the native kernel takes chunks of a multiple of 16 tokens, not {point.chunk_size}")
-        if point.head_dim > 256:
-            return Answer(False, f"the native kernel takes head dimensions up to 256, not {point.head_dim}")
-        return YES
+        unfit = cpu.why_not(point.head_dim, point.chunk_size)
+        return Answer(False, f"the native kernel cannot compute this: {unfit}") if unfit else YES
 
     def prepare(self, inputs: Inputs) -> Session:
         return PlannedSession(open_session(inputs), PLANNERS[self.id])
@@ -81,55 +82,27 @@ class PlanFlat(ChunkAttn):
 class PlanCascade(PlanFlat):
     id = "plan_cascade"
     label = "Plan: cascade"
-    style = PlanFlat.style.model_copy(
-        update={
-            "heading": ("Plan", "cascade"),
-            "meaning": "the same; the first shared node once, the rest per sequence (Hydragen)",
-            "column_order": 921,
-            "marker": "2",
-        }
-    )
+    style = _style("cascade", "the same; the first shared node once, the rest per sequence (Hydragen)", 1, "2")
 
 
 class PlanNodeWise(PlanFlat):
     id = "plan_node_wise"
     label = "Plan: node-wise"
-    style = PlanFlat.style.model_copy(
-        update={
-            "heading": ("Plan", "node-wise"),
-            "meaning": "the same; each node once (DeFT-Node)",
-            "column_order": 922,
-            "marker": "3",
-        }
-    )
+    style = _style("node-wise", "the same; each node once (DeFT-Node)", 2, "3")
     reads_shared_once = True
 
 
 class PlanTreeFused(PlanFlat):
     id = "plan_tree_fused"
     label = "Plan: tree-fused"
-    style = PlanFlat.style.model_copy(
-        update={
-            "heading": ("Plan", "tree-fused"),
-            "meaning": "the same; FastTree's greedy split with its constants",
-            "column_order": 923,
-            "marker": "4",
-        }
-    )
+    style = _style("tree-fused", "the same; FastTree's greedy split with its constants", 3, "4")
     reads_shared_once = True
 
 
 class PlanPack(PlanFlat):
     id = "plan_pack"
     label = "Plan: pack"
-    style = PlanFlat.style.model_copy(
-        update={
-            "heading": ("Plan", "pack"),
-            "meaning": "the same; PAT's pack scheduler",
-            "column_order": 924,
-            "marker": "+",
-        }
-    )
+    style = _style("pack", "the same; PAT's pack scheduler", 4, "+")
     reads_shared_once = True
 
 

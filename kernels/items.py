@@ -69,18 +69,15 @@ def items_of_forest(plan: Plan, merged: npt.NDArray[np.bool_]) -> Items:
     reads[by_row[leaves]] = False
     counts = np.bincount(segments[reads], minlength=len(widths))
     own = np.flatnonzero(counts)
-    # The segments of each item, from its own up to the first that is not merged.
-    run = np.ones_like(lengths)
-    for segment in np.flatnonzero(merged).tolist():
-        run[segment] += run[parents[segment]]
-    depth = run[own]
-    listed = np.empty(int(depth.sum()), np.int64)
-    end, at = np.cumsum(depth), own
-    for step in range(int(depth.max(initial=0))):
-        left = depth > step
-        listed[end[left] - 1 - step] = at[left]
-        at = parents[at]
-    chunk_count = np.bincount(np.repeat(np.arange(len(own)), depth), lengths[listed], len(own)).astype(np.int64)
+    # The segments of each item: its own, and before it those up to the first that is not merged.
+    item, segment = np.arange(len(own)), own
+    found = [(item, segment)]
+    while (goes_on := merged[segment]).any():
+        item, segment = item[goes_on], parents[segment[goes_on]]
+        found.insert(0, (item, segment))
+    item, segment = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    listed = segment[np.argsort(item, kind="stable")]
+    chunk_count = np.bincount(item, lengths[segment], len(own)).astype(np.int64)
     row_count, item_rows = counts[own], plan.order[positions[reads]]
     first_row = np.cumsum(row_count) - row_count
     first = item_rows[first_row]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
@@ -48,25 +48,37 @@ def is_close(over: float) -> bool:
     return over * CLOSE <= 1
 
 
-def over_fastest(group: Group, confidence: float) -> dict[str, Ratio]:
-    """Latency over that of the fastest row, of all rows that were measured side by side with the baseline."""
-    ratios = {name: row.derived.ratio_to_baseline for name, row in group.rows.items()}
-    measured = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    if not measured:
-        return {}
-    fastest = group.rows[min(measured, key=measured.__getitem__)].facts
-    found = {name: ratio(group.rows[name].facts, fastest, confidence) for name in measured}
-    return {name: each for name, each in found.items() if each is not None}
+@dataclass(frozen=True)
+class Contest:
+    """The rows of a point that were measured side by side with the baseline."""
+
+    group: Group
+    fastest: str
+    over: Mapping[str, Ratio]
+    """Latency of each row over that of the fastest one."""
 
 
-def standings(groups: Iterable[Group], confidence: float) -> list[Standing]:
+def contests(groups: Iterable[Group], confidence: float) -> list[Contest]:
+    """Every point that has such rows."""
+    found = []
+    for group in groups:
+        ratios = {name: row.derived.ratio_to_baseline for name, row in group.rows.items()}
+        measured = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        if measured:
+            fastest = min(measured, key=measured.__getitem__)
+            over = {name: ratio(group.rows[name].facts, group.rows[fastest].facts, confidence) for name in measured}
+            found.append(Contest(group, fastest, {name: each for name, each in over.items() if each is not None}))
+    return found
+
+
+def standings(contests: Iterable[Contest]) -> list[Standing]:
     """All implementations, the best mean first."""
     ratios: dict[str, list[Ratio]] = {}
     fractions: dict[str, list[float]] = {}
-    for group in groups:
-        for name, over in over_fastest(group, confidence).items():
+    for contest in contests:
+        for name, over in contest.over.items():
             ratios.setdefault(name, []).append(over)
-            fraction = group.rows[name].derived.roofline_fraction
+            fraction = contest.group.rows[name].derived.roofline_fraction
             if fraction is not None:
                 fractions.setdefault(name, []).append(fraction)
     found = [

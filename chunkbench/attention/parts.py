@@ -123,6 +123,4 @@ def _obstacle(shape: CacheShape, kernel: Literal["native", "triton"]) -> str:
         return triton.why_unavailable(shape.device) or unsupported
     if shape.device.type != "cpu":
         return f"it runs on a CPU, not on {shape.device}"
-    if shape.chunk_size % 16 or shape.head_dim > 256:
-        return "it supports chunk sizes that are multiples of 16 and head dimensions up to 256"
-    return cpu.why_missing()
+    return cpu.why_not(shape.head_dim, shape.chunk_size) or cpu.why_missing()

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
+from chunkbench.analysis.ranking import contests, standings
 from chunkbench.paper.claims import Claim, claims
 from chunkbench.report import ranking
 from chunkbench.report.build import build
@@ -140,16 +142,17 @@ def build_book(runs: Sequence[Run], folder: Path, reports: Sequence[Report] | No
 
 def _rankings(chapters: Sequence[Chapter]) -> list[Table]:
     """A table for each machine with several runs whose figure is a ranking."""
-    by_machine: dict[str, list[Report]] = {}
-    names, confidence = chapters[0].report.columns.name, chapters[0].manifest.experiment.confidence
+    by_machine: dict[str, list[Chapter]] = {}
     for chapter in chapters:
         if chapter.manifest.experiment.figure == "ranking":
-            by_machine.setdefault(" and ".join(chapter.manifest.machine_names), []).append(chapter.report)
-    several = {machine: reports for machine, reports in by_machine.items() if len(reports) > 1}
-    return [
-        ranking.ranking_table(machine, [group for one in reports for group in one.groups], names, confidence)
-        for machine, reports in several.items()
-    ]
+            by_machine.setdefault(" and ".join(chapter.manifest.machine_names), []).append(chapter)
+    found = []
+    for machine, ranked in by_machine.items():
+        if len(ranked) > 1:
+            compared = [contests(one.report.groups, one.manifest.experiment.confidence) for one in ranked]
+            table = ranking.ranking_table(machine, standings(chain(*compared)), ranked[0].report.columns.name)
+            found.append(table)
+    return found
 
 
 def _title(chapters: Sequence[Chapter]) -> str:

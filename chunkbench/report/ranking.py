@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chunkbench.analysis.derive import Group
-from chunkbench.analysis.ranking import CLOSE, Standing, is_close, over_fastest, standings
+from chunkbench.analysis.ranking import CLOSE, Contest, Standing, is_close
 from chunkbench.report.cells import ABSENT
 from chunkbench.report.model import Cell, Column, Table
 from chunkbench.report.numbers import percent, times
@@ -19,8 +18,8 @@ LEGEND = (
 )
 
 
-def ranking_table(title: str, groups: Sequence[Group], name: Callable[[str], str], confidence: float) -> Table:
-    """A line for each implementation, the best mean first. `name` gives its name by id."""
+def ranking_table(title: str, ranked: Sequence[Standing], name: Callable[[str], str]) -> Table:
+    """A line for each implementation, in this order. `name` gives its name by id."""
 
     def share(points: int, standing: Standing) -> str:
         return percent(points / len(standing.ratios))
@@ -34,57 +33,57 @@ def ranking_table(title: str, groups: Sequence[Group], name: Callable[[str], str
         Column("or maybe", lambda standing: share(standing.maybe_close, standing), ("or", "maybe")),
         Column("roofline", lambda standing: percent(standing.roofline_fraction)),
     )
-    return Table(title, tuple(columns), standings(groups, confidence), 1)
+    return Table(title, tuple(columns), ranked, 1)
 
 
-def fastest_table(view: View) -> Table:
+def fastest_table(view: View, contests: Sequence[Contest]) -> Table:
     """A line for each point: the fastest plan over the baseline's kernel, and the fastest row of all."""
+    name = view.columns.name
 
-    def fastest(group: Group, plans: bool) -> Cell | str:
-        ratios = over_fastest(group, view.experiment.confidence)
-        names = [name for name in ratios if not (plans and view.columns.competes(name, view.baseline))]
-        return view.columns.name(min(names, key=lambda name: ratios[name].value)) if names else ABSENT
+    def fastest_plan(contest: Contest) -> Cell | str:
+        plans = [one for one in contest.over if not view.columns.competes(one, view.baseline)]
+        return name(min(plans, key=lambda one: contest.over[one].value)) if plans else ABSENT
 
-    def own(group: Group) -> str:
-        over = over_fastest(group, view.experiment.confidence).get(view.baseline)
+    def own(contest: Contest) -> str:
+        over = contest.over.get(view.baseline)
         return times(over.value if over else None)
 
-    columns: Sequence[Column[Group]] = (
-        Column("fastest plan", lambda group: fastest(group, True), ("fastest", "plan"), align="left"),
-        Column("fastest row", lambda group: fastest(group, False), ("fastest", "row"), align="left"),
-        Column(f"{view.columns.name(view.baseline)} over it", own, (*view.columns.heading(view.baseline), "over it")),
+    columns: Sequence[Column[Contest]] = (
+        Column("fastest plan", fastest_plan, ("fastest", "plan"), align="left"),
+        Column("fastest row", lambda contest: name(contest.fastest), ("fastest", "row"), align="left"),
+        Column(f"{name(view.baseline)} over it", own, (*view.columns.heading(view.baseline), "over it")),
     )
-    return view.table("Fastest at each point", lambda group: [group], columns)
+    of_point = {id(contest.group): contest for contest in contests}
+    return view.only([contest.group for contest in contests]).table(
+        "Fastest at each point", lambda group: [of_point[id(group)]], columns
+    )
 
 
-def losses(view: View) -> str:
+def losses(view: View, contests: Sequence[Contest]) -> str:
     """One line that names all points where the baseline is surely not close to the fastest row; empty if none is."""
-    lost, unclear, compared = [], 0, 0
-    for group in view.groups:
-        ratios = over_fastest(group, view.experiment.confidence)
-        if view.baseline not in ratios:
-            continue
-        compared += 1
-        over = ratios[view.baseline]
-        if is_close(over.low):
-            unclear += not is_close(over.value)
-            continue
-        fastest = view.columns.name(min(ratios, key=lambda name: ratios[name].value))
-        place = "/".join(view.text(axis, group.axes.get(axis)) for axis in view.axes)
-        lost.append((over.value, f"{place} than {fastest} ({times(1 / over.value)})"))
+    with_baseline = [contest for contest in contests if view.baseline in contest.over]
+    own = [(contest.over[view.baseline], contest) for contest in with_baseline]
+    lost = [(over.value, contest) for over, contest in own if not is_close(over.low)]
     if not lost:
         return ""
-    places = ", ".join(text for _, text in sorted(lost, reverse=True))
+
+    def named(value: float, contest: Contest) -> str:
+        place = "/".join(view.text(axis, contest.group.axes.get(axis)) for axis in view.axes)
+        return f"{place} than {view.columns.name(contest.fastest)} ({times(1 / value)})"
+
+    worst_first = sorted(lost, key=lambda pair: pair[0], reverse=True)
+    places = ", ".join(named(*pair) for pair in worst_first)
     axes = f" ({'/'.join(view.axes)})" if view.axes else ""
+    unclear = sum(is_close(over.low) and not is_close(over.value) for over, _ in own)
     more = f"; at {unclear} more it may be" if unclear else ""
     label = view.columns.name(view.baseline)
-    return f"{label} is more than {1 - CLOSE:.0%} slower at {len(lost)} of {compared} points{axes}: {places}{more}."
+    return f"{label} is more than {1 - CLOSE:.0%} slower at {len(lost)} of {len(own)} points{axes}: {places}{more}."
 
 
-def headline(view: View) -> str:
+def headline(view: View, ranked: Sequence[Standing]) -> str:
     """How often the baseline is close to the fastest row, and its mean beside the next one's."""
     name = view.columns.name
-    found = {one.implementation: one for one in standings(view.groups, view.experiment.confidence)}
+    found = {one.implementation: one for one in ranked}
     if view.baseline not in found or len(found) < 2:
         return f"{name(view.baseline)} and another implementation were not measured side by side at any point."
     own = found.pop(view.baseline)

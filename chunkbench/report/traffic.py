@@ -83,15 +83,11 @@ def experiment(path: Path, numbers: TrafficNumbers, block_tokens: int) -> str:
 def cut_lines(path: Path, forest: Forest, at: float) -> list[str]:
     """What the forest at `path` was cut from a trace at `at` seconds, and the lines of an experiment that uses it."""
     lengths = lengths_in(forest)
-    sizes = f"{_counted(len(lengths), 'sequence')} in {_counted(nodes_in(forest), 'node')}"
+    sizes = f"{count(len(lengths), 'sequence')} in {count(nodes_in(forest), 'node')}"
     tokens = f"{tokens_in(forest):,} tokens stored once, {sum(lengths):,} without sharing"
     name = str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else _quoted(str(path))
     used = f"  - {{tree: {name}, heads: 32, kv_heads: 8}}"
     return [f"wrote {path}: {sizes}, live at {at:.15g} s; {tokens}; in an experiment:", "sweep:", used]
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _quoted(text: str) -> str:

@@ -54,20 +54,20 @@ def group(sizes: Mapping[str, int], order: Sequence[str], baseline: str, room: i
     """
     too_large = _too_large(sizes, order, room)
     fitting = [name for name in order if name not in too_large]
-    based, base = baseline in fitting, sizes.get(baseline, 0)
     if baseline in too_large:  # what holds no K and V reads those of the baseline
         told = f"it reads the K and V of {baseline}: {too_large[baseline]}"
         too_large |= {name: told for name in fitting if not sizes[name]}
         fitting = [name for name in fitting if sizes[name]]
-    base = base if based else 0
+    everywhere = [baseline] if baseline in fitting else []
+    base = sum(sizes[name] for name in everywhere)
     others = [name for name in fitting if name != baseline]
     # An implementation that fits only without the baseline still runs, but has no ratio.
     alone = [(name,) for name in others if base + sizes[name] > room]
     others = sorted((name for name in others if (name,) not in alone), key=lambda name: -sizes[name])
     groups: list[tuple[str, ...]] = []
-    while others or (based and not groups):
+    while others or (everywhere and not groups):
         count = len(groups) + 1
-        members: list[list[str]] = [[baseline] if based else [] for _ in range(count)]
+        members: list[list[str]] = [[*everywhere] for _ in range(count)]
         loads = [base] * count
         for name in others:
             smallest = loads.index(min(loads))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NativeMissing", "isa", "matrix_flops_per_s", "native", "read_seconds", "required", "why_missing"]
+__all__ = ["NativeMissing", "isa", "matrix_flops_per_s", "native", "read_seconds", "required", "why_missing", "why_not"]
 
 REMEDY = "install a C++17 compiler and Python's headers, then install chunkbench again"
 
@@ -44,6 +44,13 @@ def native() -> ModuleType | None:
 def why_missing() -> str:
     """Why `native()` is None; empty if the module is there."""
     return _load()[1]
+
+
+def why_not(head_dim: int, chunk_size: int) -> str:
+    """Why the kernels do not support a shape; empty if they do."""
+    if chunk_size % 16 or head_dim > 256:
+        return "it supports chunk sizes that are multiples of 16 and head dimensions up to 256"
+    return ""
 
 
 def isa() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chunkbench.analysis.ranking import contests, standings
 from chunkbench.report import ranking
 from chunkbench.report.view import Body, View
 from chunkbench.workloads.decode import checks, headline, tables
@@ -38,18 +39,17 @@ def body(view: View) -> Body:
 
 def _ranked(view: View) -> Body:
     """Ranking, the fastest of each point, latencies, ratios."""
-    ranked = ranking.ranking_table(
-        "Ranking over all points", view.groups, view.columns.name, view.experiment.confidence
-    )
+    compared = contests(view.groups, view.experiment.confidence)
+    ranked = standings(compared)
     return Body(
-        ranking.headline(view),
+        ranking.headline(view, ranked),
         (
-            ranked,
-            ranking.fastest_table(view),
+            ranking.ranking_table("Ranking over all points", ranked, view.columns.name),
+            ranking.fastest_table(view, compared),
             tables.latency_table(view),
             *filter(None, [tables.ratio_table(view)]),
             tables.detail_table(view),
         ),
-        ranking.losses(view),
+        ranking.losses(view, compared),
         (ranking.LEGEND, tables.BANDWIDTH_LEGEND),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from chunkbench.analysis.ranking import standings
+from chunkbench.analysis.ranking import contests, standings
 from chunkbench.report.figures.style import caption, conditions, handle, sheet, ticks_at
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
@@ -15,7 +15,7 @@ _WIDEST = 4.0
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
     """Share of the points (y) at which a row takes at most x times as long as the fastest one (Dolan, More 2002)."""
-    found = standings(report.groups, manifest.experiment.confidence)
+    found = standings(contests(report.groups, manifest.experiment.confidence))
     if len(found) < 2:
         return None
     handles = [
