@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from chunkbench.kvcache.integers import Ints
 from chunkbench.kvcache.plan import Plan
 
 Bools = npt.NDArray[np.bool_]
@@ -19,13 +20,17 @@ Planner = Callable[[Plan, int], Bools]
 """Whether each segment of a plan is merged with the segment before it; the second argument is the number of query heads
 per KV head. Values of segments that begin a sequence have no effect."""
 
-PARTIAL_TOKENS = 104
+PARTIAL_TOKENS = 160
 """Tokens of arithmetic that take as long as one partial result: written by one item, read by another one."""
-REREAD_QUERIES, HIDDEN_QUERIES = 2.0, 20
+REREAD_QUERIES, HIDDEN_QUERIES = 2.0, 24
 """A chunk that another item has just read costs as much time as arithmetic for two queries. Under many queries a core
 reads ahead while it computes: the cost falls evenly, to nothing at HIDDEN_QUERIES, but never below an eighth."""
+CHUNK_TOKENS = 32
+"""Reading a chunk again takes as long as if it had so many tokens more."""
 FEWEST_QUERIES = 4
 """With fewer queries, an item of several rows reads no faster than its rows one after the other."""
+MOST_MERGED = 64
+"""At most so many shared segments in a row are read together. It bounds the work for deep trees."""
 
 
 def node_wise(plan: Plan, group: int) -> Bools:
@@ -47,32 +52,59 @@ def cascade(plan: Plan, group: int) -> Bools:
 def two_phase(plan: Plan, group: int) -> Bools:
     """A shared segment has an item of its own if that saves more time than its partial results cost.
 
-    Else the items below it read it, one after the other: all but the first from the cache. Children are decided before
-    their parents. The constants are measured (docs/notes/cpu-kernels.md).
+    Else the items behind it read it, one after the other, with all that is merged before it: all but the first from the
+    cache. So the cost of a segment is known for each number of segments before it that it is merged with, first of the
+    deepest ones. The constants are measured (docs/notes/cpu-kernels.md).
     """
-    widths = plan.ends - plan.begins
-    private, shared = widths == 1, np.flatnonzero(widths > 1)
+    widths, parents = plan.ends - plan.begins, plan.parents
+    shared = np.flatnonzero(widths > 1)
     if not len(shared):
         return node_wise(plan, group)
-    parents, tokens = plan.parents, np.diff(plan.starts) * plan.chunk_size
-    # Cost, per token, of reading a segment in the items below it. The last entry collects what begins a sequence.
-    behind = np.bincount(parents + 1, private, len(widths) + 1)[1:]
-    ending = widths - np.bincount(parents + 1, widths, len(widths) + 1)[1:]  # rows without a segment behind it
-    below = [*np.where(private, 0, (behind + ending) * _reread(group)).tolist(), 0.0]
+    depth = np.zeros(len(widths) + 1, np.int64)  # the last entry stands for what begins a sequence
+    depth[-1] = -1
+    for segment in shared.tolist():
+        depth[segment] = depth[parents[segment]] + 1
+    levels = [shared[depth[shared] == level] for level in range(depth[shared].max() + 1)]
+    place = np.zeros(len(widths), np.int64)  # in its level
+    lengths = np.diff(plan.starts) * float(plan.chunk_size + CHUNK_TOKENS)
+    # Tokens of each segment of a level with the 0, 1, 2, ... segments before it.
+    tokens: list[npt.NDArray[np.float64]] = []
+    for level, segments in enumerate(levels):
+        place[segments] = np.arange(len(segments))
+        run = np.repeat(lengths[segments, None], min(level + 1, MOST_MERGED), 1)
+        if level:
+            run[:, 1:] += tokens[-1][place[parents[segments]], : run.shape[1] - 1]
+        tokens.append(run)
+    behind = np.bincount(parents + 1, widths, len(widths) + 1)[1:]
+    private = np.bincount(parents + 1, widths == 1, len(widths) + 1)[1:]
+    ending, queries = widths - behind, widths * group  # rows without a segment behind it are one item
+    reread, reread_merged = _reread(queries), private * _reread(np.array(group)) + (ending > 0) * _reread(ending * group)
+    partials = np.where(queries < FEWEST_QUERIES, np.inf, PARTIAL_TOKENS * group * behind)
+    apart_before: list[Bools] = []
+    cost = np.zeros((0, 1))
+    for level in reversed(range(len(levels))):
+        segments, run = levels[level], tokens[level]
+        merged_cost = run * reread_merged[segments, None]
+        apart_cost = run * reread[segments, None] + partials[segments, None]
+        if level + 1 < len(levels):
+            at = place[parents[levels[level + 1]]]
+            np.add.at(merged_cost[:, : cost.shape[1] - 1], at, cost[:, 1:])
+            np.add.at(apart_cost, at, cost[:, :1])
+        merged_cost[:, MOST_MERGED - 1 :] = np.inf
+        apart_before.insert(0, apart_cost < merged_cost)
+        cost = np.minimum(apart_cost, merged_cost)
     apart = np.zeros(len(widths) + 1, np.bool_)
-    for segment in shared[::-1].tolist():
-        queries = int(widths[segment]) * group
-        own = _reread(queries)
-        saved = (below[segment] - own) * int(tokens[segment])
-        apart[segment] = queries >= FEWEST_QUERIES and saved > PARTIAL_TOKENS * queries
-        below[int(parents[segment])] += own if apart[segment] else below[segment]
+    before = np.full(len(widths) + 1, -1)  # how many segments each one is merged with
+    for segments, choice in zip(levels, apart_before, strict=True):
+        before[segments] = np.where(apart[parents[segments]], 0, before[parents[segments]] + 1)
+        apart[segments] = choice[np.arange(len(segments)), before[segments]]
     merged: Bools = ~apart[parents] & (parents >= 0)
     return merged
 
 
-def _reread(queries: int) -> float:
+def _reread(queries: Ints) -> npt.NDArray[np.float64]:
     """Time to read a chunk from the cache for so many queries, beside their arithmetic; that of one query is 1."""
-    return REREAD_QUERIES * max(0.125, 1 - queries / HIDDEN_QUERIES)
+    return REREAD_QUERIES * np.maximum(0.125, 1 - queries / HIDDEN_QUERIES)
 
 
 def tree_fused(plan: Plan, group: int) -> Bools:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chunkbench.kernels.items import items_of_forest
-from chunkbench.kernels.planners import Planner, cascade, flat, node_wise, pack, tree_fused, two_phase
+from chunkbench.kernels.planners import (
+    CHUNK_TOKENS,
+    FEWEST_QUERIES,
+    HIDDEN_QUERIES,
+    PARTIAL_TOKENS,
+    Planner,
+    cascade,
+    flat,
+    node_wise,
+    pack,
+    tree_fused,
+    two_phase,
+)
 from chunkbench.kvcache import PrefixTree
 
 CHUNK = 16
@@ -61,23 +79,44 @@ def test_flat_has_an_item_for_each_row_also_where_several_rows_end_together() ->
     assert sorted(items.chunk_count.tolist()) == [2, 2, 2, 3]
 
 
-def test_two_phase_counts_rows_that_end_in_a_segment() -> None:
-    tree = PrefixTree(CHUNK)
-    for branch in (1, 2):
-        for _ in range(16):
-            tree.join([7] * 1024 + [branch] * CHUNK)
+@given(
+    parents=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), min_size=2, max_size=12),
+    group=st.sampled_from([1, 4, 16]),
+)
+def test_two_phase_is_the_cheapest_of_all_choices(parents: list[tuple[int, int]], group: int) -> None:
+    tree, prompts = PrefixTree(CHUNK), [[0] * CHUNK]
+    for token, (parent, chunks) in enumerate(parents, 1):
+        prompts.append(prompts[parent % len(prompts)] + [token] * (chunks * CHUNK))
+    for prompt in prompts:
+        tree.join(prompt)
     plan = tree.plan()
-    # Read below the root, its chunks would be read by every row that ends there.
-    assert not two_phase(plan, 1).any()
+    widths = plan.ends - plan.begins
+    private = set(plan.chunks[np.repeat(widths == 1, np.diff(plan.starts))].tolist())
+
+    def cost(merged: npt.NDArray[np.bool_]) -> float:
+        items, total = items_of_forest(plan, merged), 0.0
+        for first, count, rows in zip(items.first_chunk, items.chunk_count, items.row_count, strict=True):
+            shared = (CHUNK + CHUNK_TOKENS) * len(set(items.chunks[first : first + count].tolist()) - private)
+            total += shared * 2 * max(0.125, 1 - rows * group / HIDDEN_QUERIES) + PARTIAL_TOKENS * group * rows
+        return total
+
+    able = np.flatnonzero((widths > 1) & (widths * group >= FEWEST_QUERIES))
+    costs = []
+    for choice in itertools.product((False, True), repeat=len(able)):
+        apart = np.zeros(len(widths) + 1, np.bool_)
+        apart[able] = choice
+        costs.append(cost(~apart[plan.parents] & (plan.parents >= 0)))
+    assert cost(two_phase(plan, group)) == pytest.approx(min(costs))
 
 
 def test_two_phase_shares_what_is_long_for_its_rows_and_merges_what_is_short() -> None:
-    # 32 rows: reading alone costs 32 * 2 * (1 - 1/20) - 0.25 = 60.6 a token, the partial results 104 * 32: 55 tokens.
-    assert merged(two_phase, [(3, leaves(32))]) == [False] + [True] * 32
-    assert merged(two_phase, [(4, leaves(32))]) == [False] * 33
-    # With sixteen query heads a KV head, 32 * 2 * (1 - 16/20) - 0.25 a token against 104 * 512: 4243 tokens.
-    assert merged(two_phase, [(265, leaves(32))], group=16) == [False] + [True] * 32
-    assert merged(two_phase, [(266, leaves(32))], group=16) == [False] * 33
+    # 32 rows, chunks that cost 16 + 32 tokens to read: alone 32 * 2 * (1 - 1/24) * 48 - 0.25 * 48 = 2932 a chunk, the
+    # partial results 160 * 32 = 5120: from 2 chunks on.
+    assert merged(two_phase, [(1, leaves(32))]) == [False] + [True] * 32
+    assert merged(two_phase, [(2, leaves(32))]) == [False] * 33
+    # With sixteen query heads a KV head, 32 * 2 * (1 - 16/24) * 48 - 0.25 * 48 = 1012 a chunk against 160 * 512.
+    assert merged(two_phase, [(80, leaves(32))], group=16) == [False] + [True] * 32
+    assert merged(two_phase, [(81, leaves(32))], group=16) == [False] * 33
     # Too few queries for the loops of several rows.
     assert merged(two_phase, [(500, leaves(3))]) == [False, True, True, True]
 
