@@ -78,7 +78,8 @@ def two_phase(plan: Plan, group: int) -> Bools:
     behind = np.bincount(parents + 1, widths, len(widths) + 1)[1:]
     private = np.bincount(parents + 1, widths == 1, len(widths) + 1)[1:]
     ending, queries = widths - behind, widths * group  # rows without a segment behind it are one item
-    reread, reread_merged = _reread(queries), private * _reread(np.array(group)) + (ending > 0) * _reread(ending * group)
+    reread = _reread(queries)
+    reread_merged = private * _reread(np.array(group)) + (ending > 0) * _reread(ending * group)
     partials = np.where(queries < FEWEST_QUERIES, np.inf, PARTIAL_TOKENS * group * behind)
     apart_before: list[Bools] = []
     cost = np.zeros((0, 1))
