@@ -22,7 +22,7 @@ READY_VLLM := $(VENV_VLLM)/.ready-vllm
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt chunkbench/pins.py scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test docs lint format sanitize emulate nightly readers smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test docs lint format sanitize emulate torture nightly readers smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ sanitize: $(READY_DEV) ## Run the native module's tests with address and undefin
 
 emulate: $(READY_DEV) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
+
+torture: $(READY_SERVING) $(READY_DEV) ## Do harm and count what survives: kills, full disks, bad input, long use; four hours, or one PART=name [MINUTES= SEED= COUNT=]
+	$(BIN)/python -m scripts.torture $(if $(PART),--part "$(PART)") $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 nightly: $(READY_DEV) $(READY_VLLM) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, thousands of damaged runs, builds of revisions and of the wheel
 	$(PYTEST) -m "" $(ARGS)

@@ -1,0 +1,45 @@
+"""A short version of each part of `make torture`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.torture.parts import PARTS
+from tests.torture.trials import Harm, Part, Trial, Unavailable, torture
+
+SECONDS = 1.0
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_short_version(part: Part) -> None:
+    try:
+        *_, counts = torture(part, 0, SECONDS)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    assert not counts.failures, "\n".join(f"trial {number}: {why}" for number, why in counts.failures.items())
+
+
+@contextmanager
+def odd_trials_fail() -> Iterator[Harm]:
+    def harm(trial: Trial) -> int:
+        (trial.folder / "evidence").write_text(str(trial.chance.random()))
+        if trial.number % 2:
+            raise AssertionError("odd")
+        return 10
+
+    yield harm
+
+
+def test_trials_are_counted_and_what_failed_is_kept(tmp_path: Path) -> None:
+    part = Part("odd trials", "nothing", "even numbers", odd_trials_fail)
+    *_, counts = torture(part, 3, 60, most=4, keep=tmp_path)
+    assert (counts.trials, counts.tried) == (4, 22)
+    assert counts.failures == {3: "odd", 5: "odd"}
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["odd-trials-3", "odd-trials-5"]
+    drawn = (tmp_path / "odd-trials-3" / "evidence").read_text()
+    for _ in torture(part, 3, 60, most=1, keep=tmp_path):
+        assert (tmp_path / "odd-trials-3" / "evidence").read_text() == drawn
