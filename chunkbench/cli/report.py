@@ -73,7 +73,7 @@ def command(
     from chunkbench.report import build, build_book, latex, render
     from chunkbench.report.formats import endings, names
     from chunkbench.report.text_table import FILE
-    from chunkbench.store import RunError
+    from chunkbench.store import TORN, RunError
 
     if form is None and out is not None:
         known = endings("documents", "records", "data", "book") | dict.fromkeys(_FIGURES, "figure")
@@ -84,6 +84,9 @@ def command(
         opened = sorted(runs_in(runs), key=lambda run: reading_order(run.manifest.experiment.name))
     except RunError as error:
         fail(error)
+    for run in opened:
+        if run.torn:
+            click.echo(f"{run.path}: {TORN}; it is left out", err=True)
     empty = [run for run in opened if not run.cases]
     if empty and len(empty) < len(opened):
         click.echo(f"left out, no case measured yet: {', '.join(str(run.path) for run in empty)}", err=True)

@@ -105,7 +105,7 @@ def command(
     from chunkbench.report import build, render_run, write_all
     from chunkbench.runner.options import RunOptions
     from chunkbench.runner.run import run_experiment
-    from chunkbench.store import latest_run
+    from chunkbench.store import latest_run, writing
     from chunkbench.store.results import Status
 
     if retry is not None and not resume:
@@ -134,7 +134,8 @@ def command(
     try:
         if outcome.run.cases:
             report = build(outcome.run)
-            write_all(outcome.run, report)
+            with writing(out):
+                write_all(outcome.run, report)
             if printing.form is not None or not printing.quiet:
                 click.echo(
                     render_run(outcome.run, report, printing.form or "table", screen(not printing.detail)), nl=False

@@ -21,7 +21,7 @@ from chunkbench.runner.options import RunOptions
 from chunkbench.runner.pace import Pace
 from chunkbench.runner.passes import Pass
 from chunkbench.runner.target import Target
-from chunkbench.store import Run, RunError, RunWriter, open_run
+from chunkbench.store import TORN, Run, RunError, RunWriter, open_run
 from chunkbench.store.results import Status
 from chunkbench.version import __version__
 
@@ -55,6 +55,8 @@ def run_experiment(
     writer = _open_writer(experiment, executor.targets, out, resume, command, points)
     try:
         finished = _finished(writer, experiment, passes, options.retry)
+        if writer.torn:
+            listener.problem(f"{out}: {TORN}; it is removed, and its point is measured again")
         listener.started(out, points, sum(len(pass_.points) for pass_ in finished))
         # `interrupted` stays true if the run is killed.
         writer.update_manifest(interrupted=True, finished_at=None)

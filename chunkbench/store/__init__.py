@@ -18,6 +18,7 @@ from chunkbench.store.results import (
 )
 from chunkbench.store.run_directory import (
     SCHEMA_VERSION,
+    TORN,
     WORKER_LOG,
     CannotRunError,
     Run,
@@ -35,6 +36,7 @@ __all__ = [
     "FAILED",
     "MEASURED",
     "SCHEMA_VERSION",
+    "TORN",
     "WORKER_LOG",
     "Calibration",
     "CannotRunError",

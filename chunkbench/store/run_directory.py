@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -35,6 +35,8 @@ _READABLE = range(1, SCHEMA_VERSION + 1)
 
 _MANIFEST, _CASES, _LOCK, WORKER_LOG = "manifest.json", "cases.jsonl", ".lock", "worker.log"
 
+TORN = "the last line of cases.jsonl is incomplete"
+"""What readers say of a run whose last line is cut short."""
 
 Remedy = Literal[
     "resume",
@@ -180,9 +182,13 @@ def _modified(path: Path) -> float:
 class RunWriter:
     """The only writer of a run directory."""
 
-    def __init__(self, path: Path, values: dict[str, Any], cases: list[Result], lock: IO[str]) -> None:
+    def __init__(
+        self, path: Path, values: dict[str, Any], cases: list[Result], lock: IO[str], torn: bool = False
+    ) -> None:
         self.path = path
         self.cases = cases
+        self.torn = torn
+        """Whether an incomplete last line was removed."""
         self._values = values
         self._lock = lock
 
@@ -205,8 +211,9 @@ class RunWriter:
             message = f"{path}: a run is already here; resume it, or choose another folder"
             raise RunError(message, remedy="resume or elsewhere")
         writer = cls(path, {"schema_version": SCHEMA_VERSION, **manifest}, [], lock)
+        with writing(path):
+            (path / _CASES).touch()
         writer._write_manifest()
-        (path / _CASES).touch()
         return writer
 
     @classmethod
@@ -216,9 +223,9 @@ class RunWriter:
         lock = _locked(path)
         cases, whole_bytes, torn = _read_cases(path / _CASES, manifest)
         if torn:
-            with (path / _CASES).open("r+b") as file:
+            with writing(path / _CASES), (path / _CASES).open("r+b") as file:
                 file.truncate(whole_bytes)
-        return cls(path, values, cases, lock)
+        return cls(path, values, cases, lock, torn)
 
     def place_of(self, case: Result) -> tuple[str, str]:
         """What a run has once: the key of a case, measured by a kind of machine."""
@@ -240,7 +247,7 @@ class RunWriter:
         if len(kept) < len(self.cases):
             _replace(self.path / _CASES, _lines([*kept, *cases]))
         else:
-            with (self.path / _CASES).open("ab") as file:
+            with writing(self.path / _CASES), (self.path / _CASES).open("ab") as file:
                 file.write(_lines(cases).encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -253,7 +260,8 @@ class RunWriter:
 
     def close(self) -> None:
         """Release the lock, so that others can write."""
-        self._lock.close()
+        with suppress(OSError):  # it holds no data
+            self._lock.close()
 
     def _write_manifest(self) -> None:
         _replace(self.path / _MANIFEST, json.dumps(self._values, indent=2) + "\n")
@@ -346,8 +354,14 @@ def _lines(cases: Sequence[Result]) -> str:
 def _replace(path: Path, text: str) -> None:
     """Replace a file atomically: readers, also after a power cut, find the old text or the new text, never a part."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with writing(path):
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name, too, must reach the disk
+        finally:
+            os.close(folder)
