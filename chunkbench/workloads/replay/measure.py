@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from time import monotonic
 from typing import Any, cast
 
@@ -111,9 +112,13 @@ class ReplayMeasurer:
     ) -> dict[tuple[str, int], Answered | tuple[Status, str]]:
         """The answer of each job, or why it has none."""
         answers: dict[tuple[str, int], Answered | tuple[Status, str]] = {}
+        lost = False
         while len(answers) < len(jobs):
             left = {name: job for name, job in jobs.items() if name not in answers}
-            self._compute_until_limit(left, answers, announce, lambda: advance(len(answers) / len(jobs)))
+            if lost:  # one by one, so that the next lost process says which replay was in it
+                left = dict([next(iter(left.items()))])
+            kept = self._compute_until_limit(left, answers, announce, lambda: advance(len(answers) / len(jobs)))
+            lost = lost or not kept
         return answers
 
     def _compute_until_limit(
@@ -122,23 +127,34 @@ class ReplayMeasurer:
         answers: dict[tuple[str, int], Answered | tuple[Status, str]],
         announce: Callable[[str], None],
         advance: Callable[[], None],
-    ) -> None:
-        """Add the answers of these jobs. When one takes too long, all processes end, and the rest is left for later."""
+    ) -> bool:
+        """Add the answers of these jobs. When one takes too long, all processes end, and the rest is left for later.
+        Returns False if a process was lost, which ends all others, too; a job that was alone is then `crashed`."""
         if self._pool is None:
             # Forked processes would inherit locks of this one's threads.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(usable_threads(), context, _follow, (os.getpid(),))
-        futures: dict[Future[Answered], tuple[str, int]] = {
-            self._pool.submit(compute, job): name for name, job in jobs.items()
-        }
+        futures: dict[Future[Answered], tuple[str, int]] = {}
+        try:
+            for name, job in jobs.items():
+                futures[self._pool.submit(compute, job)] = name
+        except BrokenProcessPool:
+            self.close()
+            return False
         limit = self._experiment.case_limit_s
         started: dict[Future[Answered], float] = {}
         pending = set(futures)
         while pending:
             done, pending = wait(pending, _POLL_S)
-            for future in done:
+            broken = [future for future in done if isinstance(future.exception(), BrokenProcessPool)]
+            for future in done.difference(broken):
                 answers[futures[future]] = _answer(future)
             advance()
+            if broken:
+                self.close()
+                if len(jobs) == 1:
+                    answers[futures[broken[0]]] = "crashed", "the process of the replay was lost"
+                return False
             for future in pending:
                 if future.running():
                     started.setdefault(future, monotonic())
@@ -149,7 +165,8 @@ class ReplayMeasurer:
                 for future in late:
                     answers[futures[future]] = "timeout", f"the replay took longer than {limit:g} s"
                 self.close()
-                return
+                return True
+        return True
 
     def _facts(
         self, case: Case[ReplayPoint], answers: Sequence[Answered | tuple[Status, str]], started_at: str
