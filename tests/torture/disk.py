@@ -1,0 +1,148 @@
+"""Runs whose disk fails: full, read-only, away, or an error where a file is written or closed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.torture.tiny import POINTS, ROWS, TinyRun
+from tests.torture.trials import Harm, Trial, Unavailable
+
+FAILING = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static int calls;
+int close(int descriptor) {
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "close");
+    char link[64], path[4096];
+    const char *folder = getenv("TORTURE_FOLDER"), *at = getenv("TORTURE_CLOSE");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t size = folder && at ? readlink(link, path, sizeof path - 1) : -1;
+    int code = real(descriptor);
+    if (size <= 0) return code;
+    path[size] = 0;
+    if (strncmp(path, folder, strlen(folder)) || strstr(path, ".lock") || strstr(path, "worker.log")) return code;
+    if (++calls != atoi(at)) return code;
+    errno = EIO;
+    return -1;
+}
+"""
+"""A library whose nth call of `close` for a file of the folder fails."""
+CLOSES = 12
+PAGES = 24
+"""Pages of 4 KiB of a full disk, at most: a run and its report need about as many."""
+
+
+@contextmanager
+def trials() -> Iterator[Harm]:
+    """A trial harms the disk of one run in one way, then mends it and resumes the run."""
+    if shutil.which("cc") is None:
+        raise Unavailable("a C compiler is missing: apt-get install gcc")
+    folder = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    try:
+        (folder / "failing.c").write_text(FAILING)
+        library = folder / "failing.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "failing.c", "-ldl"], check=True)
+        mount(folder, "-t", "tmpfs", "-o", "size=4k", "tmpfs")
+        unmount(folder)
+        ways = (full, read_only, moved_away, closed_with_an_error)
+
+        def harm(trial: Trial) -> None:
+            place = trial.folder / "disk"
+            place.mkdir()
+            run = TinyRun("replay", trial.folder, place / "run", library)
+            with run.cleaned(), contextlib.ExitStack() as mounts:
+                mounts.callback(unmount, place)
+                finished = ways[trial.number % len(ways)](run, trial, place)
+                code = run.complete()
+                assert code == 0, f"after the disk was mended: exit code {code}: {run.errors}"
+                run.check_complete(finished)
+                run.check_released(set())
+
+        yield harm
+    finally:
+        shutil.rmtree(folder)
+
+
+def full(run: TinyRun, trial: Trial, place: Path) -> list[bytes]:
+    """The disk has room for a random part of the run."""
+    mount(place, "-t", "tmpfs", "-o", f"size={4 * trial.chance.randint(1, PAGES)}k", "tmpfs")
+    finished = refused(run, run.complete())
+    mount(place, "-o", "remount,size=8m")
+    return finished
+
+
+def read_only(run: TinyRun, trial: Trial, place: Path) -> list[bytes]:
+    """The disk is read-only from a random moment."""
+    mount(place, "-t", "tmpfs", "-o", "size=8m", "tmpfs")
+    run.start()
+    at_a_moment(run, trial)
+    # Files that are open for writing forbid it to the mount itself; a second one hides it.
+    mount(place, "--bind", str(place))
+    mount(place, "-o", "remount,ro,bind")
+    finished = refused(run, run.end())
+    unmount(place, all_of_them=False)
+    return finished
+
+
+def moved_away(run: TinyRun, trial: Trial, place: Path) -> list[bytes]:
+    """The run's folder is taken away at a random moment, and comes back."""
+    run.start()
+    at_a_moment(run, trial)
+    away = place / "away"
+    if not run.out.exists():
+        return refused(run, run.end())
+    run.out.rename(away)
+    code = run.end()
+    if run.out.exists():
+        shutil.rmtree(run.out)
+    away.rename(run.out)
+    return refused(run, code)
+
+
+def closed_with_an_error(run: TinyRun, trial: Trial, place: Path) -> list[bytes]:
+    """A random `close` reports an error, as network disks do."""
+    run.close_fails = trial.chance.randint(1, CLOSES)
+    finished = refused(run, run.complete())
+    run.close_fails = 0
+    return finished
+
+
+def at_a_moment(run: TinyRun, trial: Trial) -> None:
+    """Wait until a random number of points is on disk, and a little longer."""
+    points, longer = trial.chance.randrange(POINTS), trial.chance.uniform(0, 0.3)
+    while run.driver.poll() is None and not (run.out.exists() and len(run.finished()) >= points * ROWS[run.kind]):
+        time.sleep(0.005)
+    time.sleep(longer)
+
+
+def refused(run: TinyRun, code: int) -> list[bytes]:
+    """The command ended as it must: well, or with 2 and the path. Returns the finished lines."""
+    assert code in (0, 2), f"exit code {code}: {run.errors}"
+    assert "Traceback" not in run.errors, run.errors
+    assert code == 0 or str(run.out) in run.errors, f"the message names no path: {run.errors}"
+    return run.finished()
+
+
+def mount(place: Path, *words: str) -> None:
+    """Raises Unavailable where this process may not mount."""
+    done = subprocess.run(["mount", *words, str(place)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(f"mount fails ({done.stderr.strip()}); root may mount")
+
+
+def unmount(place: Path, all_of_them: bool = True) -> None:
+    """Take away what is mounted on a folder; the uppermost alone, or all."""
+    while subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False).returncode == 0:
+        if not all_of_them:
+            return

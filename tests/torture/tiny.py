@@ -1,0 +1,174 @@
+"""Tiny runs of each kind as real processes, which carry a mark by which all that they started is found."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from chunkbench import workloads
+from chunkbench.store import open_run
+
+MARK = "CHUNKBENCH_TORTURE"
+LIMIT_S = 240.0
+CONFIG = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "model_type": "llama",
+}  # fmt: skip
+_TIMED = "dtype: float32\nbudget: 800ms\ncase_limit: 30s\nmax_rounds: 3\n"
+EXPERIMENTS = {
+    "replay": "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\nimplementations: [paged, prefix_tree]\n"
+    "defaults: {n_c: 8, memory: 60000, n_p: 256}\nsweep:\n  - {n_s: 64, rate: [60, 120, 180]}\n",
+    "decode": f"{_TIMED}implementations: [naive, chunk_attn]\n"
+    "defaults: {n_c: 2, batch_size: 2, heads: 2, head_dim: 16, chunk_size: 16, threads: 1}\n"
+    "sweep:\n  - {n_p: [16, 32, 48], n_s: 16}\n",
+    "layer": f"kind: modules\n{_TIMED}defaults: {{model: config.json, n_p: 16, n_c: 2, threads: 1}}\n"
+    "sweep:\n  - batch_size: [1, 2, 3]\n",
+    "ring": "kind: ring\ndtype: float32\nbudget: 1s\ncase_limit: 30s\nrounds: 3\nimplementations: [one_process, ring]\n"
+    "defaults: {ranks: 2, heads: 1, head_dim: 16, threads: 1}\nsweep:\n  - {n_p: [64, 96, 128]}\n",
+    "serving": "kind: serving\nimplementations: [chunk_llama]\ndtype: float32\nbudget: 10m\nrequests: 6\n"
+    "arrival_seeds: 1\nvocabulary: 100\n"
+    "defaults: {model: config.json, n_p: 32, n_s: 16, n_c: 8, batch_size: 2}\nsweep:\n  - {rate: [300, 400, 500]}\n",
+}
+"""Kind of run -> its experiment, of `POINTS` points."""
+POINTS = 3
+ROWS = {"replay": 2, "decode": 2, "layer": 3, "ring": 2, "serving": 1}
+"""Rows of a point."""
+
+
+def kinds() -> list[str]:
+    """The kinds of runs that this environment has the packages for."""
+    served = all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn", "transformers"))
+    return [kind for kind in EXPERIMENTS if kind != "serving" or served]
+
+
+class TinyRun:
+    """A run of a kind in a folder, and the processes that it started."""
+
+    def __init__(self, kind: str, folder: Path, out: Path | None = None, preload: Path | None = None) -> None:
+        """`out`: the run directory. `preload`: a library that changes the system's calls."""
+        self.kind, self.folder, self.out, self.preload = kind, folder, out or folder / "run", preload
+        self.spec = folder / f"{kind}.yaml"
+        self.spec.write_text(f"name: {kind}\n{EXPERIMENTS[kind]}")
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        (folder / "tmp").mkdir(exist_ok=True)
+        self.close_fails = 0
+        """Which call of `close` fails with `preload`; 0: none."""
+        self.driver: subprocess.Popen[bytes]
+
+    def start(self, *more: str) -> None:
+        """Start the command; it resumes if the directory holds a run."""
+        resume = ["--resume"] if (self.out / "manifest.json").exists() else []
+        words = [sys.executable, "-m", "chunkbench", "run", str(self.spec), "--out", str(self.out), "-q"]
+        environment = os.environ | {MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp")}
+        if self.preload is not None and self.close_fails:
+            environment |= {"LD_PRELOAD": str(self.preload), "TORTURE_FOLDER": str(self.out)}
+            environment |= {"TORTURE_CLOSE": str(self.close_fails)}
+        with (self.folder / "errors.txt").open("wb") as errors:
+            self.driver = subprocess.Popen(
+                [*words, *resume, *more], stdout=subprocess.DEVNULL, stderr=errors, cwd=self.folder, env=environment
+            )
+
+    def end(self) -> int:
+        """Wait until the command ends. Returns its exit code."""
+        try:
+            return self.driver.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.kind}: the run did not end within {LIMIT_S:.0f} s") from None
+
+    @contextlib.contextmanager
+    def cleaned(self) -> Iterator[None]:
+        """Leave nothing behind, whatever fails."""
+        try:
+            yield
+        finally:
+            for process in self.processes():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+    def complete(self, *more: str) -> int:
+        """Run the command from its start to its end."""
+        self.start(*more)
+        return self.end()
+
+    @property
+    def errors(self) -> str:
+        """What the last command said."""
+        return (self.folder / "errors.txt").read_text(errors="replace")
+
+    def lines(self) -> list[bytes]:
+        """The recorded lines, without an incomplete one."""
+        cases = self.out / "cases.jsonl"
+        lines = cases.read_bytes().splitlines(keepends=True) if cases.exists() else []
+        return [line for line in lines if line.endswith(b"\n")]
+
+    def finished(self) -> list[bytes]:
+        """The lines of points that are on disk as a whole."""
+        lines = self.lines()
+        return lines[: len(lines) // ROWS[self.kind] * ROWS[self.kind]]
+
+    def processes(self) -> list[psutil.Process]:
+        """All live processes with the mark, the driver among them."""
+        mark = f"{MARK}={self.folder}".encode()
+        return [psutil.Process(pid) for pid in psutil.pids() if mark in _environment(pid) and _lives(pid)]
+
+    def check_complete(self, finished: list[bytes]) -> None:
+        """The run has all points, each once, and those that were finished earlier unchanged."""
+        workloads.register()
+        lines, run = self.lines(), open_run(self.out)
+        assert not run.torn, f"{self.kind}: the last line is cut"
+        assert not run.manifest.interrupted, f"{self.kind}: the run is not complete"
+        assert len(lines) == POINTS * ROWS[self.kind], f"{self.kind}: {len(lines)} rows"
+        assert len({case.key for case in run.cases}) == len(lines), f"{self.kind}: a row is there twice"
+        for line in finished:
+            assert lines.count(line) == 1, f"{self.kind}: a finished row changed: {line[:300]!r}"
+
+    def check_released(self, ports: set[int], limit_s: float = 15.0) -> None:
+        """Nothing of the run lives, holds the lock, or listens."""
+        end = time.monotonic() + limit_s
+        while (left := self.processes()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not left, f"{self.kind}: left over: {[' '.join(_command(process)) for process in left]}"
+        if (self.out / ".lock").exists():
+            with (self.out / ".lock").open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise AssertionError(f"{self.kind}: the lock is held") from None
+        open_ports = ports & {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        assert not open_ports, f"{self.kind}: ports still open: {open_ports}"
+
+    def ports(self) -> set[int]:
+        """The ports on which its processes listen."""
+        found = set()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                found |= {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
