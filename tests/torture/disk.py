@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ def trials() -> Iterator[Harm]:
     """A trial harms the disk of one run in one way, then mends it and resumes the run."""
     if shutil.which("cc") is None:
         raise Unavailable("a C compiler is missing: apt-get install gcc")
-    folder = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    folder = Path(tempfile.mkdtemp(prefix="torture-disk-"))
     try:
         (folder / "failing.c").write_text(FAILING)
         library = folder / "failing.so"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,54 +12,62 @@ from click.testing import CliRunner
 
 from chunkbench import workloads
 from chunkbench.cli.main import cli
-from chunkbench.store import TORN, RunWriter, open_run
+from chunkbench.store import SCHEMA_VERSION, TORN, RunWriter, open_run
 from tests.torture.trials import Harm, Trial
 
-RECORDED = Path("results/recorded")
+RECORDED = Path(__file__).parents[2] / "results" / "recorded"
+CUTS = 100
+"""A trial cuts at so many bytes, one after the other; the next trial goes on behind them."""
 LINES = 4
 """So many lines of a recorded run are kept: the same code reads all of them."""
 
 
 @contextmanager
 def trials() -> Iterator[Harm]:
-    """A trial cuts some lines of a recorded run at every byte of the last two, one after the other."""
+    """The trials go through every byte of the last two lines of recorded runs, the last lines of which are kept."""
     workloads.register()
-    recorded = sorted(path.parent for path in RECORDED.glob("*/*/cases.jsonl"))
+    pieces = []
+    for run in sorted(path.parent for path in RECORDED.glob("*/*/cases.jsonl")):
+        if open_run(run).manifest.schema_version == SCHEMA_VERSION:  # those of older versions are not resumed
+            *_, before_last, last = (run / "cases.jsonl").read_bytes().splitlines(keepends=True)
+            pieces += [(run, first) for first in range(0, len(before_last + last), CUTS)]
 
     def harm(trial: Trial) -> int:
-        source, run = trial.chance.choice(recorded), trial.folder / "run"
-        lines = (source / "cases.jsonl").read_bytes().splitlines(keepends=True)
-        first = trial.chance.randrange(max(1, len(lines) - LINES))
-        return cut(source, lines[first : first + LINES], run, trial.chance.random())
+        source, first = pieces[trial.number % len(pieces)]
+        lines = (source / "cases.jsonl").read_bytes().splitlines(keepends=True)[-LINES:]
+        return cut(source, lines, first, trial.folder / "run", trial.chance)
 
     yield harm
 
 
-def cut(source: Path, lines: list[bytes], run: Path, shown: float) -> int:
-    """How many bytes were cut at. `shown`: at which of them the report is asked, too, as a share."""
+def cut(source: Path, lines: list[bytes], first: int, run: Path, chance: random.Random) -> int:
+    """Cut at each byte of a piece of the last two lines, and once more for the report. Returns how often."""
     run.mkdir()
     shutil.copy(source / "manifest.json", run)
     path, whole = run / "cases.jsonl", b"".join(lines)
     path.write_bytes(whole)
     cases = open_run(run).cases
-    start = sum(map(len, lines[:-2]))
-    sizes = [sum(map(len, lines[:count])) for count in range(len(lines) + 1)]
-    for size in range(start, len(whole)):
-        path.write_bytes(whole[:size])
-        kept = sum(end <= size for end in sizes[1:])
+    start = sum(map(len, lines[:-2])) + first
+    places = range(start, min(start + CUTS, len(whole)))
+    ends = [sum(map(len, lines[:count])) for count in range(len(lines) + 1)]
+    for kept_bytes in places:
+        path.write_bytes(whole[:kept_bytes])
+        kept = sum(end <= kept_bytes for end in ends[1:])
         opened = open_run(run)
-        assert opened.cases == cases[:kept], f"{source} cut at byte {size}: {len(opened.cases)} rows of {kept}"
-        assert opened.torn == (size not in sizes), f"{source} cut at byte {size}: it does not say that a line is cut"
+        assert opened.cases == cases[:kept], f"{source} cut at byte {kept_bytes}: {len(opened.cases)} rows of {kept}"
+        assert opened.torn == (kept_bytes not in ends), (
+            f"{source} cut at byte {kept_bytes}: it does not say that a line is cut"
+        )
         writer = RunWriter.resume(run)
         assert writer.torn == opened.torn
         writer.append(cases[kept:])
         writer.close()
         again = open_run(run)
-        assert again.cases == cases, f"{source} cut at byte {size}: resumed, it has other rows"
-        assert not again.torn, f"{source} cut at byte {size}: resumed, its last line is still cut"
-    path.write_bytes(whole[: start + int(shown * (len(whole) - start - 1)) + 1])
+        assert again.cases == cases, f"{source} cut at byte {kept_bytes}: resumed, it has other rows"
+        assert not again.torn, f"{source} cut at byte {kept_bytes}: resumed, its last line is still cut"
+    path.write_bytes(whole[: chance.choice(places)])
     torn = open_run(run).torn
     done = CliRunner().invoke(cli, ["report", str(run), "--format", "json"])
     assert done.exit_code == 0, done.output
     assert (TORN in done.stderr) == torn, f"the report does not say that a line is cut: {done.stderr}"
-    return len(whole) - start
+    return len(places) + 1
