@@ -54,6 +54,8 @@ def kills(run: TinyRun, trial: Trial) -> int:
             finished = check_kept(run, finished)
             run.start()
     code = run.end()
+    if code == 2 and "--resume continues the run" in run.errors:  # a worker was killed before it had started
+        code = run.complete()
     assert code in (0, 3), f"{run.kind}: exit code {code}: {run.errors}"
     finished = check_kept(run, finished)
     run.check_released(ports)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -144,7 +145,7 @@ class TinyRun:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise AssertionError(f"{self.kind}: the lock is held") from None
-        open_ports = ports & {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        open_ports = ports & listening(psutil)
         assert not open_ports, f"{self.kind}: ports still open: {open_ports}"
 
     def ports(self) -> set[int]:
@@ -152,8 +153,13 @@ class TinyRun:
         found = set()
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                found |= {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+                found |= listening(process)
         return found
+
+
+def listening(who: Any) -> set[int]:
+    """The ports on which a process, or with `psutil` itself any process, listens."""
+    return {c.laddr.port for c in who.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 def _environment(pid: int) -> list[bytes]:
