@@ -92,3 +92,11 @@ def test_inputs_of_any_shape_and_stride() -> None:
     layer = nn.Linear(32, 20)
     x = torch.randn(2, 64, 3)[:, ::2].transpose(1, 2)
     torch.testing.assert_close(PackedWeights([layer])(x), layer(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_thread_that_lacks_memory_gives_an_error() -> None:
+    """No thread finds room for 2^45 numbers; none may end the process."""
+    layer = MODULE.make_linear("float32", 1 << 45, 64, 0, 0, "store")
+    x, y = torch.zeros(1), torch.zeros(1)
+    with pytest.raises(MemoryError):
+        MODULE.linear(layer, x.data_ptr(), 1, y.data_ptr(), 2)

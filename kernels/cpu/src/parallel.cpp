@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -20,37 +21,47 @@ OpenMpParallel openmp() {
 }
 
 struct Team {
-    const std::function<void(int)>* body;
-    std::atomic<int> next{0};
+    const std::function<void(int)>& body;
     int size;
+    std::atomic<int> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
+
+    // An exception that left a thread would end the process, so the first one is kept for the caller.
+    void run(int thread) {
+        try {
+            body(thread);
+        } catch (...) {
+            if (!failed.exchange(true)) error = std::current_exception();
+        }
+    }
 };
 
 // The runtime may start fewer threads than requested, so each thread takes numbers until none is left.
 void join(void* data) {
     auto* team = static_cast<Team*>(data);
-    for (int t = team->next.fetch_add(1); t < team->size; t = team->next.fetch_add(1)) (*team->body)(t);
+    for (int t = team->next.fetch_add(1); t < team->size; t = team->next.fetch_add(1)) team->run(t);
 }
 
 }  // namespace
 
 void parallel(int threads, const std::function<void(int)>& body) {
     if (threads <= 1) return body(0);
+    Team team{body, threads};
     if (openmp() != nullptr) {
-        Team team;
-        team.body = &body;
-        team.size = threads;
         openmp()(join, &team, static_cast<unsigned>(threads), 0);
-        return;
-    }
-    std::vector<std::thread> others;
-    try {
-        for (int t = 1; t < threads; ++t) others.emplace_back(body, t);
-    } catch (...) {  // destroying an unjoined thread would end the process
+    } else {
+        std::vector<std::thread> others;
+        try {
+            for (int t = 1; t < threads; ++t) others.emplace_back(&Team::run, &team, t);
+        } catch (...) {  // destroying an unjoined thread would end the process
+            for (std::thread& other : others) other.join();
+            throw;
+        }
+        team.run(0);
         for (std::thread& other : others) other.join();
-        throw;
     }
-    body(0);
-    for (std::thread& other : others) other.join();
+    if (team.failed) std::rethrow_exception(team.error);
 }
 
 bool shares_openmp() { return openmp() != nullptr; }
