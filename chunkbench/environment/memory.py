@@ -37,6 +37,15 @@ def available_memory(root: Path = Path("/")) -> int:
     return max(0, min([psutil.virtual_memory().available, *rooms]))
 
 
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel has killed since its start because memory ran out, of this machine or of a group.
+
+    0 where it does not count them.
+    """
+    pairs = (line.split() for line in read_lines(root / "proc/vmstat"))
+    return sum(int(pair[1]) for pair in pairs if pair[0] == "oom_kill")
+
+
 def gpu_memory() -> int | None:
     """Free bytes of the current GPU; None if torch can use no GPU."""
     import torch

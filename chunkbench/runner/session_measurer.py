@@ -95,7 +95,7 @@ class SessionMeasurer(Generic[PointT, ResultT]):
                 if lost.implementation is not None:
                     losses.append(lost)
                     continue
-                if lost.status == "crashed" and not retried:
+                if lost.status in ("crashed", "oom") and not retried:
                     retried = True  # no implementation is to blame, the cause may be outside: try the point once more
                     continue
                 for state in attempt.states.values():

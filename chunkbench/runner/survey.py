@@ -53,9 +53,9 @@ def survey(
                 # Workers of revisions before the name changed report a `look`.
                 traits[name] = Traits(**{"style": reply[name].pop("look", {}), **reply[name]})
             except WorkerError as error:
-                refuse(name, "error", error)
+                refuse(name, "oom" if error.kind == "oom" else "error", error)
             except (WorkerCrashed, WorkerTimeout) as error:
-                refuse(name, "timeout" if isinstance(error, WorkerTimeout) else "crashed", error)
+                refuse(name, "timeout" if isinstance(error, WorkerTimeout) else error.status, error)
                 worker.kill()
                 worker = start()
     except BaseException:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from chunkbench.environment.cpu import huge_pages, read_cpu, respect_quota
-from chunkbench.environment.memory import available_memory, memory_groups, memory_limit
+from chunkbench.environment.memory import available_memory, memory_groups, memory_limit, oom_kills
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -170,6 +170,12 @@ def test_without_a_limit_the_machines_free_memory_is_available(tmp_path: Path) -
     )
     assert memory_limit(tmp_path) is None
     assert available_memory(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) == 0
+    write(tmp_path, {"proc/vmstat": "nr_free_pages 17\noom_kill 3\noom_kill_x 5"})
+    assert oom_kills(tmp_path) == 3
 
 
 def test_a_group_above_its_limit_leaves_zero_bytes(tmp_path: Path) -> None:

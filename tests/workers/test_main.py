@@ -1,0 +1,36 @@
+"""How a worker tells a lack of memory from other errors."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from chunkbench.workers.main import _reply
+
+
+class Failing:
+    """A worker whose only request raises an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def check(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), "oom"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
+        (OSError(errno.ENOENT, "No such file"), "error"),
+        (RuntimeError("std::bad_alloc"), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "oom"),
+        (RuntimeError("no kernel"), "error"),
+    ],
+)
+def test_errors(error: Exception, kind: str) -> None:
+    answer = _reply(Failing(error), {"id": 1, "op": "check"})["error"]  # type: ignore[arg-type]
+    assert answer["kind"] == kind
+    assert answer["message"].startswith(type(error).__name__)
