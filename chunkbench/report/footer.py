@@ -128,7 +128,9 @@ def _timing(results: Sequence[TimedResult], timed: Sequence[TimedResult]) -> str
         threads = {result.threads for result in timed if result.threads}
         parts += [f"threads {_list(sorted(threads))}"] if threads else []
         discarded = sum(result.discarded for result in timed)
-        parts += [f"{count(discarded, 'sample')} discarded because the clock was throttled"] if discarded else []
+        parts += (
+            [f"{count(discarded, 'sample')} discarded (clock throttled, or process suspended)"] if discarded else []
+        )
         if any(len(set(result.groups)) > 1 for result in timed):
             parts.append("implementations ran in groups that fit in memory; ratios are formed inside a group")
     return "; ".join(parts)

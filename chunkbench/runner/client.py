@@ -13,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
+from chunkbench.environment.memory import oom_kills
 from chunkbench.experiment.terms import Pages
 from chunkbench.lifetime import PARENT
 from chunkbench.workers import pages as memory_pages
@@ -25,6 +26,8 @@ from chunkbench.workers.protocol import PROTOCOL
 
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0
+_LONGEST_WAIT_S = 0.5
+"""A wait that took longer than this was a suspension of the runner itself, which a time limit does not count."""
 
 
 class WorkerError(RuntimeError):
@@ -37,7 +40,11 @@ class WorkerError(RuntimeError):
 
 
 class WorkerCrashed(RuntimeError):
-    """The worker died while a request was outstanding."""
+    """The worker died while a request was outstanding; `status` is `oom` if the kernel killed it to get memory."""
+
+    def __init__(self, message: str, status: Literal["crashed", "oom"] = "crashed") -> None:
+        super().__init__(message)
+        self.status: Literal["crashed", "oom"] = status
 
 
 class WorkerTimeout(RuntimeError):
@@ -144,13 +151,14 @@ class WorkerProcess(WorkerClient):
     def send(self, op: str, arguments: Mapping[str, Any], child: int | None = None) -> None:
         """Send one request to the worker or to its forked child. Raises `WorkerCrashed` if the pipe is closed."""
         self._next += 1
+        self._oom_kills = oom_kills()
         request = json.dumps({"id": self._next, "op": op, "arguments": arguments, "child": child}) + "\n"
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):  # closed by the other end, or by `kill`
-            raise WorkerCrashed(self._how_it_ended()) from None
+            raise self._crash() from None
 
     def receive(self, limit_s: float) -> dict[str, Any]:
         """Wait for one reply. Raises as `ask` does; after a timeout the caller must kill the worker."""
@@ -159,7 +167,7 @@ class WorkerProcess(WorkerClient):
         while "ended" not in reply and reply["id"] != self._next:
             reply = json.loads(self._read_line(limit_s))
         if "ended" in reply:
-            raise WorkerCrashed(self._how_it_ended(reply["ended"]))
+            raise self._crash(reply["ended"])
         if "error" in reply:
             raise WorkerError(reply["error"]["kind"], reply["error"]["message"])
         result: dict[str, Any] = reply["ok"]
@@ -185,25 +193,30 @@ class WorkerProcess(WorkerClient):
     def _read_line(self, limit_s: float) -> bytes:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        deadline = monotonic() + limit_s
+        left_s = limit_s
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - monotonic()))
+            began = monotonic()
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, min(left_s, _LONGEST_WAIT_S)))
             if not ready:
-                raise WorkerTimeout(f"no answer within {limit_s:.0f} s")
+                if left_s <= 0:
+                    raise WorkerTimeout(f"no answer within {limit_s:.0f} s")
+                left_s -= min(monotonic() - began, _LONGEST_WAIT_S)
+                continue
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
-                raise WorkerCrashed(self._how_it_ended())
+                raise self._crash()
             self._buffer += chunk
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
 
-    def _how_it_ended(self, code: int | None = None) -> str:
+    def _crash(self, code: int | None = None) -> WorkerCrashed:
+        """How the worker ended."""
         code = self._process.wait() if code is None else code
-        if code < 0:
-            name = signal.Signals(-code).name
-            hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
-            return f"the process was killed by {name}{hint}"
-        return f"the process exited with code {code}; see {self._log.name} in the run directory"
+        if code >= 0:
+            return WorkerCrashed(f"the process exited with code {code}; see {self._log.name} in the run directory")
+        if -code == signal.SIGKILL and oom_kills() > self._oom_kills:
+            return WorkerCrashed("the system ran out of memory and killed the process", "oom")
+        return WorkerCrashed(f"the process was killed by {signal.Signals(-code).name}")
 
 
 class ForkedWorker(WorkerClient):

@@ -26,6 +26,8 @@ BEFORE, AFTER = 1 << 20, 1 << 21
 """First nonces of the checks before and after the rounds; nonces of rounds are small."""
 _HOUSEKEEPING_S = 300.0
 """Time limit of requests that run no implementation."""
+_REPEATS = 3
+"""How often a timed request is sent again if the worker was suspended while it answered."""
 
 
 class WorkerLost(Exception):
@@ -196,7 +198,7 @@ class PointDriver(Generic[ExperimentT]):
         mode: Mode | None = "graph" if mode_ == "graph" else None
         limit = self.experiment.case_limit_s
         try:
-            return self.worker.ask(op, limit, implementation=name, **arguments)
+            return self._answer(op, limit, implementation=name, **arguments)
         except WorkerError as error:
             if error.kind == "lost":
                 raise WorkerLost(name, "crashed", f"in {op}: {error}", mode) from None
@@ -205,17 +207,29 @@ class PointDriver(Generic[ExperimentT]):
             self.fail(name, statuses.get(error.kind, "error"), reason, mode)
             return None
         except WorkerCrashed as crash:
-            raise WorkerLost(name, "crashed", f"in {op}: {crash}", mode) from None
+            raise WorkerLost(name, crash.status, f"in {op}: {crash}", mode) from None
         except WorkerTimeout as timeout:
             raise WorkerLost(name, "timeout", f"in {op}: {timeout}", mode) from None
+
+    def _answer(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        """The worker's reply. Times taken across a suspension are discarded and taken again. Raises as `ask` does."""
+        discarded = 0
+        for _ in range(1 + _REPEATS):
+            reply = self.worker.ask(op, limit_s, **arguments)
+            if not reply.pop("suspended", False):
+                if discarded:
+                    reply["discarded"] = reply.get("discarded", 0) + discarded
+                return reply
+            discarded += len(reply.get("samples_us", ()))
+        raise WorkerError("error", f"the worker was suspended {1 + _REPEATS} times in a row")
 
     def housekeeping(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Send a request of the harness itself, which runs no implementation."""
         try:
-            return self.worker.ask(op, _HOUSEKEEPING_S, **arguments)
+            return self._answer(op, _HOUSEKEEPING_S, **arguments)
         except WorkerError as error:
             raise WorkerLost(None, "oom" if error.kind == "oom" else "error", f"harness, {op}: {error}") from None
         except WorkerCrashed as crash:
-            raise WorkerLost(None, "crashed", f"harness, {op}: {crash}") from None
+            raise WorkerLost(None, crash.status, f"harness, {op}: {crash}") from None
         except WorkerTimeout as timeout:
             raise WorkerLost(None, "timeout", f"harness, {op}: {timeout}") from None

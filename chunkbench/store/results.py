@@ -201,7 +201,7 @@ class TimedResult(SessionResult):
     longest_n_c: Count | None = None
     """n_c of the pass that the steps come from, where points that differ only in n_c shared a longer pass."""
     discarded: Count = 0
-    """Samples that were discarded and repeated because the clock was throttled."""
+    """Samples that were discarded and repeated because the clock was throttled, or the process suspended."""
     peaks: tuple[Peaks, ...] = ()
     calibration: tuple[Calibration, ...] = Field(default=(), validation_alias=AliasChoices("calibration", "yardsticks"))
     """[round]; empty on a GPU and in runs of schema version 1. Lines written before it had this name call it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ from chunkbench.measure.gpu_loop import CaptureError
 from chunkbench.workers.gpu import lost
 from chunkbench.workers.heap import shift
 from chunkbench.workers.pages import keep_small
+from chunkbench.workers.protocol import TIMED
 from chunkbench.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -28,16 +30,34 @@ def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
     try:
         result = getattr(worker, request["op"])(**request.get("arguments", {}))
         return {"id": request["id"], "ok": result or {}}
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        return {"id": request["id"], "error": {"kind": "oom", "message": str(error)}}
     except CaptureError as error:
         traceback.print_exc()
         return {"id": request["id"], "error": {"kind": _gravest("unsupported"), "message": str(error)[:400]}}
     except Exception as error:  # every failure of an implementation becomes a row; its traceback goes to the log
         traceback.print_exc()
-        # PyTorch's CPU allocator raises a plain RuntimeError when memory runs out.
-        kind = "oom" if "can't allocate memory" in str(error) else "error"
+        kind = "oom" if _lacks_memory(error) else "error"
         return {"id": request["id"], "error": {"kind": _gravest(kind), "message": _one_line(error)}}
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # PyTorch raises a plain RuntimeError for its CPU allocator, and for what its C++ code throws.
+    return any(words in str(error) for words in ("can't allocate memory", "std::bad_alloc"))
+
+
+class _Suspensions:
+    """Counts how often this process was stopped and continued. The monotonic clock goes on meanwhile."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        signal.signal(signal.SIGCONT, self._continued)
+
+    def _continued(self, *_: object) -> None:
+        self.count += 1
 
 
 def _gravest(kind: str) -> str:
@@ -59,11 +79,12 @@ def main() -> None:
     os.dup2(2, 1)
     torch.set_grad_enabled(False)
     worker = Worker(cast("AnySessions", workload.get(sys.argv[1] if len(sys.argv) > 1 else workload.default())))
+    suspensions = _Suspensions()
     gc.freeze()  # exclude the libraries' objects, which stay anyway, from the collections before rounds
-    _serve(replies, worker)
+    _serve(replies, worker, suspensions)
 
 
-def _serve(replies: TextIO, worker: Worker) -> None:
+def _serve(replies: TextIO, worker: Worker, suspensions: _Suspensions) -> None:
     # Read line by line, so that a forked worker continues to read where this one stopped.
     while line := sys.stdin.readline():
         request = json.loads(line)
@@ -75,14 +96,17 @@ def _serve(replies: TextIO, worker: Worker) -> None:
                 "error": {"kind": "error", "message": "the process has ended"},
             }
         elif request["op"] == "fork":
-            answer = _fork(request["id"], replies, worker)
+            answer = _fork(request["id"], replies, worker, suspensions)
         else:
+            before = suspensions.count
             answer = _reply(worker, request)
+            if suspensions.count > before and request["op"] in TIMED and "ok" in answer:
+                answer["ok"]["suspended"] = True
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
 
 
-def _fork(request_id: int, replies: TextIO, worker: Worker) -> dict[str, Any]:
+def _fork(request_id: int, replies: TextIO, worker: Worker, suspensions: _Suspensions) -> dict[str, Any]:
     """Fork a child that answers all requests until it ends; then report how it ended. It inherits what was loaded."""
     parent = os.getpid()
     pid = os.fork()
@@ -90,7 +114,7 @@ def _fork(request_id: int, replies: TextIO, worker: Worker) -> dict[str, Any]:
         end_with_parent(parent)
         shift()
         replies.write(json.dumps({"id": request_id, "ok": {"pid": os.getpid()}}) + "\n")
-        _serve(replies, worker)
+        _serve(replies, worker, suspensions)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     return {"ended": os.waitstatus_to_exitcode(status)}

@@ -9,5 +9,8 @@ PROTOCOL = 3
 """Version of the requests and replies; the runner refuses a worker with another version. Version 2 added `preload` and
 `fork`, version 3 `warm` and samples in `check`."""
 
+TIMED = frozenset({"check", "round", "gpu_round", "peaks", "profile"})
+"""Requests whose reply says `suspended` if the worker was stopped and continued meanwhile: its times are then wrong."""
+
 WORKER_BYTES = 3 << 29
 """Memory of a worker without K and V: interpreter, libraries, the pool of inputs, the checks and the cache sweeper."""

@@ -67,7 +67,7 @@ def test_the_footer_has_the_state_of_the_device_once(make_case: Any, make_run: A
         "clock 1500 to 1980 MHz, memory clock 2619 MHz, power 400 to 690 W, temperature 50 °C, "
         "slowed down in 18 of 54 rounds (power cap), at most 2 other processes on the device with 3 GiB"
     )
-    assert "72 samples discarded because the clock was throttled" in footer["timing"]
+    assert "72 samples discarded (clock throttled, or process suspended)" in footer["timing"]
 
 
 def test_the_footer_names_a_sweep_in_place_of_copies(make_case: Any, make_run: Any) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import psutil
 import pytest
 
 from chunkbench.measure.caches import last_level_cache_bytes, sweep_bytes, sweep_file
+from chunkbench.runner import client
 from chunkbench.runner.client import WorkerCrashed, WorkerProcess, WorkerTimeout
 
 POINT = {
@@ -87,6 +92,49 @@ def test_a_child_that_hangs_is_killed(parent: WorkerProcess) -> None:
         child.ask("hello", 0.3)
     assert not psutil.pid_exists(child.pid)
     assert parent.ask("hello", 30)["pid"] == parent.pid
+
+
+def test_a_reply_says_that_the_worker_was_suspended(parent: WorkerProcess) -> None:
+    child = parent.fork()
+    child.ask("open", 60, point=POINT, seed=0, probe_bytes=0)
+    child.ask("prepare", 60, implementation="chunk_attn", needs=1 << 20)
+    check: dict[str, Any] = {"implementation": "chunk_attn", "steps": 1, "nonce": 1}
+    assert "suspended" not in child.ask("check", 60, **check)
+
+    def suspend() -> None:
+        for number in (signal.SIGSTOP, signal.SIGCONT) * 20:
+            os.kill(child.pid, number)
+            sleep(0.002)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(suspend)
+        replies = [child.ask("check", 60, **check)]
+        while not done.done():
+            replies.append(child.ask("check", 60, **check))
+    child.kill()
+    assert any(reply.get("suspended") for reply in replies)
+
+
+def test_a_time_limit_does_not_count_a_suspension_of_the_runner(
+    parent: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock jumps by an hour while the runner waits, as it does when the runner was stopped."""
+    times = itertools.count(0, 3600)
+    monkeypatch.setattr(client, "monotonic", lambda: next(times))
+    assert parent.ask("hello", 30)["pid"] == parent.pid
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_out_of_memory(
+    parent: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kills, status in ((0, "crashed"), (1, "oom")):
+        child, counts = parent.fork(), iter([0, kills, kills])
+        monkeypatch.setattr(client, "oom_kills", counts.__next__)
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(WorkerCrashed) as raised:
+            child.ask("hello", 30)
+        assert raised.value.status == status
+        monkeypatch.undo()
 
 
 def test_a_child_does_not_outlive_its_parent(parent: WorkerProcess) -> None:
