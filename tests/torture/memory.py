@@ -1,0 +1,84 @@
+"""Memory that is short: limits on a worker, and allocations that fail."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from chunkbench.environment.cgroups import control_groups
+from chunkbench.runner.client import ForkedWorker
+from tests.torture.decoding import NAMES, Watcher, preloaded, run, write_experiment
+from tests.torture.trials import Harm, Trial
+
+LIMITS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
+MOMENTS = 30
+"""About as many announcements does a run make."""
+ROWS = 2 * len(NAMES)
+
+
+@contextmanager
+def group() -> Iterator[Path | None]:
+    """A control group of version 1 inside that of this process, whose limits go on. None where it may not be made."""
+    here = next((folder for version, folder in control_groups("memory") if version == 1), None)
+    folder = here / f"torture-{os.getpid()}" if here else None
+    try:
+        if folder:
+            folder.mkdir()
+    except OSError:
+        folder = None
+    yield folder
+    if folder:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@contextmanager
+def trials() -> Iterator[Harm]:
+    page = preloaded().page
+    with group() as limited:
+
+        def harm(trial: Trial) -> None:
+            chance = trial.chance
+            kind = ("native", "large", *LIMITS, *(("group",) if limited else ()))[trial.number % (4 + bool(limited))]
+            spare, n_p = chance.randrange(1 << 25), chance.choice((40, 500, 5000, 20000))
+            workers: list[ForkedWorker] = []
+
+            def act() -> None:
+                if kind in ("native", "large"):
+                    page.fail(kind == "native", 1 << chance.randrange(14, 24), chance.randrange(1, 200))
+                    return
+                process = psutil.Process(workers[-1].pid)
+                if kind in LIMITS:
+                    size = process.memory_info().vms if kind == "address space" else process.memory_info().data
+                    process.rlimit(LIMITS[kind], (size + spare, size + spare))
+                elif limited:
+                    (limited / "memory.limit_in_bytes").write_text("-1")
+                    (limited / "cgroup.procs").write_text(str(process.pid))
+                    (limited / "memory.limit_in_bytes").write_text(str(max(1 << 20, spare)))
+
+            spec = write_experiment(trial.folder, n_p)
+            try:
+                rows = run(spec, trial.folder / "run", Watcher(chance.randrange(MOMENTS), act), workers.append)
+            finally:
+                page.fail(False, 0, 0)
+            told = [f"{row.implementation} {row.n_s}: {row.status} {row.reason}" for row in rows]
+            assert len(rows) == ROWS, told
+            for row, line in zip(rows, told, strict=True):
+                assert row.status in ("ok", "noisy", "oom"), f"{kind}: {line}"
+                if row.status != "oom":
+                    assert [len(samples) for samples in row.samples_us] == [3, 3, 3], line
+                    assert row.max_error is not None, line
+                    assert row.max_error < 1e-5, line
+            points = {row.n_s for row in rows if row.status == "oom"}
+            harness = any(row.reason.startswith("harness") for row in rows)
+            if kind in ("native", "large") and not harness:
+                failed = [line for line, row in zip(told, rows, strict=True) if row.status == "oom"]
+                assert len(failed) <= 1 or all("in survey" in line for line in failed), failed
+            assert not harness or len(points) == 1 or kind in LIMITS, told
+
+        yield harm

@@ -1,0 +1,163 @@
+"""Time that jumps and stands still: the wall clock is set, processes are stopped and continued."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from chunkbench.cli.progress import RunProgress
+from tests.torture.decoding import NAMES, preloaded, rows, run, write_experiment
+from tests.torture.trials import Harm, Trial
+
+BUDGET_S = 0.4
+SHORTEST_S, LONGEST_S = 1.0, 60.0
+"""Seconds of a stop. On a busy machine a sample of some microseconds may take a tenth of a second without one."""
+START_S = 30.0
+"""What a run may take besides its budget, on a machine that others use too."""
+HOUR = 3600
+
+
+def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers in JSON, each with the name of its field."""
+    if isinstance(value, dict):
+        for key, member in value.items():
+            yield from numbers(member, key)
+    elif isinstance(value, list):
+        for member in value:
+            yield from numbers(member, name)
+    elif isinstance(value, (int, float)):
+        yield name, value
+
+
+def driver(trial: Trial, budget: float) -> int:
+    """A process that runs the experiment; it writes the process ids of its workers into a file."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        spec = write_experiment(trial.folder, 40, budget, 100_000, threads=1)
+        noted = trial.folder / "worker"
+        run(spec, trial.folder / "run", RunProgress(quiet=True), lambda worker: void(noted.write_text(str(worker.pid))))
+        os._exit(0)
+    except BaseException:
+        (trial.folder / "traceback").write_text(traceback.format_exc())
+        os._exit(1)
+
+
+def void(_: object) -> None:
+    """Takes what a callback must not return."""
+
+
+def program(trial: Trial, budget: float) -> int:
+    """The command itself, with a wall clock that can be set."""
+    spec, log = write_experiment(trial.folder, 40, budget, 100_000, threads=1), trial.folder / "traceback"
+    words = [sys.executable, "-m", "chunkbench", "run", str(spec), "--out", str(trial.folder / "run")]
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)
+    outputs = [(os.POSIX_SPAWN_DUP2, file, 1), (os.POSIX_SPAWN_DUP2, file, 2)]
+    pid = os.posix_spawn(sys.executable, words, preloaded().environment, file_actions=outputs)
+    os.close(file)
+    return pid
+
+
+def ended(pid: int, wait: bool = False) -> int | None:
+    """The exit code of a process; None if it goes on."""
+    found, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def stop(pids: list[int], seconds: float) -> None:
+    try:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        sleep(seconds)
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def suspend(trial: Trial, pid: int) -> tuple[int, float]:
+    """Stop the worker, the driver or both while they measure. The driver's exit code, and the seconds of all stops."""
+    chance, stopped, noted = trial.chance, 0.0, trial.folder / "worker"
+    for _ in range(1 + trial.number % 3):
+        while not noted.exists() or not noted.read_text():
+            if (code := ended(pid)) is not None:
+                return code, stopped
+            sleep(0.005)
+        sleep(chance.uniform(0, BUDGET_S))
+        if (code := ended(pid)) is not None:
+            return code, stopped
+        worker = int(noted.read_text())
+        # One in forty is as long as the issue asks; most are short, so that there are many.
+        seconds = LONGEST_S if trial.number % 40 == 39 and not stopped else chance.uniform(SHORTEST_S, 1.5 * SHORTEST_S)
+        stop(chance.choice([[worker], [pid], [pid, worker], [worker, pid]]), seconds)
+        stopped += seconds
+    code = ended(pid, wait=True)
+    assert code is not None
+    return code, stopped
+
+
+def jump(trial: Trial, pid: int) -> int:
+    """Set the wall clock back and forth while the command runs."""
+    page = preloaded().page
+    try:
+        while (code := ended(pid)) is None:
+            page.clock(trial.chance.choice((-HOUR, 0, HOUR)))
+            sleep(trial.chance.uniform(0, 0.2))
+    finally:
+        page.clock(0)
+    return code
+
+
+def check(folder: Path, began: datetime, longest_s: float) -> None:
+    """Nothing negative or endless, no sample as long as a stop, no time outside of the run and an hour around it."""
+    cases = [json.loads(line) for line in (folder / "cases.jsonl").read_text().splitlines()]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, number in numbers([cases, manifest]):
+        assert math.isfinite(number), f"{name} is {number}"
+        assert number >= 0, f"{name} is {number}"
+    for row in rows(folder):
+        told = f"{row.implementation} {row.n_s}: {row.status} {row.reason}"
+        assert row.status in ("ok", "noisy"), told
+        longest = max(map(max, (*row.samples_us, *row.append_samples_us, *row.plan_samples_us)))
+        assert longest < longest_s * 1e6, f"{told}: a sample of {longest / 1e6:.2f} s"
+        calibrated = max(entry.arithmetic_us for entry in row.calibration)
+        assert calibrated < longest_s * 1e6 / 8, f"{told}: calibration of {calibrated / 1e6:.2f} s"
+    assert len(cases) == 2 * len(NAMES), len(cases)
+    around = timedelta(hours=1, seconds=1)
+    for text in (manifest["started_at"], manifest["finished_at"], *(case["started_at"] for case in cases)):
+        assert began - around <= datetime.fromisoformat(text) <= datetime.now(UTC) + around, text
+
+
+@contextmanager
+def trials() -> Iterator[Harm]:
+    preloaded()
+
+    def harm(trial: Trial) -> None:
+        began, start, stopped = datetime.now(UTC), monotonic(), 0.0
+        jumps = trial.number % 4 == 3
+        pid = (program if jumps else driver)(trial, BUDGET_S)
+        try:
+            code, stopped = (jump(trial, pid), 0.0) if jumps else suspend(trial, pid)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            ended(pid, wait=True)
+            raise
+        trace = trial.folder / "traceback"
+        assert code == 0, trace.read_text() if trace.exists() else f"exit code {code}"
+        took = monotonic() - start
+        assert took < BUDGET_S + stopped + START_S, f"{took:.1f} s, {stopped:.1f} s of them stopped"
+        check(trial.folder / "run", began, SHORTEST_S)
+
+    yield harm
