@@ -114,9 +114,11 @@ def fail(problem: str | Exception) -> NoReturn:
 
 
 def explain(problem: str | Exception) -> str:
-    """The message, with the options that solve the problem."""
+    """The message, with the options that solve the problem, as a terminal can show it."""
+    from chunkbench.report.characters import legal
+
     options = _REMEDY_OPTIONS.get(getattr(problem, "remedy", None) or "", "")
-    return f"{problem} ({options})" if options else str(problem)
+    return legal(f"{problem} ({options})" if options else str(problem)).replace("\r", "\ufffd")
 
 
 def command_line() -> list[str]:

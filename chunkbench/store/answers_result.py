@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt
+from pydantic import Field, NonNegativeFloat
 
 from chunkbench.experiment.points import AnswersPoint
-from chunkbench.store.results import Facts, Result
+from chunkbench.store.results import Count, Facts, Result
 
 
 class AnswersContext(Facts):
     """One context."""
 
-    context_seed: NonNegativeInt
+    context_seed: Count
     found: tuple[bool, ...]
     """[needle] whether the answer has its value, exactly."""
     found_by_all: tuple[bool, ...]
@@ -22,8 +22,8 @@ class AnswersContext(Facts):
     """Share of held tokens behind which the most probable token is that of the model whose heads keep everything."""
     deviation: NonNegativeFloat
     """Of the attention of the context's last token, all layers, on this model's K and V."""
-    kv_bytes: NonNegativeInt
-    full_bytes: NonNegativeInt
+    kv_bytes: Count
+    full_bytes: Count
     """Where all heads keep everything."""
 
 
@@ -33,8 +33,8 @@ class AnswersResult(AnswersPoint, Result):
     VERB = "tried"
     REPEATED = "context"
 
-    full_heads: NonNegativeInt = 0
+    full_heads: Count = 0
     """KV heads that keep everything, of all layers."""
-    tested_tokens: NonNegativeInt = 0
+    tested_tokens: Count = 0
     """Random tokens of the test that found the retrieval heads."""
     contexts: tuple[AnswersContext, ...] = ()

@@ -13,7 +13,7 @@ from chunkbench.store.results import Count, DecodeResult, Facts, Positive
 class Unit(NamedTuple):
     """A unit of a traced call (`chunkbench.kernels.trace`). Seconds; the first three count from one moment."""
 
-    thread: int
+    thread: Count
     shared: bool
     """Whether its chunks are read for several rows."""
     begin_s: float
@@ -22,8 +22,8 @@ class Unit(NamedTuple):
     scores_s: float
     softmax_s: float
     values_s: float
-    read_bytes: int
-    flops: int
+    read_bytes: Count
+    flops: Count
 
 
 class TraceFacts(Facts):
@@ -40,7 +40,7 @@ class Operator(NamedTuple):
     """One of PyTorch's operators in one decode."""
 
     name: str
-    calls: int
+    calls: Count
     self_us: float
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from chunkbench.experiment.points import ReplayPoint
-from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.store.results import Count, Facts, Result, Samples
 
 
 class MemoryMoment(NamedTuple):
@@ -16,41 +16,41 @@ class MemoryMoment(NamedTuple):
 
     at: float
     """Seconds on the virtual clock."""
-    batch: int
-    waiting: int
-    used: int
-    reserved: int
-    internal_fragmentation: int
-    external_fragmentation: int
-    evictable: int
-    free: int
-    covered: int
+    batch: Count
+    waiting: Count
+    used: Count
+    reserved: Count
+    internal_fragmentation: Count
+    external_fragmentation: Count
+    evictable: Count
+    free: Count
+    covered: Count
     """Tokens of all live sequences, each sequence by itself."""
 
 
 class ReplaySeed(Facts):
     """The replay of one arrival seed."""
 
-    arrival_seed: NonNegativeInt
-    requests: NonNegativeInt
-    refused: NonNegativeInt
+    arrival_seed: Count
+    requests: Count
+    refused: Count
     """Requests that never fit into the memory; they are in no latency."""
-    prompt_tokens: NonNegativeInt
+    prompt_tokens: Count
     """Of the requests that were answered."""
-    cached_tokens: NonNegativeInt
+    cached_tokens: Count
     """Of these, tokens that were not computed when the request was first admitted."""
-    distinct_tokens: NonNegativeInt
+    distinct_tokens: Count
     """Tokens of their prompts, whole blocks that are equal counted once, without blocks that answers wrote: the least
     that any order computes."""
-    computed_tokens: NonNegativeInt
+    computed_tokens: Count
     """Tokens that were computed as prompts; after a preemption again, answers' tokens too."""
-    preemptions: NonNegativeInt
-    evicted_blocks: NonNegativeInt
-    steps: NonNegativeInt
+    preemptions: Count
+    evicted_blocks: Count
+    steps: Count
     end_s: NonNegativeFloat
-    peak_slots: NonNegativeInt
+    peak_slots: Count
     """Most token slots that live sequences had, whole blocks."""
-    peak_batch: NonNegativeInt
+    peak_batch: Count
     mean_batch: NonNegativeFloat = 0.0
     """Requests in a step, mean over the time until the last request is due."""
     prompt_share: NonNegativeFloat | None = None
@@ -71,10 +71,10 @@ class ReplayResult(ReplayPoint, Result):
     """[arrival seed] normalized latency on the virtual clock, microseconds per token."""
     requests_per_s: NonNegativeFloat | None = None
     """Mean rate of the arrivals."""
-    capacity: NonNegativeInt = 0
+    capacity: Count = 0
     """Token slots of the memory."""
-    block_tokens: NonNegativeInt = 0
-    token_bytes: NonNegativeInt = 0
+    block_tokens: Count = 0
+    token_bytes: Count = 0
     """Bytes of K and V of a token, all layers of the model."""
     step_time: str = ""
     """The model of step times, in words."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat
 
-from chunkbench.store.results import Facts
+from chunkbench.store.results import Count, Facts
 
 RequestStatus = Literal["ok", "wrong", "refused", "error", "timeout", "cancelled"]
 
@@ -22,13 +22,13 @@ class RequestResult(Facts):
     """When its first token arrived."""
     last: NonNegativeFloat | None = None
     """When its last token arrived."""
-    prompt_tokens: NonNegativeInt | None
+    prompt_tokens: Count | None
     """None: the prompt is text, and the server does not say how many tokens it makes of it."""
-    asked_tokens: NonNegativeInt
+    asked_tokens: Count
     """Tokens to generate, at most where the model ends the answer."""
-    tokens: NonNegativeInt = 0
+    tokens: Count = 0
     """Tokens that arrived."""
-    cached_tokens: NonNegativeInt | None = None
+    cached_tokens: Count | None = None
     """Prompt tokens that the server did not compute; None if it does not say."""
     status: RequestStatus = "ok"
     """ok: answered; wrong: the server's token counts are not those asked for; refused: an answer of status 4xx;

@@ -68,32 +68,32 @@ class Calibration(Facts):
 class GpuState(Facts):
     """State of the GPU during one round of one case; None where the driver does not report it."""
 
-    sm_mhz: int | None = None
+    sm_mhz: Count | None = None
     """Median clock of the multiprocessors, read after every kept sample."""
-    sm_mhz_lowest: int | None = None
-    slow_samples: int = 0
+    sm_mhz_lowest: Count | None = None
+    slow_samples: Count = 0
     """Samples that were kept although the clock was below 75% of its usual value, because repeats were not better."""
-    memory_mhz: int | None = None
+    memory_mhz: Count | None = None
     power_w: float | None = None
-    temperature_c: int | None = None
+    temperature_c: Count | None = None
     throttled_by: tuple[str, ...] = ()
     """All reasons that the driver gave for a lower clock, after any sample."""
-    other_processes: int | None = None
+    other_processes: Count | None = None
     """Processes on the device other than ours, at the end of the round."""
-    other_bytes: int | None = None
+    other_bytes: Count | None = None
     """Device memory that these processes hold."""
 
 
 class GpuSampling(Facts):
     """How samples were taken on a GPU."""
 
-    copies: int
+    copies: Count
     """Sessions that took turns, so that each found the L2 cache filled by the other sessions."""
-    calls: int
+    calls: Count
     """Calls per sample; a sample is their mean."""
     swept: bool
     """Whether a buffer was read before each call instead, because the copies did not fit or were too many."""
-    l2_bytes: int
+    l2_bytes: Count
 
 
 _OLDER_FIELDS = frozenset(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AllowInfNan, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import AllowInfNan, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from chunkbench.experiment.points import RingPoint
-from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.store.results import Count, Facts, Result, Samples
 
 
 class RankTimes(Facts):
@@ -25,11 +25,11 @@ class RankTimes(Facts):
 class RankFacts(Facts):
     """What does not change between rounds, of one rank."""
 
-    sent_bytes: NonNegativeInt | None
+    sent_bytes: Count | None
     """In one pass; None where another library moves the bytes."""
-    peak_bytes: NonNegativeInt | None
+    peak_bytes: Count | None
     """Most memory that its share took, inputs included; None if the system does not say."""
-    pairs: NonNegativeInt
+    pairs: Count
     """Of query and key that it computes: 4 * heads * head_dim FLOPs each. Counted from the layout."""
 
 
@@ -52,7 +52,7 @@ class RingResult(RingPoint, Result):
     """Probed: what a transfer around the ring reaches, `link` included; None for one rank."""
     max_error: Annotated[float, AllowInfNan(True)] | None = None
     tolerance: float | None = None
-    hosts: NonNegativeInt = 1
+    hosts: Count = 1
     """Machines that the ranks ran on; on one machine they share its memory and its links."""
 
     @property

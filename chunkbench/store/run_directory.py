@@ -298,9 +298,9 @@ def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{file}: cannot be read: {error}") from error
     version = values.get("schema_version") if isinstance(values, dict) else None
-    if not isinstance(version, int) or version not in _READABLE:
+    if type(version) is not int or version not in _READABLE:
         known = f"{_READABLE[0]} to {_READABLE[-1]}"
-        raise RunError(f"{path}: has schema version {version!r}, this chunkbench reads versions {known}")
+        raise RunError(f"{file}: has schema version {version!r}, this chunkbench reads versions {known}")
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
@@ -314,7 +314,8 @@ def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
 def _first_problem(error: ValidationError) -> str:
     """The first problem of an error, and its place."""
     detail = error.errors()[0]
-    return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else str(detail["msg"])
+    place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in detail["loc"])
+    return f"{place}: {detail['msg']}" if place else str(detail["msg"])
 
 
 def _read_cases(path: Path, manifest: Manifest) -> tuple[list[Result], int, bool]:

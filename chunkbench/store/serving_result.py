@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pydantic import AliasChoices, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat
 
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.store.request_result import RequestResult
-from chunkbench.store.results import Facts, Result, Samples
+from chunkbench.store.results import Count, Facts, Result, Samples
 
 TIMELINE = 100
 """Most parts of a timeline."""
@@ -43,7 +43,7 @@ class ServerFacts(Facts):
 
     sampled: bool
     """Whether the server was asked now and then, so that peaks between two questions are missed."""
-    steps: NonNegativeInt | None = None
+    steps: Count | None = None
     step_s: NonNegativeFloat | None = None
     """Mean time of a step."""
     overhead_s: NonNegativeFloat | None = Field(default=None, validation_alias=AliasChoices("overhead_s", "own_s"))
@@ -51,13 +51,13 @@ class ServerFacts(Facts):
     call it `own_s`."""
     tree_s: NonNegativeFloat | None = None
     """Mean time of a step for the bookkeeping of prefixes, a part of `overhead_s`; None in lines of older versions."""
-    computed_tokens: NonNegativeInt | None = None
+    computed_tokens: Count | None = None
     """Prompt tokens that were computed."""
-    peak_batch: NonNegativeInt | None = None
-    peak_kv_bytes: NonNegativeInt | None = None
-    timeline: tuple[tuple[float, int, int | None], ...] = ()
+    peak_batch: Count | None = None
+    peak_kv_bytes: Count | None = None
+    timeline: tuple[tuple[float, Count, Count | None], ...] = ()
     """(seconds after the start, batch, K/V bytes), at most a hundred, each the largest of its part of the time."""
-    every_step: tuple[tuple[float, int, int, float], ...] = ()
+    every_step: tuple[tuple[float, Count, Count, float], ...] = ()
     """(seconds after the start, batch, prompt tokens, seconds that it took), where the server writes steps down."""
 
     @classmethod
@@ -102,25 +102,25 @@ class ConstrainedAnswers(Facts):
     """How the answers of one measurement follow their constraint."""
 
     regex: str
-    valid: NonNegativeInt
+    valid: Count
     """Answers that match it as a whole."""
-    cut: NonNegativeInt
+    cut: Count
     """Answers that had as many tokens as were asked for, and do not match."""
-    invalid: NonNegativeInt
+    invalid: Count
     """All others."""
     work: dict[str, float] = Field(default_factory=dict)
     """What following it took, the sum over `told` answers: tokens that were sampled, forced, rolled_back; pieces of
     text that were appended without the model; seconds mask_s, automaton_s, retokenize_s, compile_s. Empty: not told."""
     texts: tuple[str, ...] = ()
     """The answers of the first arrival seed, in order of the plan."""
-    spans: tuple[tuple[tuple[int, int], ...], ...] = ()
+    spans: tuple[tuple[tuple[Count, Count], ...], ...] = ()
     """[answer] begins and ends of the characters that were appended without the model."""
 
 
 class Measurement(Facts):
     """The requests of one arrival seed."""
 
-    arrival_seed: NonNegativeInt
+    arrival_seed: Count
     requests: tuple[RequestResult, ...]
     client_cpu: NonNegativeFloat
     """Share of one CPU that the client took."""
@@ -132,12 +132,12 @@ class Measurement(Facts):
 class EqualAnswers(Facts):
     """A server's greedy answers beside those of transformers, both in float32."""
 
-    compared: NonNegativeInt
+    compared: Count
     """Answers that told their token ids."""
-    near_ties: NonNegativeInt
+    near_ties: Count
     """Answers whose first other token is at a near tie: transformers' two best logits differ by less than
     `near_tie_below`."""
-    different: NonNegativeInt
+    different: Count
     """Answers with another first other token."""
     near_tie_below: NonNegativeFloat
     """The most by which how far apart two logits are changes in transformers itself, where it computes all tokens at
@@ -161,7 +161,7 @@ class ServingResult(ServingPoint, Result):
     """The system whose capacity `load` is a share of."""
     capacity_per_s: PositiveFloat | None = None
     """Requests per second of the reference with closed-loop clients; None with an absolute rate."""
-    asked_requests: NonNegativeInt | None = None
+    asked_requests: Count | None = None
     """Requests of an arrival seed that the experiment asks for; measurements have fewer if the budget was short."""
     weights: str = ""
     """What a reader must know of the model's weights beside their dtype."""

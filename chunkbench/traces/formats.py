@@ -136,7 +136,8 @@ def validated(kind: type[M], line: Any) -> M:
         return kind.model_validate(line)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}") from None
+        place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in first["loc"])
+        raise ValueError(f"{place or 'the line'}: {first['msg']}") from None
 
 
 def _trace(
