@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
-from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat
+from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.store.request_result import RequestResult
@@ -115,6 +115,14 @@ class ConstrainedAnswers(Facts):
     """The answers of the first arrival seed, in order of the plan."""
     spans: tuple[tuple[tuple[Count, Count], ...], ...] = ()
     """[answer] begins and ends of the characters that were appended without the model."""
+
+    @model_validator(mode="after")
+    def _spans_are_inside(self) -> Self:
+        """Raise ValueError where a span is no part of its answer."""
+        for text, spans in zip(self.texts, self.spans, strict=False):
+            if any(not begin <= end <= len(text) for begin, end in spans):
+                raise ValueError(f"a span is no part of its answer, which has {len(text)} characters")
+        return self
 
 
 class Measurement(Facts):

@@ -34,6 +34,10 @@ def test_messages_name_the_options_that_solve_the_problem() -> None:
     assert explain(RunError("x: damaged")) == "x: damaged"
 
 
+def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
+    assert explain("a\x1b[31m\r\x9b\ud800\nb") == "a\ufffd[31m\ufffd\ufffd\ufffd\nb"
+
+
 @pytest.mark.parametrize(
     ("variables", "wanted"),
     [

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from chunkbench.store import DecodeResult, Manifest, RunError, open_run
+from chunkbench.store.replay_result import MemoryMoment
+from chunkbench.store.serving_result import ConstrainedAnswers
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,19 @@ def test_a_manifest_of_an_old_version_names_its_one_machine() -> None:
     assert old.only_machine
     assert old.machine_names == ("AMD EPYC",)
     assert old.only_machine == Manifest.model_validate({"schema_version": 1, "environment": environment}).only_machine
+
+
+def test_counts_are_smaller_than_arithmetic_can_take() -> None:
+    moment = dict.fromkeys(MemoryMoment._fields, 0)
+    adapter = TypeAdapter(MemoryMoment)
+    adapter.validate_python(moment)
+    with pytest.raises(ValidationError, match="less than 9223372036854775808"):
+        adapter.validate_python({**moment, "used": 10**400})
+
+
+def test_spans_lie_inside_their_answers() -> None:
+    answers = {"regex": "a", "valid": 1, "cut": 0, "invalid": 0, "texts": ["abc"]}
+    ConstrainedAnswers.model_validate({**answers, "spans": [[[0, 3]]]})
+    for span in ([0, 4], [2, 1], [0, 2**31]):
+        with pytest.raises(ValidationError, match="no part of its answer"):
+            ConstrainedAnswers.model_validate({**answers, "spans": [[span]]})

@@ -95,6 +95,19 @@ def test_a_case_that_is_measured_again_replaces_the_old_one(run: Path) -> None:
     ]  # fmt: skip
 
 
+def test_true_is_no_schema_version(run: Path) -> None:
+    (run / "manifest.json").write_text(json.dumps({**MANIFEST, "schema_version": True}))
+    with pytest.raises(RunError, match=r"manifest\.json: has schema version True"):
+        open_run(run)
+
+
+def test_a_key_with_a_line_break_makes_no_line_of_the_message(run: Path) -> None:
+    (run / "manifest.json").write_text(json.dumps({"schema_version": 10, "styles": {"a\n::error::b": 5}}))
+    with pytest.raises(RunError) as error:
+        open_run(run)
+    assert "\n" not in str(error.value)
+
+
 def test_an_unknown_schema_version_is_reported(run: Path) -> None:
     (run / "manifest.json").write_text(json.dumps({"schema_version": 99}))
     with pytest.raises(RunError, match="schema version 99"):

@@ -1,7 +1,8 @@
-"""What the parts that damage input share: bad values, a command with little memory and time, what an output may hold."""
+"""What the parts that damage input share: bad values, a command within limits, what an output may hold."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -49,14 +50,8 @@ VALUES: tuple[Any, ...] = (
 
 def dumped(value: Any) -> str:
     """JSON, also of what only damaged files hold."""
-    text = json_text(value)
+    text = json.dumps(value)
     return text.replace(f'"{_DEEP}"', "[" * 20_000 + "]" * 20_000).replace(f'"{_DIGITS}"', "9" * 10_000)
-
-
-def json_text(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -213,7 +208,6 @@ def check_github(text: str, what: str) -> None:
 
 def check_json(text: str, what: str) -> None:
     """JSON as all readers know it."""
-    import json
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{what} holds {constant}")

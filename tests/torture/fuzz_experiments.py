@@ -13,7 +13,20 @@ from tests.torture.fuzz import MARKUP, VALUES, check_json, check_text, command, 
 from tests.torture.trials import Harm, Trial
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-WORDS = (".nan", "-.inf", "&a", "*a", "{", "]", ":", "!!x", "!!python/object/apply:os.system [canary]", "<<: *a", "|", "? ")
+WORDS = (
+    ".nan",
+    "-.inf",
+    "&a",
+    "*a",
+    "{",
+    "]",
+    ":",
+    "!!x",
+    "!!python/object/apply:os.system [canary]",
+    "<<: *a",
+    "|",
+    "? ",
+)
 DEEP = 10_000
 
 

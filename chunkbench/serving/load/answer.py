@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from chunkbench.serving.load.event_stream import EventStream
 from chunkbench.traces import PlannedRequest
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_MOST_TEXT_BYTES = 1 << 24
+"""Pages of metrics have some hundred kilobytes."""
 
 
 class _Answer(BaseModel):
@@ -159,6 +165,24 @@ class Tokens:
         if sent is not None and (self.cached or 0) > sent:
             return f"the server counts {self.cached} cached tokens in a prompt of {sent}"
         return ""
+
+
+async def at_most(most: int, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a body. Raises ValueError behind so many bytes."""
+    left = most
+    async for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise ValueError(f"the answer has no end: more than {most:,} bytes came")
+        yield piece
+
+
+async def text_of(answer: aiohttp.ClientResponse) -> str:
+    """The text of an answer that is no stream. It is UTF-8, whatever charset the server names. Raises ValueError if it
+    has no end."""
+    return b"".join([piece async for piece in at_most(_MOST_TEXT_BYTES, answer.content.iter_any())]).decode(
+        errors="replace"
+    )
 
 
 async def events(pieces: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:

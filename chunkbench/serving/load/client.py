@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chunkbench.serving.load.answer import Models, Tokens, events, explain, failure, message, one_line
+from chunkbench.serving.load.answer import Models, Tokens, at_most, events, explain, failure, message, one_line, text_of
 from chunkbench.serving.load.timing import at_due_times, punctual
 from chunkbench.store.request_result import RequestResult, RequestStatus
 from chunkbench.text_file import from_json
@@ -27,6 +27,9 @@ LEAD_S = 0.2
 """How long before its due time a request gets its connection. The first is due so long after the start."""
 _FAILURES = (aiohttp.ClientError, OSError, ValueError, RecursionError, asyncio.IncompleteReadError)
 _MOST_REDIRECTS = 5
+_ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 1 << 12
+"""Most bytes of an answer, and for each token that is asked for: many times what servers send. An answer without an end
+would take the memory, and the time of the other requests."""
 
 
 class LoadError(RuntimeError):
@@ -88,7 +91,7 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         asking = aiohttp.ClientSession(timeout=timeout, headers=_bearer(key))
         async with asking as session, session.get(f"{base}/models") as answer:
-            text = await answer.text(errors="replace")
+            text = await text_of(answer)
             if answer.status != 200:
                 sent = "the key in OPENAI_API_KEY was sent" if key else "OPENAI_API_KEY holds no key to send"
                 hint = f" ({sent})" if answer.status in (401, 403) else ""
@@ -318,11 +321,14 @@ async def _ask(
         async with _post(session, route, target.key, payload, len(body)) as answer:
             if answer.status != 200:
                 status = "refused" if 400 <= answer.status < 500 else "error"
-                reason = f"status {answer.status}: {message(await answer.text(errors='replace')) or answer.reason}"
+                reason = f"status {answer.status}: {message(await text_of(answer)) or one_line(answer.reason or '')}"
                 if 300 <= answer.status < 400 and "Location" in answer.headers:
-                    reason = f"status {answer.status}: redirected to {answer.headers['Location']}; give that address"
+                    place = one_line(answer.headers["Location"])
+                    reason = f"status {answer.status}: redirected to {place}; give that address"
             else:
-                async for event in events(answer.content.iter_any()):  # a wait for each piece, not for each line
+                most = _ANSWER_BYTES + _TOKEN_BYTES * request.max_tokens
+                # A wait for each piece, not for each line.
+                async for event in events(at_most(most, answer.content.iter_any())):
                     tokens.add(event, now())
                     if failed := failure(event):
                         status, reason = "error", failed

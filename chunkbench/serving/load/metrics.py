@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
+from chunkbench.serving.load.answer import text_of
 from chunkbench.serving.load.client import ServerTarget
 from chunkbench.serving.prometheus import sum_of
 
@@ -17,7 +18,7 @@ async def cached_so_far(target: ServerTarget) -> float | None:
     try:
         timeout = aiohttp.ClientTimeout(total=10)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(page) as answer:
-            text = await answer.text(errors="replace") if answer.status == 200 else ""
+            text = await text_of(answer) if answer.status == 200 else ""
         return next((found for name in _CACHED if (found := sum_of(text, name)) is not None), None)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from chunkbench.analysis.constrained import JUMP, MASK, RETOKENIZE, answers
 from chunkbench.report.report import Report
-from chunkbench.serving.constrained.automaton import BEGIN, Automaton, compile_regex
-from chunkbench.serving.constrained.constraint import ConstraintRefused
 from chunkbench.store.serving_result import ConstrainedAnswers
+
+if TYPE_CHECKING:
+    from chunkbench.serving.constrained.automaton import Automaton
 
 SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
@@ -31,6 +32,8 @@ class Written(NamedTuple):
 
 def single_choices(automaton: Automaton, text: str) -> Iterator[bool]:
     """[character] whether no other one could stand in its place, and the text could not end before it."""
+    from chunkbench.serving.constrained.automaton import BEGIN
+
     state = BEGIN
     for character in text:
         yield bool(automaton.jump(state))
@@ -52,6 +55,10 @@ def written(report: Report) -> list[Written]:
 
 
 def _automaton(regex: str) -> Automaton | None:
+    # Imported here because it loads transformers, and most figures of servers have no answers with a constraint.
+    from chunkbench.serving.constrained.automaton import compile_regex
+    from chunkbench.serving.constrained.constraint import ConstraintRefused
+
     try:
         return compile_regex(regex)
     except (ConstraintRefused, ModuleNotFoundError):

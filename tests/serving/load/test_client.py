@@ -211,6 +211,55 @@ def test_requests_are_sent_when_they_are_due() -> None:
     assert delays[len(delays) // 2] < 0.02
 
 
+@pytest.mark.parametrize("charset", ["hex", "x-unknown", "idna"])
+def test_the_charset_of_an_error_is_not_believed(charset: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        headers = {"Content-Type": f"text/plain; charset={charset}"}
+        return web.Response(status=500, body=b"broken \xff\x1b[31m", headers=headers)
+
+    (request,) = measure(answer, plan(1)).requests
+    assert (request.status, request.reason) == ("error", "status 500: broken \ufffd?[31m")
+
+
+def test_a_redirect_to_what_cannot_be_printed() -> None:
+    """Halves of surrogate pairs, which a line of --out cannot hold, and escape sequences."""
+
+    async def run() -> LoadResult:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 301 Moved\r\nContent-Length: 0\r\nLocation: \xe9\x1b[31m\r\n\r\n")
+            writer.close()
+
+        listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        async with listener:
+            return await send(ServerTarget(f"http://127.0.0.1:{port}/v1", "m"), plan(1), LoadOptions())
+
+    (request,) = asyncio.run(run()).requests
+    assert request.status == "error"
+    assert request.reason.isprintable()
+    request.model_dump_json()
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_without_an_end(status: int) -> None:
+    """It ends long before the limit of time, and the other request is answered."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if (await request.json())["prompt"][0] == 1:
+            return await stream()(request)
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: " + b"x" * 100_000)
+
+    requests = [PlannedRequest(0, (number, 2), 3) for number in range(2)]
+    endless, honest = measure(answer, requests, LoadOptions(timeout_s=60)).requests
+    assert (endless.status, "the answer has no end" in endless.reason) == ("error", True)
+    assert (honest.status, honest.tokens) == ("ok", 3)
+
+
 def chunk(text: str = "", **fields: object) -> dict[str, object]:
     return {"choices": [{"index": 0, "text": text}], **fields}
 
