@@ -58,7 +58,7 @@ torture: $(READY_SERVING) $(READY_DEV) ## Do harm and count what survives: kills
 	$(BIN)/python -m scripts.torture $(if $(PART),--part "$(PART)") $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
-nightly: $(READY_DEV) $(READY_VLLM) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, thousands of damaged runs, builds of revisions and of the wheel
+nightly: $(READY_DEV) $(READY_VLLM) $(VENV)/.ready-clients ## Run all tests, also the slow ones: full products, soaks, clusters, builds of revisions and of the wheel
 	$(PYTEST) -m "" $(ARGS)
 
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)

@@ -88,9 +88,9 @@ def aliases(chance: random.Random, _: Path) -> str:
 
 
 def sweep(chance: random.Random, _: Path) -> str:
-    """10^12 combinations: ten values on each of twelve axes, or many on fewer."""
+    """More than 10^12 combinations: 24 or 100 values on each of ten axes."""
     axes = ["batch_size", "n_p", "n_s", "n_c", "prompts", "heads", "head_dim", "chunk_size", "block_size", "threads"]
-    each = chance.choice((16, 100))
+    each = chance.choice((24, 100))
     values = json.dumps([chance.choice((1, 8)) * (n + 1) for n in range(each)])
     lines = ["implementations: [chunk_attn]", "sweep:", "  - batch_size: " + values]
     lines += [f"    {axis}: {values}" for axis in axes[1:]]
