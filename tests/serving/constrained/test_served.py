@@ -78,6 +78,8 @@ def test_a_stream_is_the_same_text(client: TestClient) -> None:
             "structured_outputs",
             "the constraint cannot be followed: .*unclosed",
         ),
+        ({"structured_outputs": {"json": "[" * 9000}}, "structured_outputs", "schema is not JSON: recursion limit"),
+        ({"structured_outputs": {"json": '{"const": NaN}'}}, "structured_outputs", "the schema is not JSON: "),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "give one of regex, json"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "structured_outputs.grammar .* not supported"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -45,6 +47,14 @@ class Served:
         assert found, name
         return float(found[1])
 
+    def wait_until_idle(self, seconds: float = 20) -> None:
+        """Until it has noticed that the last clients went away. Raises AssertionError."""
+        deadline = time.monotonic() + seconds
+        names = ("kv_bytes", "requests_running", "requests_waiting")
+        while left := {name: value for name in names if (value := self.metric(name))}:
+            assert time.monotonic() < deadline, f"nobody asks for anything any more, but the server has {left}"
+            time.sleep(0.02)
+
     def stop(self) -> int:
         """End it by SIGTERM. Returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -70,3 +80,8 @@ def serve(log: Path, *arguments: str) -> Iterator[Served]:
             process.wait()
             if process.stdout:
                 process.stdout.close()
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that lies in RAM."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,294 @@
+"""Requests that no client should send to `chunkbench serve`."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MOST_SENT = 24 << 20
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Bytes for one connection, and how they are sent."""
+
+    name: str
+    sent: bytes
+    refused: bool = True
+    """Whether the answer must be a 4xx, or none. Else it may be a 200, too."""
+    size: int = 1 << 16
+    """Bytes of a piece."""
+    pause_s: float = 0.0
+    """After each piece."""
+    cut: bool = False
+    """The client goes away when all is sent, and reads nothing."""
+    reset: bool = False
+    """It goes away by a reset of the connection."""
+    ends: bool = False
+    """The client says that it sends nothing more."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """What is sent at a time."""
+        for begin in range(0, len(self.sent), self.size):
+            yield self.sent[begin : begin + self.size]
+
+
+def draw(chance: random.Random) -> Attack:
+    """Any attack."""
+    return chance.choice(KINDS)(chance)
+
+
+def post(body: bytes, route: str = "completions", *headers: bytes, length: bytes | None = None) -> bytes:
+    """A request, which ends the connection."""
+    size = str(len(body)).encode() if length is None else length
+    lines = [b"POST /v1/%s HTTP/1.1" % route.encode(), b"Host: x", b"Connection: close", b"Content-Length: " + size]
+    return b"\r\n".join([*lines, *headers, b"", body])
+
+
+def good_body(chance: random.Random, route: str) -> dict[str, Any]:
+    """A short request with most fields."""
+    asked: dict[str, Any] = {"prompt": chance.choice(["some text", [1, 2, 3], [[4, 5]]])}
+    if route != "completions":
+        asked = {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+            "max_completion_tokens": 3,
+        }
+    fields = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1, "stream": False, "stop": ["xx"]}
+    fields |= {"stop_token_ids": [7], "stream_options": {"include_usage": True}, "user": "me", "ignore_eos": False}
+    kept = {name: value for name, value in fields.items() if name == "max_tokens" or chance.random() < 0.6}
+    return {"model": "model", **asked, **kept}
+
+
+def noise(chance: random.Random) -> Attack:
+    starts = [
+        b"",
+        b"GET ",
+        b"POST /v1/completions ",
+        b"\x16\x03\x01",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\r\n\r\n\r\n",
+    ]
+    return Attack("noise", chance.choice(starts) + chance.randbytes(chance.randrange(1, 3000)), ends=True)
+
+
+def head(chance: random.Random) -> Attack:
+    """Broken lines above a good body."""
+    body = json.dumps(good_body(chance, "completions")).encode()
+    good = post(body)
+    long, many = chance.choice([1 << 12, 1 << 18, 1 << 23]), chance.choice([100, 20_000])
+    changes: list[tuple[bytes, bytes]] = [
+        (b"HTTP/1.1", b"HTTP/" + chance.choice([b"9.9", b"1", b"", b"2.0", b"1.1 "])),
+        (b"POST", chance.choice([b"DELETE", b"P\x00ST", b"post", b"CONNECT", b"OPTIONS", b"A" * long])),
+        (
+            b"/v1/completions",
+            chance.choice([b"/v1//completions", b"/%00", b"/v1/models/" + b"%ff" * 9, b"*", b"/../x"]),
+        ),
+        (b"/v1/completions", b"/" + b"a" * long),
+        (b"/v1/completions", b"http://other/v1/embeddings?" + b"%" * 99),
+        (b"Content-Length: ", chance.choice([b"Content-Length: -", b"Content-Length: 0x", b"Content-Length: 1"])),
+        (b"Content-Length: ", b"Content-Length: 7\r\nContent-Length: "),
+        (b"Host: x", b"Host: x\r\nTransfer-Encoding: " + chance.choice([b"chunked", b"gzip, chunked", b"identity"])),
+        (b"Host: x\r\n", chance.choice([b"", b"Host: x\r\nHost: y\r\n", b"Host: \xff\xfe\r\n"])),
+        (b"Host: x", b"Host: x\r\nno colon"),
+        (b"Host: x", b"Host: x\r\n folded: 1"),
+        (b"Host: x", b"Host: x\r\nOdd\x00Name: 1"),
+        (b"Host: x", b"Host: x\r\nValue: \x00\x01\x7f"),
+        (b"Host: x", b"Host: x\r\nLong: " + b"b" * long),
+        (b"Host: x", b"Host: x" + b"\r\nA: b" * many),
+        (b"Host: x", b"Host: x\r\nExpect: " + chance.choice([b"100-continue", b"200-ok"])),
+        (b"Host: x", b"Host: x\r\nUpgrade: " + chance.choice([b"websocket", b"h2c"]) + b"\r\nConnection: Upgrade"),
+        (b"Host: x", b"Host: x\r\nContent-Encoding: gzip\r\nContent-Type: text/html; charset=odd"),
+        (b"\r\n", chance.choice([b"\n", b"\r"])),
+    ]
+    old, new = chance.choice(changes)
+    return Attack("head", good.replace(old, new), refused=False, ends=True)
+
+
+def chunked(chance: random.Random) -> Attack:
+    """A body in chunks whose sizes are wrong, or that has too many of them."""
+    lines = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    piece = b"400;extension=%s\r\n%s\r\n" % (b"e" * chance.choice([0, 9, 2000]), b"[" * 1024)
+    broken = [
+        b"zz\r\n",
+        b"-1\r\n\r\n",
+        b"f" * 30 + b"\r\n",
+        b"5\r\nabc",
+        b"0" * 5000 + b"\r\n",
+        b"1\r\nab\r\n",
+        b"\x00\r\n",
+    ]
+    broken += [
+        piece * 9 + b"0\r\nTrailer: " + b"t" * (1 << 20) + b"\r\n\r\n",
+        piece * chance.choice([9, 9000]) + b"0\r\n\r\n",
+    ]
+    return Attack("chunked", lines + chance.choice(broken), ends=True)
+
+
+def cut_off(chance: random.Random) -> Attack:
+    """A good request that ends in its middle, or whose client goes away before the answer."""
+    route = chance.choice(["completions", "chat/completions"])
+    body = good_body(chance, route) | {"max_tokens": 300, "stream": chance.random() < 0.5, "ignore_eos": True}
+    sent = post(json.dumps(body).encode(), route)
+    end = chance.choice([chance.randrange(1, len(sent)), len(sent)])
+    pause_s = chance.choice([0.0, 0.02, 0.2])
+    return Attack("cut off", sent[:end], pause_s=pause_s, cut=True, reset=chance.random() < 0.5)
+
+
+def slow(chance: random.Random) -> Attack:
+    """A good request in small pieces, or one that waits for the rest for a while."""
+    route = chance.choice(["completions", "chat/completions"])
+    sent = post(json.dumps(good_body(chance, route)).encode(), route)
+    return Attack("slow", sent, refused=False, size=chance.choice([1, 5, 40]), pause_s=0.4 / len(sent))
+
+
+def large(chance: random.Random) -> Attack:
+    """More bytes than the server takes, told or not."""
+    body = chance.choice([b"[" * MOST_SENT, b'{"prompt": "' + b"a" * MOST_SENT, b"\x00" * (2 << 20), b" " * (3 << 20)])
+    return Attack("large", post(body), size=1 << 20)
+
+
+def promised(chance: random.Random) -> Attack:
+    """Many bytes are promised, few come."""
+    length = chance.choice([b"99999", b"%d" % 10**12, b"%d" % 2**63, b"9" * 30])
+    return Attack("promised", post(b'{"prompt": "', length=length), ends=True)
+
+
+def changed(chance: random.Random) -> Attack:
+    """A good body with a value, a field or bytes changed."""
+    route = chance.choice(["completions", "chat/completions"])
+    body = good_body(chance, route)
+    if chance.random() < 0.6:
+        place: Any = body
+        key: Any = chance.choice([*body, "logit_bias", "tools", "n", "metadata", "response_format", "odd", ""])
+        while isinstance(place.get(key), dict | list) and place[key] and chance.random() < 0.5:
+            inner = place[key][0] if isinstance(place[key], list) else place[key]
+            if not isinstance(inner, dict):
+                break
+            place, key = inner, chance.choice([*inner])
+        place[key] = odd_value(chance)
+        data = json.dumps(body).encode()
+    else:
+        text = bytearray(json.dumps(body).encode())
+        for _ in range(chance.randrange(1, 6)):
+            at = chance.randrange(len(text))
+            text[at : at + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
+        data = bytes(text)
+    return Attack("changed", post(data, route), refused=False)
+
+
+def nested(chance: random.Random) -> Attack:
+    """Objects and lists thousands deep, also inside of text that is read once more."""
+    depth = chance.choice([50, 190, 900, 5000, 100_000])
+    begin, end = chance.choice([("[", "]"), ('{"a":', "}"), ('{"allOf":[', "]}"), ('{"items":', "}")])
+    deep = begin * depth + chance.choice(["1", "{}", ""]) + end * depth
+    text = json.dumps(deep)
+    bodies = [
+        deep,
+        f'{{"model": "model", "prompt": {deep}}}',
+        f'{{"model": "model", "prompt": "a", "metadata": {deep}}}',
+        f'{{"model": "model", "prompt": "a", "logit_bias": {deep}}}',
+        f'{{"model": "model", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {deep}}}}}',
+        f'{{"model": "model", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {text}}}}}',
+        f'{{"model": "model", "prompt": "a", "max_tokens": 2, "response_format": {deep}}}',
+    ]
+    return Attack("nested", post(chance.choice(bodies).encode()), refused=False)
+
+
+def constraint(chance: random.Random) -> Attack:
+    """Regular expressions, schemas and choices that are broken, huge, or explode."""
+    outputs = chance.choice([regex, schema, choice])(chance)
+    body = {"model": "model", "prompt": "a", "max_tokens": chance.choice([1, 4, 30]), "structured_outputs": outputs}
+    if isinstance(outputs.get("json"), dict) and chance.random() < 0.4:
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": outputs["json"]}}
+        body = {name: value for name, value in body.items() if name != "structured_outputs"} | {"response_format": form}
+    return Attack("constraint", post(json.dumps(body).encode()), refused=False)
+
+
+def regex(chance: random.Random) -> dict[str, Any]:
+    number, letters = chance.choice([3, 30, 400, 9000, 10**9]), "abc.*+?|()[]{}\\^$-,0189é\u0000\U0001f600"
+    made = [
+        "".join(chance.choice(letters) for _ in range(chance.randrange(1, 40))),
+        f"(a{{{number}}}){{{number}}}",
+        f"[ab]*a[ab]{{{number % 500}}}",
+        f"(x+x+)+y{{0,{number}}}",
+        "(" * (number % 20_000) + "a" + ")" * (number % 20_000),
+        "|".join(f"{chance.random()}[0-9]*" for _ in range(min(number, 2000))),
+        f"(?:.{{0,{number}}}é){{2,}}",
+        "a" * chance.choice([65_536, 65_537]),
+        r"(?=a)b|\1|(?<!c)d|\p{L}+" if number > 30 else r"\p{L}*\p{N}{99}",
+        "" if number > 30 else "[^\\s\\S]",
+    ]
+    return {"regex": chance.choice(made)}
+
+
+def schema(chance: random.Random) -> dict[str, Any]:
+    number = chance.choice([3, 30, 900, 10**9])
+    few = min(number, 900)
+    made: list[Any] = [
+        {"$ref": "#"},
+        {"$ref": chance.choice(["#/nowhere", "http://127.0.0.1:9/x.json", "file:///etc/passwd", "#/%ff"])},
+        {"anyOf": [{"$ref": "#"}] * few},
+        {"allOf": [{"properties": {f"p{n}": {"pattern": f"^.*{n}.*$"}}} for n in range(min(few, 90))]},
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(few)}, "required": ["p1"]},
+        {"type": "array", "minItems": number, "maxItems": number - chance.choice([0, 1]), "items": {"type": "integer"}},
+        {"type": "string", "minLength": number, "pattern": "(a|b)*a(a|b){30}"},
+        {"type": "string", "pattern": chance.choice(["(", "a{9999}{9999}", "(?=x)", "\ud800", "[ab]*a[ab]{25}"])},
+        {"enum": [random_word(chance) for _ in range(few)]},
+        {"enum": chance.choice([[], [{}], [None, 1e300, "\ud800", "\u0000"]])},
+        {"type": "number", "multipleOf": chance.choice([0, 1e-9, -3, 7919]), "minimum": -number, "maximum": number},
+        {"type": "integer", "minimum": number, "maximum": 3},
+        {"type": chance.choice(["odd", 3, [], ["string", 1]]), "format": "odd"},
+        {"patternProperties": {"(a|aa)+$": {"$ref": "#"}}, "minProperties": number},
+        {"oneOf": [{"type": "string", "maxLength": n} for n in range(min(few, 200))], "not": {}},
+        odd_value(chance),
+        json.dumps({"const": random_word(chance)})[: chance.randrange(1, 30)],
+    ]
+    return {"json": chance.choice(made)}
+
+
+def choice(chance: random.Random) -> dict[str, Any]:
+    number = chance.choice([1, 30, 3000])
+    made: list[Any] = [
+        [random_word(chance) for _ in range(number)],
+        ["a" * n for n in range(1, min(number, 300))],
+        chance.choice([[], [""], ["a", ""], ["\u0000"], ["\U0001f600", "é"], ['"', "\\", "/x/", "\n"], "abc", [1]]),
+        ["x" * 70_000],
+        [random_word(chance) * 500 for _ in range(number % 40)],
+    ]
+    return {"choice": chance.choice(made)}
+
+
+def random_word(chance: random.Random) -> str:
+    return "".join(chance.choice(string.printable + "é😀") for _ in range(chance.randrange(1, 20)))
+
+
+def odd_value(chance: random.Random) -> Any:
+    """A value of JSON where another one is expected. Python writes some that JSON does not have."""
+    made: list[Any] = [None, True, -1, 0, 2**31, 2**63, 2**64, 10**400, 0.1, 1e308, float("nan"), float("inf"), -0.0]
+    made += [
+        "",
+        "\u0000",
+        "\ud800",
+        "é" * 999,
+        "x" * 100_000,
+        "<script>",
+        [],
+        [[]],
+        {},
+        [None],
+        [1, "a"],
+        {"a": {}},
+        [-1],
+    ]
+    made += [[1] * 5000, list(range(250, 330)), ["a"] * 3000, {f"k{n}": n for n in range(3000)}, "9" * 5000]
+    return chance.choice(made)
+
+
+KINDS: tuple[Callable[[random.Random], Attack], ...] = (
+    *(noise, head, chunked, cut_off, slow, large, promised),
+    *(changed, changed, nested, constraint, constraint),
+)

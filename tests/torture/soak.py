@@ -1,0 +1,136 @@
+"""Load on one server for a long time: requests that join, are cut off, preempted, or follow a constraint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.serving.engine.models import MERGES, VOCABULARY, write_byte_tokenizer, write_checkpoint
+from tests.serving.server.processes import Served, resident_bytes, serve
+from tests.torture.trials import Harm, Trial
+
+CLIENTS, MAX_BATCH, CHUNKS = 16, 8, 6
+CHUNK_BYTES = 64 << 10
+POOL, REQUESTS = 40, 48
+"""Different requests; requests of a stretch."""
+WARM_UP = 30
+"""Stretches after which memory does not grow."""
+FLAT = 0.02
+COMPILED = 16
+"""Constraints that the server keeps: few, so that they are full early."""
+
+
+@dataclass
+class Request:
+    """What a client asks for, and the answer that it gets when nobody else asks."""
+
+    prompt: list[int]
+    max_tokens: int
+    alone: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def trials() -> Iterator[Harm]:
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = write_byte_tokenizer(write_checkpoint("llama-grouped", Path(folder) / "model"), MERGES)
+        limits = ["--kv-memory", str(CHUNKS * CHUNK_BYTES), "--max-batch", str(MAX_BATCH), "--prompt-budget", "64"]
+        limits += ["--compiled", str(COMPILED), "--dtype", "float32"]
+        with serve(Path(folder) / "log", str(checkpoint), *limits) as server:
+            soak = Soak(server)
+            yield soak
+            assert server.metric("preemptions_total") > 0, "no request was preempted"
+            assert server.stop() == 0, "the server does not stop"
+
+
+class Soak:
+    """The server, its requests, and its memory after each stretch."""
+
+    def __init__(self, server: Served) -> None:
+        self.server = server
+        self.resident: list[int] = []
+        self.pool = draw_pool(random.Random(7))
+        asyncio.run(self.each_alone())
+
+    async def each_alone(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            for request in self.pool:
+                request.alone = (await self.tokens(session, request, None))[0]
+
+    def __call__(self, trial: Trial) -> int:
+        asyncio.run(self.stretch(trial.chance))
+        self.server.wait_until_idle()
+        self.resident.append(resident_bytes(self.server.process.pid))
+        (trial.folder / "resident-bytes").write_text("\n".join(map(str, self.resident)))
+        if len(self.resident) > WARM_UP:
+            base, now = self.resident[WARM_UP - 1], self.resident[-1]
+            grown = now / base - 1
+            assert abs(grown) <= FLAT, f"memory went from {base} to {now} bytes, {grown:+.1%}, in {len(self.resident)}"
+        return REQUESTS
+
+    async def stretch(self, chance: random.Random) -> None:
+        """So many clients at a time, each with its next request as soon as the last one has ended."""
+        drawn = iter(
+            [(chance.choice(self.pool), chance.random(), random.Random(chance.random())) for _ in range(REQUESTS)]
+        )
+
+        async def work(session: aiohttp.ClientSession) -> None:
+            for request, kind, own in drawn:
+                if kind < 0.2:
+                    await self.constrained(session, request, own)
+                else:
+                    await self.plain(session, request, own.randrange(1, 40) if kind < 0.5 else None)
+
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+            await asyncio.gather(*(work(session) for _ in range(CLIENTS)))
+
+    async def plain(self, session: aiohttp.ClientSession, request: Request, cut: int | None) -> None:
+        """A request whose client stays, or goes away after some tokens. Its tokens are those it gets alone."""
+        tokens, _ = await self.tokens(session, request, cut)
+        assert tokens == request.alone[:cut], f"{tokens} in company, {request.alone} alone"
+
+    async def constrained(self, session: aiohttp.ClientSession, request: Request, own: random.Random) -> None:
+        """A request that follows one of few constraints, or a new one."""
+        number = own.choice([own.randrange(4), own.randrange(1_000_000)])
+        expression = f'\\{{"n":{number},"t":"[a-f]{{3,{3 + number % 9}}}"\\}}'
+        fields: dict[str, Any] = {"structured_outputs": {"regex": expression}, "temperature": 1, "ignore_eos": False}
+        tokens, text = await self.tokens(session, request, None, **fields)
+        whole = len(tokens) == request.max_tokens or re.fullmatch(expression, text)
+        assert whole, f"{text!r} does not follow {expression}"
+
+    async def tokens(
+        self, session: aiohttp.ClientSession, request: Request, cut: int | None, **fields: Any
+    ) -> tuple[list[int], str]:
+        """Token ids and text of an answer, or its first tokens."""
+        body = {"model": "model", "prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0}
+        body |= {"stream": True, "return_token_ids": True, "ignore_eos": True, **fields}
+        tokens, text = list[int](), ""
+        async with session.post(f"{self.server.url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    assert "choices" in event, event
+                    for choice in event["choices"]:
+                        tokens += choice["token_ids"]
+                        text += choice["text"]
+                if cut is not None and len(tokens) >= cut:
+                    answer.close()  # the connection, too
+                    break
+        return tokens[:cut], text
+
+
+def draw_pool(chance: random.Random) -> list[Request]:
+    """Short requests of random sizes; half of them begin with the same 70 tokens."""
+    system = [chance.randrange(VOCABULARY) for _ in range(70)]
+    sizes = [(chance.choice([[], system]), chance.randrange(1, 30), chance.randrange(60, 130)) for _ in range(POOL)]
+    return [Request(begin + [chance.randrange(VOCABULARY) for _ in range(own)], most) for begin, own, most in sizes]
