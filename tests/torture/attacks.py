@@ -60,7 +60,7 @@ def good_body(chance: random.Random, route: str) -> dict[str, Any]:
     fields = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1, "stream": False, "stop": ["xx"]}
     fields |= {"stop_token_ids": [7], "stream_options": {"include_usage": True}, "user": "me", "ignore_eos": False}
     kept = {name: value for name, value in fields.items() if name == "max_tokens" or chance.random() < 0.6}
-    return {"model": "model", **asked, **kept}
+    return {"model": "sharp", **asked, **kept}
 
 
 def noise(chance: random.Random) -> Attack:
@@ -188,12 +188,12 @@ def nested(chance: random.Random) -> Attack:
     text = json.dumps(deep)
     bodies = [
         deep,
-        f'{{"model": "model", "prompt": {deep}}}',
-        f'{{"model": "model", "prompt": "a", "metadata": {deep}}}',
-        f'{{"model": "model", "prompt": "a", "logit_bias": {deep}}}',
-        f'{{"model": "model", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {deep}}}}}',
-        f'{{"model": "model", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {text}}}}}',
-        f'{{"model": "model", "prompt": "a", "max_tokens": 2, "response_format": {deep}}}',
+        f'{{"model": "sharp", "prompt": {deep}}}',
+        f'{{"model": "sharp", "prompt": "a", "metadata": {deep}}}',
+        f'{{"model": "sharp", "prompt": "a", "logit_bias": {deep}}}',
+        f'{{"model": "sharp", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {deep}}}}}',
+        f'{{"model": "sharp", "prompt": "a", "max_tokens": 2, "structured_outputs": {{"json": {text}}}}}',
+        f'{{"model": "sharp", "prompt": "a", "max_tokens": 2, "response_format": {deep}}}',
     ]
     return Attack("nested", post(chance.choice(bodies).encode()), refused=False)
 
@@ -201,7 +201,7 @@ def nested(chance: random.Random) -> Attack:
 def constraint(chance: random.Random) -> Attack:
     """Regular expressions, schemas and choices that are broken, huge, or explode."""
     outputs = chance.choice([regex, schema, choice])(chance)
-    body = {"model": "model", "prompt": "a", "max_tokens": chance.choice([1, 4, 30]), "structured_outputs": outputs}
+    body = {"model": "sharp", "prompt": "a", "max_tokens": chance.choice([1, 4, 30]), "structured_outputs": outputs}
     if isinstance(outputs.get("json"), dict) and chance.random() < 0.4:
         form = {"type": "json_schema", "json_schema": {"name": "n", "schema": outputs["json"]}}
         body = {name: value for name, value in body.items() if name != "structured_outputs"} | {"response_format": form}

@@ -19,7 +19,7 @@ ATTACKS = 6
 ANSWER_S, PATIENCE_S = 30.0, 0.5
 MORE_BYTES = 128 << 20
 """By which the server may have grown, whatever came."""
-GOOD = {"model": "model", "prompt": list(range(40, 120)), "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+GOOD = {"model": "sharp", "prompt": list(range(40, 120)), "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 GOOD |= {"return_token_ids": True}
 
 
@@ -28,20 +28,22 @@ def trials() -> Iterator[Harm]:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_byte_tokenizer(write_checkpoint("llama-grouped", Path(folder) / "model"), MERGES)
         log = Path(folder) / "log"
-        with serve(log, str(checkpoint), "--dtype", "float32", "--kv-memory", "4MiB") as server:
-            yield Fuzz(server, log.with_name("log.err"))
+        with serve(
+            log, str(checkpoint), "--served-name", "sharp", "--dtype", "float32", "--kv-memory", "4MiB"
+        ) as server:
+            yield Fuzz(server)
             assert server.stop() == 0, "the server does not stop"
 
 
 class Fuzz:
     """The server of all trials, and what it said before the first one."""
 
-    def __init__(self, server: Served, errors: Path) -> None:
+    def __init__(self, server: Served) -> None:
         self.server = server
-        self.errors = errors
+        self.errors = server.log.with_name(f"{server.log.name}.err")
         self.answer = self.good()
         self.most_bytes = resident_bytes(server.process.pid) + MORE_BYTES
-        self.read = 0
+        self.read = len(self.errors.read_text(errors="replace"))
 
     def good(self) -> list[int]:
         """The tokens of the good request."""

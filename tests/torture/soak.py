@@ -44,7 +44,7 @@ def trials() -> Iterator[Harm]:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_byte_tokenizer(write_checkpoint("llama-grouped", Path(folder) / "model"), MERGES)
         limits = ["--kv-memory", str(CHUNKS * CHUNK_BYTES), "--max-batch", str(MAX_BATCH), "--prompt-budget", "64"]
-        limits += ["--compiled", str(COMPILED), "--dtype", "float32"]
+        limits += ["--compiled", str(COMPILED), "--dtype", "float32", "--served-name", "sharp"]
         with serve(Path(folder) / "log", str(checkpoint), *limits) as server:
             soak = Soak(server)
             yield soak
@@ -55,10 +55,15 @@ def trials() -> Iterator[Harm]:
 class Soak:
     """The server, its requests, and its memory after each stretch."""
 
-    def __init__(self, server: Served) -> None:
+    def __init__(
+        self, server: Served, different: int = POOL, requests: int = REQUESTS, constrained: float = 0.2
+    ) -> None:
+        """`constrained`: the share of requests that follow a constraint."""
         self.server = server
         self.resident: list[int] = []
-        self.pool = draw_pool(random.Random(7))
+        self.pool = draw_pool(random.Random(7), different)
+        self.requests = requests
+        self.share = constrained
         asyncio.run(self.each_alone())
 
     async def each_alone(self) -> None:
@@ -75,17 +80,17 @@ class Soak:
             base, now = self.resident[WARM_UP - 1], self.resident[-1]
             grown = now / base - 1
             assert abs(grown) <= FLAT, f"memory went from {base} to {now} bytes, {grown:+.1%}, in {len(self.resident)}"
-        return REQUESTS
+        return self.requests
 
     async def stretch(self, chance: random.Random) -> None:
         """So many clients at a time, each with its next request as soon as the last one has ended."""
         drawn = iter(
-            [(chance.choice(self.pool), chance.random(), random.Random(chance.random())) for _ in range(REQUESTS)]
+            [(chance.choice(self.pool), chance.random(), random.Random(chance.random())) for _ in range(self.requests)]
         )
 
         async def work(session: aiohttp.ClientSession) -> None:
             for request, kind, own in drawn:
-                if kind < 0.2:
+                if kind < self.share:
                     await self.constrained(session, request, own)
                 else:
                     await self.plain(session, request, own.randrange(1, 40) if kind < 0.5 else None)
@@ -111,7 +116,7 @@ class Soak:
         self, session: aiohttp.ClientSession, request: Request, cut: int | None, **fields: Any
     ) -> tuple[list[int], str]:
         """Token ids and text of an answer, or its first tokens."""
-        body = {"model": "model", "prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0}
+        body = {"model": "sharp", "prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0}
         body |= {"stream": True, "return_token_ids": True, "ignore_eos": True, **fields}
         tokens, text = list[int](), ""
         async with session.post(f"{self.server.url}/v1/completions", json=body) as answer:
@@ -129,8 +134,10 @@ class Soak:
         return tokens[:cut], text
 
 
-def draw_pool(chance: random.Random) -> list[Request]:
+def draw_pool(chance: random.Random, different: int) -> list[Request]:
     """Short requests of random sizes; half of them begin with the same 70 tokens."""
-    system = [chance.randrange(VOCABULARY) for _ in range(70)]
-    sizes = [(chance.choice([[], system]), chance.randrange(1, 30), chance.randrange(60, 130)) for _ in range(POOL)]
-    return [Request(begin + [chance.randrange(VOCABULARY) for _ in range(own)], most) for begin, own, most in sizes]
+    system = [chance.randrange(VOCABULARY - 1) for _ in range(70)]
+    sizes = [
+        (chance.choice([[], system]), chance.randrange(1, 30), chance.randrange(60, 130)) for _ in range(different)
+    ]
+    return [Request(begin + [chance.randrange(VOCABULARY - 1) for _ in range(own)], most) for begin, own, most in sizes]

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.parts import PARTS
+from tests.torture.parts import ONLINE, PARTS, WITH_SERVER
 from tests.torture.trials import Harm, Part, Trial, Unavailable, torture
 
 SECONDS = 1.0
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+@pytest.mark.parametrize(
+    "part", [part for part in PARTS if part not in ONLINE + WITH_SERVER], ids=lambda part: part.name
+)
 def test_short_version(part: Part) -> None:
     try:
         *_, counts = torture(part, 0, SECONDS)

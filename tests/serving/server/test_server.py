@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import subprocess
 import threading
@@ -20,6 +21,9 @@ from chunkbench.cli.main import cli
 from chunkbench.serving.servers.vllm import vllm_python
 from tests.serving.engine.models import VOCABULARY, sharp_module, write_checkpoint
 from tests.serving.server.processes import Served, serve
+from tests.torture.fuzz_http import Fuzz
+from tests.torture.soak import Soak
+from tests.torture.trials import Trial
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 POISON = VOCABULARY - 1
@@ -384,6 +388,17 @@ def test_a_client_that_goes_away_frees_its_chunks(served: Served, stream: bool) 
         wait_for(lambda: served.metric("kv_bytes") > 0)
     wait_for(lambda: served.metric("kv_bytes") == 0)
     assert served.metric(dropped) == before + 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_bad_requests_change_no_good_one(served: Served, tmp_path: Path, number: int) -> None:
+    """The short version of `make torture PART="fuzz HTTP"`."""
+    Fuzz(served)(Trial(number, random.Random(number), tmp_path))
+
+
+def test_a_stretch_of_load_leaves_nothing(served: Served, tmp_path: Path) -> None:
+    """The short version of `make torture PART=soak`, without constraints: these tokens write no JSON."""
+    Soak(served, different=4, requests=12, constrained=0)(Trial(0, random.Random(0), tmp_path))
 
 
 def test_many_clients_at_once_get_what_each_gets_alone(served: Served) -> None:
