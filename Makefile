@@ -22,7 +22,7 @@ READY_VLLM := $(VENV_VLLM)/.ready-vllm
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt chunkbench/pins.py scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test docs lint format sanitize emulate torture nightly readers smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup test docs lint format sanitize emulate torture nightly readers processors smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,12 +41,12 @@ lint: $(READY_DEV) ## Check style, types, and the imports between folders
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run -Werror kernels/cpu/src/*
+	$(BIN)/clang-format --dry-run -Werror kernels/cpu/src/* tests/torture/*.cpp
 
 format: $(READY_DEV) ## Format the Python and C++ files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i kernels/cpu/src/*
+	$(BIN)/clang-format -i kernels/cpu/src/* tests/torture/*.cpp
 
 sanitize: $(READY_DEV) ## Run the native module's tests with address and undefined-behaviour sanitizers (needs GCC)
 	$(BIN)/python scripts/test_native.py sanitize $(ARGS)
@@ -64,6 +64,10 @@ nightly: $(READY_DEV) $(READY_VLLM) $(VENV)/.ready-clients ## Run all tests, als
 readers: ## Install Chromium and LaTeX, which tests use to read the reports (Debian packages; needs root)
 	@command -v chromium > /dev/null && command -v pdflatex > /dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium texlive-latex-recommended; }
+
+processors: ## Install a compiler for Arm and an emulator of its CPUs, for `make torture PART=processors` (Debian packages; needs root)
+	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user; }
 
 smoke: $(READY) ## Run every implementation on small shapes; takes seconds
 	$(BIN)/chunkbench run experiments/smoke.yaml $(ARGS)
