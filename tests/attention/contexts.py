@@ -26,14 +26,14 @@ class Contexts:
 
     tolerance: ClassVar = TOLERANCE
 
-    def __init__(self, cache: LayeredChunkAttention, scale: float = 1.0) -> None:
+    def __init__(self, cache: LayeredChunkAttention, scale: float = 1.0, seed: int = 0) -> None:
         """`scale`: of all random numbers."""
         self.attention = cache
         self.tokens: dict[int, list[int]] = {}
         self.kv: dict[int, torch.Tensor] = {}
         """`[layers, 2, n, kv_heads, d]` of each sequence."""
         self._scale = scale
-        self._random = torch.Generator().manual_seed(0)
+        self._random = torch.Generator().manual_seed(seed)
         self._of_prefix: dict[int, torch.Tensor] = {}
 
     def normal(self, *shape: int) -> torch.Tensor:

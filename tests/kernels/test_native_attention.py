@@ -34,9 +34,16 @@ class Checked(Contexts):
     tolerance: ClassVar = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, chunk: int, dtype: torch.dtype, planner: Planner = node_wise
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        chunk: int,
+        dtype: torch.dtype,
+        planner: Planner = node_wise,
+        seed: int = 0,
     ) -> None:
-        super().__init__(ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native"))
+        super().__init__(ChunkAttention(heads, dim, kv_heads, chunk, dtype=dtype, kernel="native"), seed=seed)
         store = self.attention._store
         assert isinstance(store, PackedStore)
         self.kernels: dict[str, TppNative] = {}

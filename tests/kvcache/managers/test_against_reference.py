@@ -278,23 +278,27 @@ def drawn(seed: int) -> Iterator[Operation]:
         yield chance.choice(NAMES), chance.randrange(1000), chance.randrange(1000)
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seeds", [3, pytest.param(400, marks=pytest.mark.slow)])
+def soak(both: Both, seed: int) -> None:
+    """BATCH operations on a manager and its model; at the end no block is lost."""
+    done: list[Operation] = []
+    try:
+        for operation in drawn(seed):
+            done.append(operation)
+            both.do(*operation)
+    except Exception as error:
+        error.add_note(f"seed {seed}, the last operations: {done[-5:]}")
+        raise
+    for sequence in [*both.done, *both.swapped]:
+        both.manager.free(sequence)
+    left = both.manager.accounts()
+    assert left.evictable + left.free + left.external_fragmentation == left.capacity == both.manager.capacity
+
+
 @pytest.mark.parametrize(("manager", "model", "arguments"), CASES)
-def test_soak(manager: Any, model: Any, arguments: tuple[Any, ...], seeds: int) -> None:
-    for seed in range(seeds):
-        both, done = Both(manager(*arguments), model(*arguments)), []
-        try:
-            for operation in drawn(seed):
-                done.append(operation)
-                both.do(*operation)
-        except Exception as error:
-            error.add_note(f"seed {seed}, the last operations: {done[-5:]}")
-            raise
-        for sequence in [*both.done, *both.swapped]:
-            both.manager.free(sequence)
-        left = both.manager.accounts()
-        assert left.evictable + left.free + left.external_fragmentation == left.capacity == both.manager.capacity
+def test_soak(manager: Any, model: Any, arguments: tuple[Any, ...]) -> None:
+    """Many more seeds: `make torture PART=forests`."""
+    for seed in range(3):
+        soak(Both(manager(*arguments), model(*arguments)), seed)
 
 
 def test_texts_meet_what_the_models_assume() -> None:
