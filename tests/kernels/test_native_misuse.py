@@ -105,6 +105,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("partial_items", 4, "partial_items"),
     ("batch", -1, "batch"),
     ("batch", 1, "row"),
+    ("batch", 2**40, "batch must be at most"),
     ("partials", -1, "partials"),
     ("partials", 1, "partial"),
     # Times two heads and sixteen numbers, this overflows to zero in 64 bits.
@@ -201,6 +202,60 @@ def test_decode_needs_at_least_one_thread(threads: int) -> None:
 def test_threads_without_work_cost_nothing() -> None:
     plan = native.DecodePlan(**arguments())
     torch.testing.assert_close(outputs(plan, 2**31 - 1), ONES)
+
+
+@pytest.mark.parametrize(
+    ("count", "stride"), [(1, 2**62), (2**62, HEADS * DIM * 2), (2**63 - 1, 2**63 - 1), (-1, 64), (2, -64), (2, 63)]
+)
+def test_sums_of_compensation_tokens_are_inside_the_memory(count: int, stride: int) -> None:
+    plan = native.DecodePlan(**arguments())
+    ones = np.ones(2, np.float32)
+    with pytest.raises(ValueError, match="numbers apart"):
+        plan.set_compensation(ints(-1, -1), ones, ones, count, stride)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "blocks", "finish", "message"),
+    [
+        (24, 1, "store", "in is 16, 32"),
+        (2**62, 1, "store", "in is 16, 32"),
+        (16, 0, "store", "blocks is 1"),
+        (16, 2**62, "store", "blocks is 1"),
+        (16, 3, "gate", "alternate"),
+        (16, 1, "nonsense", "not nonsense"),
+    ],
+)
+def test_a_wrong_linear_layer_is_refused(inputs: int, blocks: int, finish: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        native.make_linear("float32", inputs, blocks, 0, 0, finish)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "message"),
+    [
+        (2, 1, 0, "multiple of 32"),
+        (2, 1, -32, "multiple of 32"),
+        (2, -1, 32, "kv_heads are"),
+        (3, 1, 32, "fit together"),
+    ],
+)
+def test_linear_layers_that_do_not_fit_are_no_decoder_layer(heads: int, kv_heads: int, d: int, message: str) -> None:
+    """Queries of two heads, K and V of one: 128 outputs."""
+    layers = [
+        native.make_linear("float32", inputs, outputs // 16, 0, 0, finish)
+        for inputs, outputs, finish in ((64, 128, "store"), (64, 64, "add32"), (64, 64, "gate"), (32, 64, "add32"))
+    ]
+    assert native.make_layer(*layers, 0, 0, 1e-5, 2, 1, 32) is not None
+    with pytest.raises(ValueError, match=message):
+        native.make_layer(*layers, 0, 0, 1e-5, heads, kv_heads, d)
+
+
+@pytest.mark.parametrize("threads", [0, 2**31 - 1])
+def test_a_probe_has_a_thread_for_each_cpu_at_most(threads: int) -> None:
+    with pytest.raises(ValueError, match="at least 1 and at most 4096"):
+        native.read_pass(torch.zeros(64), threads)
+    with pytest.raises(ValueError, match="at least 1 and at most 4096"):
+        native.matrix_flops_per_s("float32", threads, 1.0)
 
 
 def test_an_uninitialized_plan_is_refused() -> None:

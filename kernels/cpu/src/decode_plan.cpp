@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
+#include "parallel.h"
 #include "schedule.h"
 
 namespace chunkbench {
@@ -12,6 +14,7 @@ namespace {
 
 // Limits: products of these numbers, and of an item's queries and the head dimension, must not overflow in the loops.
 constexpr int kMaxHeads = 65536, kMaxChunkSize = 65536, kMaxQueries = 65536;
+constexpr std::int64_t kMaxBatch = std::int64_t{1} << 24;  // a wrong number must not take the machine's memory
 
 void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
@@ -55,6 +58,7 @@ DecodePlan::DecodePlan(const Shape& shape, PlanArrays arrays, int threads, ReadM
     require(arrays_.partial_items >= 0 && arrays_.partial_items <= static_cast<std::int64_t>(arrays_.items.size()),
             "partial_items: how many of the items come first");
     require(arrays_.batch >= 0 && arrays_.partials >= 0, "batch and partials cannot be negative");
+    require(arrays_.batch <= kMaxBatch, "batch must be at most 16777216");
     require(threads >= 1, "threads must be at least 1");
     const std::int64_t group = shape_.heads / shape_.kv_heads;
     std::int64_t most_partials = 0, states = 0, queries = 0;
@@ -97,6 +101,10 @@ void DecodePlan::set_compensation(Numbers entries, std::vector<float> shares, st
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto batch = static_cast<std::size_t>(arrays_.batch);
     require(entries.size() == batch && shares.size() == batch && biases.size() == batch, "compensation: one for a row");
+    const std::int64_t floats = std::int64_t{2} * shape_.kv_heads * shape_.head_dim;
+    require(count >= 0 && stride >= floats &&
+                stride <= std::numeric_limits<std::int64_t>::max() / 8 / std::max<std::int64_t>(count, 1),
+            "compensation: entries are at least 2 * kv_heads * head_dim numbers apart");
     for (std::int64_t entry : entries) require(entry >= -1 && entry < count, "compensation: no such entry");
     entries_ = std::move(entries);
     shares_ = std::move(shares);
@@ -158,6 +166,7 @@ void DecodePlan::run(Work work, int threads, Call call) {
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto units = static_cast<std::int64_t>(units_.size());
     if (units == 0) return;
+    if (threads > kMostThreads) threads = kMostThreads;
     if (threads > units) threads = static_cast<int>(units);  // no scratch for threads without work
     const auto needed = static_cast<std::size_t>(scratch_of_thread_ * threads);
     if (scratch_.size() < needed) scratch_.resize(needed);

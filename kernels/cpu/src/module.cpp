@@ -159,18 +159,21 @@ chunkbench::Finish finish_named(const std::string& name) {
     using chunkbench::Finish;
     static const std::map<std::string, Finish> finishes = {
         {"store", Finish::store}, {"store32", Finish::store32}, {"add32", Finish::add32}, {"gate", Finish::gate}};
-    return finishes.at(name);
+    const auto found = finishes.find(name);
+    if (found == finishes.end()) throw std::invalid_argument("finish is store, store32, add32 or gate, not " + name);
+    return found->second;
 }
 
 chunkbench::Linear make_linear(const std::string& dtype, std::int64_t in, std::int64_t blocks, std::uintptr_t weights,
                                std::uintptr_t bias, const std::string& finish) {
-    if (in < 16 || in % 16 != 0 || blocks < 1) throw std::invalid_argument("linear: in is a multiple of 16");
-    return {chunkbench::dtype_named(dtype),
-            in,
-            blocks,
-            reinterpret_cast<const void*>(weights),
-            reinterpret_cast<const float*>(bias),
-            finish_named(finish)};
+    constexpr std::int64_t kMost = std::int64_t{1} << 24;
+    const chunkbench::Finish end = finish_named(finish);
+    if (in < 16 || in > kMost || in % 16 != 0) throw std::invalid_argument("linear: in is 16, 32, .. 16777216");
+    if (blocks < 1 || blocks > kMost) throw std::invalid_argument("linear: blocks is 1 .. 16777216");
+    if (end == chunkbench::Finish::gate && blocks % 2 != 0)
+        throw std::invalid_argument("linear: a block of gate and one of up alternate, so blocks is even");
+    return {chunkbench::dtype_named(dtype),       in, blocks, reinterpret_cast<const void*>(weights),
+            reinterpret_cast<const float*>(bias), end};
 }
 
 void linear(const chunkbench::Linear& layer, std::uintptr_t x, std::int64_t rows, std::uintptr_t y, int threads,
@@ -195,7 +198,19 @@ chunkbench::DecoderLayer make_layer(const chunkbench::Linear& qkv, const chunkbe
                                     const chunkbench::Linear& gate_up, const chunkbench::Linear& down,
                                     std::uintptr_t first_norm, std::uintptr_t second_norm, float epsilon, int heads,
                                     int kv_heads, int d) {
-    if (d % 32 != 0) throw std::invalid_argument("the head dimension is a multiple of 32");
+    using chunkbench::Finish;
+    constexpr int kMost = 65536;
+    if (d < 32 || d > kMost || d % 32 != 0) throw std::invalid_argument("the head dimension is a multiple of 32");
+    if (heads < 1 || heads > kMost || kv_heads < 1 || kv_heads > kMost)
+        throw std::invalid_argument("heads and kv_heads are 1 .. 65536");
+    const std::int64_t width = qkv.in, attended = std::int64_t{heads} * d;
+    const auto fits = [&](const chunkbench::Linear& layer, std::int64_t in, std::int64_t outputs, Finish finish) {
+        return layer.dtype == qkv.dtype && layer.in == in && 16 * layer.blocks == outputs && layer.finish == finish;
+    };
+    if (!fits(qkv, width, attended + std::int64_t{2} * kv_heads * d, Finish::store) ||
+        !fits(out, attended, width, Finish::add32) || !fits(gate_up, width, 2 * down.in, Finish::gate) ||
+        !fits(down, down.in, width, Finish::add32))
+        throw std::invalid_argument("the linear layers of a decoder layer do not fit together");
     return {qkv,
             out,
             gate_up,

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "parallel.h"
+
 namespace chunkbench {
 namespace {
 
@@ -18,10 +20,14 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
     return std::chrono::duration<double>(end - start).count();
 }
 
+void require_threads(int threads) {
+    if (threads >= 1 && threads <= kMostThreads) return;
+    throw std::invalid_argument("threads must be at least 1 and at most 4096, got " + std::to_string(threads));
+}
+
 // Runs work(thread) on all threads; they wait for each other before they start. Returns the seconds from the first
 // start to the last end, so without the time to create and join the threads.
 double run_together(int threads, const std::function<void(int)>& work) {
-    if (threads < 1) throw std::invalid_argument("threads must be at least 1, got " + std::to_string(threads));
     std::vector<Clock::time_point> starts(threads), ends(threads);
     std::atomic<int> arrived{0};
     const auto body = [&](int index) {
@@ -48,10 +54,11 @@ double run_together(int threads, const std::function<void(int)>& work) {
 }  // namespace
 
 ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa) {
+    require_threads(threads);
     // Parts begin at multiples of 16 floats (a cache line), so that no two threads read the same line.
     const std::size_t lines = count / 16;
     const Loops loops = loops_of(isa, Dtype::float32);
-    std::vector<double> sums(std::max(threads, 0));
+    std::vector<double> sums(threads);
     const double seconds = run_together(threads, [&](int index) {
         const std::size_t begin = lines * index / threads * 16;
         const std::size_t end = index + 1 == threads ? count : lines * (index + 1) / threads * 16;
@@ -67,12 +74,13 @@ ReadPass read_pass(const float* data, std::size_t count, int threads, Isa isa) {
 }
 
 double matrix_flops_per_s(Dtype dtype, int threads, double milliseconds, Isa isa) {
+    require_threads(threads);
     if (!(milliseconds > 0.0 && milliseconds <= 60000.0))
         throw std::invalid_argument("milliseconds must be above 0 and at most 60000");
     const Loops loops = loops_of(isa, dtype);
     constexpr std::int64_t iterations = 4096;  // tens of microseconds: few clock reads, but an exact end
-    std::vector<std::int64_t> runs_of(std::max(threads, 0));
-    std::vector<float> results(std::max(threads, 0));
+    std::vector<std::int64_t> runs_of(threads);
+    std::vector<float> results(threads);
     const double seconds = run_together(threads, [&](int index) {
         const Clock::time_point start = Clock::now();
         std::int64_t runs = 0;
