@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.torture.trials import Harm, Part, Trial, Unavailable
@@ -33,18 +34,22 @@ CPUS = {
 FORESTS = 10
 
 
-def program(name: str) -> Path:
-    """The program for a kind of CPU, compiled if it is older than its sources. Raises Unavailable."""
+def program(name: str, make: bool) -> Path:
+    """The program for a kind of CPU, compiled if `make` and it is older than its sources. Raises Unavailable."""
     flags, folder = CPUS[name][0], BUILT / name
     newest = max(path.stat().st_mtime for path in (*SOURCES.iterdir(), DRIVER, Path(__file__)))
     made = folder / "processors"
-    if made.exists() and made.stat().st_mtime > newest:
+    if made.exists() and made.stat().st_mtime > newest and shutil.which(EMULATOR):
         return made
+    if not make:
+        raise Unavailable(f"{made} is not up to date; `make torture PART=processors` makes it")
     for needed in (COMPILER, EMULATOR):
         if shutil.which(needed) is None:
             raise Unavailable(MISSING.format(needed))
     folder.mkdir(parents=True, exist_ok=True)
-    objects = {path: folder / f"{path.stem}.o" for path in (DRIVER, *(SOURCES / f"{one}.cpp" for one in WITHOUT_PYTHON))}
+    objects = {
+        path: folder / f"{path.stem}.o" for path in (DRIVER, *(SOURCES / f"{one}.cpp" for one in WITHOUT_PYTHON))
+    }
 
     def compiled(source: Path) -> None:
         run([COMPILER, *FLAGS, *flags, "-c", str(source), "-o", str(objects[source])])
@@ -63,8 +68,8 @@ def run(command: list[str], seconds: float = 600) -> str:
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
-    programs = {name: program(name) for name in CPUS}
+def trials(make: bool) -> Iterator[Harm]:
+    programs = {name: program(name, make) for name in CPUS}
 
     def harm(trial: Trial) -> int:
         name = trial.chance.choice(list(CPUS))
@@ -82,5 +87,6 @@ PART = Part(
     "processors",
     "attention over random forests, linear layers and norms on emulated Arm CPUs (NEON; SVE of 128 to 2,048 bits)",
     "every number is that of float64 sums, within the rounding of its dtype",
-    trials,
+    partial(trials, make=True),
+    partial(trials, make=False),
 )

@@ -44,6 +44,8 @@ class Part:
     """What must hold."""
     open: Callable[[], AbstractContextManager[Harm]]
     """Makes what all trials share, for example a server. Raises Unavailable."""
+    short: Callable[[], AbstractContextManager[Harm]] | None = None
+    """The same for `make test`, if `open` takes minutes, for example for a build."""
 
 
 @dataclass
