@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.torture.tiny import POINTS, ROWS, TinyRun
-from tests.torture.trials import Harm, Trial, Unavailable
+from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 FAILING = r"""
 #define _GNU_SOURCE
@@ -147,3 +147,11 @@ def unmount(place: Path, all_of_them: bool = True) -> None:
     while subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False).returncode == 0:
         if not all_of_them:
             return
+
+
+PART = Part(
+    "disk",
+    "full at random moments (a small tmpfs), read-only, folder removed during the run, an error at close",
+    "exit code 2 with the path, or 0; finished points are kept",
+    trials,
+)

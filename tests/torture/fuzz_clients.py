@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from tests.torture.fuzz import check_json, check_text, command, damage_bytes
-from tests.torture.trials import Harm, Trial, Unavailable
+from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 TOKENS = 3
 TIMEOUT_S = 2.0
@@ -124,10 +124,17 @@ def bomb(byte: bytes) -> bytes:
 
 def garbage(prompt: int, chance: random.Random) -> Pieces:
     """What is no HTTP, no event, or no JSON."""
-    bodies = (b"\xff" * 99, b"data: {\n\n", b"data: [1]\n\n", b"data: " + b"[" * 100_000 + b"\n\n", b"<html>", b"")
+    bodies: tuple[bytes, ...] = (
+        b"\xff" * 99,
+        b"data: {\n\n",
+        b"data: [1]\n\n",
+        b"data: " + b"[" * 100_000 + b"\n\n",
+        b"<html>",
+        b"",
+    )
     bodies = (*bodies, b'data: {"choices": [{"text": 5}]}\n\n', b'data: {"choices": {}}\n\n', b"data: NaN\n\n")
     bodies = (*bodies, b'data: {"error": {"message": "\x1b[31m"}}\n\n', b"data: " + b"9" * 9999 + b"\n\n")
-    heads = (
+    heads: tuple[bytes, ...] = (
         b"\x16\x03\x01\x02",
         b"SSH-2.0-x\r\n",
         b"HTTP/9.9 abc\r\n\r\n",
@@ -269,3 +276,11 @@ def check_results(liar: Liar, results: list[dict[str, Any]], lengths: list[int])
         else:
             assert result["reason"].isprintable(), what
             assert 3 < len(result["reason"]) < 600, what
+
+
+PART = Part(
+    "fuzz clients",
+    "`chunkbench load` against a server that lies: cut, joined, endless and packed answers, wrong counts, garbage",
+    "the request is a failure with its reason, the run goes on, honest answers are counted right",
+    trials,
+)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.torture.fuzz import MARKUP, VALUES, check_json, check_text, command, damage_bytes, dumped
-from tests.torture.trials import Harm, Trial
+from tests.torture.trials import Harm, Part, Trial
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 WORDS = (
@@ -132,3 +132,11 @@ def long(chance: random.Random, _: Path) -> str:
 
 
 HOSTILE: tuple[Callable[[random.Random, Path], str], ...] = (aliases, sweep, nested, wide, long)
+
+
+PART = Part(
+    "fuzz experiments",
+    "mutated YAML files, exploding aliases, sweeps of 10^12 points, trees 10,000 deep",
+    "exit code 0 or 2, a message with file and line, no traceback, 1 GB and 10 s at most",
+    trials,
+)

@@ -12,7 +12,7 @@ from pathlib import Path
 from chunkbench.report.formats import names
 from chunkbench.store.run_directory import SCHEMA_VERSION
 from tests.torture.fuzz import CHECKS, Ended, command, damage_bytes, damage_json, dumped
-from tests.torture.trials import Harm, Trial
+from tests.torture.trials import Harm, Part, Trial
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 LINES = 24
@@ -165,3 +165,11 @@ def check_files(folder: Path) -> None:
         check = CHECKS.get(path.suffix[1:])
         if check is not None and path.name != "manifest.json":
             check(path.read_text(encoding="utf-8"), str(path))
+
+
+PART = Part(
+    "fuzz files",
+    "damaged run directories, traces and prompts",
+    "exit codes 0 to 4, a message with the place, no traceback, nothing unescaped, 1 GB and 10 s at most",
+    trials,
+)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.serving.engine.models import MERGES, write_byte_tokenizer, write_checkpoint
 from tests.serving.server.processes import Served, resident_bytes, serve
 from tests.torture.attacks import Attack, draw
-from tests.torture.trials import Harm, Trial
+from tests.torture.trials import Harm, Part, Trial
 
 ATTACKS = 6
 """At once."""
@@ -135,3 +135,11 @@ def whole(answer: bytes) -> bool:
     lines, _, body = answer.partition(b"\r\n\r\n")
     length = re.search(rb"(?im)^content-length: (\d+)", lines)
     return length is not None and len(body) >= int(length[1])
+
+
+PART = Part(
+    "fuzz HTTP",
+    "malformed, slow, oversized and cut-off requests to `chunkbench serve`, constraints included",
+    "status 4xx, bounded memory, the others' answers unchanged",
+    trials,
+)

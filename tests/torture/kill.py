@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 
 from tests.torture.tiny import POINTS, ROWS, TinyRun, kinds
-from tests.torture.trials import Harm, Trial
+from tests.torture.trials import Harm, Part, Trial
 
 MOST_KILLS = 3
 LONGEST_S = {"replay": 0.2, "decode": 1.0, "layer": 1.0, "ring": 1.0, "serving": 2.0}
@@ -98,3 +98,13 @@ def check_kept(run: TinyRun, before: list[bytes]) -> list[bytes]:
 def failed(line: bytes) -> bool:
     """Whether a row has a status that is measured again."""
     return json.loads(line)["status"] in FAILED.split(",")
+
+
+PART = Part(
+    "kill",
+    "SIGKILL to the driver, a worker, a server under load, a rank of a ring, at random moments of decode, layer, "
+    "serving, replay and ring runs, then `--resume`",
+    "every finished point is there once with its samples unchanged, the run ends complete, no orphan process, no "
+    "lock, no port is left",
+    trials,
+)

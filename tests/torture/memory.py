@@ -13,7 +13,7 @@ import psutil
 from chunkbench.environment.cgroups import control_groups
 from chunkbench.runner.client import ForkedWorker
 from tests.torture.decoding import NAMES, Watcher, preloaded, run, write_experiment
-from tests.torture.trials import Harm, Trial
+from tests.torture.trials import Harm, Part, Trial
 
 LIMITS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 MOMENTS = 30
@@ -82,3 +82,12 @@ def trials() -> Iterator[Harm]:
             assert not harness or len(points) == 1 or kind in LIMITS, told
 
         yield harm
+
+
+PART = Part(
+    "memory",
+    "limits by `setrlimit` and a control group, and allocations that fail at random in the native module and "
+    "everywhere, in a worker that decodes",
+    "rows `oom`, all others whole and right; the driver goes on",
+    trials,
+)

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from tests.torture import disk, kill, power_cut
+from tests.torture import (
+    disk,
+    forests,
+    fuzz_clients,
+    fuzz_experiments,
+    fuzz_files,
+    fuzz_http,
+    fuzz_native,
+    hosts,
+    kill,
+    memory,
+    power_cut,
+    processors,
+    soak,
+    supply,
+    time,
+)
 from tests.torture.trials import Part
 
+WITH_SERVER: tuple[Part, ...] = (fuzz_http.PART, soak.PART)
+"""Their short versions are in tests/serving/server/test_server.py, where a server runs already."""
+ONLINE: tuple[Part, ...] = (supply.ADVISORIES, supply.WHEELHOUSE)
+"""Need a network at first, so `make test` leaves them out."""
 PARTS: tuple[Part, ...] = (
-    Part(
-        "kill",
-        "SIGKILL to the driver, a worker, a server under load, a rank of a ring, at random moments of decode, layer, "
-        "serving, replay and ring runs, then `--resume`",
-        "every finished point is there once with its samples unchanged, the run ends complete, no orphan process, no "
-        "lock, no port is left",
-        kill.trials,
-    ),
-    Part(
-        "power cut",
-        "the run directory truncated at every byte of its last two records",
-        "it loads, says what was dropped, and resumes",
-        power_cut.trials,
-    ),
-    Part(
-        "disk",
-        "full at random moments (a small tmpfs), read-only, folder removed during the run, an error at close",
-        "exit code 2 with the path, or 0; finished points are kept",
-        disk.trials,
-    ),
+    kill.PART,
+    power_cut.PART,
+    disk.PART,
+    memory.PART,
+    time.PART,
+    fuzz_files.PART,
+    fuzz_experiments.PART,
+    fuzz_http.PART,
+    fuzz_clients.PART,
+    fuzz_native.PART,
+    forests.PART,
+    soak.PART,
+    supply.PART,
+    *ONLINE,
+    hosts.PART,
+    processors.PART,
 )

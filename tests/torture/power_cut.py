@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from chunkbench import workloads
 from chunkbench.cli.main import cli
 from chunkbench.store import SCHEMA_VERSION, TORN, RunWriter, open_run
-from tests.torture.trials import Harm, Trial
+from tests.torture.trials import Harm, Part, Trial
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 CUTS = 100
@@ -71,3 +71,11 @@ def cut(source: Path, lines: list[bytes], first: int, run: Path, chance: random.
     assert done.exit_code == 0, done.output
     assert (TORN in done.stderr) == torn, f"the report does not say that a line is cut: {done.stderr}"
     return len(places) + 1
+
+
+PART = Part(
+    "power cut",
+    "the run directory truncated at every byte of its last two records",
+    "it loads, says what was dropped, and resumes",
+    trials,
+)

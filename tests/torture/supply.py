@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from chunkbench.pins import SMOLLM2
 from scripts.set_up import CONSTRAINTS, DEPENDENCIES, OPTIONAL, PYPROJECT, ROOT, VLLM
-from tests.torture.trials import Harm, Trial, Unavailable
+from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 REPORT = ROOT / "build" / "torture" / "pip-audit.json"
 PERMISSIVE = {
@@ -243,3 +243,23 @@ def run(
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=os.environ | (more or {}), check=False
     )
+
+
+ADVISORIES = Part(
+    "supply advisories",
+    "pip-audit looks up every pinned version",
+    "no advisory but those that are known not to matter",
+    advisories,
+)
+WHEELHOUSE = Part(
+    "supply wheelhouse",
+    "set-up in a network namespace with nothing in it, from wheels that were downloaded before",
+    "a complete environment, in which `chunkbench doctor` ends with 0",
+    wheelhouse,
+)
+PART = Part(
+    "supply",
+    "the metadata of every installed package is read",
+    "a permissive licence or a reason, and the version that constraints.txt pins",
+    installed,
+)

@@ -17,7 +17,7 @@ from typing import Any
 
 from chunkbench.cli.progress import RunProgress
 from tests.torture.decoding import NAMES, preloaded, rows, run, write_experiment
-from tests.torture.trials import Harm, Trial
+from tests.torture.trials import Harm, Part, Trial
 
 BUDGET_S = 0.4
 SHORTEST_S, LONGEST_S = 1.0, 60.0
@@ -161,3 +161,12 @@ def trials() -> Iterator[Harm]:
         check(trial.folder / "run", began, SHORTEST_S)
 
     yield harm
+
+
+PART = Part(
+    "time",
+    "the wall clock set back and forth an hour, and the worker, the driver or both stopped (SIGSTOP, SIGCONT) for "
+    "up to a minute during rounds",
+    "no negative time, no sample that contains a stop, the budget kept",
+    trials,
+)
