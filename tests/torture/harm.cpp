@@ -18,9 +18,9 @@
 namespace {
 
 struct Page {
-    std::int64_t clock_s;       // added to the wall clock
-    std::int64_t native;        // count the native module's `new`; otherwise all large allocations
-    std::int64_t least;         // bytes from which an allocation is large
+    std::int64_t clock_s;              // added to the wall clock
+    std::int64_t native;               // count the native module's `new`; otherwise all large allocations
+    std::int64_t least;                // bytes from which an allocation is large
     std::atomic<std::int64_t> until;   // allocations until one fails; 0: none will
     std::atomic<std::int64_t> failed;  // how many failed
 };
