@@ -46,3 +46,9 @@ def test_trials_are_counted_and_what_failed_is_kept(tmp_path: Path) -> None:
     drawn = (tmp_path / "odd-trials-3" / "evidence").read_text()
     for _ in torture(part, 3, 60, most=1, keep=tmp_path):
         assert (tmp_path / "odd-trials-3" / "evidence").read_text() == drawn
+
+
+def test_the_page_lists_every_part() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    for part in PARTS:
+        assert f"| {part.name} | {part.harm} | {part.holds} |" in page
