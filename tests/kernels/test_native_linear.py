@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import resource
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -95,8 +97,13 @@ def test_inputs_of_any_shape_and_stride() -> None:
 
 
 def test_a_thread_that_lacks_memory_gives_an_error() -> None:
-    """No thread finds room for 2^45 numbers; none may end the process."""
-    layer = MODULE.make_linear("float32", 1 << 45, 64, 0, 0, "store")
+    """No thread finds room for a row of 2^24 numbers; none may end the process."""
+    layer = MODULE.make_linear("float32", 1 << 24, 64, 0, 0, "store")
     x, y = torch.zeros(1), torch.zeros(1)
-    with pytest.raises(MemoryError):
-        MODULE.linear(layer, x.data_ptr(), 1, y.data_ptr(), 2)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (16 << 20), before[1]))
+    try:
+        with pytest.raises(MemoryError):
+            MODULE.linear(layer, x.data_ptr(), 1, y.data_ptr(), 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

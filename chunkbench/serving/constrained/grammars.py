@@ -38,8 +38,9 @@ _LIMIT_S, _GAP_LIMIT_S = 10.0, 1.0
 """Time to compile an automaton; of a gap, or where masks do without."""
 _MOST_GAPS = 32
 """Different ones in a template."""
-_FUEL = 2_000_000
-"""Work that compiling a constraint may take: about 40 ms. A step's work is limited by llguidance's defaults."""
+_FUEL = 100_000
+"""Work that preparing a constraint may take, in llguidance's units. Twenty times as much let `(a{9000}){9000}` take
+330 MiB and 3 s; usual schemas need less than this. A step's work is limited by llguidance's defaults."""
 
 MISSING = "constrained answers need llguidance and outlines-core: pip install 'chunkbench[constrained]'"
 
