@@ -15,6 +15,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from tests.command import chunkbench
 
 MORE_MEMORY = 1 << 30
@@ -128,6 +130,7 @@ def _limited(words: list[str], out: Any) -> None:
     """In the child: call the command within the limits, and pass on how it ended."""
     done: tuple[object, str, str, str]
     try:
+        torch.set_num_threads(1)  # the threads of this process's parent are not here: who waits for them waits for ever
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(WALL_S)
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S + 1, CPU_S + 2))
