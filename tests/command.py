@@ -29,4 +29,4 @@ def chunkbench(*words: str, encoding: str = "utf-8") -> Done:
             code = end.code
     for stream in (out, err):
         stream.flush()
-    return Done(code, *(stream.buffer.getvalue().decode(encoding) for stream in (out, err)))  # type: ignore[attr-defined]
+    return Done(code, *(stream.buffer.getvalue().decode(encoding) for stream in (out, err)))

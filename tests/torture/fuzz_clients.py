@@ -124,28 +124,17 @@ def bomb(byte: bytes) -> bytes:
 
 def garbage(prompt: int, chance: random.Random) -> Pieces:
     """What is no HTTP, no event, or no JSON."""
-    bodies: tuple[bytes, ...] = (
-        b"\xff" * 99,
-        b"data: {\n\n",
-        b"data: [1]\n\n",
-        b"data: " + b"[" * 100_000 + b"\n\n",
-        b"<html>",
-        b"",
-    )
-    bodies = (*bodies, b'data: {"choices": [{"text": 5}]}\n\n', b'data: {"choices": {}}\n\n', b"data: NaN\n\n")
-    bodies = (*bodies, b'data: {"error": {"message": "\x1b[31m"}}\n\n', b"data: " + b"9" * 9999 + b"\n\n")
-    heads: tuple[bytes, ...] = (
-        b"\x16\x03\x01\x02",
-        b"SSH-2.0-x\r\n",
-        b"HTTP/9.9 abc\r\n\r\n",
+    bodies = [
+        *(b"\xff" * 99, b"data: {\n\n", b"data: [1]\n\n", b"data: " + b"[" * 100_000 + b"\n\n", b"<html>", b""),
+        *(b'data: {"choices": [{"text": 5}]}\n\n', b'data: {"choices": {}}\n\n', b"data: NaN\n\n"),
+        *(b'data: {"error": {"message": "\x1b[31m"}}\n\n', b"data: " + b"9" * 9999 + b"\n\n"),
+    ]
+    heads = [
+        *(b"\x16\x03\x01\x02", b"SSH-2.0-x\r\n", b"HTTP/9.9 abc\r\n\r\n", b"\0" * 9),
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
-    )
-    heads = (
-        *heads,
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"\0" * 9,
         b"HTTP/1.1 200 OK\r\n:\r\n\r\n",
-    )
+    ]
     yield chance.choice(heads) if chance.random() < 0.4 else HEAD + chance.choice(bodies)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from xml.etree import ElementTree
 
 import pytest
 
@@ -152,6 +153,23 @@ def test_a_caption_names_every_protocol_and_cache_once(make_case, make_run) -> N
         for protocol, cache in (("strict", "cold"), ("strict", "warm"), ("paper", "warm"))
     ]
     assert "protocol strict and paper, caches cold and warm" in caption(make_run(cases))
+
+
+def test_names_are_neither_mathematics_nor_control_characters(make_case, make_run, tmp_path) -> None:
+    """As text of SVG a control character is no XML, and mathematics that is none ended the report."""
+    strange = "costs $\\nope{$ \x1b[31m"
+    cases = [
+        case.model_copy(update={"label": strange})
+        for name in ("naive", "chunk_attn")
+        for case in (make_case(name), make_case(name, n_s=0))
+    ]
+    run = make_run(cases, title=strange)
+    run.manifest.styles.clear()
+    picture = drawn(run)
+    assert "costs $\\nope{$" in picture.get_label()
+    path = figures.save(picture, tmp_path / "figure.svg")
+    ElementTree.parse(path)
+    figures.save(picture, tmp_path / "figure.png")
 
 
 def test_the_memory_figure_has_bytes_savings_and_empty_slots(make_case, make_run) -> None:

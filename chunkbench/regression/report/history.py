@@ -58,7 +58,7 @@ def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from chunkbench.report.figures.style import PALETTE, styled
+    from chunkbench.report.figures.style import PALETTE, plain, styled
 
     names = list(dict.fromkeys(series.implementation for series in all_series))
     axes_names = varying([(series.axes, []) for series in all_series])
@@ -70,13 +70,13 @@ def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
             members = [series for series in all_series if series.implementation == name]
             members.sort(key=lambda series: (not series.changes, series.name))
             for (colour, marker), series in zip(PALETTE * 2, members[:_MOST_LINES], strict=False):
-                label = describe(series.axes, axes_names) or series.label
+                label = plain(describe(series.axes, axes_names) or series.label)
                 values = [m.latency_us / series.levels[0] for m in series.measurements]
                 panel.plot(range(1, len(values) + 1), values, color=colour, marker=marker, markersize=4, label=label)
                 for change in series.changes:
                     panel.axvline(change.index + 0.5, color=colour, linewidth=0.8, linestyle=(0, (4, 2)))
                     panel.annotate(
-                        f"{change.ratio:.2f}x {change.commit or ''}".strip(),
+                        f"{change.ratio:.2f}x {plain(change.commit or '')}".strip(),
                         (change.index + 0.5, 1.0),
                         xycoords=("data", "axes fraction"),
                         xytext=(2, -2),
@@ -86,7 +86,7 @@ def draw(all_series: Sequence[Series], folder: Path) -> list[Path]:
                         color=colour,
                     )
             more = f" (first {_MOST_LINES} of {len(members)})" if len(members) > _MOST_LINES else ""
-            panel.set_title(f"{members[0].label}{more}", loc="left", fontsize=9)
+            panel.set_title(f"{plain(members[0].label)}{more}", loc="left", fontsize=9)
             panel.set_ylabel("latency / first level")
             panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
             panel.xaxis.get_major_locator().set_params(integer=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from chunkbench import workload
-from chunkbench.report.figures.style import StyleName, styled
+from chunkbench.report.columns import Columns
+from chunkbench.report.figures.style import StyleName, plain, styled
 from chunkbench.report.report import Report
 from chunkbench.store import Manifest
 
@@ -23,11 +25,21 @@ _SMALLER = 0.65
 def draw(report: Report, manifest: Manifest, style: StyleName = "screen") -> Figure | None:
     """The figure of a run, drawn by its kind of work; None when there is too little to draw."""
     with styled(style):
-        figure = workload.get(manifest.experiment.kind).figure(report, manifest)
+        shown = replace(report, columns=_plain_names(report.columns))
+        figure = workload.get(manifest.experiment.kind).figure(shown, manifest)
     if figure is not None and style == "paper":
         for line in figure.findobj(Line2D):
             line.set(markersize=_SMALLER * line.get_markersize(), linewidth=_SMALLER * line.get_linewidth())
     return figure
+
+
+def _plain_names(columns: Columns) -> Columns:
+    """The same columns, with names that matplotlib shows unchanged."""
+    styles = {
+        name: style.model_copy(update={"name": plain(style.name), "heading": tuple(map(plain, style.heading))})
+        for name, style in columns.styles.items()
+    }
+    return replace(columns, labels={name: plain(label) for name, label in columns.labels.items()}, styles=styles)
 
 
 def svg(figure: Figure) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from chunkbench.analysis.derive import Group
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.values import show_value
+from chunkbench.report.characters import legal
 from chunkbench.report.columns import LineStyle
 from chunkbench.report.numbers import count
 from chunkbench.report.report import Report
@@ -115,6 +116,12 @@ def styled(name: StyleName = "screen") -> Iterator[None]:
         _LAYOUT.reset(token)
 
 
+def plain(text: str) -> str:
+    """Text of a run as matplotlib shows it unchanged: a dollar begins no mathematics, and control characters, which an
+    SVG cannot hold, are replaced."""
+    return legal(text).replace("$", r"\$")
+
+
 def handle(style: LineStyle, label: str, here: bool = True) -> Line2D:
     """A line of the legend: filled for this run (`here`), thin, dotted and hollow for the paper."""
     return Line2D([], [], label=label, **(style.line2d(markersize=6, linewidth=1.6) if here else paper_line(style)))
@@ -161,6 +168,7 @@ def sheet(
     `right_axis` leaves room for a right y-axis, `colour_bar` for a bar at the right of the sheet.
     """
     layout = _LAYOUT.get()
+    caption = caption.replace(r"\$", "$")  # names in it are `plain`
     across = min(across, panels)
     down = math.ceil(panels / across)
     columns = min(_LEGEND_COLUMNS if across == _ACROSS else 3, max(1, len(handles)))
@@ -196,7 +204,7 @@ def sheet(
             columnspacing=1.4,
         )
     if lines:
-        text = "\n".join(lines)
+        text = plain("\n".join(lines))
         figure.text(0.15 / width, 0.08 / height, text, ha="left", va="bottom", fontsize=7.5, color="#444444")
     figure.set_label(caption)  # the page shows it below the picture
     return Sheet(figure, plots[:panels], across)
@@ -222,14 +230,14 @@ def by_values(groups: Iterable[Group], names: Sequence[str]) -> dict[Values, lis
 def panel_title(plot: Axes, title: Values = (), words: str = "") -> None:
     """Set the title of a panel: words, and values with the paper's symbols. A long title gets a small font; values that
     do not fit are left out."""
-    shown, letters = [words] if words else [], len(words)
+    shown, letters = [plain(words)] if words else [], len(words)
     for name, value in title:
         letters += len(f"{name}={value} ")
         if letters > _TITLE_LETTERS:
             shown.append("..." if shown else f"{name} = ...")
             break
         symbol = AXES[name].symbol if name in AXES else ""
-        shown.append(f"${symbol} = {value}$" if symbol and value.isdecimal() else f"{name} = {value}")
+        shown.append(f"${symbol} = {value}$" if symbol and value.isdecimal() else f"{name} = {plain(value)}")
     plot.set_title(", ".join(shown), fontsize="medium" if letters <= 31 else "x-small")
 
 

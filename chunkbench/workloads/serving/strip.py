@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from chunkbench.analysis.constrained import JUMP, MASK, RETOKENIZE, answers
+from chunkbench.report.figures.style import plain
 from chunkbench.report.report import Report
 from chunkbench.store.serving_result import ConstrainedAnswers
 
@@ -90,5 +91,5 @@ def draw(plot: Axes, answers: Sequence[Written]) -> None:
         for place, (character, writer) in enumerate(zip(answer.text, answer.writers, strict=True)):
             x, y = place % _COLUMNS, line + 1 + place // _COLUMNS
             plot.add_patch(Rectangle((x, y), 1, 1, facecolor=WRITERS[writer], linewidth=0))
-            plot.text(x + 0.5, y + 0.5, character, fontsize=6, family="monospace", ha="center", va="center")
+            plot.text(x + 0.5, y + 0.5, plain(character), fontsize=6, family="monospace", ha="center", va="center")
         line += 1.5 + -(-len(answer.text) // _COLUMNS)
