@@ -39,14 +39,23 @@ def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "error": {"kind": _gravest(kind), "message": _one_line(error)}}
 
 
+_LACKING = (
+    "can't allocate memory",  # PyTorch's CPU allocator
+    "std::bad_alloc",  # other C++ code of PyTorch
+    # No stack for a thread. Linux says the same where a limit of threads is reached.
+    "Resource temporarily unavailable",
+    "can't start new thread",
+)
+"""Words of a RuntimeError when memory runs out."""
+
+
 def _lacks_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # PyTorch raises a plain RuntimeError for its CPU allocator, and for what its C++ code throws.
-    return any(words in str(error) for words in ("can't allocate memory", "std::bad_alloc"))
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LACKING)
 
 
 class _Suspensions:

@@ -39,7 +39,7 @@ budget: {{budget}}s
 case_limit: 60s
 max_rounds: {{rounds}}
 precision: 0.0001
-defaults: {{{{n_c: 3, threads: {{threads}}, batch_size: 2, heads: 4, head_dim: 64, chunk_size: 16}}}}
+defaults: {{{{n_c: {{n_c}}, threads: {{threads}}, batch_size: 2, heads: 4, head_dim: 64, chunk_size: 16}}}}
 sweep:
   - {{{{n_p: {{n_p}}, n_s: [0, 32]}}}}
 """
@@ -78,7 +78,7 @@ class Preloaded:
             raise Unavailable("a C++ compiler on Linux: apt-get install g++")
         self.folder = Path(tempfile.mkdtemp(prefix="torture-harm-"))
         library = self.folder / "harm.so"
-        command = [compiler, "-O1", "-shared", "-fPIC", "-std=c++17", str(SOURCE), "-o", str(library), "-ldl"]
+        command = [compiler, "-O0", "-shared", "-fPIC", "-std=c++17", str(SOURCE), "-o", str(library), "-ldl"]
         subprocess.run(command, check=True)
         self.page = Page(self.folder / "page")
         self.environment = {**os.environ, "LD_PRELOAD": str(library), "TORTURE_PAGE": str(self.folder / "page")}
@@ -106,9 +106,11 @@ def target() -> Target:
     return resolve_target(load_experiment(write_experiment(preloaded().folder, 40)))
 
 
-def write_experiment(folder: Path, n_p: int, budget: float = 0.01, rounds: int = 3, threads: int = 2) -> Path:
+def write_experiment(
+    folder: Path, n_p: int, budget: float = 0.01, rounds: int = 3, threads: int = 2, n_c: int = 3
+) -> Path:
     path = folder / "torture.yaml"
-    path.write_text(TEXT.format(n_p=n_p, budget=budget, rounds=rounds, threads=threads))
+    path.write_text(TEXT.format(n_p=n_p, budget=budget, rounds=rounds, threads=threads, n_c=n_c))
     return path
 
 

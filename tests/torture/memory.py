@@ -16,7 +16,7 @@ from tests.torture.decoding import NAMES, Watcher, preloaded, run, write_experim
 from tests.torture.trials import Harm, Part, Trial
 
 LIMITS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
-MOMENTS = 30
+MOMENTS = 42
 """About as many announcements does a run make."""
 ROWS = 2 * len(NAMES)
 
@@ -45,12 +45,12 @@ def trials() -> Iterator[Harm]:
         def harm(trial: Trial) -> None:
             chance = trial.chance
             kind = ("native", "large", *LIMITS, *(("group",) if limited else ()))[trial.number % (4 + bool(limited))]
-            spare, n_p = chance.randrange(1 << 25), chance.choice((40, 500, 5000, 20000))
+            spare, n_p = 1 << chance.randrange(12, 24), chance.choice((40, 500, 2000))
             workers: list[ForkedWorker] = []
 
             def act() -> None:
                 if kind in ("native", "large"):
-                    page.fail(kind == "native", 1 << chance.randrange(14, 24), chance.randrange(1, 200))
+                    page.fail(kind == "native", 1 << chance.randrange(12, 20), chance.randrange(1, 40))
                     return
                 process = psutil.Process(workers[-1].pid)
                 if kind in LIMITS:
@@ -59,7 +59,7 @@ def trials() -> Iterator[Harm]:
                 elif limited:
                     (limited / "memory.limit_in_bytes").write_text("-1")
                     (limited / "cgroup.procs").write_text(str(process.pid))
-                    (limited / "memory.limit_in_bytes").write_text(str(max(1 << 20, spare)))
+                    (limited / "memory.limit_in_bytes").write_text(str(spare))
 
             spec = write_experiment(trial.folder, n_p)
             try:

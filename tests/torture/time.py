@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from chunkbench.cli.progress import RunProgress
+from chunkbench.experiment.point import Point
 from tests.torture.decoding import NAMES, preloaded, rows, run, write_experiment
 from tests.torture.trials import Harm, Part, Trial
 
@@ -25,6 +26,9 @@ SHORTEST_S, LONGEST_S = 1.0, 60.0
 START_S = 30.0
 """What a run may take besides its budget, on a machine that others use too."""
 HOUR = 3600
+ROUND = "round"
+ROUNDS, STEPS = 100_000, 300
+"""So many that the budget ends a run, and that it spends most of its time in rounds."""
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -39,15 +43,32 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
+class Announcer(RunProgress):
+    """Makes a file whenever a round begins."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(quiet=True)
+        self._path = path
+
+    def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
+        if ": round" in text:
+            self._path.touch()
+
+
 def driver(trial: Trial, budget: float) -> int:
     """A process that runs the experiment; it writes the process ids of its workers into a file."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        spec = write_experiment(trial.folder, 40, budget, 100_000, threads=1)
+        spec = write_experiment(trial.folder, 40, budget, ROUNDS, 1, STEPS)
         noted = trial.folder / "worker"
-        run(spec, trial.folder / "run", RunProgress(quiet=True), lambda worker: void(noted.write_text(str(worker.pid))))
+        run(
+            spec,
+            trial.folder / "run",
+            Announcer(trial.folder / ROUND),
+            lambda worker: void(noted.write_text(str(worker.pid))),
+        )
         os._exit(0)
     except BaseException:
         (trial.folder / "traceback").write_text(traceback.format_exc())
@@ -60,7 +81,7 @@ def void(_: object) -> None:
 
 def program(trial: Trial, budget: float) -> int:
     """The command itself, with a wall clock that can be set."""
-    spec, log = write_experiment(trial.folder, 40, budget, 100_000, threads=1), trial.folder / "traceback"
+    spec, log = write_experiment(trial.folder, 40, budget, ROUNDS, 1, STEPS), trial.folder / "traceback"
     words = [sys.executable, "-m", "chunkbench", "run", str(spec), "--out", str(trial.folder / "run")]
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     outputs = [(os.POSIX_SPAWN_DUP2, file, 1), (os.POSIX_SPAWN_DUP2, file, 2)]
@@ -91,13 +112,12 @@ def suspend(trial: Trial, pid: int) -> tuple[int, float]:
     """Stop the worker, the driver or both while they measure. The driver's exit code, and the seconds of all stops."""
     chance, stopped, noted = trial.chance, 0.0, trial.folder / "worker"
     for _ in range(1 + trial.number % 3):
-        while not noted.exists() or not noted.read_text():
+        (trial.folder / ROUND).unlink(missing_ok=True)
+        while not (trial.folder / ROUND).exists():
             if (code := ended(pid)) is not None:
                 return code, stopped
-            sleep(0.005)
-        sleep(chance.uniform(0, BUDGET_S))
-        if (code := ended(pid)) is not None:
-            return code, stopped
+            sleep(0.002)
+        sleep(chance.uniform(0, 0.03))
         worker = int(noted.read_text())
         # One in forty is as long as the issue asks; most are short, so that there are many.
         seconds = LONGEST_S if trial.number % 40 == 39 and not stopped else chance.uniform(SHORTEST_S, 1.5 * SHORTEST_S)
@@ -146,7 +166,7 @@ def trials() -> Iterator[Harm]:
 
     def harm(trial: Trial) -> None:
         began, start, stopped = datetime.now(UTC), monotonic(), 0.0
-        jumps = trial.number % 4 == 3
+        jumps = trial.number % 8 == 3
         pid = (program if jumps else driver)(trial, BUDGET_S)
         try:
             code, stopped = (jump(trial, pid), 0.0) if jumps else suspend(trial, pid)
