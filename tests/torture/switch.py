@@ -59,8 +59,8 @@ def forward(names: list[str]) -> None:
             for _ in range(64):
                 try:
                     frame, (_, _, kind, *_) = ready.recvfrom(1 << 16)
-                except BlockingIOError:
-                    break
+                except OSError:
+                    break  # nothing left, or the host has ended
                 if kind == OUTGOING:
                     continue
                 known[frame[6:12]] = came
