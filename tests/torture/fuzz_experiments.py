@@ -117,7 +117,7 @@ def nested(chance: random.Random, folder: Path) -> str:
 
 def wide(chance: random.Random, folder: Path) -> str:
     """Too many nodes, sequences or values."""
-    choices = ("1x8 999999999x1", "1x999999999", " ".join(["2x1"] * 40), "1x8 " * 2000)
+    choices = ("1x8 999999999x1", "1x999999999", " ".join(f"{2**level}x1" for level in range(30)), "1x8 " * 2000)
     if chance.random() < 0.3:
         path = folder / "tree.json"
         path.write_text("[" + ",".join(["[1,1]"] * 400_000) + "]")
