@@ -8,7 +8,10 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _OTHER_ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -86,6 +89,13 @@ def from_json(text: str) -> Any:
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     return value
+
+
+def problem_of(detail: ErrorDetails, whole: str = "") -> str:
+    """A problem that pydantic found, behind its place; `whole` stands for a place without a name. The place holds what
+    the file has as keys, so characters that are not printable are shown as escapes."""
+    place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in detail["loc"]) or whole
+    return f"{place}: {detail['msg']}" if place else detail["msg"]
 
 
 def is_text(text: str) -> bool:

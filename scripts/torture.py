@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from chunkbench.environment.cpu import read_cpu
 from tests.torture.parts import PARTS
 from tests.torture.trials import Counts, Unavailable, torture
 
@@ -32,12 +33,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def row(name: str, counts: Counts) -> str:
     last = counts.first + counts.trials - 1
     failed = len(counts.failures)
@@ -50,7 +45,7 @@ def row(name: str, counts: Counts) -> str:
 def main() -> int:
     options = arguments()
     seed = options.seed if options.seed is not None else (datetime.now(UTC).date().toordinal() - 730_000) * TRIALS_A_DAY
-    print(f"{cpu()}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}\n")
+    print(f"{read_cpu().name}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}\n")
     print("| part | trials | tried | held | failed | time |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     failures: dict[str, Counts] = {}
     stopped = False

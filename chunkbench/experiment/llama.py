@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from chunkbench.experiment.errors import did_you_mean
-from chunkbench.text_file import TextError, from_json, read_text
+from chunkbench.text_file import TextError, from_json, problem_of, read_text
 
 _Count = Annotated[int, Field(gt=0, lt=2**31)]
 
@@ -134,10 +134,7 @@ def _from_config(config: dict[str, Any], path: Path) -> LlamaShape:
     try:
         return LlamaShape(name=name, **fields, **checkpoint)
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail["loc"] else detail["msg"]
-            for detail in error.errors()
-        )
+        wrong = "; ".join(map(problem_of, error.errors()))
         raise ShapeError(f"{path}: not the config of a Llama-like model: {wrong}") from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from chunkbench.kvcache.windows import Compress, HeadPolicy
-from chunkbench.text_file import TextError, read_text
+from chunkbench.text_file import TextError, problem_of, read_text
 
 REPEATS = 4
 """How often the test repeats its random tokens."""
@@ -79,9 +79,8 @@ def read_heads(path: Path) -> HeadScores:
     try:
         return HeadScores.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise HeadsError(f"{path}: {where}: {first['msg']}; `chunkbench find-heads MODEL` writes such files") from None
+        problem = problem_of(error.errors()[0], "file")
+        raise HeadsError(f"{path}: {problem}; `chunkbench find-heads MODEL` writes such files") from None
 
 
 def _best(scores: Scores, share: float) -> set[tuple[int, int]]:

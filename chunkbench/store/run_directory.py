@@ -22,6 +22,7 @@ from pydantic_core import from_json
 from chunkbench import workload
 from chunkbench.store.manifest import Manifest
 from chunkbench.store.results import Result
+from chunkbench.text_file import problem_of
 
 SCHEMA_VERSION = 10
 """The version that is written. Version 2 added `yardsticks`; 3 `model` and `longest_n_c`; 4 `gpu`, `sampling` and two
@@ -304,18 +305,11 @@ def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
-        raise RunError(f"{file}: damaged: {_first_problem(error)}") from None
+        raise RunError(f"{file}: damaged: {problem_of(error.errors()[0])}") from None
     if manifest.experiment.kind not in workload.names():
         known = ", ".join(workload.names())
         raise RunError(f"{file}: its experiment is of kind {manifest.experiment.kind!r}; this chunkbench knows {known}")
     return manifest, values
-
-
-def _first_problem(error: ValidationError) -> str:
-    """The first problem of an error, and its place."""
-    detail = error.errors()[0]
-    place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in detail["loc"])
-    return f"{place}: {detail['msg']}" if place else str(detail["msg"])
 
 
 def _read_cases(path: Path, manifest: Manifest) -> tuple[list[Result], int, bool]:
@@ -341,7 +335,7 @@ def _read_cases(path: Path, manifest: Manifest) -> tuple[list[Result], int, bool
         except ValueError as error:
             if last:
                 return cases, whole_bytes, True
-            problem = _first_problem(error) if isinstance(error, ValidationError) else error
+            problem = problem_of(error.errors()[0]) if isinstance(error, ValidationError) else error
             raise RunError(f"{path}:{number}: damaged: {problem}") from None
         cases.append(case if case.machine else case.model_copy(update={"machine": manifest.only_machine}))
         whole_bytes += len(line)

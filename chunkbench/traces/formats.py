@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 
-from chunkbench.text_file import TextError, csv_rows, from_json, lines, read_text
+from chunkbench.text_file import TextError, csv_rows, from_json, lines, problem_of, read_text
 from chunkbench.traces.mooncake import MooncakeLines
 from chunkbench.traces.request import MOST_TOKEN_IDS
 from chunkbench.traces.trace import MOST_TOKENS, Trace, TraceError, TraceRequest, count, plain_number, seconds
@@ -135,9 +135,7 @@ def validated(kind: type[M], line: Any) -> M:
     try:
         return kind.model_validate(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) if str(part).isprintable() else repr(part) for part in first["loc"])
-        raise ValueError(f"{place or 'the line'}: {first['msg']}") from None
+        raise ValueError(problem_of(error.errors()[0], "the line")) from None
 
 
 def _trace(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-from tests.serving.engine.models import MERGES, write_byte_tokenizer, write_checkpoint
-from tests.serving.server.processes import Served, resident_bytes, serve
+from tests.serving.server.processes import Served, resident_bytes, serve_small
 from tests.torture.attacks import Attack, draw
 from tests.torture.trials import Harm, Part, Trial
 
@@ -25,14 +22,8 @@ GOOD |= {"return_token_ids": True}
 
 @contextmanager
 def trials() -> Iterator[Harm]:
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_byte_tokenizer(write_checkpoint("llama-grouped", Path(folder) / "model"), MERGES)
-        log = Path(folder) / "log"
-        with serve(
-            log, str(checkpoint), "--served-name", "sharp", "--dtype", "float32", "--kv-memory", "4MiB"
-        ) as server:
-            yield Fuzz(server)
-            assert server.stop() == 0, "the server does not stop"
+    with serve_small("--kv-memory", "4MiB") as server:
+        yield Fuzz(server)
 
 
 class Fuzz:

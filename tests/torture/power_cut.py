@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from click.testing import CliRunner
-
 from chunkbench import workloads
-from chunkbench.cli.main import cli
 from chunkbench.store import SCHEMA_VERSION, TORN, RunWriter, open_run
+from tests.command import chunkbench
 from tests.torture.trials import Harm, Part, Trial
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
@@ -67,8 +65,8 @@ def cut(source: Path, lines: list[bytes], first: int, run: Path, chance: random.
         assert not again.torn, f"{source} cut at byte {kept_bytes}: resumed, its last line is still cut"
     path.write_bytes(whole[: chance.choice(places)])
     torn = open_run(run).torn
-    done = CliRunner().invoke(cli, ["report", str(run), "--format", "json"])
-    assert done.exit_code == 0, done.output
+    done = chunkbench("report", str(run), "--format", "json")
+    assert done.code == 0, done.stderr
     assert (TORN in done.stderr) == torn, f"the report does not say that a line is cut: {done.stderr}"
     return len(places) + 1
 

@@ -6,17 +6,15 @@ import asyncio
 import json
 import random
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tests.serving.engine.models import MERGES, VOCABULARY, write_byte_tokenizer, write_checkpoint
-from tests.serving.server.processes import Served, resident_bytes, serve
+from tests.serving.engine.models import VOCABULARY
+from tests.serving.server.processes import Served, resident_bytes, serve_small
 from tests.torture.trials import Harm, Part, Trial
 
 CLIENTS, MAX_BATCH, CHUNKS = 16, 8, 6
@@ -41,15 +39,10 @@ class Request:
 
 @contextmanager
 def trials() -> Iterator[Harm]:
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_byte_tokenizer(write_checkpoint("llama-grouped", Path(folder) / "model"), MERGES)
-        limits = ["--kv-memory", str(CHUNKS * CHUNK_BYTES), "--max-batch", str(MAX_BATCH), "--prompt-budget", "64"]
-        limits += ["--compiled", str(COMPILED), "--dtype", "float32", "--served-name", "sharp"]
-        with serve(Path(folder) / "log", str(checkpoint), *limits) as server:
-            soak = Soak(server)
-            yield soak
-            assert server.metric("preemptions_total") > 0, "no request was preempted"
-            assert server.stop() == 0, "the server does not stop"
+    limits = ["--kv-memory", str(CHUNKS * CHUNK_BYTES), "--max-batch", str(MAX_BATCH), "--prompt-budget", "64"]
+    with serve_small(*limits, "--compiled", str(COMPILED)) as server:
+        yield Soak(server)
+        assert server.metric("preemptions_total") > 0, "no request was preempted"
 
 
 class Soak:

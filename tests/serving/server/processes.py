@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.serving.engine.models import MERGES, write_byte_tokenizer, write_checkpoint
 
 START_S = 120
 
@@ -80,6 +83,17 @@ def serve(log: Path, *arguments: str) -> Iterator[Served]:
             process.wait()
             if process.stdout:
                 process.stdout.close()
+
+
+@contextlib.contextmanager
+def serve_small(*arguments: str) -> Iterator[Served]:
+    """A server with a random small model and a tokenizer of bytes, called sharp; it must stop when asked to."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = write_byte_tokenizer(write_checkpoint("llama-grouped", Path(folder) / "model"), MERGES)
+        words = [str(checkpoint), "--served-name", "sharp", "--dtype", "float32", *arguments]
+        with serve(Path(folder) / "log", *words) as server:
+            yield server
+            assert server.stop() == 0, "the server does not stop"
 
 
 def resident_bytes(pid: int) -> int:
