@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
     obstacle = why_unavailable(torch.device("cuda"))
     if obstacle:
         fail(f"{obstacle}; candidates can be timed on an NVIDIA GPU alone (`chunkbench doctor` says more)")
-    from chunkbench.measure.tune import Stopwatch, fit, search
+    from chunkbench.measure.tune import Stopwatch, fit_all, search
 
     try:
         table = read(out if out.exists() else path())
@@ -79,7 +80,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
 
         stopwatch = Stopwatch(head_dim)
         try:
-            best = search(lambda tuning, d=head_dim: fit(generation, d, tuning), stopwatch.measure, announce)  # type: ignore[misc]
+            best = search(partial(fit_all, generation, head_dim), stopwatch.measure, announce)
         except RuntimeError as error:
             fail(f"head_dim {head_dim}: {error}; {out} holds the results for earlier head dimensions")
         table.setdefault(f"sm_{generation}", {})[head_dim] = best

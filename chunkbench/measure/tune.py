@@ -1,14 +1,18 @@
 """Finds the Triton kernels' row of the tuning table for this machine's GPU.
 
-It compiles the candidates, drops those that spill registers, and times the others: first the tiles of
-`partial_results`, then the merge with the best tiles. It times a CUDA graph that decodes copies of a workload in turn.
-The copies together are larger than five times the L2 cache, so that all K and V come from memory.
+It compiles the candidates in several processes, drops those that spill registers, and times the others: first the
+tiles of `partial_results`, then the merge with the best tiles. It times a CUDA graph that decodes copies of a workload
+in turn. The copies together are larger than five times the L2 cache, so that all K and V come from memory.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property, partial
+from os import cpu_count
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
@@ -77,18 +81,17 @@ def best(trials: Iterable[Trial]) -> Tuning:
 
 
 def search(
-    fit: Callable[[Tuning], Tuning | str],
+    fit: Callable[[Sequence[Tuning]], Iterable[Tuning | str]],
     measure: Callable[[Tuning], tuple[float, ...] | str],
     announce: Callable[[Trial], None],
 ) -> Tuning:
     """Try tiles, then merges.
 
-    `fit` returns the candidate with its `blocks`, `measure` its times; both return the reason if they refuse it.
+    `fit` returns each candidate with its `blocks`, `measure` its times; both return the reason if they refuse it.
     """
 
     def trials(candidates: Sequence[Tuning]) -> Iterator[Trial]:
-        for candidate in candidates:
-            fitted = fit(candidate)
+        for candidate, fitted in zip(candidates, fit(candidates), strict=True):
             times = fitted if isinstance(fitted, str) else measure(fitted)
             tuning = candidate if isinstance(fitted, str) else fitted
             trial = Trial(tuning, (), times) if isinstance(times, str) else Trial(tuning, times)
@@ -97,6 +100,27 @@ def search(
 
     best_tiles = best(trials(tiles()))
     return best(trials(merges(best_tiles)))
+
+
+def fit_all(generation: int, head_dim: int, candidates: Sequence[Tuning]) -> list[Tuning | str]:
+    """`fit` of each candidate, and its kernels compiled for the launches of `Stopwatch`, in one process for each core.
+
+    They end before anything is timed.
+    """
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
+    with ProcessPoolExecutor(min(len(candidates), cpu_count() or 1), context) as processes:
+        return list(processes.map(partial(_prepared, generation, head_dim), candidates))
+
+
+def _prepared(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
+    fitted = fit(generation, head_dim, candidate)
+    if isinstance(fitted, str):
+        return fitted
+    for workload in WORKLOADS:  # of few tokens, but so many that a shared prefix has an item of its own
+        small = workload._replace(shared=min(workload.shared, 256), private=min(workload.private, CHUNK + 1))
+        Session(small, head_dim, copies=1).decode(fitted)
+    torch.cuda.synchronize()
+    return fitted
 
 
 def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
@@ -111,63 +135,85 @@ def fit(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str:
     return candidate._replace(blocks=wide, narrow_blocks=narrow)
 
 
+class Session:
+    """Copies of a workload's K and V on the current GPU, its queries, and a tensor for the result of each copy."""
+
+    def __init__(self, workload: TuningCase, head_dim: int, copies: int) -> None:
+        from chunkbench.kernels.triton.store import TritonStore
+
+        rows, shared, private, heads, kv_heads = workload
+        self._heads = heads
+        self._tree = PrefixTree(CHUNK)
+        joins = [
+            self._tree.join([*range(shared), *range((row + 1) << 20, ((row + 1) << 20) + private)])
+            for row in range(rows)
+        ]
+        # All sequences hold the same K and V, so all rows and copies have one expected result.
+        self._k, self._v = torch.randn((2, shared + private, kv_heads, head_dim), device="cuda").half()
+        self._q = torch.randn((rows, heads, head_dim), device="cuda").half()
+        self.outs = [torch.empty_like(self._q) for _ in range(copies)]
+        self._stores = list[TritonStore]()
+        for _ in range(copies):
+            store = TritonStore(CHUNK, kv_heads, head_dim, torch.float16, "cuda")
+            store.grow(self._tree.pool.in_use)
+            for join in joins:
+                store.fill(join.chunks, self._k[join.cached :], self._v[join.cached :])
+            self._stores.append(store)
+
+    def decode(self, tuning: Tuning) -> Callable[[], None]:
+        """Decode every copy with a candidate. Returns a function that does the same again, as one CUDA graph."""
+        from chunkbench.kernels.triton.decode import TppTriton
+
+        kernels = [TppTriton(store, self._heads, tuning=tuning) for store in self._stores]
+        for kernel, out in zip(kernels, self.outs, strict=True):
+            kernel.plan(self._tree.plan())
+            kernel.decode(self._q, out.fill_(float("nan")))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for kernel, out in zip(kernels, self.outs, strict=True):
+                kernel.decode(self._q, out)
+
+        def again() -> None:
+            graph.replay()
+            assert kernels  # a graph reads its kernels' memory, so they live as long as it
+
+        return again
+
+    @cached_property
+    def _expected(self) -> torch.Tensor:
+        return torch.stack([attention(query, self._k, self._v) for query in self._q])
+
+    def max_error(self) -> float:
+        """The largest error of a result, relative to the largest number of the expected one."""
+        peak = self._expected.abs().max()
+        return max(((out.double() - self._expected).abs().max() / peak).item() for out in self.outs)
+
+
 class Stopwatch:
     """Times candidates on the current GPU for one head dimension."""
 
     def __init__(self, head_dim: int) -> None:
-        self._head_dim = head_dim
-        self._l2 = last_level_cache_bytes("cuda")
+        self._sessions = list[Session]()
+        l2 = last_level_cache_bytes("cuda")
+        for workload in WORKLOADS:
+            size = 4 * (workload.shared + workload.rows * workload.private) * workload.kv_heads * head_dim
+            self._sessions.append(Session(workload, head_dim, max(1, -(-L2_FACTOR * l2 // size))))
 
     def measure(self, tuning: Tuning) -> tuple[float, ...] | str:
         """Microseconds of each workload, or the reason why the candidate is refused."""
         times = []
-        for workload in WORKLOADS:
-            time = self._time(workload, tuning)
-            if isinstance(time, str):
-                return time
-            times.append(time)
+        for workload, session in zip(WORKLOADS, self._sessions, strict=True):
+            again = session.decode(tuning)
+            samples = []
+            for _ in range(REPLAYS):
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                again()
+                end.record()
+                end.synchronize()
+                samples.append(1000 * start.elapsed_time(end) / len(session.outs))
+            worst = session.max_error()
+            if not worst <= LARGEST_ERROR:  # also true for NaN
+                return f"wrong: max_error {worst:.1e} at {workload}"
+            times.append(float(median(samples[1:])))
         return tuple(times)
-
-    def _time(self, workload: TuningCase, tuning: Tuning) -> float | str:
-        from chunkbench.kernels.triton.decode import TppTriton
-        from chunkbench.kernels.triton.store import TritonStore
-
-        rows, shared, private, heads, kv_heads = workload
-        size = 4 * (shared + rows * private) * kv_heads * self._head_dim
-        copies = max(1, -(-L2_FACTOR * self._l2 // size))
-        tree = PrefixTree(CHUNK)
-        joins = [
-            tree.join([*range(shared), *range((row + 1) << 20, ((row + 1) << 20) + private)]) for row in range(rows)
-        ]
-        kernels = []
-        k, v = torch.randn((2, shared + private, kv_heads, self._head_dim), device="cuda").half()
-        for _ in range(copies):
-            store = TritonStore(CHUNK, kv_heads, self._head_dim, torch.float16, "cuda")
-            store.grow(tree.pool.in_use)
-            for join in joins:
-                store.fill(join.chunks, k[join.cached :], v[join.cached :])
-            kernel = TppTriton(store, heads, tuning=tuning)
-            kernel.plan(tree.plan())
-            kernels.append(kernel)
-        q = torch.randn((rows, heads, self._head_dim), device="cuda").half()
-        out = torch.empty_like(q)
-        kernels[0].decode(q, out)  # compiles
-        outs = [torch.full_like(out, float("nan")) for _ in kernels]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for kernel, target in zip(kernels, outs, strict=True):
-                kernel.decode(q, target)
-        times = []
-        for _ in range(REPLAYS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(1000 * start.elapsed_time(end) / copies)
-        # All sequences hold the same K and V, so all copies must give the same output, also after all replays.
-        expected = torch.stack([attention(query, k, v) for query in q])
-        worst = max(((result.double() - expected).abs().max() / expected.abs().max()).item() for result in outs)
-        if not worst <= LARGEST_ERROR:  # also true for NaN
-            return f"wrong: max_error {worst:.1e} at {workload}"
-        return float(median(times[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,9 @@ def test_a_written_table_can_be_read(tmp_path: Path) -> None:
 def test_the_search_takes_the_best_tiles_and_then_the_best_merge() -> None:
     announced: list[Trial] = []
 
-    def fit(candidate: Tuning) -> Tuning | str:
-        return "spills registers" if candidate.tile == 128 else candidate._replace(blocks=3, narrow_blocks=5)
+    def fit(candidates: Sequence[Tuning]) -> list[Tuning | str]:
+        fitted = [candidate._replace(blocks=3, narrow_blocks=5) for candidate in candidates]
+        return ["spills registers" if candidate.tile == 128 else candidate for candidate in fitted]
 
     def measure(candidate: Tuning) -> tuple[float, ...] | str:
         if candidate.tile == 16:
