@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+import psutil
+
 from chunkbench.serving.constrained.automaton import compile_regex
 from chunkbench.serving.constrained.constraint import Constraint, ConstraintRefused
 from chunkbench.serving.constrained.matchers import (
@@ -29,6 +31,9 @@ from chunkbench.serving.constrained.template import Part, parts
 
 MOST_COMPILED = 128
 """Constraints that are kept; the one that was used longest ago goes first."""
+_MOST_BYTES = 32 << 20
+"""Memory that the kept ones may have taken when they were compiled, first mask included. Usual ones take less than 1 MiB, `(a{400}){400}`
+takes 16 to 52 MiB."""
 _MOST_MASKS = 8192
 """Masks that are kept, of 6 KB each for 49,152 tokens."""
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -76,7 +81,7 @@ class Grammars:
         self._method = method
         self._vocabulary = Vocabulary.of(self._tokenizer)
         self._masks = Masks(_MOST_MASKS)
-        self._compiled: Recent[Constraint, Compiled] = Recent(most_compiled)
+        self._compiled: Recent[Constraint, Compiled] = Recent(most_compiled, _MOST_BYTES)
         self._lock = threading.Lock()
 
     def known(self, constraint: Constraint) -> Matcher | None:
@@ -90,9 +95,12 @@ class Grammars:
         found = self.known(constraint)
         if found is not None:
             return found
+        process = psutil.Process()
+        before = process.memory_info().rss
         compiled = self._compile(constraint)
+        grown = max(0, process.memory_info().rss - before)  # libraries do not say what a constraint takes
         with self._lock:
-            self._compiled.keep(constraint, compiled)
+            self._compiled.keep(constraint, compiled, grown)
         return compiled()
 
     def _compile(self, constraint: Constraint) -> Compiled:
@@ -148,6 +156,7 @@ class Grammars:
         state = library(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if state.is_error():
             raise ConstraintRefused(" ".join(state.get_error().split())[:_MESSAGE_CHARACTERS])
+        state.deep_copy().compute_bitmask()  # all copies share what this takes, so that `matcher` sees it
         return state
 
 

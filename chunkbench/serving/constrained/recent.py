@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from math import inf
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -11,21 +12,26 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """At most `most` entries: the one that was used longest ago goes first."""
+    """At most `most` entries, which weigh at most `heaviest` in all: the one that was used longest ago goes first.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._entries: OrderedDict[K, V] = OrderedDict()
+    An entry that alone weighs more is not kept.
+    """
+
+    def __init__(self, most: int, heaviest: float = inf) -> None:
+        self._most, self._heaviest = most, heaviest
+        self._entries: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
         """An entry, which counts as used now; None if it is not there."""
         found = self._entries.get(key)
-        if found is not None:
-            self._entries.move_to_end(key)
-        return found
+        if found is None:
+            return None
+        self._entries.move_to_end(key)
+        return found[0]
 
-    def keep(self, key: K, value: V) -> None:
+    def keep(self, key: K, value: V, weight: float = 0.0) -> None:
         """Remember an entry."""
-        self._entries[key] = value
-        while len(self._entries) > self._most:
+        self._entries[key] = value, weight
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._most or sum(weight for _, weight in self._entries.values()) > self._heaviest:
             self._entries.popitem(last=False)

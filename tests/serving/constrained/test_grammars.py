@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import jsonschema
+import psutil
 import pytest
 import torch
 
@@ -245,6 +246,15 @@ def test_a_constraint_is_compiled_once_and_forgotten_when_many_follow(
     for constraint in (one, two, one, three, one, two):
         small.matcher(constraint)
     assert made == [one, two, three, two]
+
+
+def test_constraints_that_take_much_memory_are_not_kept_together(compiled: Compiling) -> None:
+    grammars, process = Grammars(compiled.json, VOCABULARY, {END}), psutil.Process()
+    before = process.memory_info().rss
+    for count in range(400, 412):
+        grammars.matcher(Constraint.of_regex(f"(a{{{count}}}){{400}}"))
+    assert process.memory_info().rss - before < 128 << 20  # 12 of them take 200 MiB
+    assert grammars.known(Constraint.of_regex("(a{400}){400}")) is None
 
 
 def test_the_answer_is_written_with_the_tokens_of_its_whole_text(compiled: Compiling) -> None:
