@@ -9,10 +9,9 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-import psutil
-
 from chunkbench.serving.constrained.automaton import compile_regex
 from chunkbench.serving.constrained.constraint import Constraint, ConstraintRefused
+from chunkbench.serving.constrained.heap import heap_bytes
 from chunkbench.serving.constrained.matchers import (
     ForcedTokensMatcher,
     Gap,
@@ -31,9 +30,9 @@ from chunkbench.serving.constrained.template import Part, parts
 
 MOST_COMPILED = 128
 """Constraints that are kept; the one that was used longest ago goes first."""
-_MOST_BYTES = 32 << 20
-"""Memory that the kept ones may have taken when they were compiled, first mask included. Usual ones take less than 1 MiB, `(a{400}){400}`
-takes 16 to 52 MiB."""
+_MOST_BYTES = 48 << 20
+"""Memory that the kept ones may have taken when they were compiled, first mask included. Usual ones take less than
+1 MiB, `(a{400}){400}` takes 18 MiB."""
 _MOST_MASKS = 8192
 """Masks that are kept, of 6 KB each for 49,152 tokens."""
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -95,10 +94,9 @@ class Grammars:
         found = self.known(constraint)
         if found is not None:
             return found
-        process = psutil.Process()
-        before = process.memory_info().rss
+        before = heap_bytes()
         compiled = self._compile(constraint)
-        grown = max(0, process.memory_info().rss - before)  # libraries do not say what a constraint takes
+        grown = max(0, heap_bytes() - before)  # llguidance does not say what a constraint takes
         with self._lock:
             self._compiled.keep(constraint, compiled, grown)
         return compiled()
