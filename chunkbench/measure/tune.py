@@ -28,7 +28,8 @@ REPLAYS = 15
 LARGEST_ERROR = 4e-3
 CHUNK = 64
 START = Tuning(
-    tile=32, wide=64, warps=4, stages=5, blocks=1, narrow_blocks=1, merge_tile=32, merge_warps=4, fold=2, in_place=False
+    wide=64, warps=4, tile=32, stages=5, narrow_tile=32, narrow_stages=5, blocks=1, narrow_blocks=1,
+    merge_tile=16, merge_warps=2, fold=8,
 )  # fmt: skip
 
 
@@ -61,15 +62,17 @@ class Trial(NamedTuple):
 
 def tiles() -> list[Tuning]:
     """Candidates for the tiles of `partial_results`. An even pipeline depth gives no more buffers than an odd one."""
-    grid = itertools.product((16, 32, 64, 128), (4, 8), (3, 5, 7))
-    return [START._replace(tile=tile, warps=warps, stages=stages) for tile, warps, stages in grid]
+    pairs = [(32, 5), (32, 7), (64, 3), (64, 5), (64, 7), (128, 3)]
+    return [
+        START._replace(tile=tile, stages=stages, narrow_tile=narrow_tile, narrow_stages=narrow_stages)
+        for (tile, stages), (narrow_tile, narrow_stages) in itertools.product(pairs[:5], pairs)
+    ]
 
 
 def merges(base: Tuning) -> list[Tuning]:
     """Candidates for the merge, with the tiles of `base`."""
-    grid = itertools.product((16, 32, 64), (4, 8), (2, 4))
-    separate = [base._replace(merge_tile=tile, merge_warps=warps, fold=fold) for tile, warps, fold in grid]
-    return [*separate, base._replace(in_place=True)]
+    grid = itertools.product((16, 32), (1, 2, 4), (4, 8, 16))
+    return [base._replace(merge_tile=tile, merge_warps=warps, fold=fold) for tile, warps, fold in grid]
 
 
 def best(trials: Iterable[Trial]) -> Tuning:

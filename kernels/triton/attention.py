@@ -2,9 +2,11 @@
 
 Two launches compute a step. `partial_results` runs every item (see `planner`) once per KV head, for shared and private
 runs. An item writes the output if its rows have no other item. All other items write a partial result `(O, lse)` in
-float32; lse is the base-2 logarithm of the softmax denominator. `merge_rows` merges the partial results of a row and
-then attends to the row's tail, if the plan has one (the sequence-first phase, section 3.2 of the paper). With
-MERGE_IN_PLACE there is no second launch: the block that finishes a row last merges it.
+float32; lse is the base-2 logarithm of the softmax denominator. `merge_rows` attends to the tail of a row, if the plan
+has one (the sequence-first phase, section 3.2 of the paper), and then merges the row's partial results.
+
+With OVERLAP (Hopper and later) the second launch begins when all blocks of the first one run. Its blocks attend to
+tails meanwhile, and wait for the first launch only before they read partial results.
 
 Nothing that changes from step to step is an argument. The kernels read lengths, items and their number from memory, so
 a captured launch stays correct.
@@ -84,17 +86,20 @@ def _fold(
     ROWS: tl.constexpr,
     D: tl.constexpr,
     FOLD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Merge `count` partial results of one row, FOLD at a time."""
     entries = tl.arange(0, FOLD)
     lanes = tl.arange(0, ROWS)
     dims = tl.arange(0, D)
+    slot = tl.load(folds + first + entries, mask=entries < count, other=0).to(tl.int64)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
     for start in range(0, count, FOLD):
         present = start + entries < count
-        slot = tl.load(folds + first + start + entries, mask=present, other=0).to(tl.int64)
         index = slot[:, None] * HEADS + head * GROUP + lanes[None, :]
         valid = present[:, None] & (lanes < GROUP)[None, :]
-        # Bypass the L1 cache: other multiprocessors wrote these, perhaps in the same launch.
+        # Bypass the L1 cache: other multiprocessors wrote these, perhaps while this block ran.
         lse = tl.load(partial_lse + index, mask=valid, other=float("-inf"), cache_modifier=".cg")
         part = tl.load(
             partial_out + index[:, :, None] * D + dims[None, None, :],
@@ -102,6 +107,8 @@ def _fold(
             other=0.0,
             cache_modifier=".cg",
         )
+        following = start + FOLD + entries
+        slot = tl.load(folds + first + following, mask=following < count, other=0).to(tl.int64)
         peak = tl.maximum(top, tl.max(lse, 0))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         weights = tl.exp2(lse - safe[None, :])
@@ -129,12 +136,9 @@ def _run_item(
     value_places,
     items,
     order,
-    rows,
-    folds,
     tokens,
     partial_out,
     partial_lse,
-    counters,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -145,8 +149,6 @@ def _run_item(
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     STAGES: tl.constexpr,
-    FOLD: tl.constexpr,
-    MERGE_IN_PLACE: tl.constexpr,
 ):
     """Run one item for one KV head. Lane i of the tile is query head i % GROUP of the item's position i // GROUP."""
     first = tl.load(items + item * 8)
@@ -183,55 +185,6 @@ def _run_item(
         index = (slot + place).to(tl.int64) * HEADS + lane_head
         tl.store(partial_out + index[:, None] * D + dims[None, :], acc, mask=valid[:, None])
         tl.store(partial_lse + index, top + tl.log2(total), mask=valid)
-        if MERGE_IN_PLACE:
-            tl.debug_barrier()  # the block's writes must be visible before it counts
-            indices = tl.arange(0, ROWS)
-            active = indices < positions
-            item_rows = tl.load(order + position + indices, mask=active, other=0)
-            before = tl.atomic_add(counters + item_rows * (HEADS // GROUP) + head, 1, mask=active, sem="acq_rel")
-            expected = tl.load(rows + item_rows * 4 + 1, mask=active, other=0)
-            last = (active & (before + 1 == expected)).to(tl.int32)
-            if tl.sum(last) > 0:
-                for i in range(positions):
-                    if tl.sum(tl.where(indices == i, last, 0)) > 0:
-                        complete = tl.load(order + position + i)
-                        _finish(
-                            complete, head, out, out_row, out_head, partial_out, partial_lse, rows, folds,
-                            HEADS, GROUP, D, FOLD,
-                        )  # fmt: skip
-                        tl.store(counters + complete * (HEADS // GROUP) + head, 0)
-
-
-@triton.jit
-def _finish(
-    row,
-    head,
-    out,
-    out_row,
-    out_head,
-    partial_out,
-    partial_lse,
-    rows,
-    folds,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    FOLD: tl.constexpr,
-):
-    """Write the output of one row from its partial results."""
-    LANES: tl.constexpr = triton.next_power_of_2(GROUP)
-    top = tl.full([LANES], float("-inf"), tl.float32)
-    total = tl.zeros([LANES], tl.float32)
-    acc = tl.zeros([LANES, D], tl.float32)
-    top, total, acc = _fold(
-        top, total, acc, partial_out, partial_lse, folds, tl.load(rows + row * 4), tl.load(rows + row * 4 + 1), head,
-        HEADS, GROUP, LANES, D, FOLD,
-    )  # fmt: skip
-    lanes = tl.arange(0, LANES)
-    dims = tl.arange(0, D)
-    target = out + row.to(tl.int64) * out_row + ((head * GROUP + lanes) * out_head)[:, None] + dims[None, :]
-    total = tl.where(lanes < GROUP, total, 1.0)
-    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(lanes < GROUP)[:, None])
 
 
 @triton.jit
@@ -249,27 +202,27 @@ def partial_results(
     value_places,
     items,  # [items, 8] first chunk, chunks, first position, positions (0: no item), partial slot or -1, tail row or -1
     order,  # [positions] row of each position
-    rows,  # [b, 4] first fold, folds, first chunk of the tail, chunks of the tail
-    folds,
     tokens,  # [b] tokens in the last chunk of each row
     partial_out,  # [slots, HEADS, D]
     partial_lse,  # [slots, HEADS]
-    counters,  # [b, HEADS // GROUP], zero between launches
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     NARROW: tl.constexpr,  # lanes of the small tile
     WIDE: tl.constexpr,  # lanes of the large tile, 0 if no item needs it
-    TILE: tl.constexpr,
+    NARROW_TILE: tl.constexpr,  # tokens of a tile and stages beside the small tile
+    NARROW_STAGES: tl.constexpr,
+    TILE: tl.constexpr,  # the same beside the large tile
+    STAGES: tl.constexpr,
     D: tl.constexpr,
     TOKEN_STEP: tl.constexpr,
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    FOLD: tl.constexpr,
-    MERGE_IN_PLACE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid: (capacity of items) x (KV heads). The heads of an item start together; expensive items start first."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     item = tl.program_id(0) // (HEADS // GROUP)
     head = tl.program_id(0) % (HEADS // GROUP)
     positions = tl.load(items + item * 8 + 3)
@@ -277,15 +230,22 @@ def partial_results(
         if WIDE > 0 and positions * GROUP > NARROW:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, rows, folds, tokens, partial_out, partial_lse, counters,
-                HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
+                items, order, tokens, partial_out, partial_lse,
+                HEADS, GROUP, CHUNK, WIDE, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, STAGES,
             )  # fmt: skip
         else:
             _run_item(
                 item, head, q, out, q_row, q_head, out_row, out_head, scale, keys, values, key_places, value_places,
-                items, order, rows, folds, tokens, partial_out, partial_lse, counters,
-                HEADS, GROUP, CHUNK, NARROW, TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, STAGES, FOLD, MERGE_IN_PLACE,
+                items, order, tokens, partial_out, partial_lse,
+                HEADS, GROUP, CHUNK, NARROW, NARROW_TILE, D, TOKEN_STEP, HEAD_STEP, UNIT, NARROW_STAGES,
             )  # fmt: skip
+
+
+@triton.jit
+def _first_lanes(x, FEW: tl.constexpr):
+    """The first FEW of the lanes of x [LANES, n]."""
+    blocks = tl.reshape(x, (x.shape[0] // FEW, FEW, x.shape[1]))
+    return tl.sum(tl.where(tl.arange(0, x.shape[0] // FEW)[:, None, None] == 0, blocks, 0.0), 0)
 
 
 @triton.jit
@@ -301,8 +261,8 @@ def merge_rows(
     values,
     key_places,
     value_places,
-    rows,
-    folds,
+    rows,  # [b, 4] first fold, folds, first chunk of the tail, chunks of the tail
+    folds,  # slots of partial results, row by row
     tokens,
     partial_out,
     partial_lse,
@@ -316,6 +276,7 @@ def merge_rows(
     HEAD_STEP: tl.constexpr,
     UNIT: tl.constexpr,
     FOLD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid: (rows of q) x (KV heads). Does nothing for rows whose output an item has written."""
     row = tl.program_id(0) // (HEADS // GROUP)
@@ -325,33 +286,35 @@ def merge_rows(
     tail_first = tl.load(rows + row * 4 + 2)
     tail_chunks = tl.load(rows + row * 4 + 3)
     if count + tail_chunks > 0:
-        lanes = tl.arange(0, LANES)
-        dims = tl.arange(0, D)
-        valid = lanes < GROUP
-        heads = (head * GROUP + lanes).to(tl.int64)
-        # Load these early; they are needed after the partial results.
-        length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
-        index = row.to(tl.int64) * q_row + heads * q_head
-        query = tl.load(q + index[:, None] + dims[None, :], mask=valid[:, None], other=0.0)
-        # Fold on as few lanes as there are heads: most of a matrix instruction's 16 lanes would hold zeros.
+        # A matrix instruction has 16 lanes; partial results need as many as there are heads.
         FEW: tl.constexpr = triton.next_power_of_2(GROUP)
+        dims = tl.arange(0, D)
         top = tl.full([FEW], float("-inf"), tl.float32)
         total = tl.zeros([FEW], tl.float32)
         acc = tl.zeros([FEW, D], tl.float32)
-        top, total, acc = _fold(
-            top, total, acc, partial_out, partial_lse, folds, first, count, head, HEADS, GROUP, FEW, D, FOLD
-        )
-        top = tl.reshape(tl.broadcast_to(top[None, :], (LANES // FEW, FEW)), (LANES,))
-        total = tl.reshape(tl.broadcast_to(total[None, :], (LANES // FEW, FEW)), (LANES,))
-        acc = tl.reshape(tl.broadcast_to(acc[None, :, :], (LANES // FEW, FEW, D)), (LANES, D))
         if tail_chunks > 0:
-            top, total, acc = _attend(
-                query, top, total, acc, keys, values, key_places, value_places, tail_first, length,
+            lanes = tl.arange(0, LANES)
+            index = row.to(tl.int64) * q_row + (head * GROUP + lanes).to(tl.int64) * q_head
+            query = tl.load(q + index[:, None] + dims[None, :], mask=(lanes < GROUP)[:, None], other=0.0)
+            length = (tail_chunks - 1) * CHUNK + tl.load(tokens + row)
+            tail_top, tail_total, tail_acc = _attend(
+                query, tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32),
+                tl.zeros([LANES, D], tl.float32), keys, values, key_places, value_places, tail_first, length,
                 head * HEAD_STEP, scale, CHUNK, TILE, D, TOKEN_STEP, UNIT, 1,
             )  # fmt: skip
-        target = out + (row.to(tl.int64) * out_row + heads * out_head)[:, None] + dims[None, :]
-        total = tl.where(valid, total, 1.0)
-        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+            top = tl.reshape(_first_lanes(tail_top[:, None], FEW), (FEW,))
+            total = tl.reshape(_first_lanes(tail_total[:, None], FEW), (FEW,))
+            acc = _first_lanes(tail_acc, FEW)
+        top, total, acc = _fold(
+            top, total, acc, partial_out, partial_lse, folds, first, count, head,
+            HEADS, GROUP, FEW, D, FOLD, OVERLAP,
+        )  # fmt: skip
+        few = tl.arange(0, FEW)
+        target = out + row.to(tl.int64) * out_row + ((head * GROUP + few).to(tl.int64) * out_head)[:, None]
+        total = tl.where(few < GROUP, total, 1.0)
+        tl.store(target + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=(few < GROUP)[:, None])
+    elif OVERLAP:
+        tl.extra.cuda.gdc_wait()  # the launch after this one must not begin before the first one has ended
 
 
 @triton.jit

@@ -63,8 +63,6 @@ class Buffers:
         partial = capacity.slots, shape.heads
         self.device["partial_lse"] = torch.empty(partial, dtype=torch.float32, device=device)
         self.device["partial_out"] = torch.empty((*partial, shape.head_dim), dtype=torch.float32, device=device)
-        counters = capacity.batch * shape.kv_heads
-        self.device["counters"] = torch.zeros(counters, dtype=torch.int32, device=device)
 
     def fill(self, descriptors: Descriptors, index: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         """Replace all descriptors. `index` says where the places of the chunks go. Clears unused items and rows."""

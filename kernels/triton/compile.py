@@ -24,7 +24,7 @@ REGISTERS = 65536
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POINTERS = {
     "i64": ("key_places", "value_places", "tail_keys", "tail_values"),
-    "i32": ("items", "order", "rows", "folds", "tokens", "counters"),
+    "i32": ("items", "order", "rows", "folds", "tokens"),
     "fp32": ("partial_out", "partial_lse"),
     "data": ("q", "out", "k", "v", "keys", "values"),
 }
@@ -65,11 +65,12 @@ def build(
 ) -> list[Built]:
     """All kernels of one shape, for compute capability `generation` (80, 90) and `dtype` fp16 or bf16."""
     sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype])
-    wide, narrow = (constants.partial_results(sizes, tuning, wide) for wide in (True, False))
+    overlap = constants.overlaps(generation)
+    wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) for wide in (True, False))
     return [
         _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
-        _build("merge_rows", constants.merge_rows(sizes, tuning), generation, dtype, tuning.merge_warps),
+        _build("merge_rows", constants.merge_rows(sizes, tuning, overlap), generation, dtype, tuning.merge_warps),
         _build("append_tokens", constants.append_tokens(sizes) | {"COUNTED": False}, generation, dtype, 4),
     ]
 

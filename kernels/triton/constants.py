@@ -47,23 +47,29 @@ def append_tokens(sizes: Sizes) -> dict[str, Any]:
     return _chunks(sizes) | {"KV_HEADS": sizes.kv_heads, "LANES": power_of_two(sizes.kv_heads)}
 
 
-def partial_results(sizes: Sizes, tuning: Tuning, wide: bool) -> dict[str, Any]:
+def partial_results(sizes: Sizes, tuning: Tuning, wide: bool, overlap: bool) -> dict[str, Any]:
     """Constants of `attention.partial_results`, with the large tile or without it."""
-    return _queries(sizes) | {
+    return _queries(sizes, overlap) | {
         "NARROW": narrow(sizes.group),
         "WIDE": tuning.wide if wide else 0,
+        "NARROW_TILE": tuning.narrow_tile,
+        "NARROW_STAGES": tuning.narrow_stages,
         "TILE": tuning.tile,
         "STAGES": tuning.stages,
-        "FOLD": 1,  # the merge in place shares its registers with the tiles
-        "MERGE_IN_PLACE": tuning.in_place,
     }
 
 
-def merge_rows(sizes: Sizes, tuning: Tuning) -> dict[str, Any]:
+def merge_rows(sizes: Sizes, tuning: Tuning, overlap: bool) -> dict[str, Any]:
     """Constants of `attention.merge_rows`."""
     # Partial results per load: as in the table, but fewer for wide groups, which need more registers for each.
     fold = max(1, min(tuning.fold, 4096 // (power_of_two(sizes.group) * sizes.head_dim)))
-    return _queries(sizes) | {"LANES": narrow(sizes.group), "TILE": tuning.merge_tile, "FOLD": fold}
+    lanes = {"LANES": narrow(sizes.group), "TILE": tuning.merge_tile, "FOLD": fold}
+    return _queries(sizes, overlap) | lanes
+
+
+def overlaps(generation: int) -> bool:
+    """Whether a launch may begin before the one before it has ended: programmatic dependent launch."""
+    return generation >= 90
 
 
 def _chunks(sizes: Sizes) -> dict[str, Any]:
@@ -76,5 +82,5 @@ def _chunks(sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _queries(sizes: Sizes) -> dict[str, Any]:
-    return _chunks(sizes) | {"HEADS": sizes.heads, "GROUP": sizes.group}
+def _queries(sizes: Sizes, overlap: bool) -> dict[str, Any]:
+    return _chunks(sizes) | {"HEADS": sizes.heads, "GROUP": sizes.group, "OVERLAP": overlap}

@@ -75,7 +75,9 @@ class TritonDecode:
         """Shape of the chunks, and the number of query heads."""
         device = store.device
         on_gpu = device.type == "cuda"
-        self._tuning = tuning or tuning_for(capability(device) if on_gpu else 90, sizes.head_dim)
+        generation = capability(device) if on_gpu else 90
+        self._tuning = tuning or tuning_for(generation, sizes.head_dim)
+        self._overlap = on_gpu and constants.overlaps(generation)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
         self._shape = Shape(
             kv_heads=sizes.kv_heads,
@@ -87,10 +89,11 @@ class TritonDecode:
             narrow=constants.narrow(sizes.group),
             lanes=self._tuning.wide,
             head_tokens=4 / sizes.dtype.itemsize,
-            tails=not self._tuning.in_place,
         )
-        self._partial_constants = [constants.partial_results(sizes, self._tuning, wide) for wide in (False, True)]
-        self._merge_constants = constants.merge_rows(sizes, self._tuning)
+        self._partial_constants = [
+            constants.partial_results(sizes, self._tuning, wide, self._overlap) for wide in (False, True)
+        ]
+        self._merge_constants = constants.merge_rows(sizes, self._tuning, self._overlap)
         self._wide = self._merges = False
         self._grid = 0  # number of items for which a launch has programs
         self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), sizes, device)
@@ -167,8 +170,6 @@ class TritonDecode:
             "values": values,
             "key_places": views["key_places"],
             "value_places": views["value_places"],
-            "rows": views["rows"],
-            "folds": views["folds"],
             "tokens": store.tokens,
             "partial_out": views["partial_out"],
             "partial_lse": views["partial_lse"],
@@ -177,15 +178,17 @@ class TritonDecode:
             **common,
             items=views["items"],
             order=views["order"],
-            counters=views["counters"],
             **self._partial_constants[self._wide],
             num_warps=tuning.warps,
         )
-        if self._merges and not tuning.in_place:
+        if self._merges:
             merge_rows[(min(q.shape[0], self._buffers.capacity.batch) * sizes.kv_heads,)](
                 **common,
+                rows=views["rows"],
+                folds=views["folds"],
                 **self._merge_constants,
                 num_warps=tuning.merge_warps,
+                launch_pdl=self._overlap,
             )
         if target is not out:
             out.copy_(target)

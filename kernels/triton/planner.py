@@ -40,8 +40,6 @@ class Shape(NamedTuple):
     """Query heads of the large tile."""
     head_tokens: float
     """Cost to write and read one float32 head vector, in tokens of K and V: 2 for 16-bit K and V."""
-    tails: bool
-    """Whether the merge may take over tails."""
     growth: int = 8
     """Chunks that a row's own run can take before the planner must plan anew."""
 
@@ -79,7 +77,7 @@ def describe(items: Items, batch: int, shape: Shape) -> Descriptors:
     """Cut and order items for a machine. Every key of every row is in exactly one item or tail."""
     items = fold_short(items, shape)
     items = split_rows(items, shape)
-    tails = find_tails(items, batch) if shape.tails else np.zeros(len(items.row_count), bool)
+    tails = find_tails(items, batch)
     tails &= items.chunk_count * shape.chunk_size <= TAIL_TOKENS
     table = np.zeros((batch, 4), np.int32)
     own = items.rows[items.first_row[tails]]

@@ -16,13 +16,16 @@ VARIABLE = "CHUNKBENCH_TUNING"
 class Tuning(NamedTuple):
     """One row of the table."""
 
-    tile: int
-    """Tokens per tile: a block multiplies so many at a time."""
     wide: int
     """Query heads of the large tile; the small tile has 16."""
     warps: int
+    tile: int
+    """Tokens that a block multiplies with the large tile at a time."""
     stages: int
-    """Stages of the load pipeline."""
+    """Stages of its load pipeline."""
+    narrow_tile: int
+    """The same for the small tile."""
+    narrow_stages: int
     blocks: int
     """Blocks that a multiprocessor runs at the same time, as the planner assumes."""
     narrow_blocks: int
@@ -31,8 +34,6 @@ class Tuning(NamedTuple):
     merge_warps: int
     fold: int
     """Number of partial results that the merge loads at a time."""
-    in_place: bool
-    """True: the last block of a row merges it, one partial result at a time. False: a second launch merges."""
 
 
 class UnusableTable(ValueError):

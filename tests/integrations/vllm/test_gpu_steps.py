@@ -21,7 +21,8 @@ if DEVICE == "cpu":
     mend_interpreter()
 
 SMALL = Tuning(
-    tile=32, wide=64, warps=4, stages=3, blocks=1, narrow_blocks=1, merge_tile=16, merge_warps=4, fold=2, in_place=False
+    wide=64, warps=4, tile=32, stages=3, narrow_tile=32, narrow_stages=3, blocks=1, narrow_blocks=1,
+    merge_tile=16, merge_warps=4, fold=2,
 )  # fmt: skip
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2}
 BLOCKS, LAYERS, HEADS, SCALE = 96, 2, 4, 0.17

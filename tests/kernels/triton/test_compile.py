@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed")
 
 _BUILD = """
-import itertools, json, sys
+import json, sys
 from chunkbench.kernels.triton.compile import build
 from chunkbench.kernels.triton.tuning import read
 kernels = []
@@ -24,14 +24,12 @@ for generation, rows in read().items():
         shapes += [(32, 4, 64), (64, 1, 64), (32, 32, 16), (32, 32, 128)] if head_dim == 128 else []
         if sys.argv[1] == "few":
             shapes = shapes[:1] if head_dim == 128 else []
-        for (heads, kv_heads, chunk), in_place in itertools.product(shapes, (False, True)):
-            if in_place and (chunk, head_dim) != (64, 128):
-                continue
+        for heads, kv_heads, chunk in shapes:
             dtype = "bf16" if kv_heads == 8 else "fp16"
-            for built in build(number, dtype, heads, kv_heads, head_dim, chunk, tuning._replace(in_place=in_place)):
+            for built in build(number, dtype, heads, kv_heads, head_dim, chunk, tuning):
                 case = {"generation": number, "head_dim": head_dim, "kv_heads": kv_heads, "chunk": chunk}
                 assumed = tuning.narrow_blocks if built.kernel.endswith("narrow") else tuning.blocks
-                fit = {"in_place": in_place, "blocks": built.blocks(number), "assumed": assumed}
+                fit = {"blocks": built.blocks(number), "assumed": assumed}
                 kernels.append(case | built._asdict() | fit)
 print(json.dumps(kernels))
 """
@@ -56,8 +54,8 @@ def test_kernels_compile_for_both_generations(built: list[dict[str, Any]]) -> No
 
 
 def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
-    """Exception: a word or two outside the loop, if the merge shares the registers or 32 heads share a KV head."""
-    exceptions = [kernel for kernel in built if kernel["in_place"] or kernel["kv_heads"] < 4]
+    """Exception: a word or two outside the loop, if 32 heads share a KV head."""
+    exceptions = [kernel for kernel in built if kernel["kv_heads"] < 4]
     assert [
         " ".join(map(str, kernel.values())) for kernel in built if kernel["stack_bytes"] and kernel not in exceptions
     ] == []
@@ -65,7 +63,7 @@ def test_nothing_is_spilled(built: list[dict[str, Any]]) -> None:
 
 
 def test_as_many_blocks_fit_as_the_planner_assumes(built: list[dict[str, Any]]) -> None:
-    partial = [kernel for kernel in built if kernel["kernel"].startswith("partial") and not kernel["in_place"]]
+    partial = [kernel for kernel in built if kernel["kernel"].startswith("partial")]
     equal_heads = [kernel for kernel in partial if kernel["kv_heads"] == 32 and kernel["chunk"] == 64]
     assert {kernel["kernel"] for kernel in equal_heads} == {"partial_results wide", "partial_results narrow"}
     assert [kernel for kernel in equal_heads if kernel["blocks"] != kernel["assumed"]] == []

@@ -59,16 +59,16 @@ def test_the_search_takes_the_best_tiles_and_then_the_best_merge() -> None:
 
     def fit(candidates: Sequence[Tuning]) -> list[Tuning | str]:
         fitted = [candidate._replace(blocks=3, narrow_blocks=5) for candidate in candidates]
-        return ["spills registers" if candidate.tile == 128 else candidate for candidate in fitted]
+        return ["spills registers" if candidate.narrow_tile == 128 else candidate for candidate in fitted]
 
     def measure(candidate: Tuning) -> tuple[float, ...] | str:
-        if candidate.tile == 16:
+        if candidate.stages == 7:
             return "wrong: max_error 1.0"
-        slow = (candidate.tile != 64) + (candidate.stages != 5) + (candidate.warps != 4) + 0.5 * candidate.in_place
-        return (10.0 + slow, 20.0 + (candidate.fold != 4) + (candidate.merge_tile != 16) + (candidate.merge_warps != 8))
+        slow = (candidate.tile != 64) + (candidate.stages != 5) + (candidate.narrow_stages != 3)
+        return (10.0 + slow, 20.0 + (candidate.fold != 4) + (candidate.merge_tile != 32) + (candidate.merge_warps != 1))
 
     tuning = search(fit, measure, announced.append)
-    assert tuning == Tuning(64, 64, 4, 5, 3, 5, merge_tile=16, merge_warps=8, fold=4, in_place=False)
+    assert tuning == Tuning(64, 4, 64, 5, 64, 3, 3, 5, merge_tile=32, merge_warps=1, fold=4)
     assert len(announced) == len(tiles()) + len(merges(tuning))
     assert {trial.reason for trial in announced if not trial.times_us} == {"spills registers", "wrong: max_error 1.0"}
 
