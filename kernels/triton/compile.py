@@ -66,11 +66,12 @@ def build(
     """All kernels of one shape, for compute capability `generation` (80, 90) and `dtype` fp16 or bf16."""
     sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype])
     overlap = constants.overlaps(generation)
+    merge_warps = constants.merge_warps(sizes, tuning)
     wide, narrow = (constants.partial_results(sizes, tuning, wide, overlap) for wide in (True, False))
     return [
         _build("partial_results", wide, generation, dtype, tuning.warps, " wide"),
         _build("partial_results", narrow, generation, dtype, tuning.warps, " narrow"),
-        _build("merge_rows", constants.merge_rows(sizes, tuning, overlap), generation, dtype, tuning.merge_warps),
+        _build("merge_rows", constants.merge_rows(sizes, tuning, overlap), generation, dtype, merge_warps),
         _build("append_tokens", constants.append_tokens(sizes) | {"COUNTED": False}, generation, dtype, 4),
     ]
 

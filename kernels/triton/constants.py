@@ -67,6 +67,11 @@ def merge_rows(sizes: Sizes, tuning: Tuning, overlap: bool) -> dict[str, Any]:
     return _queries(sizes, overlap) | lanes
 
 
+def merge_warps(sizes: Sizes, tuning: Tuning) -> int:
+    """Warps of a block of `merge_rows`: as in the table, but more for wide groups, whose sums fill more registers."""
+    return max(tuning.merge_warps, min(8, power_of_two(sizes.group) * sizes.head_dim // 512))
+
+
 def overlaps(generation: int) -> bool:
     """Whether a launch may begin before the one before it has ended: programmatic dependent launch."""
     return generation >= 90

@@ -94,6 +94,7 @@ class TritonDecode:
             constants.partial_results(sizes, self._tuning, wide, self._overlap) for wide in (False, True)
         ]
         self._merge_constants = constants.merge_rows(sizes, self._tuning, self._overlap)
+        self._merge_warps = constants.merge_warps(sizes, self._tuning)
         self._wide = self._merges = False
         self._grid = 0  # number of items for which a launch has programs
         self._buffers = Buffers(Capacity(0, 0, 0, 0, 0), sizes, device)
@@ -187,7 +188,7 @@ class TritonDecode:
                 rows=views["rows"],
                 folds=views["folds"],
                 **self._merge_constants,
-                num_warps=tuning.merge_warps,
+                num_warps=self._merge_warps,
                 launch_pdl=self._overlap,
             )
         if target is not out:
