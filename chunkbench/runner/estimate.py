@@ -45,7 +45,7 @@ class Estimate:
     memory_bytes: int
     """Most that the worker holds at once."""
     seconds: float | None
-    """None on a GPU, where nothing has been measured yet that it could rest on."""
+    """None on a GPU: of GPUs it knows too little."""
     point: SessionPoint
     """The point that needs most memory."""
     together_bytes: int
