@@ -24,6 +24,7 @@ REPORTS = {
     "epyc-zen3-2-cores": "AMD EPYC, Zen 3: everything of the paper's kernel half, float32",
     "epyc-zen5-2-cores": "AMD EPYC, Zen 5: Table 3 and the CPU kernels, bfloat16; the authors' kernel",
     "epyc-zen4-2-cores": "AMD EPYC, Zen 4: vLLM with our kernels",
+    "nvidia-h200": "NVIDIA H200: Table 3, the GPU kernels' bars, a part of Figure 4",
     "xeon-amx-2-cores": "Intel Xeon with AMX: servers under load (Table 4, Figure 5), the CPU kernels",
     "replays": "Cache managers on a virtual clock: replays, not measured",
 }

@@ -1,11 +1,12 @@
-"""Check and time everything that needs a GPU, in one run with a time limit. All results are in one folder.
+"""Check and time everything that needs a GPU, in one run with a time limit, in order of value.
 
     python3 scripts/gpu_check.py --out results/gpu-check
 
 Runs from a plain checkout, without installation and network. It needs an NVIDIA GPU, PyTorch for CUDA with its Triton,
-and the packages of pyproject.toml. First it checks correctness (the kernels' tests, then every implementation against
-float64). Then it runs the experiment gpu-kernels: Table 3 and the bars. When the time is up, it keeps the measurements
-that it has.
+and the packages of pyproject.toml. Within a minute it says what works: every implementation, checked against float64 at
+a small shape. Then it runs the kernels' tests, then the experiments table3-gpu and gpu-kernels: Table 3 and the bars.
+When the time is up, it keeps the measurements that it has. All results are in one folder, and beside it as one file to
+send by mail.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 from importlib.metadata import distributions
@@ -106,51 +108,89 @@ class Steps:
         return code
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/gpu-check"), help="new folder for all results")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time limit for everything")
-    parser.add_argument("--experiment", default="gpu-kernels", help="the experiment to measure")
-    arguments = parser.parse_args()
+EXPERIMENTS = {"table3-gpu": 0.6, "gpu-kernels": 0.9}
+"""What is measured, and which part of the time that is left then."""
+SMALL = {"n_p": "256", "n_s": "256", "n_c": "1", "batch_size": "8"}
+"""The shape of the first minute."""
+TOY = {
+    "first": SMALL | {"n_p": "64", "n_s": "64", "batch_size": "2", "heads": "2", "head_dim": "64"},
+    "table3-gpu": {"n_p": "64", "n_s": "0,64", "n_c": "1", "batch_size": "2", "heads": "2", "head_dim": "64"},
+    "gpu-kernels": {"heads": "2", "kv_heads": "1", "head_dim": "16", "n_c": "1"},
+}
+"""Shapes of a rehearsal."""
+
+
+def what_works(cases: Path) -> list[str]:
+    """A line for each implementation of a run: what works first, then why the others do not."""
+    rows = [json.loads(line) for line in cases.read_text().splitlines()] if cases.exists() else []
+    worked = dict.fromkeys(row["implementation"] for row in rows if row["status"] in ("ok", "noisy"))
+    failed = {row["implementation"]: f"{row['status']}: {row['reason']}" for row in rows if not row["samples_us"]}
+    return [
+        f"gpu-check: works here, right against float64: {', '.join(worked) or 'nothing'}",
+        *(f"  {name}: {why}" for name, why in failed.items()),
+    ]
+
+
+def check_needs(rehearse: bool) -> None:
+    """Raises SystemExit if something is missing without which nothing can be checked."""
     needed = [re.split("[><=]", requirement)[0] for requirement in PROJECT["dependencies"]] + TOOLS
     lacking = missing([name for name in needed if name not in OPTIONAL])
     if lacking:
         raise SystemExit(f"gpu-check: missing packages: {', '.join(lacking)}; `make gpu-prepare` installs them")
     import torch
-    import yaml
 
-    if not torch.cuda.is_available():
+    if not rehearse and not torch.cuda.is_available():
         raise SystemExit("gpu-check: unavailable: PyTorch sees no NVIDIA GPU here")
+    absent = missing(OPTIONAL)
+    if absent:
+        print(f"gpu-check: not installed: {', '.join(absent)}; their rows will be unavailable", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("results/gpu-check"), help="new folder for all results")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit for everything")
+    parser.add_argument("--rehearse", action="store_true", help="all steps at toy sizes, on a machine without a GPU")
+    arguments = parser.parse_args()
+    check_needs(arguments.rehearse)
     out = arguments.out.absolute()
     if out.exists() and any(out.iterdir()):
         raise SystemExit(f"gpu-check: {arguments.out} holds an earlier check; name another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
-    absent = missing(OPTIONAL)
-    if absent:
-        print(f"gpu-check: not installed: {', '.join(absent)}; their rows will be unavailable", flush=True)
+    import yaml  # after check_needs, which says if it is missing
+
     steps = Steps(out, register(out / "site"), 60 * arguments.minutes)
-    python = sys.executable
+    python, device = sys.executable, "cpu" if arguments.rehearse else "cuda"
     bench = [python, "-m", "chunkbench"]
-    run = out / arguments.experiment
+    skipped = [] if compiled_ahead() else compiled_at_first_use(steps.environment)
+    if skipped:
+        print(f"gpu-check: skips {', '.join(skipped)}, which compile for minutes: see `make gpu-prepare`", flush=True)
+
+    def measure(name: str, experiment: str, sizes: dict[str, str], budget_s: float, limit_s: float, *less: str) -> int:
+        listed = yaml.safe_load((ROOT / "experiments" / f"{experiment}.yaml").read_text())["implementations"]
+        only = [part for id_ in listed if id_ not in (*skipped, *less) for part in ("--only", id_)]
+        shape = [part for axis, value in sizes.items() for part in ("--set", f"{axis}={value}")]
+        command = [*bench, "run", experiment, "--device", device, "--budget", f"{budget_s:.0f}s", *shape, *only]
+        return steps.run(name, [*command, "--out", str(out / name)], limit_s)
+
+    toy = TOY if arguments.rehearse else {}
+    steps.run("versions", [python, "-m", "pip", "list"], 20)
+    measure("first", "table3-gpu", toy.get("first", SMALL), 1, 60, "flex_attention")  # it compiles for 15 s
+    print("\n".join(what_works(out / "first" / "cases.jsonl")), flush=True)
     steps.run("doctor", [*bench, "doctor"], 30)
     tests = [python, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
-    tested = steps.run("tests", tests, 0.4 * steps.left_s)
-    budget = max(30.0, steps.left_s - 60)
-    measure = [*bench, "run", arguments.experiment, "--device", "cuda", "--budget", f"{budget:.0f}s", "--out", str(run)]
-    if not compiled_ahead():
-        compiling = compiled_at_first_use(steps.environment)
-        print(f"gpu-check: skips {', '.join(compiling)}, which compile for minutes: see `make gpu-prepare`", flush=True)
-        with (ROOT / "experiments" / f"{arguments.experiment}.yaml").open() as file:
-            implementations = yaml.safe_load(file)["implementations"]
-        measure += [part for name in implementations if name not in compiling for part in ("--only", name)]
-    measured = steps.run("measure", measure, steps.left_s)
-    for form, ending in (("markdown", "md"), ("json", "json"), ("html", "html")):
-        target = str(out / f"report.{ending}")
-        steps.run(f"report-{form}", [*bench, "report", str(run), "--format", form, "--out", target], 30)
+    failed = steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], 0.4 * steps.left_s)
+    for name, part in EXPERIMENTS.items():
+        seconds = part * steps.left_s
+        failed |= measure(name, name, toy.get(name, {}), 1 if arguments.rehearse else 0.4 * seconds, seconds)
     (out / "steps.json").write_text(json.dumps(steps.done, indent=1) + "\n")
-    print((out / "report.md").read_text() if (out / "report.md").exists() else "gpu-check: no report; see measure.txt")
-    print(f"gpu-check: everything is in {arguments.out}", flush=True)
-    sys.exit(tested or measured or any(step["exit_code"] for step in steps.done))
+    for name in EXPERIMENTS:
+        report = out / name / "report.md"
+        print(report.read_text() if report.exists() else f"gpu-check: no report of {name}; see {name}.txt")
+    with tarfile.open(out.with_suffix(".tar.gz"), "w:gz") as archive:
+        archive.add(out, out.name, filter=lambda file: None if Path(file.name).name == "site" else file)
+    print(f"gpu-check: all is in {arguments.out}; to send it: {arguments.out.with_suffix('.tar.gz')}", flush=True)
+    sys.exit(failed or any(step["exit_code"] for step in steps.done))
 
 
 if __name__ == "__main__":

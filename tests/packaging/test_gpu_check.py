@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,22 @@ def test_steps_keep_their_output_and_end_at_their_time_limit(tmp_path: Path) -> 
     assert steps.run("long", [sys.executable, "-c", "import time; time.sleep(60)"], 1) == 124
     assert [(step["step"], step["exit_code"]) for step in steps.done] == [("words", 0), ("code", 3), ("long", 124)]
     assert steps.left_s < 60
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_rehearsal_does_every_step_and_leaves_one_file_to_send(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--rehearse", "--out", str(tmp_path / "check")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "works here, right against float64: naive" in done.stdout
+    assert "  cudnn: unavailable: " in done.stdout
+    steps = json.loads((tmp_path / "check" / "steps.json").read_text())
+    assert [step["step"] for step in steps] == ["versions", "first", "doctor", "tests", "table3-gpu", "gpu-kernels"]
+    assert sum(step["seconds"] for step in steps[:2]) < 60
+    names = tarfile.open(tmp_path / "check.tar.gz").getnames()
+    assert {"check/versions.txt", "check/table3-gpu/cases.jsonl", "check/gpu-kernels/report.html"} <= {*names}
+    assert "check/site" not in names
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
