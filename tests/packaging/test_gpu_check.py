@@ -53,7 +53,8 @@ def test_a_rehearsal_does_every_step_and_leaves_one_file_to_send(tmp_path: Path)
     steps = json.loads((tmp_path / "check" / "steps.json").read_text())
     assert [step["step"] for step in steps] == ["versions", "first", "doctor", "tests", "table3-gpu", "gpu-kernels"]
     assert sum(step["seconds"] for step in steps[:2]) < 60
-    names = tarfile.open(tmp_path / "check.tar.gz").getnames()
+    with tarfile.open(tmp_path / "check.tar.gz") as archive:
+        names = archive.getnames()
     assert {"check/versions.txt", "check/table3-gpu/cases.jsonl", "check/gpu-kernels/report.html"} <= {*names}
     assert "check/site" not in names
 
