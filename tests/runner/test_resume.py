@@ -57,26 +57,6 @@ def wait_for_points(out: Path, count: int) -> None:
     raise AssertionError("the run did not get that far")
 
 
-def test_resume_after_a_kill_completes_the_table_and_measures_nothing_twice(spec: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    running = start(spec, out)
-    wait_for_points(out, 1)
-    os.kill(running.pid, signal.SIGKILL)
-    running.communicate()
-    before = open_run(out)
-    assert 2 <= len(before.cases) < 8
-    assert before.manifest.interrupted
-    resumed = start(spec, out, "--resume")
-    printed, errors = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, errors
-    after = open_run(out)
-    assert after.cases[: len(before.cases)] == before.cases, "finished points are unchanged"
-    assert len(after.cases) == 8
-    assert len({case.key for case in after.cases}) == 8
-    assert not after.manifest.interrupted
-    assert all(str(n_p) in printed for n_p in (40, 48, 56, 64))
-
-
 def test_ctrl_c_keeps_finished_points_and_prints_the_resume_command(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     running = start(spec, out)

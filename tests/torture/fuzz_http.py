@@ -14,8 +14,9 @@ from tests.torture.trials import Harm, Part, Trial
 ATTACKS = 6
 """At once."""
 ANSWER_S, PATIENCE_S = 30.0, 0.5
-MORE_BYTES = 128 << 20
-"""By which the server may have grown, whatever came."""
+MORE_BYTES = 160 << 20
+"""By which the server may have grown, whatever came: 48 MiB of constraints that are kept, what one takes while it is
+compiled, and what bodies of 3 MB leave. Seen: 124 MiB."""
 GOOD = {"model": "sharp", "prompt": list(range(40, 120)), "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 GOOD |= {"return_token_ids": True}
 

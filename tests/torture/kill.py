@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import psutil
 
@@ -22,25 +23,25 @@ FAILED = "crashed,error,timeout"
 
 
 @contextmanager
-def trials() -> Iterator[Harm]:
+def trials(most: int = MOST_KILLS) -> Iterator[Harm]:
     """A trial kills one process or several, one after the other, in a run whose kind goes round."""
     available = kinds()
 
     def harm(trial: Trial) -> int:
         run = TinyRun(available[trial.number % len(available)], trial.folder)
         with run.cleaned():
-            return kills(run, trial)
+            return kills(run, trial, most)
 
     yield harm
 
 
-def kills(run: TinyRun, trial: Trial) -> int:
+def kills(run: TinyRun, trial: Trial, most: int) -> int:
     """How many processes were killed."""
     finished: list[bytes] = []
     ports: set[int] = set()
     killed = 0
     run.start()
-    for _ in range(trial.chance.randint(1, MOST_KILLS)):
+    for _ in range(trial.chance.randint(1, most)):
         victim = wait_for_moment(run, trial)
         if victim is None:
             break
@@ -107,4 +108,5 @@ PART = Part(
     "every finished point is there once with its samples unchanged, the run ends complete, no orphan process, no "
     "lock, no port is left",
     trials,
+    short=partial(trials, most=1),
 )

@@ -12,7 +12,7 @@ import pytest
 from tests.torture.parts import ONLINE, PARTS, WITH_SERVER
 from tests.torture.trials import Harm, Part, Trial, Unavailable, torture
 
-SECONDS = 1.0
+SECONDS = 0.5
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ CONFIG = {
 }  # fmt: skip
 _TIMED = "dtype: float32\nbudget: 800ms\ncase_limit: 30s\nmax_rounds: 3\n"
 EXPERIMENTS = {
+    "memory": "kind: memory\nimplementations: [naive]\nbaseline: naive\n"
+    "defaults: {heads: 2, head_dim: 16, n_c: 1, batch_size: 2}\nsweep:\n  - {n_p: [16, 32, 48], n_s: 16}\n",
     "replay": "kind: replay\nrequests: 12\narrival_seeds: 2\nbudget: 1m\nimplementations: [paged, prefix_tree]\n"
     "defaults: {n_c: 8, memory: 60000, n_p: 256}\nsweep:\n  - {n_s: 64, rate: [60, 120, 180]}\n",
     "decode": f"{_TIMED}implementations: [naive, chunk_attn]\n"
@@ -42,14 +44,14 @@ EXPERIMENTS = {
 }
 """Kind of run -> its experiment, of `POINTS` points."""
 POINTS = 3
-ROWS = {"replay": 2, "decode": 2, "layer": 3, "ring": 2, "serving": 1}
+ROWS = {"memory": 1, "replay": 2, "decode": 2, "layer": 3, "ring": 2, "serving": 1}
 """Rows of a point."""
 
 
 def kinds() -> list[str]:
-    """The kinds of runs that this environment has the packages for."""
+    """The kinds of runs with several processes that this environment has the packages for."""
     served = all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn", "transformers"))
-    return [kind for kind in EXPERIMENTS if kind != "serving" or served]
+    return [kind for kind in EXPERIMENTS if kind != "memory" and (kind != "serving" or served)]
 
 
 class TinyRun:

@@ -6,12 +6,13 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from chunkbench.serving.constrained.automaton import compile_regex
 from chunkbench.serving.constrained.constraint import Constraint, ConstraintRefused
-from chunkbench.serving.constrained.heap import heap_bytes
+from chunkbench.serving.constrained.heap import give_back, heap_bytes
 from chunkbench.serving.constrained.matchers import (
     ForcedTokensMatcher,
     Gap,
@@ -33,6 +34,7 @@ MOST_COMPILED = 128
 _MOST_BYTES = 48 << 20
 """Memory that the kept ones may have taken when they were compiled, first mask included. Usual ones take less than
 1 MiB, `(a{400}){400}` takes 18 MiB."""
+_LONG_S = 0.1
 _MOST_MASKS = 8192
 """Masks that are kept, of 6 KB each for 49,152 tokens."""
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -94,11 +96,13 @@ class Grammars:
         found = self.known(constraint)
         if found is not None:
             return found
-        before = heap_bytes()
+        before, began = heap_bytes(), time.monotonic()
         compiled = self._compile(constraint)
         grown = max(0, heap_bytes() - before)  # llguidance does not say what a constraint takes
         with self._lock:
             self._compiled.keep(constraint, compiled, grown)
+        if time.monotonic() - began > _LONG_S:  # such work leaves holes of tens of MiB in the heap
+            give_back()
         return compiled()
 
     def _compile(self, constraint: Constraint) -> Compiled:
@@ -144,13 +148,16 @@ class Grammars:
     def _state(self, constraint: Constraint) -> Any:
         """An LLMatcher to be copied. Raises ConstraintRefused."""
         library = self._library.LLMatcher
-        if constraint.kind == "regex":
-            grammar = library.grammar_from_regex(constraint.text)
-        elif constraint.kind == "json":
-            grammar = library.grammar_from_json_schema(constraint.text, overrides=_COMPACT)
-        else:
-            texts = " | ".join(json.dumps(text) for text in json.loads(constraint.text))
-            grammar = library.grammar_from_lark(f"start: {texts}")
+        try:
+            if constraint.kind == "regex":
+                grammar = library.grammar_from_regex(constraint.text)
+            elif constraint.kind == "json":
+                grammar = library.grammar_from_json_schema(constraint.text, overrides=_COMPACT)
+            else:
+                texts = " | ".join(json.dumps(text) for text in json.loads(constraint.text))
+                grammar = library.grammar_from_lark(f"start: {texts}")
+        except ValueError as error:  # JSON that is too deep for it
+            raise ConstraintRefused(str(error)[:_MESSAGE_CHARACTERS]) from None
         state = library(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if state.is_error():
             raise ConstraintRefused(" ".join(state.get_error().split())[:_MESSAGE_CHARACTERS])

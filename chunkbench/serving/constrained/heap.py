@@ -1,4 +1,4 @@
-"""Memory that the C library has given to this process and not got back."""
+"""Memory of the C library, which compiled constraints fill: how much is in use; what is free goes to the system."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
+_M_ARENA_MAX = -8
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
@@ -14,11 +15,9 @@ class _Mallinfo2(ctypes.Structure):
 
 
 @cache
-def _mallinfo2() -> Any:
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if function is not None:
-        function.restype = _Mallinfo2
-    return function
+def _function(name: str) -> Any:
+    """A function of glibc; None in another C library or an older one."""
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 def heap_bytes() -> int:
@@ -26,8 +25,24 @@ def heap_bytes() -> int:
 
     The resident memory says less: libraries take freed memory again, and it does not grow.
     """
-    function = _mallinfo2()
+    function = _function("mallinfo2")
     if function is None:
         return 0
+    function.restype = _Mallinfo2
     found = function()
     return int(found.uordblks + found.hblkhd)
+
+
+def give_back() -> None:
+    """Return free memory to the system, also from between pieces in use. Takes milliseconds; nothing without glibc."""
+    function = _function("malloc_trim")
+    if function is not None:
+        function(0)
+
+
+def share_heap() -> None:
+    """Let all threads that begin later share one heap. With one each, the holes that long compilations and large bodies
+    leave add up."""
+    function = _function("mallopt")
+    if function is not None:
+        function(_M_ARENA_MAX, 1)

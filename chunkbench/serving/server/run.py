@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import uvicorn
 
+from chunkbench.serving.constrained.heap import share_heap
 from chunkbench.serving.server.app import Server, ServerOptions, application
 from chunkbench.serving.server.backend import Backend
 from chunkbench.serving.server.records import Log
@@ -48,6 +49,7 @@ def run(
     # A thread that waits for Python's lock asks for it only after this time. The engine gives the lock up in every
     # operation of PyTorch; with Python's 5 ms it would wait that long whenever tokens are being sent.
     sys.setswitchinterval(SWITCH_S)
+    share_heap()
 
     def ended() -> None:
         web.should_exit = True

@@ -214,6 +214,7 @@ def test_an_answer_ends_with_its_last_token_where_nothing_may_follow(compiled: C
         (lambda: Constraint.of_schema({"type": "strange"}), "Invalid type: strange"),
         (lambda: Constraint.of_schema({"$ref": "#/none"}), "does not exist"),
         (lambda: Constraint.of_choice([]), "at least one text"),
+        (lambda: Constraint.of_schema(json.loads('{"items":' * 200 + "{}" + "}" * 200)), "recursion limit"),
         (lambda: Constraint.of_choice(["a", ""]), "no empty one"),
     ],
 )
