@@ -22,7 +22,7 @@ from chunkbench.experiment.terms import Pages
 from chunkbench.lifetime import PARENT
 from chunkbench.workers import pages as memory_pages
 from chunkbench.workers.heap import KEEP_FREED_MEMORY
-from chunkbench.workers.protocol import PROTOCOL
+from chunkbench.workers.protocol import OUT_OF_MEMORY, PROTOCOL
 
 _START_LIMIT_S = 120.0
 _FORK_LIMIT_S = 30.0
@@ -212,6 +212,8 @@ class WorkerProcess(WorkerClient):
     def _crash(self, code: int | None = None) -> WorkerCrashed:
         """How the worker ended."""
         code = self._process.wait() if code is None else code
+        if code == OUT_OF_MEMORY:
+            return WorkerCrashed("memory ran out between two requests", "oom")
         if code >= 0:
             return WorkerCrashed(f"the process exited with code {code}; see {self._log.name} in the run directory")
         if -code == signal.SIGKILL and oom_kills() > self._oom_kills:

@@ -19,7 +19,7 @@ from chunkbench.measure.gpu_loop import CaptureError
 from chunkbench.workers.gpu import lost
 from chunkbench.workers.heap import shift
 from chunkbench.workers.pages import keep_small
-from chunkbench.workers.protocol import TIMED
+from chunkbench.workers.protocol import OUT_OF_MEMORY, TIMED
 from chunkbench.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -90,7 +90,10 @@ def main() -> None:
     worker = Worker(cast("AnySessions", workload.get(sys.argv[1] if len(sys.argv) > 1 else workload.default())))
     suspensions = _Suspensions()
     gc.freeze()  # exclude the libraries' objects, which stay anyway, from the collections before rounds
-    _serve(replies, worker, suspensions)
+    try:
+        _serve(replies, worker, suspensions)
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
 
 
 def _serve(replies: TextIO, worker: Worker, suspensions: _Suspensions) -> None:
@@ -123,7 +126,10 @@ def _fork(request_id: int, replies: TextIO, worker: Worker, suspensions: _Suspen
         end_with_parent(parent)
         shift()
         replies.write(json.dumps({"id": request_id, "ok": {"pid": os.getpid()}}) + "\n")
-        _serve(replies, worker, suspensions)
+        try:
+            _serve(replies, worker, suspensions)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     return {"ended": os.waitstatus_to_exitcode(status)}

@@ -12,5 +12,8 @@ PROTOCOL = 3
 TIMED = frozenset({"check", "round", "gpu_round", "peaks", "profile"})
 """Requests whose reply says `suspended` if the worker was stopped and continued meanwhile: its times are then wrong."""
 
+OUT_OF_MEMORY = 12
+"""Exit code of a worker that could not even read a request or write a reply."""
+
 WORKER_BYTES = 3 << 29
 """Memory of a worker without K and V: interpreter, libraries, the pool of inputs, the checks and the cache sweeper."""

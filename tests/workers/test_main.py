@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 
 import pytest
 
 from chunkbench.workers.main import _reply
+from chunkbench.workers.protocol import OUT_OF_MEMORY
 
 
 class Failing:
@@ -36,3 +39,15 @@ def test_errors(error: Exception, kind: str) -> None:
     answer = _reply(Failing(error), {"id": 1, "op": "check"})["error"]  # type: ignore[arg-type]
     assert answer["kind"] == kind
     assert answer["message"].startswith(type(error).__name__)
+
+
+def test_a_worker_that_cannot_answer_for_lack_of_memory_says_so_by_its_exit_code() -> None:
+    code = """
+from chunkbench import workloads
+from chunkbench.workers import main
+def fails(*_): raise MemoryError
+workloads.register()
+main._serve = fails
+main.main()
+"""
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False).returncode == OUT_OF_MEMORY

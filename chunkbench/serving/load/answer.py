@@ -7,9 +7,10 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from chunkbench.serving.load.event_stream import EventStream
+from chunkbench.store.results import Count
 from chunkbench.traces import PlannedRequest
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ class _Answer(BaseModel):
 
 
 class _Details(_Answer):
-    cached_tokens: NonNegativeInt | None = None
+    cached_tokens: Count | None = None
 
 
 class _Usage(_Answer):
-    prompt_tokens: NonNegativeInt | None = None
-    completion_tokens: NonNegativeInt | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     prompt_tokens_details: _Details | None = None
 
 

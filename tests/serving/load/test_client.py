@@ -328,6 +328,7 @@ MALFORMED: list[tuple[bytes | dict[str, object], str, str]] = [
     (chunk("a", usage={"completion_tokens": "1"}), "error", "usage.completion_tokens: Input should be a valid int"),
     (chunk("a", usage={"completion_tokens": 1.5}), "error", "usage.completion_tokens: Input should be a valid int"),
     (chunk("a", usage={"completion_tokens": -1}), "error", "usage.completion_tokens: Input should be greater"),
+    (chunk("a", usage={"completion_tokens": 10**30}), "error", "usage.completion_tokens: Input should be less"),
     (chunk("a", usage={"prompt_tokens_details": [1]}), "error", "usage.prompt_tokens_details: Input should be"),
     (
         chunk("a", usage={"prompt_tokens_details": {"cached_tokens": -1}}),
