@@ -59,7 +59,8 @@ def trials() -> Iterator[Harm]:
                 elif limited:
                     (limited / "memory.limit_in_bytes").write_text("-1")
                     (limited / "cgroup.procs").write_text(str(process.pid))
-                    (limited / "memory.limit_in_bytes").write_text(str(spare))
+                    with suppress(OSError):  # busy: the system could not take back as much, and sets no limit
+                        (limited / "memory.limit_in_bytes").write_text(str(spare))
 
             spec = write_experiment(trial.folder, n_p)
             try:
