@@ -92,7 +92,6 @@ measure-vllm-plugin: $(READY_SERVING) $(READY_VLLM) ## Set up if needed, then co
 	$(BIN)/chunkbench run vllm-plugin $(ARGS)
 
 gpu-prepare: $(VENV)/.ready-gpu ## On a GPU host with a network: install the GPU baselines and compile all kernels
-	$(BIN)/chunkbench run experiments/table3-gpu.yaml --budget 1s $(ARGS)
 	$(BIN)/chunkbench run experiments/gpu-kernels.yaml --budget 1s $(ARGS)
 	@touch $(VENV)/.gpu-prepared
 

@@ -82,7 +82,8 @@ class Xformers(Implementation):
         answer = gpu.gpu_library(device, "xformers", "xformers", library)
         if answer.ok and self._chosen() is None:
             first = library().operators[0]
-            why = f"{first.NAME}: {'; '.join(first.not_supported_reasons(library().inputs(*_smallest())))}"
+            q, k = _smallest()
+            why = f"{first.NAME}: {'; '.join(first.not_supported_reasons(library().inputs(q, k, k)))}"
             return Answer(False, f"no operator of xformers runs here: {why}", "install a build for this PyTorch")
         return answer
 
@@ -105,16 +106,15 @@ class Xformers(Implementation):
 
     def _chosen(self) -> Any:
         if self._operator is None:
-            q, k, _ = _smallest()
-            self._operator = operator(library(), q, k)
+            self._operator = operator(library(), *_smallest())
         return self._operator
 
 
-def _smallest() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k, v that every operator takes which runs at all."""
+def _smallest() -> tuple[torch.Tensor, torch.Tensor]:
+    """q, and K or V, that every operator takes which runs at all."""
     q = torch.empty((1, 1, 1, 128), dtype=torch.float16, device="cuda")
     k = torch.empty((1, 32, 1, 128), dtype=q.dtype, device=q.device)
-    return q, k, k
+    return q, k
 
 
 def _small(point: AttentionPoint) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

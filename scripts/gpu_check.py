@@ -166,12 +166,12 @@ def main() -> None:
     if skipped:
         print(f"gpu-check: skips {', '.join(skipped)}, which compile for minutes: see `make gpu-prepare`", flush=True)
 
-    def measure(name: str, experiment: str, sizes: dict[str, str], budget_s: float, limit_s: float, *less: str) -> int:
+    def measure(name: str, experiment: str, sizes: dict[str, str], budget_s: float, limit_s: float, *less: str) -> None:
         listed = yaml.safe_load((ROOT / "experiments" / f"{experiment}.yaml").read_text())["implementations"]
         only = [part for id_ in listed if id_ not in (*skipped, *less) for part in ("--only", id_)]
         shape = [part for axis, value in sizes.items() for part in ("--set", f"{axis}={value}")]
         command = [*bench, "run", experiment, "--device", device, "--budget", f"{budget_s:.0f}s", *shape, *only]
-        return steps.run(name, [*command, "--out", str(out / name)], limit_s)
+        steps.run(name, [*command, "--out", str(out / name)], limit_s)
 
     toy = TOY if arguments.rehearse else {}
     steps.run("versions", [python, "-m", "pip", "list"], 20)
@@ -179,18 +179,19 @@ def main() -> None:
     print("\n".join(what_works(out / "first" / "cases.jsonl")), flush=True)
     steps.run("doctor", [*bench, "doctor"], 30)
     tests = [python, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
-    failed = steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], 0.4 * steps.left_s)
+    steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], 0.4 * steps.left_s)
     for name, part in EXPERIMENTS.items():
         seconds = part * steps.left_s
-        failed |= measure(name, name, toy.get(name, {}), 1 if arguments.rehearse else 0.4 * seconds, seconds)
+        measure(name, name, toy.get(name, {}), 1 if arguments.rehearse else 0.4 * seconds, seconds)
     (out / "steps.json").write_text(json.dumps(steps.done, indent=1) + "\n")
     for name in EXPERIMENTS:
         report = out / name / "report.md"
         print(report.read_text() if report.exists() else f"gpu-check: no report of {name}; see {name}.txt")
-    with tarfile.open(out.with_suffix(".tar.gz"), "w:gz") as archive:
+    sent = arguments.out.parent / f"{out.name}.tar.gz"
+    with tarfile.open(sent, "w:gz") as archive:
         archive.add(out, out.name, filter=lambda file: None if Path(file.name).name == "site" else file)
-    print(f"gpu-check: all is in {arguments.out}; to send it: {arguments.out.with_suffix('.tar.gz')}", flush=True)
-    sys.exit(failed or any(step["exit_code"] for step in steps.done))
+    print(f"gpu-check: all is in {arguments.out}; to send it: {sent}", flush=True)
+    sys.exit(any(step["exit_code"] for step in steps.done))
 
 
 if __name__ == "__main__":

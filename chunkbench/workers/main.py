@@ -90,13 +90,17 @@ def main() -> None:
     worker = Worker(cast("AnySessions", workload.get(sys.argv[1] if len(sys.argv) > 1 else workload.default())))
     suspensions = _Suspensions()
     gc.freeze()  # exclude the libraries' objects, which stay anyway, from the collections before rounds
-    try:
-        _serve(replies, worker, suspensions)
-    except MemoryError:
-        sys.exit(OUT_OF_MEMORY)
+    _serve(replies, worker, suspensions)
 
 
 def _serve(replies: TextIO, worker: Worker, suspensions: _Suspensions) -> None:
+    try:
+        _answer_all(replies, worker, suspensions)
+    except MemoryError:  # not even a request can be read or a reply written
+        os._exit(OUT_OF_MEMORY)
+
+
+def _answer_all(replies: TextIO, worker: Worker, suspensions: _Suspensions) -> None:
     # Read line by line, so that a forked worker continues to read where this one stopped.
     while line := sys.stdin.readline():
         request = json.loads(line)
@@ -126,10 +130,7 @@ def _fork(request_id: int, replies: TextIO, worker: Worker, suspensions: _Suspen
         end_with_parent(parent)
         shift()
         replies.write(json.dumps({"id": request_id, "ok": {"pid": os.getpid()}}) + "\n")
-        try:
-            _serve(replies, worker, suspensions)
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
+        _serve(replies, worker, suspensions)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     return {"ended": os.waitstatus_to_exitcode(status)}

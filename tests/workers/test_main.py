@@ -47,7 +47,7 @@ from chunkbench import workloads
 from chunkbench.workers import main
 def fails(*_): raise MemoryError
 workloads.register()
-main._serve = fails
+main._answer_all = fails
 main.main()
 """
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False).returncode == OUT_OF_MEMORY

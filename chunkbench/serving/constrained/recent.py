@@ -20,6 +20,7 @@ class Recent(Generic[K, V]):
     def __init__(self, most: int, heaviest: float = inf) -> None:
         self._most, self._heaviest = most, heaviest
         self._entries: OrderedDict[K, tuple[V, float]] = OrderedDict()
+        self._weight = 0.0
 
     def get(self, key: K) -> V | None:
         """An entry, which counts as used now; None if it is not there."""
@@ -31,7 +32,9 @@ class Recent(Generic[K, V]):
 
     def keep(self, key: K, value: V, weight: float = 0.0) -> None:
         """Remember an entry."""
+        _, before = self._entries.pop(key, (None, 0.0))
         self._entries[key] = value, weight
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._most or sum(weight for _, weight in self._entries.values()) > self._heaviest:
-            self._entries.popitem(last=False)
+        self._weight += weight - before
+        while len(self._entries) > self._most or self._weight > self._heaviest:
+            _, (_, gone) = self._entries.popitem(last=False)
+            self._weight -= gone
