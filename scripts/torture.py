@@ -1,7 +1,7 @@
 """Do harm to ChunkBench and count what survives: `make torture`, one part alone: `make torture PART=kill`.
 
-Each part makes trials until its time is over: 16 minutes, all parts in four hours. A trial that fails says how to
-repeat it. The first trial's number moves on from day to day, so every night tries something new.
+Each part makes trials until its time is over: the minutes that the part says, all parts in two hours. A trial that
+fails says how to repeat it. The first trial's number moves on from day to day, so every night tries something new.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [part.name for part in PARTS]
     parser.add_argument("--part", action="append", choices=names, help="only this part; may be given several times")
-    parser.add_argument("--minutes", type=float, default=16.0, help="time of each part (default 16)")
+    parser.add_argument("--minutes", type=float, help="time of each part (default: what the part says)")
     parser.add_argument("--seed", type=int, help="number of the first trial (default: from today's date)")
     parser.add_argument("--count", type=int, help="at most so many trials of each part (default: as many as fit)")
     return parser.parse_args()
@@ -53,8 +53,9 @@ def main() -> int:
         if stopped or (options.part and part.name not in options.part):
             continue
         counts, shown = Counts(seed), 0.0
+        minutes = part.minutes if options.minutes is None else options.minutes
         try:
-            for counts in torture(part, seed, 60 * options.minutes, options.count, KEPT):
+            for counts in torture(part, seed, 60 * minutes, options.count, KEPT):
                 if sys.stderr.isatty() and time.monotonic() - shown > 1:
                     print(f"\r{row(part.name, counts)}", end="\r", file=sys.stderr, flush=True)
                     shown = time.monotonic()

@@ -156,4 +156,5 @@ PART = Part(
     "full at random moments (a small tmpfs), read-only, folder removed during the run, an error at close",
     "exit code 2 with the path, or 0; finished points are kept",
     trials,
+    minutes=4,
 )

@@ -134,4 +134,5 @@ PART = Part(
     "malformed, slow, oversized and cut-off requests to `chunkbench serve`, constraints included",
     "status 4xx, bounded memory, the others' answers unchanged",
     trials,
+    minutes=8,
 )

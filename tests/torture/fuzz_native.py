@@ -100,4 +100,5 @@ PART = Part(
     "errors, and no report of a sanitizer",
     partial(trials, sanitize=True),
     partial(trials, sanitize=False),
+    minutes=19,
 )

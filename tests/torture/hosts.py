@@ -178,4 +178,5 @@ PART = Part(
     "a run ends complete and right, or names the lost rank, and nothing goes on",
     partial(trials, run_ring),
     partial(trials, send),
+    minutes=8,
 )

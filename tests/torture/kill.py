@@ -109,4 +109,5 @@ PART = Part(
     "lock, no port is left",
     trials,
     short=partial(trials, most=1),
+    minutes=10,
 )

@@ -76,4 +76,5 @@ PART = Part(
     "the run directory truncated at every byte of its last two records",
     "it loads, says what was dropped, and resumes",
     trials,
+    minutes=4,
 )

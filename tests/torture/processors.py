@@ -89,4 +89,5 @@ PART = Part(
     "every number is that of float64 sums, within the rounding of its dtype",
     partial(trials, make=True),
     partial(trials, make=False),
+    minutes=5,
 )

@@ -141,4 +141,5 @@ PART = Part(
     "a server under load: requests join, are cut off, preempted, and follow constraints",
     "resident memory flat within 2% after the warm-up, chunks in use back to zero, every answer as it is alone",
     trials,
+    minutes=18,
 )

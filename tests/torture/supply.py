@@ -250,16 +250,19 @@ ADVISORIES = Part(
     "pip-audit looks up every pinned version",
     "no advisory but those that are known not to matter",
     advisories,
+    minutes=0,
 )
 WHEELHOUSE = Part(
     "supply wheelhouse",
     "set-up in a network namespace with nothing in it, from wheels that were downloaded before",
     "a complete environment, in which `chunkbench doctor` ends with 0",
     wheelhouse,
+    minutes=0,
 )
 PART = Part(
     "supply",
     "the metadata of every installed package is read",
     "a permissive licence or a reason, and the version that constraints.txt pins",
     installed,
+    minutes=0,
 )

@@ -189,4 +189,5 @@ PART = Part(
     "up to a minute during rounds",
     "no negative time, no sample that contains a stop, the budget kept",
     trials,
+    minutes=8,
 )

@@ -46,6 +46,8 @@ class Part:
     """Makes what all trials share, for example a server. Raises Unavailable."""
     short: Callable[[], AbstractContextManager[Harm]] | None = None
     """The same for `make test`, if `open` takes minutes, for example for a build."""
+    minutes: float = 6.0
+    """Time of its trials in `make torture`, the opening included. 0: one trial, since all trials are the same."""
 
 
 @dataclass
