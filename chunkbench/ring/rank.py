@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import socket
@@ -18,6 +17,9 @@ from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
 from typing import Any, NamedTuple
+
+from chunkbench.lifetime import end_with_parent
+from chunkbench.malloc import give_back
 
 SEAT = "CHUNKBENCH_RANK"
 FOREVER = timedelta(days=30)
@@ -80,8 +82,6 @@ def main() -> None:
 def serve(seat: Seat) -> None:
     """Do the jobs of a seat until told to end, or until the leader is gone."""
     if seat.parent is not None:
-        from chunkbench.lifetime import end_with_parent
-
         end_with_parent(seat.parent)
     os.sched_setaffinity(0, seat.cpus)
     if seat.host in ("127.0.0.1", "localhost"):
@@ -268,8 +268,7 @@ JOBS: Mapping[str, Callable[[str, dict[str, Any]], Any]] = {"run": _run, "probe"
 def _memory(name: str, trim: bool = False) -> int | None:
     """Bytes in physical memory now (`VmRSS`), or at most since `_reset_peak` (`VmHWM`). `trim`: frees what it can."""
     if trim:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        give_back()
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             lines = [line.split() for line in status if line.startswith(name)]

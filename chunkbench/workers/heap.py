@@ -7,11 +7,11 @@ threads let the kernel populate whole ranges, a fifth if the page's mapping was 
 from __future__ import annotations
 
 import ctypes
-import platform
 from concurrent.futures import ThreadPoolExecutor
 from random import SystemRandom
 
 from chunkbench.environment import available_memory
+from chunkbench.malloc import glibc
 
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 50)}
 """Environment variables of a worker: they make glibc keep freed memory, including large blocks."""
@@ -21,15 +21,9 @@ _MADV_POPULATE_WRITE = 23
 _LINE, _LINES = 64, 1 << 14
 
 
-class _Statistics(ctypes.Structure):
-    """`struct mallinfo2` of glibc: all free bytes, and the bytes of the free block at the heap's end."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in (*"abcdefgh", "free", "end")]
-
-
 def reserve(size: int, threads: int) -> None:
     """Grow the heap by one free block of `size` bytes and touch its pages. Does nothing without glibc."""
-    libc = _glibc()
+    libc = glibc()
     if libc is None or size <= 0:
         return
     hole = libc.malloc(_HOLE)
@@ -53,13 +47,13 @@ def make_room(size: int, margin: int) -> None:
 
     glibc puts a block into a hole of the heap that is large enough, otherwise at its end. Does nothing without glibc.
     """
-    libc = _glibc()
+    libc = glibc()
     if libc is None or _lacking(libc, size) + margin <= 0:
         return
     libc.malloc_trim(_ALL)  # returns the pages of holes; their mappings stay
     lacking = _lacking(libc, size) + margin
     if lacking > 0:
-        libc.malloc_trim(max(0, libc.mallinfo2().end - lacking))
+        libc.malloc_trim(max(0, libc.mallinfo2().keepcost - lacking))
 
 
 def shift() -> None:
@@ -68,7 +62,7 @@ def shift() -> None:
     Forked processes inherit one heap, so the same blocks start at the same position of a page in all children. That
     position alone makes a kernel some percent faster or slower, in all children of a parent alike.
     """
-    libc = _glibc()
+    libc = glibc()
     if libc is not None:
         libc.sbrk(_LINE * SystemRandom().randrange(_LINES))
 
@@ -78,20 +72,6 @@ def _lacking(libc: ctypes.CDLL, size: int) -> int:
 
     In the worst case, no hole has pages left.
     """
-    heap: _Statistics = libc.mallinfo2()
-    free, end = int(heap.free), int(heap.end)
+    heap = libc.mallinfo2()
+    free, end = int(heap.fordblks), int(heap.keepcost)
     return max(min(size, free - end), size - end) - available_memory()
-
-
-def _glibc() -> ctypes.CDLL | None:
-    if platform.libc_ver()[0] != "glibc":
-        return None
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):  # before 2.33
-        return None
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.free.argtypes, libc.malloc_trim.argtypes = [ctypes.c_void_p], [ctypes.c_size_t]
-    libc.mallinfo2.restype = _Statistics
-    return libc

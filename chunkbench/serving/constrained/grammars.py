@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+from chunkbench.malloc import bytes_in_use, give_back
 from chunkbench.serving.constrained.automaton import compile_regex
 from chunkbench.serving.constrained.constraint import Constraint, ConstraintRefused
-from chunkbench.serving.constrained.heap import give_back, heap_bytes
 from chunkbench.serving.constrained.matchers import (
     ForcedTokensMatcher,
     Gap,
@@ -96,9 +96,9 @@ class Grammars:
         found = self.known(constraint)
         if found is not None:
             return found
-        before, began = heap_bytes(), time.monotonic()
+        before, began = bytes_in_use(), time.monotonic()
         compiled = self._compile(constraint)
-        grown = max(0, heap_bytes() - before)  # llguidance does not say what a constraint takes
+        grown = max(0, bytes_in_use() - before)  # llguidance does not say what a constraint takes
         with self._lock:
             self._compiled.keep(constraint, compiled, grown)
         if time.monotonic() - began > _LONG_S:  # such work leaves holes of tens of MiB in the heap

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from chunkbench.serving.constrained.heap import share_heap
+from chunkbench.malloc import share_heap
 from chunkbench.serving.server.app import Server, ServerOptions, application
 from chunkbench.serving.server.backend import Backend
 from chunkbench.serving.server.records import Log

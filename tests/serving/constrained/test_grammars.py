@@ -14,10 +14,10 @@ import jsonschema
 import pytest
 import torch
 
+from chunkbench.malloc import bytes_in_use
 from chunkbench.serving import smollm2
 from chunkbench.serving.constrained import Constraint, ConstraintRefused, Grammars, Method
 from chunkbench.serving.constrained.constraint import ANY_OBJECT
-from chunkbench.serving.constrained.heap import heap_bytes
 from chunkbench.serving.constrained.matchers import GrammarMatcher
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request, Sampling
 from chunkbench.serving.engine.model import INTERFACE, load_module
@@ -250,11 +250,11 @@ def test_a_constraint_is_compiled_once_and_forgotten_when_many_follow(
 
 
 def test_constraints_that_take_much_memory_are_not_kept_together(compiled: Compiling) -> None:
-    grammars, before = Grammars(compiled.json, VOCABULARY, {END}), heap_bytes()
+    grammars, before = Grammars(compiled.json, VOCABULARY, {END}), bytes_in_use()
     heavy = [Constraint.of_regex(f"(a{{{count}}}){{400}}") for count in range(400, 406)]
     for constraint in heavy:
         grammars.matcher(constraint)
-    assert 24 << 20 < heap_bytes() - before < 60 << 20  # six of them take 108 MiB
+    assert 24 << 20 < bytes_in_use() - before < 60 << 20  # six of them take 108 MiB
     assert [grammars.known(constraint) is None for constraint in (heavy[0], heavy[-1])] == [True, False]
 
 
