@@ -18,6 +18,8 @@ from tests.torture.trials import Harm, Part, Trial
 LIMITS = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 MOMENTS = 42
 """About as many announcements does a run make."""
+EARLY = 4
+"""Announcements before a worker has what it needs: from then on its heap has room within the addresses it has."""
 ROWS = 2 * len(NAMES)
 
 
@@ -45,6 +47,7 @@ def trials() -> Iterator[Harm]:
         def harm(trial: Trial) -> None:
             chance = trial.chance
             kind = ("native", "large", *LIMITS, *(("group",) if limited else ()))[trial.number % (4 + bool(limited))]
+            moment = chance.randrange(EARLY if kind == "address space" else MOMENTS)
             spare, n_p = 1 << chance.randrange(12, 24), chance.choice((40, 500, 2000))
             workers: list[ForkedWorker] = []
 
@@ -64,7 +67,7 @@ def trials() -> Iterator[Harm]:
 
             spec = write_experiment(trial.folder, n_p)
             try:
-                rows = run(spec, trial.folder / "run", Watcher(chance.randrange(MOMENTS), act), workers.append)
+                rows = run(spec, trial.folder / "run", Watcher(moment, act), workers.append)
             finally:
                 page.fail(False, 0, 0)
             told = [f"{row.implementation} {row.n_s}: {row.status} {row.reason}" for row in rows]
