@@ -37,7 +37,7 @@ class RingNumbers:
     @property
     def of_six_blocks(self) -> float | None:
         """Peak bytes over those of six blocks."""
-        return None if self.peak_bytes is None else self.peak_bytes / self.block_bytes
+        return self.peak_bytes / self.block_bytes if self.peak_bytes is not None and self.block_bytes else None
 
 
 def ring_numbers(row: Row) -> RingNumbers | None:

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.forest import PromptSegment, prompt_lengths, prompt_paths
-from chunkbench.experiment.terms import Cache, Compensation, Device, Dtype, Mode, Protocol, TreeNode
+from chunkbench.experiment.terms import Cache, Compensation, Count, Device, Dtype, Mode, Protocol, Size, TreeNode
 from chunkbench.experiment.tree import has_lengths, lengths_in, sequences_in
 from chunkbench.experiment.values import LengthRange, Share, show_value
 
@@ -32,8 +32,8 @@ class Point(BaseModel):
 
     dtype: Dtype
     device: Device
-    batch_size: int = 32
-    threads: int | None = None
+    batch_size: Size = 32
+    threads: Size | None = None
 
     @classmethod
     def axes(cls) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Point(BaseModel):
 class SessionPoint(Point):
     """A point whose implementations are sessions in a worker, called for n_c steps."""
 
-    n_c: int = 64
+    n_c: Count = 64
 
 
 class AttentionPoint(SessionPoint):
@@ -102,19 +102,19 @@ class AttentionPoint(SessionPoint):
     `k mod prompts`). `tree` describes any forest; `n_s` is then None.
     """
 
-    n_p: int | tuple[int, int]
-    n_s: int | None
-    prompts: int = 1
+    n_p: Count | tuple[Count, Count]
+    n_s: Count | None
+    prompts: Size = 1
     tree: tuple[TreeNode, ...] | None = None
-    heads: int = 32
-    kv_heads: int
-    head_dim: int = 128
-    retrieval: int | None = None
-    window: int | None = None
-    kv_share: int | None = None
+    heads: Size = 32
+    kv_heads: Size
+    head_dim: Size = 128
+    retrieval: Count | None = None
+    window: Count | None = None
+    kv_share: Count | None = None
     compensation: Compensation | None = None
-    chunk_size: int = 64
-    block_size: int = 32
+    chunk_size: Size = 64
+    block_size: Size = 32
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from chunkbench.experiment.llama import SHAPES, LlamaShape
 from chunkbench.experiment.point import AttentionPoint, Point, SessionPoint
-from chunkbench.experiment.terms import TreeNode
+from chunkbench.experiment.terms import Count, Size, TreeNode
 
 
 class ModelPoint(Point):
@@ -46,7 +46,7 @@ class ModulesPoint(ModelPoint, SessionPoint):
 
     LEGACY: ClassVar[Mapping[str, Any]] = {"n_s": 0, "prompts": 1, "tree": None, "chunk_size": 64, "block_size": 32}
 
-    n_p: int
+    n_p: Count
 
     @property
     def layer(self) -> LayerPoint:
@@ -58,10 +58,10 @@ class ModulesPoint(ModelPoint, SessionPoint):
 class RequestPoint(ModelPoint):
     """Requests that arrive one by one; `batch_size` is the most that a step has."""
 
-    n_s: int | None = None
-    prompts: int = 1
+    n_s: Count | None = None
+    prompts: Size = 1
     tree: tuple[TreeNode, ...] | None = None
-    rate: int | None = None
+    rate: Count | None = None
 
 
 class ServingPoint(RequestPoint):
@@ -73,20 +73,20 @@ class ServingPoint(RequestPoint):
     LEGACY: ClassVar[Mapping[str, Any]] = {"chunk_size": 64, "block_size": 32}
 
     model: LlamaShape = SHAPES["small-llama"]
-    n_p: int
-    n_c: int = 64
-    load: int | None = None
-    clients: int | None = None
-    forced: int | None = None
+    n_p: Count
+    n_c: Count = 64
+    load: Count | None = None
+    clients: Count | None = None
+    forced: Count | None = None
 
 
 class AnswersPoint(ModelPoint):
     """A context of n_p tokens in caches whose KV heads keep a window, and `batch_size` questions behind it."""
 
-    batch_size: int = 10
+    batch_size: Size = 10
     model: LlamaShape = SHAPES["smollm2-135m"]
-    n_p: int
-    window: int | None = None
+    n_p: Count
+    window: Count | None = None
 
 
 class RingPoint(Point):
@@ -96,16 +96,16 @@ class RingPoint(Point):
     `threads` are those of one rank.
     """
 
-    batch_size: int = 1
-    n_p: int
-    n_s: int | None = None
-    heads: int = 32
-    kv_heads: int
-    head_dim: int = 128
-    ranks: int = 2
+    batch_size: Size = 1
+    n_p: Size
+    n_s: Count | None = None
+    heads: Size = 32
+    kv_heads: Size
+    head_dim: Size = 128
+    ranks: Size = 2
     phase: Literal["prefill", "decode"] = "prefill"
     mask: Literal["causal", "full"] | None = None
-    link: int | None = None
+    link: Count | None = None
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,15 +125,15 @@ class ReplayPoint(RequestPoint):
     """Requests through a cache manager. Where `traffic` decides lengths, n_p and n_c are None."""
 
     model: LlamaShape = SHAPES["llama2-7b"]
-    n_p: int | None = None
-    n_c: int | None = None
-    chunk_size: int = 64
-    block_size: int = 32
+    n_p: Count | None = None
+    n_c: Count | None = None
+    chunk_size: Size = 64
+    block_size: Size = 32
     traffic: str | None = None
-    memory: int | None = None
+    memory: Count | None = None
     schedule: str | None = None
-    samples: int | None = None
-    beams: int | None = None
+    samples: Count | None = None
+    beams: Count | None = None
 
     @classmethod
     def completed(cls, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat
 
 from chunkbench.experiment.points import AnswersPoint
-from chunkbench.store.results import Count, Facts, Result
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import Facts, Result
 
 
 class AnswersContext(Facts):

@@ -12,13 +12,13 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     model_validator,
 )
 
 from chunkbench import workload
 from chunkbench.environment.machine import hardware_id
 from chunkbench.experiment.style import Style
+from chunkbench.experiment.terms import Count
 
 
 def _nothing_if_none(raw: object) -> object:
@@ -35,7 +35,7 @@ class CpuFacts(_Part):
     """The processor."""
 
     model: str = ""
-    cores: int | None = None
+    cores: Count | None = None
     generation: str = ""
 
     @property
@@ -101,7 +101,7 @@ class ExperimentFacts(_Part):
     pages: str | None = None
     """None in schema versions before 6, which asked for no huge pages."""
     budget_s: NonNegativeFloat = 0.0
-    arrival_seeds: NonNegativeInt = 0
+    arrival_seeds: Count = 0
     """Of each point, where requests arrive."""
     expect: tuple[ExpectationFacts, ...] = ()
     accelerators: tuple[Mapping[str, Any], ...] = ()
@@ -128,13 +128,13 @@ class Manifest(_Part):
     experiment: Annotated[ExperimentFacts, BeforeValidator(_nothing_if_none)] = Field(default_factory=ExperimentFacts)
     device: str | None = None
     dtype: str | None = None
-    seed: int | None = None
+    seed: Count | None = None
     machines: dict[str, MachineFacts] = {}
     """Machine id -> hardware and software."""
     git: Annotated[GitFacts, BeforeValidator(_nothing_if_none)] = GitFacts()
     styles: dict[str, Style] = Field(default={}, validation_alias=AliasChoices("styles", "looks"))
     """Implementation id -> how reports show it."""
-    points: NonNegativeInt | None = None
+    points: Count | None = None
     started_at: str | None = None
     finished_at: str | None = None
     interrupted: bool | None = None

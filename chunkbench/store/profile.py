@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from chunkbench.store.results import Count, DecodeResult, Facts, Positive
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import DecodeResult, Facts, Positive
 
 
 class Unit(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from chunkbench.experiment.points import ReplayPoint
-from chunkbench.store.results import Count, Facts, Result, Samples
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import Facts, Result, Samples
 
 
 class MemoryMoment(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat
 
-from chunkbench.store.results import Count, Facts
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import Facts
 
 RequestStatus = Literal["ok", "wrong", "refused", "error", "timeout", "cancelled"]
 

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, AllowInfNan, BaseModel, ConfigDict, Field, No
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.point import AttentionPoint, Case
 from chunkbench.experiment.points import ModulesPoint
-from chunkbench.experiment.terms import Cache, Device, Dtype, Mode, Protocol
+from chunkbench.experiment.terms import Cache, Count, Device, Dtype, Mode, Protocol, Size
 
 Status = Literal["ok", "noisy", "incorrect", "error", "timeout", "crashed", "oom", "unsupported", "unavailable"]
 MEASURED: tuple[Status, ...] = ("ok", "noisy")
@@ -18,7 +18,6 @@ FAILED: frozenset[Status] = frozenset({"incorrect", "error", "crashed", "timeout
 """Faults of the implementation itself. What a machine cannot do (`unavailable`, `unsupported`, `oom`) is no failure."""
 
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0)]
 Samples = tuple[Annotated[tuple[Positive, ...], Field(min_length=1)], ...]
 
@@ -125,13 +124,13 @@ class Result(Facts):
     label: str
     device: Device
     dtype: Dtype
-    batch_size: int
-    threads: int | None = None
+    batch_size: Size
+    threads: Size | None = None
     status: Status
     reason: str = ""
     package_version: str | None = None
     note: str = ""
-    seed: int = 0
+    seed: Count = 0
     started_at: str = ""
     machine: str = ""
     """Id of the machine that measured the case; empty in schema versions before 5, whose runs have one machine."""

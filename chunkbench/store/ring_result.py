@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AllowInfNan, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from chunkbench.experiment.points import RingPoint
-from chunkbench.store.results import Count, Facts, Result, Samples
+from chunkbench.experiment.terms import Count
+from chunkbench.store.results import Facts, Result, Samples
 
 
 class RankTimes(Facts):

@@ -11,8 +11,9 @@ from typing import Any, Self
 from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from chunkbench.experiment.points import ServingPoint
+from chunkbench.experiment.terms import Count
 from chunkbench.store.request_result import RequestResult
-from chunkbench.store.results import Count, Facts, Result, Samples
+from chunkbench.store.results import Facts, Result, Samples
 
 TIMELINE = 100
 """Most parts of a timeline."""
@@ -24,9 +25,9 @@ class Moment:
 
     at: float
     """On the clock of `time.perf_counter`, which all processes of a Linux host share."""
-    batch: int
+    batch: Count
     """Sequences in the step, or running."""
-    kv_bytes: int | None
+    kv_bytes: Count | None
     """Bytes of blocks or chunks that live requests refer to; None if unknown."""
     seconds: float | None = None
     """Time of the step; None between steps."""
@@ -34,7 +35,7 @@ class Moment:
     """Part of the step that was not the model: scheduling, tree, plan, sampling."""
     tree_seconds: float | None = None
     """Part of that which was the cache's bookkeeping of prefixes: match, join, append, leave, evict."""
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
     """Prompt tokens that the step computed."""
 
 

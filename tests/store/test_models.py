@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from chunkbench import workload, workloads
 from chunkbench.store import DecodeResult, Manifest, RunError, open_run
 from chunkbench.store.replay_result import MemoryMoment
 from chunkbench.store.serving_result import ConstrainedAnswers
@@ -89,3 +91,21 @@ def test_spans_lie_inside_their_answers() -> None:
     for span in ([0, 4], [2, 1], [0, 2**31]):
         with pytest.raises(ValidationError, match="no part of its answer"):
             ConstrainedAnswers.model_validate({**answers, "spans": [[span]]})
+
+
+BOUNDS = {"exclusiveMaximum", "maximum"}
+
+
+def test_all_whole_numbers_of_a_row_have_a_bound() -> None:
+    def unbounded(schema: Any, name: str) -> Iterator[str]:
+        members = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+        if isinstance(schema, dict) and schema.get("type") == "integer" and not BOUNDS & schema.keys():
+            yield name
+        for key, member in members:
+            yield from unbounded(member, f"{name}.{key}")
+
+    workloads.register()
+    kinds = [kind for kind in workload.all_kinds() if kind.result.__module__.startswith("chunkbench.")]
+    assert len(kinds) >= 7
+    for kind in kinds:
+        assert list(unbounded(kind.result.model_json_schema(), kind.name)) == []

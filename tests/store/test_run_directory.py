@@ -49,6 +49,22 @@ def test_a_last_line_without_a_newline_is_incomplete(run: Path) -> None:
     assert [recorded.key for recorded in open_run(run).cases] == ["a", "b"]
 
 
+def test_a_whole_last_line_that_cannot_be_read_is_kept_and_named(run: Path) -> None:
+    before = (run / "cases.jsonl").read_text().replace('"key":"c"', '"key":7')
+    (run / "cases.jsonl").write_text(before)
+    for read in (open_run, RunWriter.resume):
+        with pytest.raises(RunError, match=r"cases\.jsonl:3: damaged: key"):
+            read(run)
+    assert (run / "cases.jsonl").read_text() == before
+
+
+def test_zeros_in_place_of_the_last_line_are_left_out(run: Path) -> None:
+    with (run / "cases.jsonl").open("ab") as file:
+        file.write(bytes(40) + b"\n")
+    assert open_run(run).torn
+    assert len(open_run(run).cases) == 3
+
+
 def test_damage_before_the_last_line_is_an_error_with_its_line_number(run: Path) -> None:
     lines = (run / "cases.jsonl").read_text().splitlines(keepends=True)
     (run / "cases.jsonl").write_text(lines[0] + "{}\n" + lines[2])

@@ -33,6 +33,9 @@ class Recent(Generic[K, V]):
     def keep(self, key: K, value: V, weight: float = 0.0) -> None:
         """Remember an entry."""
         _, before = self._entries.pop(key, (None, 0.0))
+        if weight > self._heaviest:
+            self._weight -= before
+            return
         self._entries[key] = value, weight
         self._weight += weight - before
         while len(self._entries) > self._most or self._weight > self._heaviest:

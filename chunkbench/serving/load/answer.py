@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from chunkbench.experiment.terms import Count
 from chunkbench.serving.load.event_stream import EventStream
-from chunkbench.store.results import Count
 from chunkbench.traces import PlannedRequest
 
 if TYPE_CHECKING:
