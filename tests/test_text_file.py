@@ -7,8 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from pydantic_core import ErrorDetails
 
-from chunkbench.text_file import TextError, csv_rows, decode, from_json, lines, read_text
+from chunkbench.text_file import TextError, csv_rows, decode, from_json, lines, problem_of, read_text
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -78,6 +79,12 @@ def test_json_that_cannot_be_used(text: str, why: str) -> None:
 def test_json_that_can() -> None:
     assert from_json(r'["\ud83d\ude00", 1e308, "\u2028"]') == ["\U0001f600", 1e308, "\u2028"]
     assert from_json("1" + "0" * 400) == 10**400
+
+
+def test_a_place_with_a_line_break_is_shown_as_an_escape() -> None:
+    detail: ErrorDetails = {"type": "missing", "loc": ("a\n", 0, "b"), "msg": "m", "input": None}
+    assert problem_of(detail) == r"'a\n'.0.b: m"
+    assert problem_of(detail | {"loc": ()}, "the line") == "the line: m"
 
 
 def test_rows_of_csv() -> None:

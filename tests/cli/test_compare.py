@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -162,16 +163,21 @@ def test_the_schema_is_printed() -> None:
 
 
 def test_history_finds_the_change_and_draws_it(tmp_path: Path) -> None:
+    """Also with a label and a commit in which matplotlib sees mathematics, and which no SVG can hold."""
+    strange = "c0f$\\nope{$\x1b"
     for number in range(12):
         started = f"2026-01-{number + 1:02}T00:00:00+00:00"
-        write(tmp_path / "runs" / str(100 + number), [case("a", 100.0 if number < 6 else 130.0)], started_at=started)
+        measured = case("a", 100.0 if number < 6 else 130.0).model_copy(update={"label": strange})
+        git = {"commit": strange, "dirty": False}
+        write(tmp_path / "runs" / str(100 + number), [measured], started_at=started, git=git)
     done = run("history", *sorted((tmp_path / "runs").iterdir()), "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "1 case changed." in done.output
     (series,) = json.loads((tmp_path / "out" / "history.json").read_text())
     assert [(change["index"], change["ratio"]) for change in series["changes"]] == [(6, pytest.approx(1.3, rel=0.02))]
-    assert f"{series['changes'][0]['ratio']:.3f}x at c0ffeec0ffee" in done.output
+    assert f"{series['changes'][0]['ratio']:.3f}x at c0f$\\nope{{$\ufffd" in done.output
     assert (tmp_path / "out" / "history.png").stat().st_size > 10_000
+    ElementTree.parse(tmp_path / "out" / "history.svg")
 
 
 def test_history_of_a_folder_without_runs(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,11 +255,48 @@ def test_linear_layers_that_do_not_fit_are_no_decoder_layer(heads: int, kv_heads
 
 
 @pytest.mark.parametrize("threads", [0, 2**31 - 1])
-def test_a_probe_has_a_thread_for_each_cpu_at_most(threads: int) -> None:
+def test_a_probe_has_at_least_one_thread_and_at_most_4096(threads: int) -> None:
     with pytest.raises(ValueError, match="at least 1 and at most 4096"):
         native.read_pass(torch.zeros(64), threads)
     with pytest.raises(ValueError, match="at least 1 and at most 4096"):
         native.matrix_flops_per_s("float32", threads, 1.0)
+
+
+ASKED = """
+import ctypes, importlib.util, sys
+from array import array
+
+runtime = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+spec = importlib.util.spec_from_file_location("_native", sys.argv[2])
+native = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(native)
+tokens, most = 5000, 2**31 - 1
+rows, chunk = array("f", bytes(4 * tokens * 16)), array("f", bytes(4 * 2 * 16 * 16))
+at = rows.buffer_info()[0]
+chunks, numbers = array("q", [chunk.buffer_info()[0]]) * tokens, array("q", range(tokens))
+native.pack("float32", 1, 16, 16, at, at, chunks, array("q", [i % 16 for i in numbers]), most)
+asked = ctypes.c_uint.in_dll(runtime, "asked")
+print(asked.value)
+items = memoryview(array("q", [n for i in numbers for n in (i, 1, i, i, 1, -1, 0, 0, 1)])).cast("B")
+shape, rest = ("float32", 1, 1, 16, 16), (array("q"), 0, tokens, 0, most, True, True, "portable")
+native.DecodePlan(*shape, items.cast("q", (tokens, 9)), chunks, numbers, *rest).decode(at, at, 0.25, most)
+print(asked.value)
+"""
+"""Prints how many threads the native module asks an OpenMP runtime for."""
+RUNTIME = """
+unsigned asked;
+void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags) { asked = threads; body(data); }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_work_for_more_threads_than_4096_is_shared_out_to_4096(tmp_path: Path) -> None:
+    """In a process without PyTorch, whose OpenMP runtime would start the threads."""
+    runtime = tmp_path / "runtime.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", runtime], input=RUNTIME, text=True, check=True)
+    command = [sys.executable, "-I", "-S", "-c", ASKED, str(runtime), str(native.__file__)]
+    asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert asked.split() == ["4096", "4096"]
 
 
 def test_an_uninitialized_plan_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from chunkbench.cli.report import command
-from chunkbench.store import open_run
+from chunkbench.store import TORN, open_run
 
 
 @pytest.fixture
@@ -131,6 +131,14 @@ def test_a_run_without_cases_is_refused(run_directory) -> None:
     result = call(run_directory)
     assert result.exit_code == 2
     assert "no case has been measured" in result.stderr
+
+
+def test_a_last_line_that_is_cut_short_is_named(run_directory) -> None:
+    path = run_directory / "cases.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    result = call(run_directory, "--format", "csv")
+    assert len(result.stdout.splitlines()) == 120
+    assert result.stderr == f"{run_directory}: {TORN}; it is left out\n"
 
 
 def test_an_unknown_format_is_refused(run_directory) -> None:

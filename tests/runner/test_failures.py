@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from chunkbench import workload
 from chunkbench.cli.progress import RunProgress
 from chunkbench.environment import git_state
 from chunkbench.experiment import load_experiment
 from chunkbench.experiment.point import AttentionPoint
+from chunkbench.runner.client import WorkerClient, WorkerCrashed, WorkerError
 from chunkbench.runner.executor import LocalExecutor
 from chunkbench.runner.options import RunOptions
+from chunkbench.runner.point_driver import PointDriver, WorkerLost
 from chunkbench.runner.run import DEFAULT_OPTIONS, run_experiment
+from chunkbench.runner.session_measurer import SessionMeasurer
+from chunkbench.runner.survey import survey
 from chunkbench.runner.target import resolve_target
 from chunkbench.store import DecodeResult, RunError
 
@@ -131,3 +138,58 @@ def test_retry_measures_only_the_points_of_failed_rows_again(tmp_path: Path, mon
     for name in names:
         assert mended[name, 0] == broken[name, 0], "this point had no row with status error"
     assert mended["chunk_attn", 32] != broken["chunk_attn", 32], "all rows of a point are measured together"
+
+
+class Scripted(WorkerClient):
+    """Gives these answers, one after the other, and raises those that are errors."""
+
+    pid = os.getpid()
+
+    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+        self._answers = [*answers]
+
+    def ask(self, op: str, limit_s: float, **arguments: Any) -> dict[str, Any]:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return {**answer}
+
+    def kill(self) -> None:
+        """Nothing."""
+
+
+def test_a_survey_without_memory_gives_rows_with_status_oom() -> None:
+    worker = Scripted(WorkerError("oom", "no memory"))
+    _, traits = survey(["naive"], "cpu", lambda: worker)
+    assert (traits["naive"].status, traits["naive"].reason) == ("oom", "in survey: no memory")
+
+
+def test_a_point_is_tried_again_when_the_system_killed_the_worker_for_memory(tmp_path: Path) -> None:
+    surveyed = {"chunk_attn": {"label": "ChunkAttn", "ok": False, "reason": "not here"}}
+    killed = WorkerCrashed("the system ran out of memory and killed the process", "oom")
+    workers = [Scripted(surveyed, {}, killed), Scripted({}, {"threads": 1})]  # behind the survey: reserve, open
+    (tmp_path / "x.yaml").write_text(EXPERIMENT.format(names="chunk_attn"))
+    experiment = load_experiment(tmp_path / "x.yaml")
+    target = resolve_target(experiment)
+    point = experiment.points("cpu", "float32")[0]
+    options = RunOptions(start_worker=lambda *_: workers.pop(0))
+    measurer = SessionMeasurer(workload.of(experiment), experiment, target, [point], tmp_path / "log", options)
+    cases = {point: experiment.cases(point)}
+    (row,) = measurer.measure([point], cases, 1.0, lambda _: None, lambda _: None)[point]
+    assert (row.status, row.reason) == ("unavailable", "not here")
+    assert workers == []
+
+
+def test_what_was_timed_across_a_suspension_is_timed_again() -> None:
+    suspended = {"samples_us": [1.0, 2.0], "suspended": True}
+
+    def answered(*answers: dict[str, Any]) -> dict[str, Any]:
+        unused: Any = None
+        return PointDriver(unused, unused, {}, Scripted(*answers), unused, []).housekeeping("peaks")
+
+    assert answered(suspended, suspended, {"samples_us": [3.0], "discarded": 1}) == {
+        "samples_us": [3.0],
+        "discarded": 5,
+    }
+    with pytest.raises(WorkerLost, match="the worker was suspended 4 times in a row"):
+        answered(*[suspended] * 4)

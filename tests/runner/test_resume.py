@@ -7,11 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from chunkbench.store import open_run
+from chunkbench.experiment import load_experiment
+from chunkbench.runner.executor import LocalExecutor, MeasuredPass
+from chunkbench.runner.run import run_experiment
+from chunkbench.runner.target import resolve_target
+from chunkbench.store import TORN, open_run
+from tests.cluster.listening import RecordingListener
 
 EXPERIMENT = """\
 name: long
@@ -87,3 +93,20 @@ def test_resume_refuses_another_experiment(spec: Path, tmp_path: Path) -> None:
     _, errors = again.communicate(timeout=60)
     assert again.returncode == 2
     assert "--resume" in errors
+
+
+class Idle(LocalExecutor):
+    """Measures nothing."""
+
+    def measure(self, *_: object) -> Generator[MeasuredPass, None, None]:
+        yield from ()
+
+
+def test_resume_tells_that_a_last_line_was_cut_short(spec: Path, tmp_path: Path) -> None:
+    experiment, out, listener = load_experiment(spec), tmp_path / "run", RecordingListener()
+    idle = Idle(resolve_target(experiment))
+    run_experiment(experiment, idle, out, False, [], listener)
+    (out / "cases.jsonl").write_text('{"key": "a')
+    run_experiment(experiment, idle, out, True, [], listener)
+    assert listener.problems == [f"{out}: {TORN}; it is removed, and its point is measured again"]
+    assert (out / "cases.jsonl").read_text() == ""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,28 @@ def test_a_case_that_is_measured_again_replaces_the_old_one(run: Path) -> None:
     assert [(recorded.key, recorded.samples_us[0][0]) for recorded in open_run(run).cases] == [
         ("a", 1.5), ("c", 1.5), ("b", 2.5), ("d", 1.5),
     ]  # fmt: skip
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(run: Path) -> None:
+    """Like a full disk, /dev/full takes no byte."""
+    writer = RunWriter.resume(run)
+    (run / "cases.jsonl").unlink()
+    (run / "cases.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"cases\.jsonl: cannot be written: No space left"):
+        writer.append([case("d")])
+    (run / "manifest.tmp").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"manifest\.json: cannot be written: No space left"):
+        writer.update_manifest(interrupted=True)
+    writer.close()
+
+
+def test_a_new_file_reaches_the_disk_before_its_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: folders.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    writer = RunWriter.resume(run)
+    writer.update_manifest(interrupted=True)
+    writer.close()
+    assert folders == [False, True]
 
 
 def test_true_is_no_schema_version(run: Path) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from chunkbench.cli.main import cli
 from chunkbench.report import build, render
@@ -17,6 +21,7 @@ from chunkbench.serving.servers.chunk_llama import StepLog
 from chunkbench.store import Run
 from chunkbench.store.serving_result import ConstrainedAnswers, ServerFacts, ServingResult
 from chunkbench.traces import PlannedRequest
+from chunkbench.workloads.serving import strip
 from chunkbench.workloads.serving.following import constrained_answers, first_invalid
 from chunkbench.workloads.serving.tasks import SHARE_BYTES, prompts_of, regex_of
 from tests.analysis.servers import measurement, serving_facts
@@ -146,20 +151,25 @@ def test_the_report_says_what_following_took(run: Run) -> None:
 
 
 def test_the_figure_shows_answers_over_clients_and_who_wrote_one(run: Run) -> None:
-    answers, strip = drawn(run).axes[:2]
+    answers, below = drawn(run).axes[:2]
     assert (answers.get_xlabel(), answers.get_ylabel()) == ("clients", "answers per second")
     assert [1.0, 8.0] in [pytest.approx(list(line.get_ydata())) for line in answers.get_lines()]
-    written = "".join(text.get_text() for text in strip.texts if len(text.get_text()) == 1)
+    written = "".join(text.get_text() for text in below.texts if len(text.get_text()) == 1)
     assert written == 2 * CHARACTER  # of vllm nothing is known
-    from matplotlib.colors import to_hex
-
-    from chunkbench.workloads.serving.strip import WRITERS
-
-    drawn_in = [to_hex(patch.get_facecolor()).upper() for patch in strip.patches[len(WRITERS) :]]
-    model, alone, appended = WRITERS.values()
+    drawn_in = [to_hex(patch.get_facecolor()).upper() for patch in below.patches[len(strip.WRITERS) :]]
+    model, alone, appended = strip.WRITERS.values()
     assert drawn_in[: len(CHARACTER)].count(appended) == 9  # the span that the server told
     assert drawn_in[CHARACTER.index("Edel")] == model
     assert drawn_in[CHARACTER.index("mber")] == alone  # after E there is one house
+
+
+def test_an_answer_with_a_dollar_and_a_control_character_is_drawn() -> None:
+    figure, svg = Figure(), StringIO()
+    text = "a$b$\x1b"
+    strip.draw(figure.subplots(), [strip.Written("vLLM", text, ["appended"] * len(text))])
+    figure.savefig(svg, format="svg")
+    ElementTree.fromstring(svg.getvalue())
+    assert [part.get_text() for part in figure.axes[0].texts[-len(text) :]] == ["a", r"\$", "b", r"\$", "\ufffd"]
 
 
 @pytest.mark.parametrize(
