@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, one line per point elsewhere, nothing with `--quiet`."""
+"""Progress of a run: a bar on a terminal, one line per point elsewhere; with `--quiet` problems alone."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class RunProgress:
         )
 
     def problem(self, text: str) -> None:
-        """Print the text."""
-        self._print(text)
+        """Print the text, also with `--quiet`: it is no progress."""
+        self._console.print(text, markup=False, soft_wrap=True)
+        sys.stderr.flush()
 
     def _print(self, text: str) -> None:
         if not self._quiet:
-            self._console.print(text, markup=False, soft_wrap=True)
-            sys.stderr.flush()
+            self.problem(text)
 
 
 class RepeatProgress:
@@ -133,8 +133,8 @@ class RepeatProgress:
         """Print nothing: a process measures a point in a second."""
 
     def problem(self, text: str) -> None:
-        """Print the text, once."""
-        if text not in self._problems and not self._quiet:
+        """Print the text, once, also with `--quiet`."""
+        if text not in self._problems:
             self._problems.add(text)
             self._console.print(text, markup=False, soft_wrap=True)
 

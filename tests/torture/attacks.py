@@ -20,6 +20,8 @@ class Attack:
     sent: bytes
     refused: bool = True
     """Whether the answer must be a 4xx, or none. Else it may be a 200, too."""
+    good: bool = False
+    """Whether the answer must be a 200."""
     size: int = 1 << 16
     """Bytes of a piece."""
     pause_s: float = 0.0
@@ -142,7 +144,7 @@ def slow(chance: random.Random) -> Attack:
     """A good request in small pieces, or one that waits for the rest for a while."""
     route = chance.choice(["completions", "chat/completions"])
     sent = post(json.dumps(good_body(chance, route)).encode(), route)
-    return Attack("slow", sent, refused=False, size=chance.choice([1, 5, 40]), pause_s=0.4 / len(sent))
+    return Attack("slow", sent, refused=False, good=True, size=chance.choice([1, 5, 40]), pause_s=0.4 / len(sent))
 
 
 def large(chance: random.Random) -> Attack:

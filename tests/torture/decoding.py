@@ -36,7 +36,7 @@ dtype: float32
 implementations: [{", ".join(NAMES)}]
 caches: [warm]
 budget: {{budget}}s
-case_limit: 60s
+case_limit: 120s
 max_rounds: {{rounds}}
 precision: 0.0001
 defaults: {{{{n_c: {{n_c}}, threads: {{threads}}, batch_size: 2, heads: 4, head_dim: 64, chunk_size: 16}}}}

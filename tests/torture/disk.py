@@ -108,6 +108,7 @@ def moved_away(run: TinyRun, trial: Trial, place: Path) -> list[bytes]:
     run.out.rename(away)
     code = run.end()
     if run.out.exists():
+        assert not (run.out / "cases.jsonl").exists(), "rows are in a folder that the run made a second time"
         shutil.rmtree(run.out)
     away.rename(run.out)
     return refused(run, code)
@@ -133,6 +134,8 @@ def refused(run: TinyRun, code: int) -> list[bytes]:
     """The command ended as it must: well, or with 2 and the path. Returns the finished lines."""
     assert code in (0, 2), f"exit code {code}: {run.errors}"
     assert "Traceback" not in run.errors, run.errors
+    if code == 0:
+        run.check_complete(run.finished())
     assert code == 0 or str(run.out) in run.errors, f"the message names no path: {run.errors}"
     return run.finished()
 

@@ -19,6 +19,8 @@ from tests.kvcache.managers.test_prefix import POOLS, random_operations
 from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 ACTIONS = 10
+CACHES = 3
+"""Of a trial; each suffers so many actions."""
 SHAPES = [(1, 1), (4, 2), (3, 1), (6, 2)]
 """Heads and KV heads."""
 PREFIX_OPERATIONS = 1000
@@ -81,8 +83,9 @@ def trials() -> Iterator[Harm]:
 
     def harm(trial: Trial) -> int:
         torch.set_num_threads(trial.chance.randint(1, 3))
-        act_and_check(contexts(trial.chance, trial.number), history(trial.chance))
-        return 2 * ACTIONS + managers(trial.chance)  # every action and the read after it
+        for _ in range(CACHES):
+            act_and_check(contexts(trial.chance, trial.number), history(trial.chance))
+        return 2 * CACHES * ACTIONS + managers(trial.chance)  # every action and the read after it
 
     try:
         yield harm

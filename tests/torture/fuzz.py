@@ -10,7 +10,6 @@ import re
 import resource
 import signal
 import traceback
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,21 +58,26 @@ def dumped(value: Any) -> str:
     return text.replace(f'"{_DEEP}"', "[" * 20_000 + "]" * 20_000).replace(f'"{_DIGITS}"', "9" * 10_000)
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container with every key or index in it."""
-    if isinstance(value, dict | list):
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from places(value[key])
+def place(value: Any, chance: random.Random) -> tuple[Any, Any] | None:
+    """A container and a key or index in it; None where there is none. Long lists do not hide what stands beside them:
+    a key of the uppermost container is as likely as any other one."""
+    found = None
+    while isinstance(value, dict | list) and value:
+        key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        found = value, key
+        value = value[key]
+        if chance.random() < 0.3:
+            break
+    return found
 
 
 def damage_json(value: Any, chance: random.Random) -> None:
     """Change one to three values somewhere in a JSON document."""
     for _ in range(chance.choice((1, 1, 2, 3))):
-        known = list(places(value))
-        if not known:
+        found = place(value, chance)
+        if found is None:
             return
-        container, key = chance.choice(known)
+        container, key = found
         action = chance.random()
         if action < 0.75:
             container[key] = chance.choice(VALUES)

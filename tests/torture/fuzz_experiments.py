@@ -57,6 +57,7 @@ def checked(path: Path, refused: bool) -> int:
     planned = command("run", path, "--dry-run")
     check_text(planned.stdout, str(path))
     assert valid.code == told.code, f"{path}: validate ends with {valid.code} and {told.code}"
+    assert {valid.code, planned.code} <= {0, 2}, f"{path}: exit codes {valid.code} and {planned.code}"
     assert valid.code == 2 or not refused, f"{path} is accepted: {valid.stdout}"
     for ended in (valid, planned) if valid.code == 2 else ():
         assert ended.code == 2, f"{path}: validate ends with 2, run with {ended.code}"

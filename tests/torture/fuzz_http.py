@@ -107,7 +107,7 @@ async def read(reader: asyncio.StreamReader) -> bytes:
 
 def why_wrong(attack: Attack, answer: bytes) -> str:
     """What is wrong with an answer; empty if nothing is."""
-    if attack.cut or not answer:
+    if attack.cut or (attack.ends and not answer):
         return ""  # the connection was closed
     found = re.match(rb"HTTP/1\.1 (\d{3}) ", answer)
     if not found:
@@ -115,6 +115,8 @@ def why_wrong(attack: Attack, answer: bytes) -> str:
     status, (_, _, text) = int(found[1]), answer.partition(b"\r\n\r\n")
     if status == 200 and not attack.refused:
         return ""
+    if attack.good:
+        return f"a good request got {status}"
     if not 400 <= status < 500:
         return f"the status is {status}"
     if not text and b"HEAD " not in attack.sent[:5]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 MODULE = "tests.torture.native_calls"
 CALLS = 50
+LIMIT_S = 300.0
+"""Calls that take longer hang."""
 SEEDS = Path(__file__).with_name("native_seeds.txt")
 """Seeds that together reach all entry points and nine of ten refusals; a run with sanitizers begins with them. A seed
 that fails is added."""
@@ -40,6 +43,8 @@ class Child:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(seed, count, file=self.process.stdin, flush=True)
+        if not select.select([self.process.stdout], [], [], LIMIT_S)[0]:
+            return False
         return self.process.stdout.readline() == "done\n"
 
     def end(self) -> str:

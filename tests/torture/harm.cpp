@@ -68,9 +68,19 @@ void* made(std::size_t size, void* caller) {
 extern "C" {
 
 void* __libc_malloc(std::size_t);
+void* __libc_calloc(std::size_t, std::size_t);
+void* __libc_realloc(void*, std::size_t);
 void* __libc_memalign(std::size_t, std::size_t);
 
 void* malloc(std::size_t size) noexcept { return large_fails(size) ? nullptr : __libc_malloc(size); }
+
+void* calloc(std::size_t count, std::size_t size) noexcept {
+    return large_fails(count * size) ? nullptr : __libc_calloc(count, size);
+}
+
+void* realloc(void* block, std::size_t size) noexcept {
+    return large_fails(size) ? nullptr : __libc_realloc(block, size);
+}
 
 int posix_memalign(void** block, std::size_t alignment, std::size_t size) noexcept {
     void* const found = large_fails(size) ? nullptr : __libc_memalign(alignment, size);

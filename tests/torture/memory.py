@@ -41,10 +41,11 @@ def group() -> Iterator[Path | None]:
 
 @contextmanager
 def trials() -> Iterator[Harm]:
-    page = preloaded().page
+    page, tried, hurt = preloaded().page, 0, 0
     with group() as limited:
 
         def harm(trial: Trial) -> None:
+            nonlocal tried, hurt
             chance = trial.chance
             kind = ("native", "large", *LIMITS, *(("group",) if limited else ()))[trial.number % (4 + bool(limited))]
             moment = chance.randrange(EARLY if kind == "address space" else MOMENTS)
@@ -69,6 +70,7 @@ def trials() -> Iterator[Harm]:
             try:
                 rows = run(spec, trial.folder / "run", Watcher(moment, act), workers.append)
             finally:
+                tried, hurt = tried + (kind in ("native", "large")), hurt + page.failed
                 page.fail(False, 0, 0)
             told = [f"{row.implementation} {row.n_s}: {row.status} {row.reason}" for row in rows]
             assert len(rows) == ROWS, told
@@ -86,6 +88,7 @@ def trials() -> Iterator[Harm]:
             assert not harness or len(points) == 1 or kind in LIMITS, told
 
         yield harm
+        assert hurt or tried < 20, f"no allocation failed in {tried} trials: the library does nothing"
 
 
 PART = Part(

@@ -11,11 +11,14 @@ from pathlib import Path
 from chunkbench import workloads
 from chunkbench.store import SCHEMA_VERSION, TORN, RunWriter, open_run
 from tests.command import chunkbench
+from tests.torture.tiny import TinyRun
 from tests.torture.trials import Harm, Part, Trial
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 CUTS = 100
 """A trial cuts at so many bytes, one after the other; the next trial goes on behind them."""
+EACH = 20
+"""One trial of so many lets the command itself resume a run that is cut."""
 LINES = 4
 """So many lines of a recorded run are kept: the same code reads all of them."""
 
@@ -31,6 +34,8 @@ def trials() -> Iterator[Harm]:
             pieces += [(run, first) for first in range(0, len(before_last + last), CUTS)]
 
     def harm(trial: Trial) -> int:
+        if trial.number % EACH == EACH - 1:
+            return resumed(trial)
         source, first = pieces[trial.number % len(pieces)]
         lines = (source / "cases.jsonl").read_bytes().splitlines(keepends=True)[-LINES:]
         return cut(source, lines, first, trial.folder / "run", trial.chance)
@@ -69,6 +74,20 @@ def cut(source: Path, lines: list[bytes], first: int, run: Path, chance: random.
     assert done.code == 0, done.stderr
     assert (TORN in done.stderr) == torn, f"the report does not say that a line is cut: {done.stderr}"
     return len(places) + 1
+
+
+def resumed(trial: Trial) -> int:
+    """A run, cut in its last two rows: the command says so, measures what is gone, and keeps the rest."""
+    run = TinyRun("memory", trial.folder)
+    assert run.complete() == 0, run.errors
+    whole = (run.out / "cases.jsonl").read_bytes()
+    *_, before_last, last = whole.splitlines(keepends=True)
+    (run.out / "cases.jsonl").write_bytes(whole[: -trial.chance.randrange(1, len(before_last + last))])
+    finished, torn = run.lines(), open_run(run.out).torn
+    assert run.complete() == 0, run.errors
+    assert (TORN in run.errors) == torn, f"the command does not say that a line was cut: {run.errors}"
+    run.check_complete(finished)
+    return 1
 
 
 PART = Part(

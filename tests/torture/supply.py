@@ -237,11 +237,15 @@ def set_up_offline(offline: Sequence[str], house: Path, trial: Trial) -> int:
     return 1
 
 
+LIMIT_S = 1200.0
+"""Of each command: a download that hangs ends."""
+
+
 def run(
     command: Sequence[str | Path], folder: Path, more: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=os.environ | (more or {}), check=False
+        command, cwd=folder, capture_output=True, text=True, env=os.environ | (more or {}), check=False, timeout=LIMIT_S
     )
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic, sleep
+from time import time as wall_clock
 from typing import Any
 
 from chunkbench.cli.progress import RunProgress
@@ -25,6 +27,8 @@ SHORTEST_S, LONGEST_S = 1.0, 60.0
 """Seconds of a stop. On a busy machine a sample of some microseconds may take a tenth of a second without one."""
 START_S = 30.0
 """What a run may take besides its budget, on a machine that others use too."""
+LIMIT_S = 120.0
+"""What takes longer than this hangs."""
 HOUR = 3600
 ROUND = "round"
 ROUNDS, STEPS = 100_000, 300
@@ -90,10 +94,16 @@ def program(trial: Trial, budget: float) -> int:
     return pid
 
 
-def ended(pid: int, wait: bool = False) -> int | None:
-    """The exit code of a process; None if it goes on."""
-    found, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
+def ended(pid: int, wait_s: float = 0.0) -> int | None:
+    """The exit code of a process; None if it goes on after so many seconds."""
+    end = monotonic() + wait_s
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if monotonic() >= end:
+            return None
+        sleep(0.002)
 
 
 def stop(pids: list[int], seconds: float) -> None:
@@ -108,14 +118,16 @@ def stop(pids: list[int], seconds: float) -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
-def suspend(trial: Trial, pid: int) -> tuple[int, float]:
-    """Stop the worker, the driver or both while they measure. The driver's exit code, and the seconds of all stops."""
+def suspend(trial: Trial, pid: int) -> tuple[int, float, int]:
+    """Stop the worker, the driver or both while they measure. The driver's exit code, the seconds of all stops, and how
+    many they were."""
     chance, stopped, noted = trial.chance, 0.0, trial.folder / "worker"
-    for _ in range(1 + trial.number % 3):
+    stops = 1 + trial.number % 3
+    for number in range(stops):
         (trial.folder / ROUND).unlink(missing_ok=True)
         while not (trial.folder / ROUND).exists():
             if (code := ended(pid)) is not None:
-                return code, stopped
+                return code, stopped, number
             sleep(0.002)
         sleep(chance.uniform(0, 0.03))
         worker = int(noted.read_text())
@@ -123,16 +135,18 @@ def suspend(trial: Trial, pid: int) -> tuple[int, float]:
         seconds = LONGEST_S if trial.number % 40 == 39 and not stopped else chance.uniform(SHORTEST_S, 1.5 * SHORTEST_S)
         stop(chance.choice([[worker], [pid], [pid, worker], [worker, pid]]), seconds)
         stopped += seconds
-    code = ended(pid, wait=True)
-    assert code is not None
-    return code, stopped
+    code = ended(pid, LIMIT_S)
+    assert code is not None, f"the run goes on {LIMIT_S:.0f} s after the last stop"
+    return code, stopped, stops
 
 
 def jump(trial: Trial, pid: int) -> int:
     """Set the wall clock back and forth while the command runs."""
     page = preloaded().page
     try:
+        end = monotonic() + LIMIT_S
         while (code := ended(pid)) is None:
+            assert monotonic() < end, f"the run goes on after {LIMIT_S:.0f} s"
             page.clock(trial.chance.choice((-HOUR, 0, HOUR)))
             sleep(trial.chance.uniform(0, 0.2))
     finally:
@@ -162,25 +176,35 @@ def check(folder: Path, began: datetime, longest_s: float) -> None:
 
 @contextmanager
 def trials() -> Iterator[Harm]:
-    preloaded()
+    preload, stopped_in, discarded = preloaded(), 0, 0
+    preload.page.clock(HOUR)
+    asked = [sys.executable, "-c", "import time; print(time.time())"]
+    said = float(subprocess.run(asked, env=preload.environment, capture_output=True, check=True).stdout)
+    preload.page.clock(0)
+    assert abs(said - wall_clock() - HOUR) < HOUR / 2, f"the clock did not move: {said}"
 
-    def harm(trial: Trial) -> None:
+    def harm(trial: Trial) -> int:
+        nonlocal stopped_in, discarded
         began, start, stopped = datetime.now(UTC), monotonic(), 0.0
         jumps = trial.number % 8 == 3
         pid = (program if jumps else driver)(trial, BUDGET_S)
         try:
-            code, stopped = (jump(trial, pid), 0.0) if jumps else suspend(trial, pid)
+            code, stopped, stops = (jump(trial, pid), 0.0, 1) if jumps else suspend(trial, pid)
         except BaseException:
             os.kill(pid, signal.SIGKILL)
-            ended(pid, wait=True)
+            ended(pid, LIMIT_S)
             raise
         trace = trial.folder / "traceback"
         assert code == 0, trace.read_text() if trace.exists() else f"exit code {code}"
         took = monotonic() - start
         assert took < BUDGET_S + stopped + START_S, f"{took:.1f} s, {stopped:.1f} s of them stopped"
         check(trial.folder / "run", began, SHORTEST_S)
+        stopped_in += 0 if jumps else stops
+        discarded += sum(row.discarded for row in rows(trial.folder / "run"))
+        return stops
 
     yield harm
+    assert discarded or stopped_in < 20, f"no sample was discarded after {stopped_in} stops: they hit nothing"
 
 
 PART = Part(

@@ -71,9 +71,22 @@ def torture(
     Folders of failed trials stay in `keep`. Raises Unavailable.
     """
     counts, start = Counts(first), time.monotonic()
+    try:
+        yield from _trials(part, counts, start, seconds, most, keep)
+    except Unavailable:
+        raise
+    except Exception:  # in what all trials share; other parts go on
+        counts.failures[first + counts.trials] = f"outside of the trials: {traceback.format_exc()}"
+        counts.trials, counts.tried = counts.trials + 1, counts.tried + 1
+        yield counts
+
+
+def _trials(
+    part: Part, counts: Counts, start: float, seconds: float, most: int | None, keep: Path | None
+) -> Iterator[Counts]:
     with part.open() as harm:
         while most is None or counts.trials < most:
-            number = first + counts.trials
+            number = counts.first + counts.trials
             folder = Path(tempfile.mkdtemp(prefix=f"torture-{number}-"))
             try:
                 tried = harm(Trial(number, random.Random(f"{part.name} {number}"), folder))
