@@ -56,7 +56,7 @@ class Network:
 
     def hold(self, *words: str) -> None:
         """Start a process that holds new namespaces. Raises Refused."""
-        program = [*words, "sh", "-c", "echo here; exec sleep 600"]
+        program = [*words, "sh", "-c", "echo here; exec sleep 3600"]
         process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.holders.append(process)
         assert process.stdout is not None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +17,11 @@ from chunkbench.store import open_run
 from chunkbench.store.results import FAILED
 from chunkbench.store.ring_result import RingResult
 from tests.ring.launched import ended, starting, write
-from tests.ring.test_namespaces import PORT, UNSHARE, Network, Refused, done
-from tests.torture.trials import Harm, Part, Trial, Unavailable
+from tests.ring.test_namespaces import PORT, done
+from tests.torture.network import HOSTS as RANKS
+from tests.torture.network import Switched, switched
+from tests.torture.trials import Harm, Part, Trial
 
-RANKS = 3
-SWITCH = Path(__file__).with_name("switch.py")
-PROGRAMS = ("unshare", "nsenter", "ip", "hostname")
 LIMIT_S = 20
 KINDS = ("slow", "loses packets", "away for a while", "cut off")
 TOKENS = {"slow": 1024, "loses packets": 1024, "away for a while": 1 << 14, "cut off": 1 << 16}
@@ -42,43 +38,6 @@ with socket.create_server(("10.77.0.1", 29512)) as server:
     print(count)
 """
 SEND = "import socket, sys; socket.create_connection(('10.77.0.1', 29512)).sendall(bytes(int(sys.argv[1])))"
-
-
-@dataclass
-class Switched(Network):
-    """Hosts 10.77.0.1 to 10.77.0.3 behind a switch (switch.py)."""
-
-    switch: subprocess.Popen[str] | None = None
-
-    def build(self) -> None:
-        self.hold(*UNSHARE)
-        for host in range(1, RANKS + 1):
-            self.hold(*self.within(0), "unshare", "--net", "--uts")
-            ends = ["peer", "name", "wire", "netns", str(self.holders[host].pid)]
-            done(*self.within(0), "ip", "link", "add", f"to{host}", "type", "veth", *ends)
-            done(*self.within(0), "ip", "link", "set", f"to{host}", "up")
-            done(*self.within(host), "hostname", f"host{host}")
-            done(*self.within(host), "ip", "address", "add", f"10.77.0.{host}/24", "dev", "wire")
-            done(*self.within(host), "ip", "link", "set", "lo", "up")
-            done(*self.within(host), "ip", "link", "set", "wire", "up")
-            done(*self.within(host), sys.executable, str(SWITCH), "--plain", "wire")
-        words = [*self.within(0), sys.executable, str(SWITCH), *(f"to{host}" for host in range(1, RANKS + 1))]
-        self.switch = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.holders.append(self.switch)
-        self._heard("here")
-
-    def does(self, **harm: object) -> None:
-        """What happens to packets from now on."""
-        assert self.switch is not None
-        assert self.switch.stdin is not None
-        print(json.dumps({"loss": 0.0, "delay": 0.0, "cut": [], **harm}), file=self.switch.stdin, flush=True)
-        self._heard("done")
-
-    def _heard(self, word: str) -> None:
-        assert self.switch is not None
-        assert self.switch.stdout is not None
-        if self.switch.stdout.readline().strip() != word:
-            raise Refused("this system refuses sockets for frames")
 
 
 def wait_until_busy(rank: subprocess.Popen[str]) -> None:
@@ -151,25 +110,13 @@ def send(network: Switched, trial: Trial, kind: str) -> None:
 
 @contextmanager
 def trials(act: Callable[[Switched, Trial, str], None]) -> Iterator[Harm]:
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing:
-        raise Unavailable(
-            f"there is no {' and no '.join(missing)}; Debian has them in util-linux, iproute2 and hostname"
-        )
     workloads.register()
-    network = Switched()
-    try:
-        try:
-            network.build()
-        except Refused as refused:
-            raise Unavailable(f"this system refuses namespaces for networks: {refused}") from None
+    with switched() as network:
 
         def harm(trial: Trial) -> None:
             act(network, trial, trial.chance.choice(KINDS))
 
         yield harm
-    finally:
-        network.close()
 
 
 PART = Part(

@@ -15,6 +15,7 @@ from tests.torture import (
     memory,
     power_cut,
     processors,
+    ray_hosts,
     soak,
     supply,
     time,
@@ -23,8 +24,8 @@ from tests.torture.trials import Part
 
 WITH_SERVER: tuple[Part, ...] = (fuzz_http.PART, soak.PART)
 """Their short versions are in tests/serving/server/test_server.py, where a server runs already."""
-ONLINE: tuple[Part, ...] = (supply.ADVISORIES, supply.WHEELHOUSE)
-"""Need a network at first, so `make test` leaves them out."""
+LONG: tuple[Part, ...] = (supply.ADVISORIES, supply.WHEELHOUSE, ray_hosts.PART)
+"""`make test` leaves them out: parts of supply need a network at first, a trial of Ray takes a minute."""
 PARTS: tuple[Part, ...] = (
     kill.PART,
     power_cut.PART,
@@ -39,7 +40,9 @@ PARTS: tuple[Part, ...] = (
     forests.PART,
     soak.PART,
     supply.PART,
-    *ONLINE,
+    supply.ADVISORIES,
+    supply.WHEELHOUSE,
     hosts.PART,
+    ray_hosts.PART,
     processors.PART,
 )

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.parts import ONLINE, PARTS, WITH_SERVER
+from tests.torture.parts import LONG, PARTS, WITH_SERVER
 from tests.torture.trials import Harm, Part, Trial, Unavailable, torture
 
 SECONDS = 0.5
 
 
-@pytest.mark.parametrize(
-    "part", [part for part in PARTS if part not in ONLINE + WITH_SERVER], ids=lambda part: part.name
-)
+@pytest.mark.parametrize("part", [part for part in PARTS if part not in LONG + WITH_SERVER], ids=lambda part: part.name)
 def test_short_version(part: Part) -> None:
     try:
         *_, counts = torture(replace(part, open=part.short or part.open), 0, SECONDS)

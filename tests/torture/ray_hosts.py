@@ -1,0 +1,255 @@
+"""Hosts of a Ray cluster whose network fails: a head and two that measure, behind a switch that does harm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from chunkbench import workloads
+from chunkbench.store import DecodeResult, open_run
+from tests.ring.test_namespaces import done
+from tests.torture.network import HOSTS, Switched, switched
+from tests.torture.trials import Harm, Part, Trial, Unavailable
+
+HEAD, NODES = 1, range(2, HOSTS + 1)
+NAMES = {1: "first", 2: "second", 3: "third"}
+ADDRESS = "10.77.0.1:6379"
+RAY = Path(sys.executable).with_name("ray")
+KINDS = ("slow", "loses packets", "away for a while", "cut off", "head cut off")
+POINTS, ROWS = 8, 2
+EXPERIMENT = """\
+name: tiny
+dtype: float32
+budget: 40s
+case_limit: 30s
+implementations: [naive, chunk_attn]
+defaults: {n_c: 2, batch_size: 2, heads: 2, head_dim: 16, chunk_size: 16, threads: 1}
+sweep:
+  - {n_p: [16, 32, 48, 64, 80, 96, 112, 128], n_s: 16}
+"""
+HEALTH = {"period": 1000, "timeout": 2000, "initial_delay": 1000}
+"""Milliseconds. After three failures Ray takes a node for dead: here within 10 s, unless told so only after a minute.
+A run copes with both in the same way, but a trial should not take so long."""
+START_LIMIT_S = 90.0
+RUN_LIMIT_S = 300.0
+"""A minute until a silent machine is given up, another one without machines, the run, and a busy host."""
+LEFT_LIMIT_S = 60.0
+LATEST_S = 3.0
+"""How long after a point is on disk the network fails, at most."""
+
+
+class RayHosts:
+    """A Ray cluster on the hosts, and the command that measures on it."""
+
+    def __init__(self, network: Switched, folder: Path) -> None:
+        self.network, self.folder, self.out = network, folder, folder / "run"
+        self.driver: subprocess.Popen[bytes]
+        (folder / "tiny.yaml").write_text(EXPERIMENT)
+        (folder / "tmp").mkdir()
+
+    def start(self) -> None:
+        """Start Ray where it does not run: on the head, then on the nodes at the same time."""
+        for hosts in ((HEAD,), NODES):
+            missing = [host for host in hosts if not self._lives(host)]
+            for host in missing:
+                self._kill(host)  # agents may outlive their node
+            started = {host: self._start(host) for host in missing}
+            for host, process in started.items():
+                said, _ = process.communicate(timeout=START_LIMIT_S)
+                assert process.returncode == 0, f"`ray start` on host {host}: {said}"
+
+    def measure(self) -> None:
+        """Start the command; it resumes if the directory holds a run."""
+        resume = ["--resume"] if (self.out / "manifest.json").exists() else []
+        words = ["-m", "chunkbench", "run", "tiny.yaml", "--on", "ray", "--out", str(self.out), *resume]
+        with (self.folder / "said.txt").open("wb") as said:
+            self.driver = subprocess.Popen(
+                [*self.network.within(HEAD), sys.executable, *words],
+                stdout=said,
+                stderr=said,
+                cwd=self.folder,
+                env=self._environment(HEAD) | {"RAY_ADDRESS": ADDRESS},
+            )
+
+    def end(self) -> int:
+        """Wait until the command ends. Returns its exit code."""
+        try:
+            code = self.driver.wait(RUN_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end within {RUN_LIMIT_S:.0f} s: {self.said}") from None
+        assert "Traceback" not in self.said, self.said
+        return code
+
+    @property
+    def said(self) -> str:
+        """What the last command said."""
+        return (self.folder / "said.txt").read_text(errors="replace")
+
+    def lines(self) -> list[bytes]:
+        """The recorded lines, without an incomplete one."""
+        cases = self.out / "cases.jsonl"
+        lines = cases.read_bytes().splitlines(keepends=True) if cases.exists() else []
+        return [line for line in lines if line.endswith(b"\n")]
+
+    def measures(self, points: int, seconds: float) -> bool:
+        """Wait until so many points are on disk, and so long. Returns whether both machines still have to measure."""
+        while not (self.out / "manifest.json").exists() or len(self.lines()) < points * ROWS:
+            assert self.driver.poll() is None, f"the run ended before its network failed: {self.said}"
+            time.sleep(0.02)
+        time.sleep(seconds)
+        return len(self.lines()) <= (POINTS - 3) * ROWS
+
+    def check_idle(self) -> None:
+        """Nothing measures any more, though the cluster lives on."""
+        end = time.monotonic() + LEFT_LIMIT_S
+        while (left := [words for words in map(_words, self.network.processes()) if _measures(words)]) and (
+            time.monotonic() < end
+        ):
+            time.sleep(0.1)
+        assert not left, f"goes on after the run: {left}"
+
+    def check_complete(self, finished: list[bytes]) -> None:
+        """The run has all points, each once and right, and those that were finished earlier unchanged."""
+        lines, run = self.lines(), open_run(self.out)
+        assert not run.torn, "the last line is cut"
+        assert not run.manifest.interrupted, "the run is not complete"
+        assert len(lines) == POINTS * ROWS, f"{len(lines)} rows"
+        assert len({case.key for case in run.cases}) == len(lines), "a row is there twice"
+        for line in finished:
+            assert lines.count(line) == 1, f"a finished row changed: {line[:300]!r}"
+        for case in run.cases:
+            assert isinstance(case, DecodeResult)
+            assert case.status in ("ok", "noisy"), f"{case.status}: {case.reason}"
+            assert case.max_error is not None
+            assert case.max_error < 1e-5
+            assert case.machine in (NAMES[host] for host in NODES)
+
+    @contextmanager
+    def cleaned(self) -> Iterator[None]:
+        """Leave nothing behind, and the network well, whatever fails."""
+        try:
+            yield
+        finally:
+            self.network.does()
+            self._kill()
+            if hasattr(self, "driver"):
+                self.driver.wait()
+            for path in self.folder.glob("*/session_*/sockets"):  # cannot be copied, if the trial's files are kept
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _start(self, host: int) -> subprocess.Popen[str]:
+        head = ["--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats"]
+        role = head if host == HEAD else [f"--address={ADDRESS}", "--num-cpus=1"]
+        place = [f"--node-ip-address=10.77.0.{host}", f"--temp-dir={self.folder / str(host)}"]
+        return subprocess.Popen(
+            [*self.network.within(host), str(RAY), "start", *role, *place, f"--object-store-memory={80 << 20}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
+            env=self._environment(host),
+        )
+
+    def _environment(self, host: int) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        health = {f"RAY_health_check_{name}_ms": str(value) for name, value in HEALTH.items()}
+        mine = {"CHUNKBENCH_MACHINE": NAMES[host], "TMPDIR": str(self.folder / "tmp")}
+        return kept | health | {"RAY_health_check_failure_threshold": "3"} | mine
+
+    def _lives(self, host: int) -> bool:
+        return any("raylet" in Path(words[0]).name for words in map(_words, self.network.processes(host)) if words)
+
+    def _kill(self, *hosts: int) -> None:
+        for _ in range(100):
+            left = self.network.processes(*hosts)
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+            if not left:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"does not end: {[_words(process) for process in left]}")
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _measures(words: list[str]) -> bool:
+    return any(word.startswith(("chunkbench.", "ray::Measurer")) for word in words)
+
+
+def run_ray(network: Switched, trial: Trial) -> int:
+    """A run on two machines to whose network something happens. Returns 0 if it ended too soon for that, else 1."""
+    kind = KINDS[trial.number % len(KINDS)]
+    points, delay = trial.chance.randint(0, POINTS // 2), trial.chance.uniform(0, LATEST_S)
+    victim = trial.chance.choice(NODES)
+    seconds = trial.chance.uniform(1, 15) if kind == "away for a while" else trial.chance.uniform(20, 100)
+    hosts = RayHosts(network, trial.folder)
+    with hosts.cleaned():
+        hosts.start()
+        if kind == "slow":
+            network.does(delay=trial.chance.uniform(0.001, 0.03))
+        elif kind == "loses packets":
+            network.does(loss=0.05, seed=trial.number)
+        hosts.measure()
+        if kind in ("away for a while", "cut off", "head cut off"):
+            if not hosts.measures(points, delay):
+                return 0
+            network.does(cut=[f"to{HEAD if kind == 'head cut off' else victim}"])
+            if kind != "cut off":
+                time.sleep(seconds)
+                network.does()
+        if kind == "head cut off":
+            hosts.start()
+        code, finished = hosts.end(), hosts.lines()
+        network.does()
+        hosts.check_idle()
+        if kind == "head cut off" and code == 2:
+            assert "--resume continues the run" in hosts.said, hosts.said
+            finished = finished[: len(finished) // ROWS * ROWS]
+            hosts.start()
+            hosts.measure()
+            code = hosts.end()
+            hosts.check_idle()
+        assert code == 0, f"exit code {code}: {hosts.said}"
+        if kind == "cut off":
+            assert f"lost {NAMES[victim]} at 10.77.0.{victim}" in hosts.said, hosts.said
+        hosts.check_complete(finished)
+    return 1
+
+
+@contextmanager
+def trials() -> Iterator[Harm]:
+    """The kinds of harm go round: a trial takes most of a minute, and each shall have its turn."""
+    if not RAY.exists():
+        raise Unavailable("there is no Ray; `make setup` and `pip install -e '.[ray]'` install it")
+    workloads.register()
+    with switched() as network:
+        for host in (HEAD, *NODES):  # else Ray looks for the name of its host, for ten seconds
+            done(*network.within(host), "ip", "route", "add", "default", "dev", "wire")
+
+        yield partial(run_ray, network)
+
+
+PART = Part(
+    "Ray hosts",
+    "a head and two machines of a Ray cluster: a machine cut off, or away for a while; all slow, or 5% of the packets "
+    "lost; the head away from both",
+    "every point has its row once and right, or the run ends with a message and `--resume` completes it; a lost "
+    "machine is named, and nothing goes on",
+    trials,
+    minutes=8,
+)
