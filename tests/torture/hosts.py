@@ -57,6 +57,7 @@ def run_ring(network: Switched, trial: Trial, kind: str) -> None:
     """A run of three ranks to which this happens; then the network is well again."""
     seconds, victim = trial.chance.uniform(0.5, 4), trial.chance.randint(2, RANKS)
     size = TOKENS[kind]
+    network.does()  # whatever a trial before left
     spec, out = write(trial.folder, RANKS, "ring", "zigzag", tokens=size * RANKS // 2 * 2), trial.folder / "run"
     spec.write_text(spec.read_text().replace("case_limit: 30s", f"case_limit: {LIMIT_S}s"))
     if kind == "slow":

@@ -97,7 +97,9 @@ def _trials(
                 counts.failures[number] = reason
                 if keep is not None:
                     keep.mkdir(parents=True, exist_ok=True)
-                    shutil.copytree(folder, keep / f"{part.name.replace(' ', '-')}-{number}", dirs_exist_ok=True)
+                    kept = keep / f"{part.name.replace(' ', '-')}-{number}"
+                    shutil.copytree(folder, kept, dirs_exist_ok=True)
+                    (kept / "why").write_text(reason)
             finally:
                 remove(folder)
             counts.trials += 1
