@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.torture import (
+    advisories,
     disk,
     forests,
     fuzz_clients,
@@ -19,12 +20,13 @@ from tests.torture import (
     soak,
     supply,
     time,
+    wheelhouse,
 )
 from tests.torture.trials import Part
 
 WITH_SERVER: tuple[Part, ...] = (fuzz_http.PART, soak.PART)
 """Their short versions are in tests/serving/server/test_server.py, where a server runs already."""
-LONG: tuple[Part, ...] = (supply.ADVISORIES, supply.WHEELHOUSE, ray_hosts.PART)
+LONG: tuple[Part, ...] = (advisories.PART, wheelhouse.PART, ray_hosts.PART)
 """`make test` leaves them out: parts of supply need a network at first, a trial of Ray takes a minute."""
 PARTS: tuple[Part, ...] = (
     kill.PART,
@@ -40,8 +42,8 @@ PARTS: tuple[Part, ...] = (
     forests.PART,
     soak.PART,
     supply.PART,
-    supply.ADVISORIES,
-    supply.WHEELHOUSE,
+    advisories.PART,
+    wheelhouse.PART,
     hosts.PART,
     ray_hosts.PART,
     processors.PART,

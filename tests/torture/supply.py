@@ -1,30 +1,21 @@
-"""What ChunkBench is made from: versions, licences, known advisories, and a set-up without a network."""
+"""What ChunkBench is made from: licences and versions of all that set-up installs."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import Distribution, distributions
-from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from chunkbench.pins import SMOLLM2
-from scripts.set_up import CONSTRAINTS, DEPENDENCIES, OPTIONAL, PYPROJECT, ROOT, VLLM
-from tests.torture.trials import Harm, Part, Trial, Unavailable
+from scripts.set_up import CONSTRAINTS, DEPENDENCIES, OPTIONAL, PYPROJECT, VLLM
+from tests.torture.trials import Harm, Part, Trial
 
-REPORT = ROOT / "build" / "torture" / "pip-audit.json"
 PERMISSIVE = {
     *(
         "0BSD",
@@ -68,8 +59,6 @@ FREE_VERSIONS = {
     ),
 }
 """Package -> why the constraints pin no version of it."""
-KNOWN: dict[str, str] = {}
-"""Advisory -> why it does not concern ChunkBench."""
 
 
 @contextmanager
@@ -149,120 +138,6 @@ def permissive(expression: str) -> bool:
     return all(any(one.strip().upper() in PERMISSIVE for one in re.split(r"\s+OR\s+", part)) for part in parts)
 
 
-@contextmanager
-def advisories() -> Iterator[Harm]:
-    """pip-audit's report of the pinned versions. Raises Unavailable."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = audited(Path(folder))
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(json.dumps(report, indent=1))
-    packages = report["dependencies"]
-    if all("skip_reason" in one for one in packages):
-        raise Unavailable(f"a network to look advisories up in; pip-audit says: {packages[0]['skip_reason']}")
-    yield lambda trial: check_advisories(packages)
-
-
-def audited(folder: Path) -> Any:
-    """Runs pip-audit; installs it into a folder if it is not there. Raises Unavailable."""
-    program = shutil.which("pip-audit", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if program is None:
-        venv.create(folder, with_pip=True)
-        program = str(folder / "bin" / "pip-audit")
-        if run([folder / "bin" / "pip", "install", "-q", "pip-audit"], folder).returncode:
-            raise Unavailable("pip-audit, and a network to install it from: pip install pip-audit")
-    pins = folder / "pins.txt"
-    pins.write_text("".join(f"{name}=={version}\n" for name, version in pinned().items()))
-    options = ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
-    done = run([program, "--requirement", pins, *options], folder)
-    if not done.stdout.startswith("{"):
-        raise Unavailable(f"a network to look advisories up in; pip-audit says: {done.stderr[-300:]}")
-    return json.loads(done.stdout)
-
-
-def check_advisories(packages: Sequence[Any]) -> int:
-    wrong = [f"{one['name']}: {one['skip_reason']}" for one in packages if "skip_reason" in one]
-    wrong += [
-        f"{one['name']} {one['version']}: {advice['id']}, mended in {', '.join(advice['fix_versions']) or 'no version'}"
-        for one in packages
-        for advice in one.get("vulns", [])
-        if not {advice["id"], *advice["aliases"]} & {*KNOWN}
-    ]
-    assert not wrong, "\n".join(wrong)
-    return len(packages)
-
-
-@contextmanager
-def wheelhouse() -> Iterator[Harm]:
-    """Wheels of all that a set-up needs, from which each trial makes an environment. Raises Unavailable."""
-    offline = ["unshare", "--map-root-user", "--net"]
-    if run([*offline, "true"], ROOT).returncode:
-        raise Unavailable("a network namespace: `unshare --map-root-user --net true` fails here")
-    with tempfile.TemporaryDirectory() as folder:
-        house = Path(folder) / "wheels"
-        wheel: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--wheel-dir",
-            house,
-            "--constraint",
-            CONSTRAINTS,
-        ]
-        build = [*PYPROJECT["build-system"]["requires"], "cmake", "ninja"]
-        done = run([*wheel, *DEPENDENCIES, *build], ROOT)
-        done = done if done.returncode else run([*wheel, "--no-deps", VLLM], ROOT)
-        if done.returncode:
-            raise Unavailable(f"a network to fill the wheelhouse from: {done.stderr[-300:]}")
-        yield lambda trial: set_up_offline(offline, house, trial)
-
-
-def set_up_offline(offline: Sequence[str], house: Path, trial: Trial) -> int:
-    source, environment = trial.folder / "source", trial.folder / "venv"
-    source.mkdir()
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    subprocess.run(
-        ["cp", "--parents", "-P", "-t", source, *listed.decode().strip("\0").split("\0")], cwd=ROOT, check=True
-    )
-    alone = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(house), "PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
-    done = run([*offline, sys.executable, "scripts/set_up.py", environment], source, alone)
-    (trial.folder / "set-up.txt").write_text(done.stdout + done.stderr)
-    assert done.returncode == 0, f"set-up ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
-    assert (environment / ".ready").exists(), f"set-up is not complete: {(done.stdout + done.stderr)[-2000:]}"
-    assert "NOTICE" not in done.stdout, done.stdout
-    done = run([*offline, environment / "bin" / "chunkbench", "doctor"], trial.folder)
-    assert done.returncode == 0, f"doctor: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    shutil.rmtree(environment)
-    return 1
-
-
-LIMIT_S = 1200.0
-"""Of each command: a download that hangs ends."""
-
-
-def run(
-    command: Sequence[str | Path], folder: Path, more: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=os.environ | (more or {}), check=False, timeout=LIMIT_S
-    )
-
-
-ADVISORIES = Part(
-    "supply advisories",
-    "pip-audit looks up every pinned version",
-    "no advisory but those that are known not to matter",
-    advisories,
-    minutes=0,
-)
-WHEELHOUSE = Part(
-    "supply wheelhouse",
-    "set-up in a network namespace with nothing in it, from wheels that were downloaded before",
-    "a complete environment, in which `chunkbench doctor` ends with 0",
-    wheelhouse,
-    minutes=0,
-)
 PART = Part(
     "supply",
     "the metadata of every installed package is read",

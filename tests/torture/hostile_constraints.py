@@ -1,0 +1,88 @@
+"""Constraints that no client should send: broken, huge, or such that they explode; and the odd values in them."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from typing import Any
+
+
+def regex(chance: random.Random) -> dict[str, Any]:
+    number, letters = chance.choice([3, 30, 400, 9000, 10**9]), "abc.*+?|()[]{}\\^$-,0189é\u0000\U0001f600"
+    made = [
+        "".join(chance.choice(letters) for _ in range(chance.randrange(1, 40))),
+        f"(a{{{number}}}){{{number}}}",
+        f"[ab]*a[ab]{{{number % 500}}}",
+        f"(x+x+)+y{{0,{number}}}",
+        "(" * (number % 20_000) + "a" + ")" * (number % 20_000),
+        "|".join(f"{chance.random()}[0-9]*" for _ in range(min(number, 2000))),
+        f"(?:.{{0,{number}}}é){{2,}}",
+        "a" * chance.choice([65_536, 65_537]),
+        r"(?=a)b|\1|(?<!c)d|\p{L}+" if number > 30 else r"\p{L}*\p{N}{99}",
+        "" if number > 30 else "[^\\s\\S]",
+    ]
+    return {"regex": chance.choice(made)}
+
+
+def schema(chance: random.Random) -> dict[str, Any]:
+    number = chance.choice([3, 30, 900, 10**9])
+    few = min(number, 900)
+    made: list[Any] = [
+        {"$ref": "#"},
+        {"$ref": chance.choice(["#/nowhere", "http://127.0.0.1:9/x.json", "file:///etc/passwd", "#/%ff"])},
+        {"anyOf": [{"$ref": "#"}] * few},
+        {"allOf": [{"properties": {f"p{n}": {"pattern": f"^.*{n}.*$"}}} for n in range(min(few, 90))]},
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(few)}, "required": ["p1"]},
+        {"type": "array", "minItems": number, "maxItems": number - chance.choice([0, 1]), "items": {"type": "integer"}},
+        {"type": "string", "minLength": number, "pattern": "(a|b)*a(a|b){30}"},
+        {"type": "string", "pattern": chance.choice(["(", "a{9999}{9999}", "(?=x)", "\ud800", "[ab]*a[ab]{25}"])},
+        {"enum": [random_word(chance) for _ in range(few)]},
+        {"enum": chance.choice([[], [{}], [None, 1e300, "\ud800", "\u0000"]])},
+        {"type": "number", "multipleOf": chance.choice([0, 1e-9, -3, 7919]), "minimum": -number, "maximum": number},
+        {"type": "integer", "minimum": number, "maximum": 3},
+        {"type": chance.choice(["odd", 3, [], ["string", 1]]), "format": "odd"},
+        {"patternProperties": {"(a|aa)+$": {"$ref": "#"}}, "minProperties": number},
+        {"oneOf": [{"type": "string", "maxLength": n} for n in range(min(few, 200))], "not": {}},
+        odd_value(chance),
+        json.dumps({"const": random_word(chance)})[: chance.randrange(1, 30)],
+    ]
+    return {"json": chance.choice(made)}
+
+
+def choice(chance: random.Random) -> dict[str, Any]:
+    number = chance.choice([1, 30, 3000])
+    made: list[Any] = [
+        [random_word(chance) for _ in range(number)],
+        ["a" * n for n in range(1, min(number, 300))],
+        chance.choice([[], [""], ["a", ""], ["\u0000"], ["\U0001f600", "é"], ['"', "\\", "/x/", "\n"], "abc", [1]]),
+        ["x" * 70_000],
+        [random_word(chance) * 500 for _ in range(number % 40)],
+    ]
+    return {"choice": chance.choice(made)}
+
+
+def random_word(chance: random.Random) -> str:
+    return "".join(chance.choice(string.printable + "é😀") for _ in range(chance.randrange(1, 20)))
+
+
+def odd_value(chance: random.Random) -> Any:
+    """A value of JSON where another one is expected. Python writes some that JSON does not have."""
+    made: list[Any] = [None, True, -1, 0, 2**31, 2**63, 2**64, 10**400, 0.1, 1e308, float("nan"), float("inf"), -0.0]
+    made += [
+        "",
+        "\u0000",
+        "\ud800",
+        "é" * 999,
+        "x" * 100_000,
+        "<script>",
+        [],
+        [[]],
+        {},
+        [None],
+        [1, "a"],
+        {"a": {}},
+        [-1],
+    ]
+    made += [[1] * 5000, list(range(250, 330)), ["a"] * 3000, {f"k{n}": n for n in range(3000)}, "9" * 5000]
+    return chance.choice(made)
