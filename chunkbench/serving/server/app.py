@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion if the client names none, as in OpenAI's API."""
-_COMPILING = 2
-"""Constraints that are compiled at once. The others wait, but no request without a new one."""
 SMALL_BODY = 32 << 10
 """Bytes of a body that is read in about a millisecond."""
 
@@ -85,7 +83,9 @@ class Server:
         self.failure: BackendFailed | None = None
         self._grammars: Grammars | None = None
         self._reading = threading.Lock()
-        self._compiling = asyncio.Semaphore(_COMPILING)
+        # One constraint is compiled at a time, since the growth of the heap does not tell two apart. The others wait, but
+        # no request without a new one.
+        self._compiling = asyncio.Lock()
 
     # The engine's observer.
 
