@@ -26,7 +26,7 @@ from chunkbench.regression.verdicts import (
     comparison_exit_code,
     worst_first,
 )
-from chunkbench.store import RunError
+from chunkbench.store import TORN, RunError
 from chunkbench.store.results import FAILED, TimedResult
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _check_measured(runs: Sequence[Run], has_values: Callable[[Result], bool]) -
 def _check_complete(base: Sequence[Run]) -> None:
     for run in base:
         if run.torn or run.manifest.interrupted:
-            cause = "cases.jsonl is cut short" if run.torn else "the run was interrupted"
+            cause = TORN if run.torn else "the run was interrupted"
             raise NothingToCompare(
                 f"{run.path}: not fit for a BASE, since {cause}: a case that it lacks would count as new. Measure it "
                 "again, or resume it"
@@ -189,7 +189,7 @@ def _warnings(
 ) -> list[str]:
     warnings = []
     if any(run.torn for run in head):
-        warnings.append("HEAD: the last line of cases.jsonl is cut short; its cases count as missing")
+        warnings.append(f"HEAD: {TORN}; its cases count as missing")
     if any(run.manifest.interrupted for run in head):
         warnings.append("HEAD: the run was interrupted; cases that it did not measure count as missing")
     if judge.across_machines and not judge.options.cross_machine:

@@ -197,15 +197,14 @@ class WorkerProcess(WorkerClient):
         while b"\n" not in self._buffer:
             began = monotonic()
             ready, _, _ = select.select([descriptor], [], [], max(0.0, min(left_s, _LONGEST_WAIT_S)))
-            if not ready:
-                if left_s <= 0:
-                    raise WorkerTimeout(f"no answer within {limit_s:.0f} s")
-                left_s -= min(monotonic() - began, _LONGEST_WAIT_S)
-                continue
-            chunk = os.read(descriptor, 1 << 16)
-            if not chunk:
-                raise self._crash()
-            self._buffer += chunk
+            left_s -= min(monotonic() - began, _LONGEST_WAIT_S)
+            if ready:
+                chunk = os.read(descriptor, 1 << 16)
+                if not chunk:
+                    raise self._crash()
+                self._buffer += chunk
+            if left_s <= 0 and b"\n" not in self._buffer:
+                raise WorkerTimeout(f"no answer within {limit_s:.0f} s")
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
 

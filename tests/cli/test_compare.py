@@ -102,7 +102,7 @@ def test_a_torn_line_is_a_missing_case_with_a_warning(base: Path, tmp_path: Path
     tear(head)
     done = run("compare", base, head)
     assert done.exit_code == 1
-    assert "HEAD: the last line of cases.jsonl is cut short" in done.output
+    assert "HEAD: the last line of cases.jsonl is incomplete" in done.output
     assert "1 missing" in done.output
 
 
@@ -111,7 +111,7 @@ def test_a_torn_base_is_refused(base: Path, tmp_path: Path) -> None:
     tear(base)
     done = run("compare", base, head)
     assert done.exit_code == 2
-    assert "not fit for a BASE, since cases.jsonl is cut short" in done.output
+    assert "not fit for a BASE, since the last line of cases.jsonl is incomplete" in done.output
 
 
 def test_a_file_damaged_inside_is_refused(base: Path, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_warnings_for_torn_and_interrupted_runs(make: RunMaker) -> None:
     torn = [run_of([make.case()], torn=True)]
     cut = [run_of([make.case()], interrupted=True)]
     whole = make.runs(1)
-    assert any("HEAD" in warning and "cut short" in warning for warning in compare(whole, torn, Options()).warnings)
+    assert any("HEAD" in warning and "incomplete" in warning for warning in compare(whole, torn, Options()).warnings)
     assert any("HEAD" in warning and "interrupted" in warning for warning in compare(whole, cut, Options()).warnings)
     for base in (torn, cut):  # a case that BASE lacks would be new, and pass
         with pytest.raises(NothingToCompare, match="not fit for a BASE"):

@@ -83,8 +83,8 @@ class Server:
         self.failure: BackendFailed | None = None
         self._grammars: Grammars | None = None
         self._reading = threading.Lock()
-        # One constraint is compiled at a time, since the growth of the heap does not tell two apart. The others wait, but
-        # no request without a new one.
+        # One constraint is compiled at a time, since the growth of the heap does not tell two apart. The others wait,
+        # but no request without a new one.
         self._compiling = asyncio.Lock()
 
     # The engine's observer.
