@@ -7,7 +7,6 @@ import mmap
 import os
 import shutil
 import struct
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -25,9 +24,8 @@ from chunkbench.runner.options import RunOptions
 from chunkbench.runner.run import run_experiment
 from chunkbench.runner.target import Target, resolve_target
 from chunkbench.store import DecodeResult, open_run
-from tests.torture.trials import Unavailable
+from tests.torture.harm import library
 
-SOURCE = Path(__file__).with_name("harm.cpp")
 NAMES = ("naive", "paged_attn", "chunk_attn", "shared_prefix_matmul")
 TEXT = f"""\
 name: torture
@@ -69,19 +67,14 @@ class Page:
 
 
 class Preloaded:
-    """The compiled library, its page, and the parent of all workers."""
+    """The page of the preloaded library, and the parent of all workers."""
 
     def __init__(self) -> None:
         workloads.register()
-        compiler = shutil.which("g++")
-        if compiler is None or os.uname().sysname != "Linux":
-            raise Unavailable("a C++ compiler on Linux: apt-get install g++")
-        self.folder = Path(tempfile.mkdtemp(prefix="torture-harm-"))
-        library = self.folder / "harm.so"
-        command = [compiler, "-O0", "-shared", "-fPIC", "-std=c++17", str(SOURCE), "-o", str(library), "-ldl"]
-        subprocess.run(command, check=True)
+        preload = library()
+        self.folder = Path(tempfile.mkdtemp(prefix="torture-decoding-"))
         self.page = Page(self.folder / "page")
-        self.environment = {**os.environ, "LD_PRELOAD": str(library), "TORTURE_PAGE": str(self.folder / "page")}
+        self.environment = {**os.environ, "LD_PRELOAD": str(preload), "TORTURE_PAGE": str(self.folder / "page")}
         self.log = self.folder / "worker.log"
         self.parent = WorkerProcess(self.log, "decode", environment=self.environment)
         self.parent.ask("preload", 120, implementations=list(NAMES))

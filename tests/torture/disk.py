@@ -11,34 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.torture.harm import library
 from tests.torture.tiny import POINTS, ROWS, TinyRun
 from tests.torture.trials import Harm, Part, Trial, Unavailable
 
-FAILING = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-static int calls;
-int close(int descriptor) {
-    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "close");
-    char link[64], path[4096];
-    const char *folder = getenv("TORTURE_FOLDER"), *at = getenv("TORTURE_CLOSE");
-    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    ssize_t size = folder && at ? readlink(link, path, sizeof path - 1) : -1;
-    int code = real(descriptor);
-    if (size <= 0) return code;
-    path[size] = 0;
-    if (strncmp(path, folder, strlen(folder)) || strstr(path, ".lock") || strstr(path, "worker.log")) return code;
-    if (++calls != atoi(at)) return code;
-    errno = EIO;
-    return -1;
-}
-"""
-"""A library whose nth call of `close` for a file of the folder fails."""
 CLOSES = 12
 PAGES = 24
 """Pages of 4 KiB of a full disk, at most: a run and its report need about as many."""
@@ -47,13 +23,9 @@ PAGES = 24
 @contextmanager
 def trials() -> Iterator[Harm]:
     """A trial harms the disk of one run in one way, then mends it and resumes the run."""
-    if shutil.which("cc") is None:
-        raise Unavailable("a C compiler is missing: apt-get install gcc")
+    library()
     folder = Path(tempfile.mkdtemp(prefix="torture-disk-"))
     try:
-        (folder / "failing.c").write_text(FAILING)
-        library = folder / "failing.so"
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "failing.c", "-ldl"], check=True)
         mount(folder, "-t", "tmpfs", "-o", "size=4k", "tmpfs")
         unmount(folder)
         # A run of one process is short. Where the moment counts, points have to take longer.
@@ -63,7 +35,7 @@ def trials() -> Iterator[Harm]:
             place = trial.folder / "disk"
             place.mkdir()
             way, kind = ways[trial.number % len(ways)]
-            run = TinyRun(kind, trial.folder, place / "run", library)
+            run = TinyRun(kind, trial.folder, place / "run")
             with run.cleaned(), contextlib.ExitStack() as mounts:
                 mounts.callback(unmount, place)
                 finished = way(run, trial, place)

@@ -1,5 +1,6 @@
-// Preloaded into the processes of a trial: allocations that fail, and a wall clock that somebody else sets.
-// The trial writes the numbers of a Page into the file that TORTURE_PAGE names.
+// Preloaded into the processes of a trial: allocations that fail, a wall clock that somebody else sets, and an error
+// of one `close`. The trial writes the numbers of a Page into the file that TORTURE_PAGE names. TORTURE_CLOSE is the
+// number of the call that fails among those for files of TORTURE_FOLDER.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <string>
 
 namespace {
 
@@ -105,6 +107,24 @@ int gettimeofday(timeval* now, void*) noexcept {
     const int code = clock_gettime(CLOCK_REALTIME, &read);
     *now = {read.tv_sec, read.tv_nsec / 1000};
     return code;
+}
+
+int close(int descriptor) {
+    static const auto real = next<int (*)(int)>("close");
+    static std::atomic<int> calls{0};
+    const char *const folder = std::getenv("TORTURE_FOLDER"), *const at = std::getenv("TORTURE_CLOSE");
+    char path[4096] = "";
+    if (folder && at) {
+        const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
+        const auto size = readlink(link.c_str(), path, sizeof path - 1);
+        path[size > 0 ? size : 0] = 0;
+    }
+    const int code = real(descriptor);
+    const bool counts = folder && at && !std::strncmp(path, folder, std::strlen(folder)) &&
+                        !std::strstr(path, ".lock") && !std::strstr(path, "worker.log");
+    if (!counts || calls.fetch_add(1) + 1 != std::atoi(at)) return code;
+    errno = EIO;
+    return -1;
 }
 
 std::time_t time(std::time_t* now) noexcept {

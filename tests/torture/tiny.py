@@ -18,6 +18,7 @@ import psutil
 
 from chunkbench import workloads
 from chunkbench.store import open_run
+from tests.torture.harm import library
 
 MARK = "CHUNKBENCH_TORTURE"
 LIMIT_S = 240.0
@@ -57,15 +58,15 @@ def kinds() -> list[str]:
 class TinyRun:
     """A run of a kind in a folder, and the processes that it started."""
 
-    def __init__(self, kind: str, folder: Path, out: Path | None = None, preload: Path | None = None) -> None:
-        """`out`: the run directory. `preload`: a library that changes the system's calls."""
-        self.kind, self.folder, self.out, self.preload = kind, folder, out or folder / "run", preload
+    def __init__(self, kind: str, folder: Path, out: Path | None = None) -> None:
+        """`out`: the run directory."""
+        self.kind, self.folder, self.out = kind, folder, out or folder / "run"
         self.spec = folder / f"{kind}.yaml"
         self.spec.write_text(f"name: {kind}\n{EXPERIMENTS[kind]}")
         (folder / "config.json").write_text(json.dumps(CONFIG))
         (folder / "tmp").mkdir(exist_ok=True)
         self.close_fails = 0
-        """Which call of `close` fails with `preload`; 0: none."""
+        """Which call of `close` for a file of the run fails; 0: none."""
         self.driver: subprocess.Popen[bytes]
 
     def start(self, *more: str) -> None:
@@ -73,8 +74,8 @@ class TinyRun:
         resume = ["--resume"] if (self.out / "manifest.json").exists() else []
         words = [sys.executable, "-m", "chunkbench", "run", str(self.spec), "--out", str(self.out), "-q"]
         environment = os.environ | {MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp")}
-        if self.preload is not None and self.close_fails:
-            environment |= {"LD_PRELOAD": str(self.preload), "TORTURE_FOLDER": str(self.out)}
+        if self.close_fails:
+            environment |= {"LD_PRELOAD": str(library()), "TORTURE_FOLDER": str(self.out)}
             environment |= {"TORTURE_CLOSE": str(self.close_fails)}
         with (self.folder / "errors.txt").open("wb") as errors:
             self.driver = subprocess.Popen(
