@@ -129,7 +129,7 @@ def unmount(place: Path, all_of_them: bool = True) -> None:
 PART = Part(
     "disk",
     "full at random moments (a small tmpfs), read-only, folder removed during the run, an error at close",
-    "exit code 2 with the path, or 0; finished points are kept",
+    "exit code 2 with the path, or 0 with all that was to be measured; finished points are kept",
     trials,
     minutes=4,
 )

@@ -138,6 +138,6 @@ HOSTILE: tuple[Callable[[random.Random, Path], str], ...] = (aliases, sweep, nes
 PART = Part(
     "fuzz experiments",
     "mutated YAML files, exploding aliases, sweeps of 10^12 points, trees 10,000 deep",
-    "exit code 0 or 2, a message with file and line, no traceback, 1 GB and 10 s at most",
+    "exit code 0 or 2, a message with file and line, no traceback, 1 GB more and 10 s of a CPU at most",
     trials,
 )

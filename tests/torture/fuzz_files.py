@@ -170,6 +170,6 @@ def check_files(folder: Path) -> None:
 PART = Part(
     "fuzz files",
     "damaged run directories, traces and prompts",
-    "exit codes 0 to 4, a message with the place, no traceback, nothing unescaped, 1 GB and 10 s at most",
+    "exit codes 0 to 4, a message with the place, no traceback, nothing unescaped, 1 GB more and 10 s of a CPU at most",
     trials,
 )

@@ -11,7 +11,7 @@ from functools import cache
 from tests.torture.fuzz import damage_bytes
 
 TOKENS = 3
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 Pieces = Iterator[bytes | float]
 """What is written, piece by piece; a number is a wait in seconds."""

@@ -93,8 +93,8 @@ def trials() -> Iterator[Harm]:
 
 PART = Part(
     "memory",
-    "limits by `setrlimit` and a control group, and allocations that fail at random in the native module and "
-    "everywhere, in a worker that decodes",
+    "limits by `setrlimit` and a control group (version 1), and allocations that fail at random in the native module "
+    "and everywhere, in a worker that decodes",
     "rows `oom`, all others whole and right; the driver goes on",
     trials,
 )

@@ -211,7 +211,7 @@ PART = Part(
     "time",
     "the wall clock set back and forth an hour, and the worker, the driver or both stopped (SIGSTOP, SIGCONT) for "
     "up to a minute during rounds",
-    "no negative time, no sample that contains a stop, the budget kept",
+    "no negative time, no sample of a decode step that contains a stop, the budget kept",
     trials,
     minutes=8,
 )
