@@ -148,7 +148,9 @@ class TinyRun:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise AssertionError(f"{self.kind}: the lock is held") from None
-        open_ports = ports & listening(psutil)
+        # A process that ends loses its environment, and with it the mark, before its ports are closed.
+        while (open_ports := ports & listening(psutil)) and time.monotonic() < end:
+            time.sleep(0.05)
         assert not open_ports, f"{self.kind}: ports still open: {open_ports}"
 
     def ports(self) -> set[int]:
