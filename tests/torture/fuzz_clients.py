@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.torture.fuzz import check_json, check_text, command
-from tests.torture.lies import LIES, TIMEOUT_S, TOKENS, Pieces, bomb, head, honest, mutated
+from tests.torture.lies import LIES, MODELS, PAGE_LIES, TIMEOUT_S, TOKENS, Pieces, bomb, head, honest, mutated
 from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 
@@ -22,6 +22,8 @@ class Liar:
     def __init__(self) -> None:
         self.seed = 0
         self.plan: list[Callable[[int, random.Random], Pieces]] = []
+        self.page_lie: Callable[[int, random.Random], Pieces] | None = None
+        """How it lies about itself."""
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=200)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._loop = asyncio.new_event_loop()
@@ -60,9 +62,11 @@ class Liar:
     async def _pieces(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes | float]:
         asked = await reader.readuntil(b"\r\n\r\n")
         if not asked.startswith(b"POST"):
-            page = json.dumps({"data": [{"id": "m", "max_model_len": 99}]}).encode()
-            yield head("200 OK", "Content-Type: application/json", f"Content-Length: {len(page)}")
-            yield page
+            if self.page_lie is not None:
+                for piece in self.page_lie(1, random.Random(f"{self.seed} {asked.split()[1].decode()}")):
+                    yield piece
+            else:
+                yield head("200 OK", "Content-Type: application/json", f"Content-Length: {len(MODELS)}") + MODELS
             return
         size = next(int(line[15:]) for line in asked.split(b"\r\n") if line.lower().startswith(b"content-length:"))
         prompt = json.loads(await reader.readexactly(size))["prompt"]
@@ -88,9 +92,11 @@ def trials() -> Iterator[Harm]:
 
 
 def lied_to(liar: Liar, trial: Trial) -> int:
-    """Send requests, and check what became of each."""
+    """Send requests, and check what became of each; or ask a server that lies about itself."""
     chance, count = trial.chance, 12
     liar.seed = trial.number
+    if chance.random() < 0.2:
+        return lied_to_about_itself(liar, trial)
     liar.plan = [honest if chance.random() < 0.5 else chance.choice(LIES) for _ in range(count)]
     trace, out = trial.folder / "trace.jsonl", trial.folder / "out.jsonl"
     lengths = chance.sample(range(2, 60), count)  # so many tokens has one prompt alone
@@ -112,6 +118,22 @@ def lied_to(liar: Liar, trial: Trial) -> int:
     return count
 
 
+def lied_to_about_itself(liar: Liar, trial: Trial) -> int:
+    """A request to a server whose pages lie: it is answered, or the command says why it cannot ask."""
+    trace = trial.folder / "trace.jsonl"
+    trace.write_text(json.dumps({"prompt": [0, 1], "max_tokens": TOKENS, "due": 0}) + "\n")
+    liar.plan, liar.page_lie = [honest], trial.chance.choice(PAGE_LIES)
+    options = ["--trace", trace, "--out", trial.folder / "out.jsonl", "--warm-up", "0", "--timeout", TIMEOUT_S]
+    try:
+        ended = command("load", liar.url, *map(str, options))
+    finally:
+        liar.page_lie = None
+    check_text(ended.stdout, "what load prints")
+    assert ended.code in (0, 2), f"exit code {ended.code}: {ended.stderr}"
+    assert ended.code == 0 or liar.url in ended.stderr, f"no address: {ended.stderr}"
+    return 1
+
+
 def check_results(liar: Liar, results: list[dict[str, Any]], lengths: list[int]) -> None:
     """An honest answer is counted right; a lie is a failure with its reason."""
     for result in results:
@@ -131,7 +153,8 @@ def check_results(liar: Liar, results: list[dict[str, Any]], lengths: list[int])
 
 PART = Part(
     "fuzz clients",
-    "`chunkbench load` against a server that lies: cut, joined, endless and packed answers, wrong counts, garbage",
+    "`chunkbench load` against a server that lies: cut, joined, endless and packed answers, wrong counts, garbage, "
+    "also about itself",
     "the request is a failure with its reason, the run goes on, honest answers are counted right",
     trials,
 )

@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from tests.torture.fuzz import damage_bytes
+from tests.torture.fuzz import damage_bytes, damage_json, dumped
 
 TOKENS = 3
+MODELS = b'{"data": [{"id": "m", "max_model_len": 99}]}'
 TIMEOUT_S = 4.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 Pieces = Iterator[bytes | float]
@@ -143,6 +144,16 @@ def mutated(prompt: int, chance: random.Random) -> Pieces:
     yield damage_bytes(HEAD + stream(prompt), chance)
 
 
+def odd_page(prompt: int, chance: random.Random) -> Pieces:
+    """What /v1/models says, with other values or bytes."""
+    said = json.loads(MODELS)
+    damage_json(said, chance)
+    page = dumped(said).encode() if chance.random() < 0.8 else damage_bytes(MODELS, chance)
+    yield head("200 OK", "Content-Type: application/json", f"Content-Length: {len(page)}") + page
+
+
 LIES: tuple[Callable[[int, random.Random], Pieces], ...] = (
     *(cut, wrong_counts, statuses, redirects, endless, packed, garbage, silent, mutated),
 )
+PAGE_LIES = (statuses, redirects, endless, packed, garbage, mutated, odd_page, odd_page, odd_page)
+"""What /v1/models and /metrics answer."""
