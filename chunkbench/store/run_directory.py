@@ -204,6 +204,7 @@ class RunWriter:
         """Start a run in a new or empty directory. Raises `RunError` if it already has a run or other files."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
+            _sync_names(path.parent)
             inside = {entry.name for entry in path.iterdir()}
         if inside and not inside & {_MANIFEST, _LOCK}:
             raise RunError(f"{path}: holds other files but no run; choose a new or an empty folder", remedy="elsewhere")
@@ -213,10 +214,9 @@ class RunWriter:
             message = f"{path}: a run is already here; resume it, or choose another folder"
             raise RunError(message, remedy="resume or elsewhere")
         writer = cls(path, {"schema_version": SCHEMA_VERSION, **manifest}, [], lock)
+        writer._write_manifest()
         with writing(path):
             (path / _CASES).touch()
-            _sync_names(path.parent)
-        writer._write_manifest()
         return writer
 
     @classmethod
