@@ -98,5 +98,5 @@ PART = Part(
     "random joins, appends, forks, cuts, leaves and reads of caches, kernels and managers",
     "outputs are those of float64, and managers do what slow models do",
     trials,
-    minutes=5,
+    minutes=13,
 )
