@@ -54,7 +54,7 @@ sanitize: $(READY_DEV) ## Run the native module's tests with address and undefin
 emulate: $(READY_DEV) ## Run the native module's tests with AVX-512 emulated, on any CPU (needs SIMDe's headers)
 	$(BIN)/python scripts/test_native.py emulate $(ARGS)
 
-torture: $(READY_SERVING) $(READY_DEV) ## Do harm and count what survives: kills, full disks, bad input, long use; two hours, or one PART=name [MINUTES= SEED= COUNT=]
+torture: $(READY_SERVING) $(READY_DEV) ## Do harm and count what survives: kills, full disks, bad input, long use; less than three hours, or one PART=name [MINUTES= SEED= COUNT=]
 	$(BIN)/python -m scripts.torture $(if $(PART),--part "$(PART)") $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 

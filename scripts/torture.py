@@ -1,7 +1,8 @@
 """Do harm to ChunkBench and count what survives: `make torture`, one part alone: `make torture PART=kill`.
 
-Each part makes trials until its time is over: the minutes that the part says, all parts in two hours. A trial that
-fails says how to repeat it. The first trial's number moves on from day to day, so every night tries something new.
+Each part makes trials until its time is over: the minutes that the part says, all parts in less than three
+hours. A trial that fails says how to repeat it. The first trial's number moves on from day to day, so every night tries
+something new.
 """
 
 from __future__ import annotations
