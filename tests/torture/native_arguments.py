@@ -106,7 +106,7 @@ class Chooser:
             and sizes[0] * max(sizes[2:]) * max(sizes) < MOST_NUMBERS
         )
         per_chunk = 2 * sizes[1] * sizes[2] * sizes[3] if fits else 0
-        fits = fits and per_chunk < MOST_NUMBERS
+        fits = fits and per_chunk < MOST_NUMBERS and 2 * math.prod(max(1, size) for size in sizes) < MOST_NUMBERS
         rows = self.chance.randint(1, 5)
         chunks = [self.memory(per_chunk if fits else 0, shape["dtype"]) for _ in range(self.chance.randint(rows, 12))]
         shared = self.chance.randint(0, len(chunks) - rows) if rows > 1 else 0

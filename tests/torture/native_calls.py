@@ -81,7 +81,9 @@ class Caller(Chooser):
         shape = self.shape()
         del shape["heads"]
         sizes = [shape[name] for name in ("kv_heads", "head_dim", "chunk_size")]
-        if not all(isinstance(size, int) and size >= 0 for size in sizes) or math.prod(sizes) > MOST_NUMBERS:
+        if not all(isinstance(size, int) and size >= 0 for size in sizes) or (
+            math.prod(max(1, size) for size in sizes) > MOST_NUMBERS
+        ):
             none = np.empty(0, np.int64)
             self.call(self.native.pack, **shape, k=0, v=0, chunks=none, slots=none, threads=self.threads())
             return

@@ -58,6 +58,8 @@ class RingMeasurer:
         self._given = world_from_environment()
         self._ranks: Ranks | None = None
         self._started = False
+        self._lost: RankLostError | None = None
+        """How the probe lost a rank, until a pass reports it."""
 
     @property
     def styles(self) -> dict[str, Mapping[str, Any]]:
@@ -122,7 +124,8 @@ class RingMeasurer:
             self._ranks = None
         if self._ranks is None:
             if self._given is not None and self._started:
-                raise RankLostError("the ranks of this run have ended; start all of them again")
+                lost, self._lost = self._lost, None
+                raise lost or RankLostError("the ranks of this run have ended; start all of them again")
             self._started = True
             self._ranks = Ranks(point.ranks, point.threads, point.device, self._place.log, self._given)
         self._ranks.threads = point.threads
@@ -138,8 +141,8 @@ class RingMeasurer:
         kernel = "native" if point.device == "cpu" else "flash"
         try:
             return self._world(point).probe(task_of(point), kernel, point.link, self._experiment.case_limit_s)
-        except RankLostError:
-            self._ranks = None
+        except RankLostError as error:
+            self._ranks, self._lost = None, error
             return []
 
     def _pass(self, one: _Tried, point: RingPoint, first: bool) -> None:

@@ -94,6 +94,7 @@ class MadeRanks:
     started: ClassVar[list[MadeRanks]] = []
     fails: ClassVar[Mapping[int, RankLostError]] = {}
     """Number of a pass of the ring, of all ranks -> its error."""
+    probe_fails: ClassVar[RankLostError | None] = None
     passes: ClassVar[list[tuple[str, bool, bool, int]]] = []
     """Movement, whether it is checked, whether it is warmed up, repeats."""
     seconds: ClassVar[float] = 0.5
@@ -113,6 +114,9 @@ class MadeRanks:
         return [answer(1e-7 if how["check"] else None, self.seconds) for _ in range(2)]
 
     def probe(self, *_: object) -> list[dict[str, float]]:
+        if self.probe_fails is not None:
+            self.closed = True
+            raise self.probe_fails
         return [{"flops_per_s": 1e9, "bytes_per_s": 1e8}, {"flops_per_s": 3e9, "bytes_per_s": 3e8}]
 
     def close(self) -> None:
@@ -122,7 +126,7 @@ class MadeRanks:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> type[MadeRanks]:
     monkeypatch.setattr(measure, "Ranks", MadeRanks)
-    for name, value in (("started", []), ("passes", []), ("fails", {}), ("seconds", 0.5)):
+    for name, value in (("started", []), ("passes", []), ("fails", {}), ("probe_fails", None), ("seconds", 0.5)):
         monkeypatch.setattr(MadeRanks, name, value)
     return MadeRanks
 
@@ -261,6 +265,20 @@ def test_ranks_of_a_launcher_measure_only_points_of_as_many_and_are_not_started_
     assert two["one_process"].status == "error"
     assert "start all of them again" in two["one_process"].reason
     assert len(made.started) == 1
+
+
+def test_a_rank_of_a_launcher_that_the_probe_loses_is_named(
+    made: type[MadeRanks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(made, "probe_fails", RankLostError("rank 1 is gone", "timeout"))
+    results = measured(tmp_path, point())
+    told = sorted((result.status, result.reason) for result in results.values())
+    assert told == [
+        ("error", "the ranks of this run have ended; start all of them again"),
+        ("timeout", "rank 1 is gone"),
+    ]
 
 
 def test_a_result_has_all_ranks_in_every_round() -> None:
