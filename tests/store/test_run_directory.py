@@ -82,6 +82,14 @@ def test_a_second_writer_is_refused_while_the_first_one_writes(run: Path) -> Non
     RunWriter.resume(run).close()
 
 
+def test_a_new_run_has_its_manifest_before_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else readers find rows of nothing while the disk is busy."""
+    touch = Path.touch
+    monkeypatch.setattr(Path, "touch", lambda path: (path.parent / "manifest.json").stat() and touch(path))
+    RunWriter.create(tmp_path / "run", MANIFEST).close()
+    assert (tmp_path / "run" / "cases.jsonl").exists()
+
+
 def test_a_new_run_does_not_overwrite_an_old_one(run: Path) -> None:
     with pytest.raises(RunError, match="resume it"):
         RunWriter.create(run, MANIFEST)

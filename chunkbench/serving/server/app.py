@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +81,6 @@ class Server:
         self._created = int(time.time())
         self.failure: BackendFailed | None = None
         self._grammars: Grammars | None = None
-        self._reading = threading.Lock()
         # One constraint is compiled at a time, since the growth of the heap does not tell two apart. The others wait,
         # but no request without a new one.
         self._compiling = asyncio.Lock()
@@ -217,13 +215,12 @@ class Server:
             return await asyncio.to_thread(self._compiled, field, constraint)
 
     def _compiled(self, field: str, constraint: Constraint) -> Matcher:
-        """The same for a new constraint. The first one reads the tokenizer. Raises ApiError."""
+        """The same for a new constraint, one at a time. The first one reads the tokenizer. Raises ApiError."""
         try:
-            with self._reading:
-                if self._grammars is None:
-                    vocabulary, ends = self.backend.tokens()
-                    options = self.options.constrained, self.options.compiled
-                    self._grammars = Grammars(self._text.tokenizer_json(), vocabulary, ends, *options)
+            if self._grammars is None:
+                vocabulary, ends = self.backend.tokens()
+                options = self.options.constrained, self.options.compiled
+                self._grammars = Grammars(self._text.tokenizer_json(), vocabulary, ends, *options)
             return self._grammars.matcher(constraint)
         except ModuleNotFoundError:
             raise ApiError(f"this server follows no constraints: {MISSING}", param=field) from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from chunkbench.serving.constrained import Method
+from chunkbench.serving.constrained import Constraint, Grammars, Method
 from chunkbench.serving.engine import Engine, EngineOptions
 from chunkbench.serving.server.app import Server, ServerOptions, application
 from chunkbench.serving.server.backend import ChunkBackend
@@ -68,6 +70,28 @@ def test_a_stream_is_the_same_text(client: TestClient) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == whole
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
     assert re.fullmatch("[a-c]{5}-[0-9]{3}", whole)
+
+
+def test_constraints_are_compiled_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each takes shows in the heap, which does not tell two apart."""
+    server, compiled, compiling, most = served(tmp_path, "mask"), Grammars._compile, 0, 0
+
+    def watched(grammars: Grammars, constraint: Constraint) -> Any:
+        nonlocal compiling, most
+        compiling += 1
+        most = max(most, compiling)
+        time.sleep(0.02)
+        made = compiled(grammars, constraint)
+        compiling -= 1
+        return made
+
+    monkeypatch.setattr(Grammars, "_compile", watched)
+
+    async def together() -> None:
+        await asyncio.gather(*(server._matcher("regex", Constraint.of_regex(text * 3)) for text in "abcd"))
+
+    asyncio.run(together())
+    assert most == 1
 
 
 @pytest.mark.parametrize(
