@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -134,12 +134,17 @@ class Ranks:
             sleep(_POLL_S)
         if failed:
             rank, error = min(failed.items())
-            if dead := self._dead(missing - failed.keys()):  # its end may be what the others failed of
+            if dead := self._dead(failed.keys()):  # its end may be what the others failed of
                 raise RankLostError(f"{_named(dead)} {_verb(dead, 'does', 'do')} not run", "crashed")
             raise RankLostError(f"rank {rank}: {error}")
         if missing:
-            dead = self._dead(missing)
-            slow = dead or sorted(missing)
+            dead = self._dead()
+            if dead and not missing & {*dead}:  # lost after its answer, so that the others wait for what it sent
+                lost = f"{_named(dead)} {_verb(dead, 'does', 'do')} not run any more"
+                raise RankLostError(
+                    f"{lost}; {_named(sorted(missing))} gave no answer within {limit_s:.0f} s", "timeout"
+                )
+            slow = [rank for rank in dead if rank in missing] or sorted(missing)
             state = f"{_verb(slow, 'does', 'do')} not run" if dead else _verb(slow, "runs", "run")
             raise RankLostError(f"{_named(slow)} gave no answer within {limit_s:.0f} s and {state}", "timeout")
         return [values[rank] for rank in range(self.ranks)]
@@ -150,14 +155,12 @@ class Ranks:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 raise RankLostError(f"rank {rank} ended ({how})", "crashed")
 
-    def _dead(self, ranks: set[int]) -> list[int]:
-        """Those of these ranks that show no sign of life."""
-        if not ranks:
-            return []
+    def _dead(self, but: Collection[int] = ()) -> list[int]:
+        """The ranks, but these, that show no sign of life."""
         before = self._beats()
         sleep(3 * BEAT_S)
         after = self._beats()
-        return [rank for rank in sorted(ranks) if before.get(rank) == after.get(rank)]
+        return [rank for rank in range(self.ranks) if rank not in but and before.get(rank) == after.get(rank)]
 
     def _beats(self) -> dict[int, bytes]:
         keys = {rank: f"beat/{rank}" for rank in range(self.ranks)}

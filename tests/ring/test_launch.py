@@ -315,3 +315,28 @@ def test_an_error_of_one_rank_ends_the_others_that_wait_for_it(ranks: Ranks, mon
     assert lost.value.status == "error"
     check_gone(processes, port)
     ranks.close()  # once more does nothing
+
+
+class MadeStore:
+    """Answers of ranks 0 and 1, and the life signs of ranks 0 and 2."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+    def check(self, keys: list[str]) -> bool:
+        return keys[0] in ("answer/0/0", "answer/0/1", "beat/0", "beat/1", "beat/2")
+
+    def get(self, key: str) -> bytes:
+        self.beats += 1
+        return b'{"answer": 1}' if key.startswith("answer") else b"0" if key == "beat/1" else str(self.beats).encode()
+
+
+def test_a_rank_that_is_lost_after_its_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "BEAT_S", 0.01)
+    made = Ranks.__new__(Ranks)
+    made.ranks, made._children, made._store = 3, {}, MadeStore()
+    with pytest.raises(
+        RankLostError, match=r"^rank 1 does not run any more; rank 2 gave no answer within 0 s$"
+    ) as lost:
+        made._await("answer/0", 0.02)
+    assert lost.value.status == "timeout"
