@@ -61,7 +61,8 @@ class RunProgress:
         """Print the folder of the run."""
         self._points, self._number = points, finished
         kept = f", {finished} already done" if finished else ""
-        self._print(f"{count(points, 'point')}{kept} -> {path}")
+        if not self._quiet:
+            self._print(f"{count(points, 'point')}{kept} -> {path}")
 
     def activity(self, point: Point, text: str, done: float, left_s: float) -> None:
         """Update the bar."""
@@ -79,19 +80,19 @@ class RunProgress:
         repeated = f"{count(rounds, cases[0].REPEATED)}, " if rounds else ""
         machine = f" on {cases[0].machine}" if self._several else ""
         self._by_machine[cases[0].machine] += 1
-        self._print(
-            f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].VERB}{machine}"
-            f"{f', {others}' if others else ''}; {repeated}{took_s:.0f} s; {_left(left_s)}"
-        )
+        if not self._quiet:
+            self._print(
+                f"{self._number:>3}/{self._points} {point.brief:<28} {measured} {cases[0].VERB}{machine}"
+                f"{f', {others}' if others else ''}; {repeated}{took_s:.0f} s; {_left(left_s)}"
+            )
 
     def problem(self, text: str) -> None:
         """Print the text, also with `--quiet`: it is no progress."""
-        self._console.print(text, markup=False, soft_wrap=True)
-        sys.stderr.flush()
+        self._print(text)
 
     def _print(self, text: str) -> None:
-        if not self._quiet:
-            self.problem(text)
+        self._console.print(text, markup=False, soft_wrap=True)
+        sys.stderr.flush()
 
 
 class RepeatProgress:

@@ -78,7 +78,7 @@ Seconds = Annotated[
     float, BeforeValidator(_duration), Field(strict=True, gt=0, allow_inf_nan=False), WithJsonSchema(_SECONDS_SCHEMA)
 ]
 Fraction01 = Annotated[float, BeforeValidator(_fraction), Field(strict=True, gt=0, lt=1), WithJsonSchema(_SHARE_SCHEMA)]
-Count = Annotated[int, Field(strict=True, le=1 << 53)]
+Whole = Annotated[int, Field(strict=True, le=1 << 53)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 ImplementationId = Annotated[str, AfterValidator(_implementation), WithJsonSchema({DEFINED: "implementation"})]
 

@@ -21,7 +21,7 @@ from pydantic import (
 
 from chunkbench import workload
 from chunkbench.experiment.errors import Finding, Findings, Path, did_you_mean, only_for, show, unknown
-from chunkbench.experiment.fields import Axes, Blocks, Count, ImplementationId, Implementations, Seconds
+from chunkbench.experiment.fields import Axes, Blocks, ImplementationId, Implementations, Seconds, Whole
 from chunkbench.experiment.point import Case, Point, PointT
 from chunkbench.experiment.sweep import Required, Rules, Sweep
 from chunkbench.experiment.terms import Device, Dtype
@@ -73,7 +73,7 @@ class Experiment(BaseModel, ABC, Generic[PointT]):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         "auto", description="auto: float16 on CUDA, bfloat16 on a CPU that has it, else float32"
     )
-    seed: Count = Field(0, ge=0)
+    seed: Whole = Field(0, ge=0)
     paper: Literal["table1", "table3", "figure3", "figure4"] | None = Field(
         None, description="the paper's table or figure that reports show beside the run"
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from chunkbench.experiment.errors import Finding, Findings, did_you_mean, show
-from chunkbench.experiment.fields import Axes, Caches, Count, Fraction01, ImplementationId, Modes, Positive, Protocols
+from chunkbench.experiment.fields import Axes, Caches, Fraction01, ImplementationId, Modes, Positive, Protocols, Whole
 from chunkbench.experiment.point import Case, PointT
 from chunkbench.experiment.sessions import SessionExperiment
 from chunkbench.experiment.sweep import Sweep, read_filter, selects
@@ -86,10 +86,10 @@ class TimedExperiment(SessionExperiment[PointT]):
     modes: Modes | None = Field(None, description="default: eager on a CPU, all three on CUDA")
     confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
     precision: Fraction01 = Field(0.02, description="stop when the interval's half-width is this share of the latency")
-    min_rounds: Count = Field(
+    min_rounds: Whole = Field(
         3, ge=3, description="for protocol strict; fewer rounds cannot separate a result from noise"
     )
-    max_rounds: Count = Field(50, ge=3, validate_default=True)
+    max_rounds: Whole = Field(50, ge=3, validate_default=True)
     expect: tuple[Expectation, ...] = ()
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from chunkbench.experiment.errors import Finding
-from chunkbench.experiment.fields import Count, Fraction01, Seconds
+from chunkbench.experiment.fields import Fraction01, Seconds, Whole
 from chunkbench.experiment.forest import prompt_conflicts
 from chunkbench.experiment.point import PointT
 from chunkbench.experiment.spec import Experiment
@@ -20,8 +20,8 @@ class RequestExperiment(Experiment[PointT]):
 
     confidence: Annotated[Fraction01, Field(ge=0.5)] = 0.95
     case_limit_s: Seconds = Field(600.0, alias="case_limit", description="what would take longer is a timeout")
-    requests: Annotated[Count, Field(ge=1)] = Field(24, description="requests of one arrival seed")
-    arrival_seeds: Annotated[Count, Field(ge=1)] = Field(3, description="sequences of due times and requests")
+    requests: Annotated[Whole, Field(ge=1)] = Field(24, description="requests of one arrival seed")
+    arrival_seeds: Annotated[Whole, Field(ge=1)] = Field(3, description="sequences of due times and requests")
 
 
 def request_conflicts(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Finding]:

@@ -69,15 +69,20 @@ class Network:
         done(*self.within(0), "ip", "link", "add", "bridge", "type", "bridge")
         done(*self.within(0), "ip", "link", "set", "bridge", "up")
         for host in range(1, RANKS + 1):
-            self.hold(*self.within(0), "unshare", "--net", "--uts")
-            link, ends = f"to{host}", ["peer", "name", "wire", "netns", str(self.holders[host].pid)]
-            done(*self.within(0), "ip", "link", "add", link, "type", "veth", *ends)
-            done(*self.within(0), "ip", "link", "set", link, "master", "bridge", "up")
-            done(*self.within(host), "hostname", f"host{host}")
-            done(*self.within(host), "ip", "address", "add", f"10.77.0.{host}/24", "dev", "wire")
-            done(*self.within(host), "ip", "link", "set", "lo", "up")
-            done(*self.within(host), "ip", "link", "set", "wire", "up")
+            self.add_host(host)
+            done(*self.within(0), "ip", "link", "set", f"to{host}", "master", "bridge")
             self.shaping = self._slow_down(host)
+
+    def add_host(self, host: int) -> None:
+        """The host of a number, and the link `to<number>` that leads to it. Raises Refused."""
+        self.hold(*self.within(0), "unshare", "--net", "--uts")
+        link, ends = f"to{host}", ["peer", "name", "wire", "netns", str(self.holders[host].pid)]
+        done(*self.within(0), "ip", "link", "add", link, "type", "veth", *ends)
+        done(*self.within(0), "ip", "link", "set", link, "up")
+        done(*self.within(host), "hostname", f"host{host}")
+        done(*self.within(host), "ip", "address", "add", f"10.77.0.{host}/24", "dev", "wire")
+        done(*self.within(host), "ip", "link", "set", "lo", "up")
+        done(*self.within(host), "ip", "link", "set", "wire", "up")
 
     def _slow_down(self, host: int) -> str:
         for words in SHAPINGS:

@@ -31,14 +31,7 @@ class Switched(Network):
     def build(self) -> None:
         self.hold(*UNSHARE)
         for host in range(1, HOSTS + 1):
-            self.hold(*self.within(0), "unshare", "--net", "--uts")
-            ends = ["peer", "name", "wire", "netns", str(self.holders[host].pid)]
-            done(*self.within(0), "ip", "link", "add", f"to{host}", "type", "veth", *ends)
-            done(*self.within(0), "ip", "link", "set", f"to{host}", "up")
-            done(*self.within(host), "hostname", f"host{host}")
-            done(*self.within(host), "ip", "address", "add", f"10.77.0.{host}/24", "dev", "wire")
-            done(*self.within(host), "ip", "link", "set", "lo", "up")
-            done(*self.within(host), "ip", "link", "set", "wire", "up")
+            self.add_host(host)
             done(*self.within(host), sys.executable, str(SWITCH), "--plain", "wire")
         words = [*self.within(0), sys.executable, str(SWITCH), *(f"to{host}" for host in range(1, HOSTS + 1))]
         self.switch = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

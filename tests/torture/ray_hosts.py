@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 
 from chunkbench import workloads
-from chunkbench.store import DecodeResult, open_run
+from chunkbench.store import DecodeResult
 from tests.ring.test_namespaces import done
 from tests.torture.network import HOSTS, Switched, switched
+from tests.torture.tiny import check_complete, whole_lines
 from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 HEAD, NODES = 1, range(2, HOSTS + 1)
@@ -97,9 +98,7 @@ class RayHosts:
 
     def lines(self) -> list[bytes]:
         """The recorded lines, without an incomplete one."""
-        cases = self.out / "cases.jsonl"
-        lines = cases.read_bytes().splitlines(keepends=True) if cases.exists() else []
-        return [line for line in lines if line.endswith(b"\n")]
+        return whole_lines(self.out)
 
     def measures(self, points: int, seconds: float) -> bool:
         """Wait until so many points are on disk, and so long. Returns whether both machines still have to measure."""
@@ -132,14 +131,7 @@ class RayHosts:
 
     def check_complete(self, finished: list[bytes]) -> None:
         """The run has all points, each once and right, and those that were finished earlier unchanged."""
-        lines, run = self.lines(), open_run(self.out)
-        assert not run.torn, "the last line is cut"
-        assert not run.manifest.interrupted, "the run is not complete"
-        assert len(lines) == POINTS * ROWS, f"{len(lines)} rows"
-        assert len({case.key for case in run.cases}) == len(lines), "a row is there twice"
-        for line in finished:
-            assert lines.count(line) == 1, f"a finished row changed: {line[:300]!r}"
-        for case in run.cases:
+        for case in check_complete(self.out, POINTS * ROWS, finished).cases:
             assert isinstance(case, DecodeResult)
             assert case.status in ("ok", "noisy"), f"{case.status}: {case.reason}"
             assert case.max_error is not None

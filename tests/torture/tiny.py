@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from chunkbench import workloads
-from chunkbench.store import open_run
+from chunkbench.store import Run, open_run
 from tests.torture.harm import library
 
 MARK = "CHUNKBENCH_TORTURE"
@@ -111,9 +111,7 @@ class TinyRun:
 
     def lines(self) -> list[bytes]:
         """The recorded lines, without an incomplete one."""
-        cases = self.out / "cases.jsonl"
-        lines = cases.read_bytes().splitlines(keepends=True) if cases.exists() else []
-        return [line for line in lines if line.endswith(b"\n")]
+        return whole_lines(self.out)
 
     def finished(self) -> list[bytes]:
         """The lines of points that are on disk as a whole."""
@@ -128,13 +126,7 @@ class TinyRun:
     def check_complete(self, finished: list[bytes]) -> None:
         """The run has all points, each once, and those that were finished earlier unchanged."""
         workloads.register()
-        lines, run = self.lines(), open_run(self.out)
-        assert not run.torn, f"{self.kind}: the last line is cut"
-        assert not run.manifest.interrupted, f"{self.kind}: the run is not complete"
-        assert len(lines) == POINTS * ROWS[self.kind], f"{self.kind}: {len(lines)} rows"
-        assert len({case.key for case in run.cases}) == len(lines), f"{self.kind}: a row is there twice"
-        for line in finished:
-            assert lines.count(line) == 1, f"{self.kind}: a finished row changed: {line[:300]!r}"
+        check_complete(self.out, POINTS * ROWS[self.kind], finished)
 
     def check_released(self, ports: set[int], limit_s: float = 15.0) -> None:
         """Nothing of the run lives, holds the lock, or listens."""
@@ -160,6 +152,26 @@ class TinyRun:
             with contextlib.suppress(psutil.Error):
                 found |= listening(process)
         return found
+
+
+def whole_lines(out: Path) -> list[bytes]:
+    """The recorded lines of a run, without an incomplete one."""
+    cases = out / "cases.jsonl"
+    lines = cases.read_bytes().splitlines(keepends=True) if cases.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def check_complete(out: Path, rows: int, finished: list[bytes]) -> Run:
+    """A run has so many rows, each once, and those that were finished earlier unchanged. Returns it."""
+    lines, run = whole_lines(out), open_run(out)
+    kind = run.manifest.experiment.name
+    assert not run.torn, f"{kind}: the last line is cut"
+    assert not run.manifest.interrupted, f"{kind}: the run is not complete"
+    assert len(lines) == rows, f"{kind}: {len(lines)} rows"
+    assert len({case.key for case in run.cases}) == len(lines), f"{kind}: a row is there twice"
+    for line in finished:
+        assert lines.count(line) == 1, f"{kind}: a finished row changed: {line[:300]!r}"
+    return run
 
 
 def listening(who: Any) -> set[int]:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.errors import Finding
-from chunkbench.experiment.fields import Count, ImplementationId
+from chunkbench.experiment.fields import ImplementationId, Whole
 from chunkbench.experiment.points import AnswersPoint
 from chunkbench.experiment.spec import FROM_MODEL, N_P
 from chunkbench.experiment.values import LengthRange
@@ -24,14 +24,14 @@ class AnswersExperiment(Experiment[AnswersPoint]):
     REFUSED = FROM_MODEL
 
     baseline: ImplementationId = Field("all_heads", validate_default=True, description="reference of the ratios")
-    contexts: Annotated[Count, Field(ge=1)] = Field(3, description="contexts of each length, drawn from the seed")
+    contexts: Annotated[Whole, Field(ge=1)] = Field(3, description="contexts of each length, drawn from the seed")
     heads: Annotated[str, Field(max_length=4096)] | None = Field(
         None, description="a file of `chunkbench find-heads`; default: the run makes the test itself, in a minute"
     )
-    tested: Annotated[Count, Field(ge=2)] | None = Field(
+    tested: Annotated[Whole, Field(ge=2)] | None = Field(
         None, description="random tokens of the test for retrieval heads; default: 2500, or a quarter of the positions"
     )
-    held: Annotated[Count, Field(ge=1)] = Field(
+    held: Annotated[Whole, Field(ge=1)] = Field(
         128, description="tokens behind the context whose successors are compared"
     )
 

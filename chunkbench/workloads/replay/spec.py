@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from chunkbench.experiment.errors import Finding, did_you_mean
-from chunkbench.experiment.fields import Count, ImplementationId
+from chunkbench.experiment.fields import ImplementationId, Whole
 from chunkbench.experiment.points import ReplayPoint
 from chunkbench.experiment.spec import FROM_MODEL
 from chunkbench.experiment.sweep import Required
@@ -39,9 +39,9 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
 
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "float16"
     baseline: ImplementationId = Field("prefix_tree", validate_default=True, description="reference of the ratios")
-    requests: Annotated[Count, Field(ge=1)] = Field(300, description="requests of one arrival seed")
-    prompt_budget: Annotated[Count, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
-    longest: Annotated[Count, Field(ge=1)] | None = Field(
+    requests: Annotated[Whole, Field(ge=1)] = Field(300, description="requests of one arrival seed")
+    prompt_budget: Annotated[Whole, Field(ge=1)] = Field(512, description="most prompt tokens of a step")
+    longest: Annotated[Whole, Field(ge=1)] | None = Field(
         None,
         description="tokens of the longest sequence that the server takes; longer requests are left out; "
         "default: the longest request",
@@ -51,7 +51,7 @@ class ReplayExperiment(RequestExperiment[ReplayPoint]):
         description="time of a step: paper (Llama2-7B on the paper's A100), paged-attention (OPT-13B in that paper), a "
         "duration such as 20ms, or the directory of a serving run, whose steps it is fitted to",
     )
-    truncate_prompt_tokens: Annotated[Count, Field(ge=1)] | None = Field(
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=1)] | None = Field(
         None, description="prompts are cut to so many tokens, their last ones; what was cut is no longer shared"
     )
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.errors import Finding, did_you_mean, show
-from chunkbench.experiment.fields import Count, ImplementationId, Positive
+from chunkbench.experiment.fields import ImplementationId, Positive, Whole
 from chunkbench.experiment.points import RingPoint
 from chunkbench.experiment.spec import N_P
 from chunkbench.experiment.values import LengthRange
@@ -32,7 +32,7 @@ class RingExperiment(Experiment[RingPoint]):
     REQUIRED = (N_P,)
 
     baseline: ImplementationId = Field("one_process", validate_default=True, description="reference of the ratios")
-    ring_rounds: Annotated[Count, Field(ge=3)] = Field(
+    ring_rounds: Annotated[Whole, Field(ge=3)] = Field(
         5, alias="rounds", description="passes of each scheme, in turns, the first one checked; the budget may end them"
     )
     accelerators: tuple[Accelerator, ...] = Field(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
 from chunkbench.experiment.errors import Finding
-from chunkbench.experiment.fields import Count, ImplementationId, Positive
+from chunkbench.experiment.fields import ImplementationId, Positive, Whole
 from chunkbench.experiment.points import ServingPoint
 from chunkbench.experiment.spec import FROM_MODEL, N_P, N_S
 from chunkbench.experiment.sweep import Required, Sweep
@@ -33,7 +33,7 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     REFUSED = FROM_MODEL | dict.fromkeys(("chunk_size", "block_size"), "is the server's own; leave it out")
 
     baseline: ImplementationId = Field("chunk_llama", validate_default=True, description="reference of the ratios")
-    requests: Annotated[Count, Field(ge=1)] = Field(
+    requests: Annotated[Whole, Field(ge=1)] = Field(
         24,
         description="requests of one arrival seed, in proportion more above a load of 100; with clients two for each of"
         " them, at least 4 and at most this",
@@ -41,8 +41,8 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
     reference: ImplementationId = Field("vllm", description="the system whose capacity `load` is a share of")
     arrivals: Literal["poisson", "gamma", "constant"] = "poisson"
     spread: Positive = Field(1.0, description="gamma: standard deviation of the gaps over their mean")
-    layers: Annotated[Count, Field(ge=1)] | None = Field(None, description="layers of the model; default: all")
-    vocabulary: Annotated[Count, Field(ge=2)] = Field(2048, description="token ids of the model")
+    layers: Annotated[Whole, Field(ge=1)] | None = Field(None, description="layers of the model; default: all")
+    vocabulary: Annotated[Whole, Field(ge=2)] = Field(2048, description="token ids of the model")
     kv_memory: ByteSize | None = Field(
         None, description="memory for K/V of every system, as in 4GiB; default: what batch_size requests need"
     )
@@ -51,7 +51,7 @@ class ServingExperiment(RequestExperiment[ServingPoint]):
         description="bundled set or file of texts from which prompts are cut, by the tokenizer of the model; default: "
         "random token ids",
     )
-    equal_answers: Annotated[Count, Field(ge=0, le=200)] = Field(
+    equal_answers: Annotated[Whole, Field(ge=0, le=200)] = Field(
         0, description="so many of the texts are answered in float32 before the clock, and compared with transformers"
     )
     constrained: Task = Field(
