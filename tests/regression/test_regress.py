@@ -180,9 +180,9 @@ def test_both_revisions_of_somebody_elses_project_are_built(tmp_path: Path) -> N
         "--base",
         "HEAD",
         "--processes",
-        "6",
+        "3",
         "--confidence",
-        "0.9",
+        "0.5",
         "--format",
         "json",
         "--out",
@@ -230,15 +230,14 @@ def test_messages_for_wrong_usage(spec: Path, words: list[str], message: str) ->
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("again", [(), ("--again", "0")])
-def test_another_interpreter_is_compared_with_this_one(spec: Path, tmp_path: Path, again: tuple[str, ...]) -> None:
+def test_another_interpreter_is_compared_with_this_one(spec: Path, tmp_path: Path) -> None:
     words = ["--base-python", sys.executable, str(spec), "--processes", "2", "--budget", "10ms", "--format", "json"]
-    done = chunkbench("regress", *words, *again, "--out", str(tmp_path / "out"))
+    done = chunkbench("regress", *words, "--again", "0", "--out", str(tmp_path / "out"))
     assert done.code == 0, done.stderr
     comparison = Comparison.model_validate_json(done.stdout)
     assert {case.verdict for case in comparison.cases} == {"inconclusive"}
     assert not comparison.differences
-    assert ("--again has no effect" in done.stderr) == bool(again)
+    assert "--again has no effect" in done.stderr
 
 
 def test_gate_prints_the_command_that_takes_its_place() -> None:

@@ -18,6 +18,7 @@ from chunkbench.runner.run import run_experiment
 from chunkbench.runner.target import resolve_target
 from chunkbench.store import TORN, open_run
 from tests.cluster.listening import RecordingListener
+from tests.command import chunkbench
 
 EXPERIMENT = """\
 name: long
@@ -84,15 +85,12 @@ def test_resume_refuses_another_experiment(spec: Path, tmp_path: Path) -> None:
     running.communicate(timeout=60)
     assert running.returncode == 130
     spec.write_text(EXPERIMENT.replace("n_c: 4", "n_c: 5"))
-    refused = start(spec, out, "--resume")
-    _, errors = refused.communicate(timeout=60)
-    assert refused.returncode == 2
-    assert "the experiment" in errors
-    assert "Traceback" not in errors
-    again = start(spec, out)
-    _, errors = again.communicate(timeout=60)
-    assert again.returncode == 2
-    assert "--resume" in errors
+    refused = chunkbench("run", str(spec), "--out", str(out), "--resume")
+    assert refused.code == 2
+    assert "the experiment" in refused.stderr
+    again = chunkbench("run", str(spec), "--out", str(out))
+    assert again.code == 2
+    assert "--resume" in again.stderr
 
 
 class Idle(LocalExecutor):

@@ -21,7 +21,7 @@ from chunkbench.runner.client import WorkerCrashed, WorkerProcess, WorkerTimeout
 
 POINT = {
     "n_p": 40, "n_s": 32, "n_c": 2, "batch_size": 2, "heads": 2, "kv_heads": 2, "head_dim": 32, "chunk_size": 16,
-    "block_size": 16, "dtype": "float32", "device": "cpu", "threads": 2,
+    "block_size": 16, "dtype": "float32", "device": "cpu", "threads": 1,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from chunkbench.workers.pages import environment, huge_share
 # 64 MB of K and V: much more than what is lost at the ends of the heap's huge pages.
 POINT = {
     "n_p": 1024, "n_s": 0, "n_c": 1, "batch_size": 8, "heads": 16, "kv_heads": 16, "head_dim": 64, "chunk_size": 64,
-    "block_size": 32, "dtype": "float32", "device": "cpu", "threads": 2,
+    "block_size": 32, "dtype": "float32", "device": "cpu", "threads": 1,
 }  # fmt: skip
 SMAPS = """\
 55d000000000-55d000400000 rw-p 00000000 00:00 0                          [heap]
