@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,7 +116,9 @@ class ServingMeasurer:
         self._experiment, self._target = experiment, target
         self._log = place.log
         self._systems = systems
-        self._folder = Path(tempfile.mkdtemp(prefix="chunkbench-serving-"))
+        # Beside the log: what a killed run leaves here, the run that resumes it removes.
+        self._folder = place.log.absolute().with_name("servers")
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._capacity = {
             requests_id(case): (case.reference, case.capacity_per_s)
             for case in place.earlier

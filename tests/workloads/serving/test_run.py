@@ -61,6 +61,7 @@ def facts(path: Path) -> dict[tuple[str, int | None, int | None], ServingResult]
 
 
 def test_every_system_has_a_row_at_every_point(run: tuple[Path, Path]) -> None:
+    assert not (run[1] / "servers").exists()
     rows = facts(run[1])
     assert set(rows) == {(system, n_s, load) for system in SYSTEMS for n_s in (0, 200) for load in (50, 150)}
     for (system, _, _), row in rows.items():
