@@ -5,10 +5,15 @@ from __future__ import annotations
 from chunkbench.kernels import cpu
 from chunkbench.kernels.cpu.decode import chosen_isa
 from chunkbench.kernels.triton import capability
+from chunkbench.kernels.triton.tuning import nearest, read
 
 
 def instruction_set(device: str) -> str | None:
-    """On a CPU, the instruction set in use, or None without a native module; on a GPU `sm_90` or similar."""
+    """On a CPU, the instruction set in use, or None without a native module; on a GPU `sm_90` or similar.
+
+    Where the table of sizes has no row for the GPU, it says whose row serves: `chunkbench tune` finds the GPU's own.
+    """
     if device == "cuda":
-        return f"sm_{capability()}"
+        own, row = f"sm_{capability()}", nearest(capability(), read())
+        return own if row == own else f"{own} (sizes of {row})"
     return chosen_isa() if cpu.native() is not None else None

@@ -51,11 +51,12 @@ class Sdpa(Implementation):
         return f"torch {torch.__version__}"
 
 
-def _runs_on_gpu(point: AttentionPoint) -> bool:
+def runs_on_gpu(point: AttentionPoint) -> bool:
+    """Whether PyTorch can be asked what it accepts for a point."""
     return point.device == "cuda" and torch.cuda.is_available()
 
 
-def _small_call(point: AttentionPoint) -> SDPAParams:
+def small_call(point: AttentionPoint) -> SDPAParams:
     """A small call with the point's dtype and head shape, to ask PyTorch whether a backend accepts it."""
     dtype = getattr(torch, point.dtype)
     q = torch.empty((1, point.kv_heads, point.heads // point.kv_heads, point.head_dim), dtype=dtype, device="cuda")
@@ -70,7 +71,7 @@ class SdpaEfficient(Sdpa):
     backend = SDPBackend.EFFICIENT_ATTENTION
 
     def supports(self, point: AttentionPoint) -> Answer:
-        if _runs_on_gpu(point) and not can_use_efficient_attention(_small_call(point)):
+        if runs_on_gpu(point) and not can_use_efficient_attention(small_call(point)):
             reason = f"PyTorch's memory-efficient attention refuses {point.dtype} heads of {point.head_dim} here"
             return Answer(False, reason)
         return YES
@@ -85,7 +86,7 @@ class Cudnn(Sdpa):
     def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts need a mask, and this adapter passes none to cuDNN")
-        if _runs_on_gpu(point) and not can_use_cudnn_attention(_small_call(point)):
+        if runs_on_gpu(point) and not can_use_cudnn_attention(small_call(point)):
             return Answer(False, f"PyTorch's cuDNN attention refuses {point.dtype} heads of {point.head_dim} here")
         return gpu.half_precision(point, "cuDNN")
 

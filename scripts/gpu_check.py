@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -36,6 +37,13 @@ TESTS = [
     "tests/kernels/triton/test_decode.py",
 ]
 """The tests that need a GPU or run differently on one."""
+GPU_FACTS = (
+    "index,name,driver_version,vbios_version,memory.total,memory.used,ecc.mode.current,power.limit,power.default_limit,"
+    "clocks.max.sm,clocks.max.mem,mig.mode.current,persistence_mode,pstate"
+)
+"""What else decides how fast a GPU is; nothing that identifies it."""
+ENDED = (124, 137)
+"""Exit codes of a step that its time limit ended."""
 PREPARED = Path(sys.prefix, ".gpu-prepared")
 SAVED_S = 20.0
 """Part of the time that is reserved for the reports."""
@@ -137,10 +145,12 @@ def check_needs(rehearse: bool) -> None:
     lacking = missing([name for name in needed if name not in OPTIONAL])
     if lacking:
         raise SystemExit(f"gpu-check: missing packages: {', '.join(lacking)}; `make gpu-prepare` installs them")
-    import torch
+    sys.path.insert(0, str(ROOT))
+    from chunkbench.environment import why_no_gpu
 
-    if not rehearse and not torch.cuda.is_available():
-        raise SystemExit("gpu-check: unavailable: PyTorch sees no NVIDIA GPU here")
+    obstacle = "" if rehearse else why_no_gpu()
+    if obstacle:
+        raise SystemExit(f"gpu-check: unavailable: {obstacle}")
     absent = missing(OPTIONAL)
     if absent:
         print(f"gpu-check: not installed: {', '.join(absent)}; their rows will be unavailable", flush=True)
@@ -174,12 +184,19 @@ def main() -> None:
         steps.run(name, [*command, "--out", str(out / name)], limit_s)
 
     toy = TOY if arguments.rehearse else {}
-    steps.run("versions", [python, "-m", "pip", "list"], 20)
+    versions = sorted(f"{distribution.name} {distribution.version}" for distribution in distributions())
+    (out / "versions.txt").write_text("\n".join([f"Python {sys.version}", *versions, ""]))
+    if shutil.which("nvidia-smi"):
+        steps.run("nvidia-smi", ["nvidia-smi", f"--query-gpu={GPU_FACTS}", "--format=csv"], 20)
     measure("first", "table3-gpu", toy.get("first", SMALL), 1, 60, "flex_attention")  # it compiles for 15 s
+    if steps.done[-1]["exit_code"] in ENDED:
+        print("gpu-check: a minute was too short for this step, most of which compiles: see first.txt", flush=True)
     print("\n".join(what_works(out / "first" / "cases.jsonl")), flush=True)
     steps.run("doctor", [*bench, "doctor"], 30)
-    tests = [python, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
-    steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], 0.4 * steps.left_s)
+    tests = [python, "-m", "pytest", "-q", "-ra", "-m", "", "-p", "no:cacheprovider", "--timeout", "120", *TESTS]
+    seconds = 0.4 * steps.left_s
+    tests += ["--session-timeout", f"{seconds - 10:.0f}"]  # so that it ends with the messages of what failed
+    steps.run("tests", [*tests, *(["-k", "a_forest"] if arguments.rehearse else [])], seconds)
     for name, part in EXPERIMENTS.items():
         seconds = part * steps.left_s
         measure(name, name, toy.get(name, {}), 1 if arguments.rehearse else 0.4 * seconds, seconds)

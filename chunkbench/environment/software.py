@@ -116,6 +116,34 @@ def read_gpus() -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
+def why_no_gpu() -> str:
+    """Why PyTorch cannot compute on an NVIDIA GPU here, with the remedy; empty if it can. Raises ImportError."""
+    import torch
+
+    name = f"PyTorch {torch.__version__}"
+    if torch.version.cuda is None:
+        return f"{name} is built for CPUs; install the build for CUDA with the command from PyTorch's install page"
+    if not torch.cuda.is_available():
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:  # no driver, an old one, no visible device: it says which, and what to do
+            return f"{name}, for CUDA {torch.version.cuda}: {' '.join(str(error).split())}"
+        return f"{name}, for CUDA {torch.version.cuda}, sees no NVIDIA GPU"
+    major, minor = torch.cuda.get_device_capability()
+    built = torch.cuda.get_arch_list()
+    if built and not any(_runs_on(10 * major + minor, architecture) for architecture in built):
+        return (
+            f"{name} has no code for this GPU (sm_{major}{minor}), only for {', '.join(built)}; install a build for it"
+        )
+    return ""
+
+
+def _runs_on(capability: int, architecture: str) -> bool:
+    """Whether a GPU runs code for an architecture: `sm_` if the major number is the same, `compute_` if not later."""
+    kind, number = architecture.rstrip("af").split("_")
+    return int(number) <= capability and (kind == "compute" or int(number) // 10 == capability // 10)
+
+
 def read_native() -> Native:
     """Whether the compiled module exists, and the best instruction set that it can use."""
     from chunkbench.kernels import cpu

@@ -92,9 +92,11 @@ class CudaDevice:
 
 
 def clock_reader() -> Nvml | None:
-    """An NVML reader of the current device; None without NVML."""
+    """An NVML reader of the current device, a whole GPU or a part (MIG); None if NVML does not answer for it."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    return open_nvml(f"GPU-{uuid}" if uuid else None)
+    if uuid is None:
+        return open_nvml()
+    return open_nvml(f"GPU-{uuid}") or open_nvml(f"MIG-{uuid}")
 
 
 def free_bytes() -> int:

@@ -119,9 +119,14 @@ def _prepared(generation: int, head_dim: int, candidate: Tuning) -> Tuning | str
     fitted = fit(generation, head_dim, candidate)
     if isinstance(fitted, str):
         return fitted
+    from triton.runtime.errors import OutOfResources
+
     for workload in WORKLOADS:  # of few tokens, but so many that a shared prefix has an item of its own
         small = workload._replace(shared=min(workload.shared, 256), private=min(workload.private, CHUNK + 1))
-        Session(small, head_dim, copies=1).decode(fitted)
+        try:
+            Session(small, head_dim, copies=1).decode(fitted)
+        except OutOfResources as error:
+            return str(error)
     torch.cuda.synchronize()
     return fitted
 

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 from chunkbench.report.numbers import count, extent, gigabytes, megabytes
 from chunkbench.store.results import GpuState, TimedResult
 
-UNKNOWN = "clocks, power and other processes are not known (nvidia-ml-py is not installed), and no sample was discarded"
+UNKNOWN = (
+    "clocks, power and other processes are not known (nvidia-ml-py is not installed, or does not find this device), "
+    "and no sample was discarded"
+)
 
 
 def samples(timed: Sequence[TimedResult]) -> str:
@@ -31,7 +34,8 @@ def samples(timed: Sequence[TimedResult]) -> str:
         )
     swept = len(cold) - len(copies)
     if swept:
-        parts.append(f"cold L2 in {count(swept, 'case')} = a buffer read before each call, because copies do not fit")
+        cases = count(swept, "case")
+        parts.append(f"cold L2 in {cases} = a buffer read before each call, because copies do not fit or would be many")
     if any(case.sampling and case.cache == "warm" for case in timed):
         parts.append("warm L2 = one copy, called repeatedly")
     return "; ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chunkbench.environment import Environment, machine_id, read_environment
+from chunkbench.environment import Environment, machine_id, read_environment, why_no_gpu
 from chunkbench.experiment import Experiment
 from chunkbench.experiment.terms import Device, Dtype
 from chunkbench.store import RunError
@@ -47,8 +47,8 @@ def resolve_on(
     detected: Device = "cuda" if environment.gpus else "cpu"
     device = detected if experiment.device == "auto" else experiment.device
     if device == "cuda" and not environment.gpus and not describing:
-        where = f"on {machine_kind}" if machine_kind else "here"
-        raise RunError(f"device: cuda, but PyTorch sees no NVIDIA GPU {where}; `chunkbench doctor` says more")
+        reason = f"PyTorch sees no NVIDIA GPU on {machine_kind}" if machine_kind else why_no_gpu()
+        raise RunError(f"device: cuda cannot be used: {reason}")
     native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
     suited: Dtype = "float16" if device == "cuda" else native
     dtype = suited if experiment.dtype == "auto" else experiment.dtype

@@ -42,6 +42,8 @@ def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
 _LACKING = (
     "can't allocate memory",  # PyTorch's CPU allocator
     "std::bad_alloc",  # other C++ code of PyTorch
+    "out of memory",  # CUDA's runtime and driver, outside of PyTorch's allocator
+    "ALLOC_FAILED",  # cuBLAS and cuDNN
     # No stack for a thread. Linux says the same where a limit of threads is reached.
     "Resource temporarily unavailable",
     "can't start new thread",

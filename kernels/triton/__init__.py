@@ -23,7 +23,7 @@ def why_unavailable(device: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; PyTorch for CUDA includes it, else: pip install triton"
     if device.type == "cuda" and not torch.cuda.is_available():
-        return "PyTorch sees no NVIDIA GPU here"
+        return "PyTorch sees no NVIDIA GPU here; `chunkbench doctor` says why"
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
         return f"it runs on PyTorch's current device, not on {device}; torch.cuda.set_device({device.index}) changes it"
     if device.type == "cuda":

@@ -18,8 +18,8 @@ from triton.compiler import ASTSource
 from chunkbench.kernels.triton import attention, constants
 from chunkbench.kernels.triton.tuning import Tuning
 
-SHARED_BYTES = {80: 167936, 90: 233472}
-"""Shared memory of a multiprocessor by compute capability. The system reserves 1 KB of it per block."""
+SHARED_BYTES = {80: 167936, 86: 102400, 90: 233472, 120: 102400}
+"""Shared memory of a multiprocessor from a compute capability on. The system reserves 1 KB of it per block."""
 REGISTERS = 65536
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _POINTERS = {
@@ -63,7 +63,7 @@ def build(
     chunk_size: int,
     tuning: Tuning,
 ) -> list[Built]:
-    """All kernels of one shape, for compute capability `generation` (80, 90) and `dtype` fp16 or bf16."""
+    """All kernels of one shape, for compute capability `generation` (90 for 9.0) and `dtype` fp16 or bf16."""
     sizes = constants.Sizes(heads, kv_heads, head_dim, chunk_size, _DTYPES[dtype])
     overlap = constants.overlaps(generation)
     merge_warps = constants.merge_warps(sizes, tuning)

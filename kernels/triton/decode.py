@@ -112,7 +112,7 @@ class TritonDecode:
         self._grow(Capacity(items, rows, 32 * rows, 2 * chunks, rows))
         self.store.reserve_rows(rows)
         self._tokens = self.store.tokens
-        self._launch_needs(items, wide=True, merges=True)
+        self._launch_needs(items, wide=shape.lanes > shape.narrow, merges=True)
 
     def make(self, items: Items, batch: int) -> None:
         """Make the work descriptors for `batch` rows and send them to the device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +74,14 @@ def tuning_for(capability: int, head_dim: int) -> Tuning:
     Raises UnusableTable.
     """
     rows = read()
-    usable = [g for g in rows if int(g.removeprefix("sm_")) <= capability and head_dim in rows[g]]
-    if not usable:
+    generation = nearest(capability, [generation for generation in rows if head_dim in rows[generation]])
+    if generation is None:
         raise UnusableTable(f"{path()}: no row for compute capability {capability / 10} and head_dim {head_dim}")
-    return rows[max(usable, key=lambda g: int(g.removeprefix("sm_")))][head_dim]
+    return rows[generation][head_dim]
+
+
+def nearest(capability: int, generations: Iterable[str]) -> str | None:
+    """The latest generation (`sm_80`) that is not later than a compute capability; None if all are later."""
+    numbers = [int(generation.removeprefix("sm_")) for generation in generations]
+    earlier = [number for number in numbers if number <= capability]
+    return f"sm_{max(earlier)}" if earlier else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from chunkbench.environment import diagnose, doctor
+from chunkbench.environment import diagnose, doctor, why_no_gpu
 from chunkbench.environment.cpu import Cpu
-from chunkbench.environment.software import Native, Torch
+from chunkbench.environment.software import Gpu, Native, Torch
 
 GIB = 2**30
 CPU = Cpu(
@@ -104,3 +105,66 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch
     assert doctor.check_writing(tmp_path / "not" / "yet" / "there").level == "ok"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert doctor.check_writing(tmp_path).level == "error"
+
+
+@pytest.mark.parametrize(
+    ("built", "works", "error", "reason"),
+    [
+        (None, False, None, "is built for CPUs; install the build for CUDA"),
+        (
+            "13.0",
+            False,
+            "The NVIDIA driver on your system is too old (found version 11040).",
+            "driver on your system is too",
+        ),
+        ("13.0", False, None, "for CUDA 13.0, sees no NVIDIA GPU"),
+        ("13.0", True, None, "has no code for this GPU (sm_70), only for sm_80, compute_90"),
+    ],
+)
+def test_why_pytorch_computes_on_no_gpu(
+    built: str | None, works: bool, error: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        if error:
+            raise RuntimeError(error)
+
+    monkeypatch.setattr("torch.version.cuda", built)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: works)
+    monkeypatch.setattr("torch.cuda.init", init)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 0))
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_80", "compute_90"])
+    assert reason in why_no_gpu()
+
+
+def test_code_for_a_gpu_of_the_same_generation_or_compiled_at_the_start_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for capability, built in (((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "compute_90"), ((9, 0), "")):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda capability=capability: capability)
+        monkeypatch.setattr("torch.cuda.get_arch_list", lambda built=built: built.split())
+        assert why_no_gpu() == ""
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "nvml", "headers", "words"),
+    [
+        ("PyTorch 2.6 has no code for this GPU", True, True, "cannot compute on it"),
+        ("", False, True, "its clocks cannot be read"),
+        ("", True, False, "Triton cannot compile"),
+        ("", True, True, "2 other processes compute on it"),
+    ],
+)
+def test_the_finding_for_a_gpu_with_an_obstacle(
+    obstacle: str, nvml: bool, headers: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(name="X", memory_bytes=80 << 30, compute_capability="9.0", driver="580")
+    reader = SimpleNamespace(condition=lambda: SimpleNamespace(other_processes=2))
+    monkeypatch.setattr(doctor, "read_gpus", lambda: (gpu,))
+    monkeypatch.setattr(doctor, "why_no_gpu", lambda: obstacle)
+    monkeypatch.setattr(doctor, "open_nvml", lambda: reader if nvml else None)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/gcc")
+    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(Path(__file__).parent))
+    monkeypatch.setattr(Path, "exists", lambda self: headers)
+    finding = doctor.check_gpu()
+    assert finding.level == "warn"
+    assert words in finding.detail

@@ -51,8 +51,8 @@ def test_a_rehearsal_does_every_step_and_leaves_one_file_to_send(tmp_path: Path)
     assert "works here, right against float64: naive" in done.stdout
     assert "  cudnn: unavailable: " in done.stdout
     steps = json.loads((tmp_path / "check" / "steps.json").read_text())
-    assert [step["step"] for step in steps] == ["versions", "first", "doctor", "tests", "table3-gpu", "gpu-kernels"]
-    assert sum(step["seconds"] for step in steps[:2]) < 60
+    assert [step["step"] for step in steps] == ["first", "doctor", "tests", "table3-gpu", "gpu-kernels"]
+    assert steps[0]["seconds"] < 60
     with tarfile.open(tmp_path / "check.tar.gz") as archive:
         names = archive.getnames()
     assert {"check/versions.txt", "check/table3-gpu/cases.jsonl", "check/gpu-kernels/report.html"} <= {*names}
@@ -64,5 +64,5 @@ def test_without_a_gpu_it_exits_with_a_message(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "unavailable: PyTorch sees no NVIDIA GPU here" in done.stderr
+    assert "gpu-check: unavailable: PyTorch " in done.stderr
     assert not (tmp_path / "out").exists()

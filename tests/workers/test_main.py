@@ -30,6 +30,8 @@ class Failing:
         (OSError(errno.ENOENT, "No such file"), "error"),
         (RuntimeError("std::bad_alloc"), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "oom"),
+        (RuntimeError("CUDA driver error: out of memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
         (RuntimeError("can't start new thread"), "oom"),
         (RuntimeError("Resource temporarily unavailable"), "oom"),
         (RuntimeError("no kernel"), "error"),

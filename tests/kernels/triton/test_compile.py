@@ -48,8 +48,8 @@ def built(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-def test_kernels_compile_for_both_generations(built: list[dict[str, Any]]) -> None:
-    assert {kernel["generation"] for kernel in built} >= {80, 90}
+def test_kernels_compile_for_all_generations(built: list[dict[str, Any]]) -> None:
+    assert {kernel["generation"] for kernel in built} >= {80, 86, 90, 120}
     assert {kernel["head_dim"] for kernel in built} in ({128}, {64, 128, 256})
 
 

@@ -20,15 +20,15 @@ from chunkbench.measure.tune import Trial, Tuning, best, merges, search, tiles
 
 def test_every_generation_has_every_head_dimension() -> None:
     table = read()
-    assert {"sm_80", "sm_90"} <= set(table)
+    assert {"sm_80", "sm_86", "sm_90", "sm_120"} <= set(table)
     assert all(set(rows) == set(HEAD_DIMS) for rows in table.values())
 
 
 def test_a_newer_gpu_uses_the_nearest_older_row() -> None:
     table = read()
     assert tuning_for(90, 128) == table["sm_90"][128]
-    assert tuning_for(89, 128) == table["sm_80"][128]
-    assert tuning_for(120, 64) == table["sm_90"][64]
+    assert tuning_for(89, 128) == table["sm_86"][128]
+    assert tuning_for(100, 64) == table["sm_90"][64]
     with pytest.raises(UnusableTable, match=r"no row for compute capability 7\.5"):
         tuning_for(75, 128)
 
