@@ -194,13 +194,20 @@ def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda p
         fail(f"{path}: cannot be written: {error.strerror}")
 
 
+def refuse_existing(path: Path) -> None:
+    """End with a message if the file that is to be written exists. A pipe or a device may exist."""
+    if path.is_file():
+        fail(f"{path} exists already; give another name, or remove it")
+
+
 def write_experiment(path: Path, text: str) -> Path:
-    """Write an experiment, which has to be valid, or end with a message. The path that it got: with `.yaml`, if it had
-    no suffix of YAML."""
+    """Write an experiment, which has to be valid and new, or end with a message. The path that it got: with `.yaml`, if
+    it had no suffix of YAML."""
     from chunkbench.experiment import ExperimentError, load_experiment
 
     if path.suffix not in (".yaml", ".yml"):
         path = path.with_name(f"{path.name}.yaml")
+    refuse_existing(path)
     try:
         write_text(path, text, load_experiment)
     except ExperimentError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail, format_option, show, write_experiment, write_text
+from chunkbench.cli.output import fail, format_option, refuse_existing, show, write_experiment, write_text
 
 _EXAMPLES = """\b
 Examples:
@@ -56,10 +56,13 @@ def command(
     """
     from chunkbench.analysis.sharing import sharing
     from chunkbench.experiment.llama import ShapeError, shape_of
-    from chunkbench.report.sharing import document
+    from chunkbench.report.sharing import MOST_SEQUENCES, document
     from chunkbench.report.sharing import experiment as as_experiment
+    from chunkbench.traces.live import forest_of
     from chunkbench.traces.sets import PromptsError, grouped, read
 
+    if trace is not None:
+        refuse_existing(trace)
     try:
         shape = shape_of(model)
         prompts = read(paths, group_by)
@@ -74,6 +77,10 @@ def command(
         click.echo(f"wrote {trace}; see what it asks for: chunkbench traces {trace}", err=True)
     stats = sharing(groups, chunk_size, n_c)
     if experiment is not None:
-        experiment = write_experiment(experiment, as_experiment(stats, shape, chunk_size, max(1, n_c)))
+        try:
+            forests = [forest_of(group[:MOST_SEQUENCES]) for group in groups.values()]
+        except ValueError as error:
+            fail(f"{experiment} is not written: {error}")
+        experiment = write_experiment(experiment, as_experiment(stats, forests, shape, chunk_size, max(1, n_c)))
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
     show(document(stats, shape, chunk_size, n_c), form)

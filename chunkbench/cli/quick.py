@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from chunkbench.cli.output import command_line, fail, new_run, open_page, run_exit_code
-
-_MOST_SEQUENCES = 64
 
 
 @click.command(
@@ -71,14 +70,16 @@ def command(
         shape = shape_of(model)
     except ShapeError as error:
         fail(error)
-    lengths = _of_prompts(prompts, tokenizer) if prompts else (n_p or 1280, n_s, batch or 32)
-    tokens, shared, sequences = lengths[0], lengths[1] if lengths[1] is not None else lengths[0] * 4 // 5, lengths[2]
-    if shared > tokens:
-        raise click.BadParameter(f"{shared} shared tokens do not fit into prompts of {tokens}", param_hint="--n-s")
-    axes = {
-        "n_p": tokens,
-        "n_s": shared,
-        "batch_size": sequences,
+    if prompts:
+        lengths, told = _of_prompts(prompts, tokenizer)
+    else:
+        tokens, sequences = n_p or 1280, batch or 32
+        shared = tokens * 4 // 5 if n_s is None else n_s
+        if shared > tokens:
+            raise click.BadParameter(f"{shared} shared tokens do not fit into prompts of {tokens}", param_hint="--n-s")
+        lengths = {"n_p": tokens, "n_s": shared, "batch_size": sequences}
+        told = f"{sequences} requests of {tokens} tokens, {shared} of them shared"
+    axes = lengths | {
         "heads": shape.num_attention_heads,
         "kv_heads": shape.num_key_value_heads,
         "head_dim": shape.head_dim,
@@ -94,7 +95,7 @@ def command(
         ctx.exit(130)
     report = build(outcome.run)
     write_all(outcome.run, report)
-    click.echo(f"{sequences} requests of {tokens} tokens, {shared} of them shared; {shape.name}, on this machine:")
+    click.echo(f"{told}; {shape.name}, on this machine:")
     for line in gains(report, shape):
         click.echo(f"  {line}")
     click.echo(f"report: {out / 'report.html'}")
@@ -103,9 +104,11 @@ def command(
     ctx.exit(130 if outcome.interrupted else run_exit_code(case.status for case in outcome.run.cases))
 
 
-def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[int, int, int]:
-    """Mean tokens, mean shared tokens and number of prompts of the largest group in these files."""
-    from chunkbench.analysis.sharing import sharing
+def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[str, object], str]:
+    """The axes of the forest that the first prompts of the largest group in these files form, and what these are in
+    words."""
+    from chunkbench.report.sharing import MOST_SEQUENCES
+    from chunkbench.traces.live import forest_of
     from chunkbench.traces.sets import PromptsError, grouped, read
 
     try:
@@ -114,6 +117,15 @@ def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[int, in
         fail(error)
     if not groups:
         fail(f"{', '.join(map(str, paths))}: no prompt in it")
-    largest = max(sharing(groups, 64, 16), key=lambda group: group.prompts)
-    tokens = max(1, round(largest.tokens_mean))
-    return tokens, min(tokens, round(largest.shared_mean)), min(_MOST_SEQUENCES, largest.prompts)
+    name, prompts = max(groups.items(), key=lambda group: len(group[1]))
+    chosen = prompts[:MOST_SEQUENCES]
+    try:
+        tree = json.dumps(forest_of(chosen))
+    except ValueError as error:
+        fail(f"{name}: {error}")
+    part = f" of the {len(prompts):,}" if len(chosen) < len(prompts) else ""
+    group = f" of {name}, the largest of {len(groups)} groups" if len(groups) > 1 else ""
+    shortest, longest = min(map(len, chosen)), max(map(len, chosen))
+    lengths = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+    told = f"{len(chosen)}{part} prompts{group}, of {lengths} tokens, with what they share"
+    return {"tree": tree, "batch_size": len(chosen)}, told

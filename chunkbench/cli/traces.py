@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.output import fail, format_option, show, write_experiment, write_text
+from chunkbench.cli.output import fail, format_option, refuse_existing, show, write_experiment, write_text
 
 if TYPE_CHECKING:
     from chunkbench.traces import Trace
@@ -87,8 +87,6 @@ def command(
     if trees is not None:
         _write_forest(trees, trace, _TOKEN_S if token_time is None else token_time, at, most)
     if experiment is not None:
-        if experiment.exists():
-            fail(f"{experiment} exists already; give another name, or remove it")
         if is_stream(path):
             fail(f"{path} is no file; a replay reads the trace again: save it first")
         if not is_text(str(path)):
@@ -108,8 +106,7 @@ def _write_forest(path: Path, trace: Trace, token_s: float, at: float | None, mo
 
     if path.suffix != ".json":
         path = path.with_name(f"{path.name}.json")
-    if path.exists():
-        fail(f"{path} exists already; give another name, or remove it")
+    refuse_existing(path)
     if not is_text(str(path)):
         fail(f"{path}: the name is not UTF-8, and an experiment is; give another name")
     try:

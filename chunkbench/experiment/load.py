@@ -158,7 +158,10 @@ def _neighbour(file: FilePath) -> str:
 
 
 def _override(document: YamlDocument, overrides: Mapping[str, str], option: str) -> None:
-    """Let the overriding values take the place of the file's values, in every block."""
+    """Let the overriding values take the place of the file's values, in every block.
+
+    A tree also takes the place of the axes that it states.
+    """
     for axis, text in overrides.items():
         place = f"{option} {axis}={text}".strip()
         if axis not in AXES:
@@ -176,7 +179,9 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
                 continue
             block.pop(axis, None)
             for other in _incompatible(axis, given.value, block):
-                if other in block:
+                if axis == "tree":
+                    block.pop(other, None)
+                elif other in block:
                     at = document.mark((*path, other), key=True)
                     message = f"cannot be used together with {other} in {at}"
                     document.problems.append(Problem(place, 0, 0, message, axis))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from chunkbench.analysis.sharing import Sharing
 from chunkbench.experiment.llama import LlamaShape
+from chunkbench.experiment.tree import Forest
 from chunkbench.paper.printed import paper_rows
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count
 
-_MOST_SEQUENCES = 32
-"""Largest batch size in the experiment: the paper's."""
+MOST_SEQUENCES = 32
+"""Prompts of a group that an experiment has at most: the paper's batch size."""
 
 
 def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Output:
@@ -44,10 +46,13 @@ def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c:
     )
 
 
-def experiment(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> str:
-    """A YAML experiment on decode attention over prompts like these, with one block per group."""
+def experiment(
+    groups: Sequence[Sharing], forests: Sequence[Forest], shape: LlamaShape, chunk_size: int, n_c: int
+) -> str:
+    """A YAML experiment on decode attention over these prompts, with one block per group: the forest that its first
+    prompts form."""
     lines = [
-        "# Written by chunkbench prompts: every group of prompts is a block, with the means of its lengths.",
+        f"# Written by chunkbench prompts: a block for every group, the forest of its first {MOST_SEQUENCES} prompts.",
         'title: "Decode attention over these prompts"',
         "",
         "implementations: [naive, flash_attn, vllm_paged_attn, vllm_paged_attn_star, paged_attn, paged_attn_star,",
@@ -60,11 +65,8 @@ def experiment(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_
         "",
         "sweep:",
     ]
-    for group in groups:
-        n_p = max(1, round(group.tokens_mean))
-        n_s = min(n_p, round(group.shared_mean))
-        batch = min(_MOST_SEQUENCES, group.prompts)
-        lines.append(f"  - {{n_p: {n_p}, n_s: {n_s}, batch_size: {batch}}}  # {_comment(group)}")
+    for group, forest in zip(groups, forests, strict=True):
+        lines += [f"  # {_comment(group)}", f"  - tree: {json.dumps(forest)}"]
     return "\n".join(lines) + "\n"
 
 

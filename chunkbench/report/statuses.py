@@ -26,7 +26,7 @@ def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns,
             where = _where([group for group, _ in entries], groups, axes)
             labels_of.setdefault((f"{shown} at {where}", _reason(entries)), []).append(columns.name(implementation))
     lines = [f"{', '.join(labels)}: {status}: {reason}" for (status, reason), labels in labels_of.items()]
-    return lines + (_noise_line(groups) if noise else [])
+    return lines + (noise_line(groups) if noise else [])
 
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
@@ -50,7 +50,7 @@ def one_line(text: str) -> str:
     return joined if len(joined) <= _LONGEST_REASON else joined[:_LONGEST_REASON] + " ..."
 
 
-def _noise_line(groups: Sequence[Group]) -> list[str]:
+def noise_line(groups: Sequence[Group]) -> list[str]:
     """The number of noisy cases, and every kind of complaint with its worst figures."""
     rows = [row for group in groups for row in group.rows.values()]
     noisy = [row for row in rows if row.facts.status == "noisy"]

@@ -8,6 +8,10 @@ from time import monotonic
 
 from chunkbench.runner.passes import Pass
 
+_KEPT = 1.25
+"""Passes keep to the budget while they take at most this part of their shares. A small one has no room for the fewest
+rounds, and then it bounds nothing."""
+
 
 @dataclass
 class _Running:
@@ -37,7 +41,7 @@ class Pace:
         self._before = self._total - self._waiting
         self._budget_s = budget_s * self._waiting / self._total if self._total else 0.0
         self._running: dict[Pass, _Running] = {}
-        self._spent_s = 0.0
+        self._spent_s = self._granted_s = 0.0  # by passes that have ended, and what they were to take
         self.machines = 1
         """How many machines measure at the same time."""
 
@@ -57,8 +61,10 @@ class Pace:
 
     def end(self, pass_: Pass) -> float:
         """A pass is done. Returns the seconds that it took."""
-        took_s = self._running.pop(pass_).elapsed_s
+        ended = self._running.pop(pass_)
+        took_s = ended.elapsed_s
         self._spent_s += took_s
+        self._granted_s += ended.allotted_s
         return took_s
 
     def lose(self, pass_: Pass) -> None:
@@ -72,8 +78,8 @@ class Pace:
 
     @property
     def left_s(self) -> float:
-        """Seconds left at the pace so far, no more than the rest of the budget, which bounds a run until it is overrun.
-        In the first 2% of the run it is that rest."""
+        """Seconds left at the pace so far. While passes keep to their shares of the budget, no more than its rest; in
+        the first 2% of the run it is that rest."""
         machines = max(1, min(self.machines, len(self._running) or self.machines))
         spent_s = self._spent_s + sum(pass_.elapsed_s for pass_ in self._running.values())
         measured = self._total - self._before - self._left()
@@ -81,7 +87,8 @@ class Pace:
         if measured < 0.02 * self._total:
             return rest_s / machines
         expected_s = spent_s / measured * self._left()
-        return (min(expected_s, rest_s) if rest_s else expected_s) / machines
+        kept = rest_s and self._spent_s <= _KEPT * self._granted_s
+        return (min(expected_s, rest_s) if kept else expected_s) / machines
 
     def _left(self) -> float:
         return self._waiting + sum(pass_.weight * (1 - pass_.share_done) for pass_ in self._running.values())

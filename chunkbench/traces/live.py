@@ -72,6 +72,12 @@ def cut_forest(live: Sequence[LiveRequest], block_tokens: int) -> Forest:
     return (*nodes, (0, alone)) if alone else nodes
 
 
+def forest_of(prompts: Iterable[Sequence[int]]) -> Forest:
+    """The forest of these prompts of token ids: what any of them share stands once. Raises ValueError like
+    `cut_forest`."""
+    return cut_forest([LiveRequest(tuple(prompt), len(prompt), 0) for prompt in prompts], 1)
+
+
 def _common(one: LiveRequest, other: LiveRequest, block_tokens: int) -> int:
     """How many leading tokens two prompts have in common."""
     blocks = zip(one.blocks, other.blocks, strict=False)

@@ -48,16 +48,19 @@ def test_the_written_experiment_is_valid(traffic: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"chunkbench run {path}" in done.stderr
     points = load_experiment(path).points("cpu", "float32")
-    assert [(point.n_p, point.n_s, point.n_c, point.batch_size) for point in points] == [
-        (911, 900, 512, 4),
-        (3, 2, 512, 2),
-    ]
+    assert [(point.n_c, point.batch_size) for point in points] == [(512, 4), (512, 2)]
+    assert (points[1].tree, points[1].n_p) == (((2, 2),), 3)
+    again = CliRunner().invoke(command, [str(traffic), "--experiment", str(path)])
+    assert again.exit_code == 2
+    assert f"{path} exists already" in again.stderr
 
 
 def test_the_written_trace_can_be_read(traffic: Path, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     done = CliRunner().invoke(command, [str(traffic), "--trace", str(path), "--n-c", "7"])
     assert done.exit_code == 0, done.output
+    over_itself = CliRunner().invoke(command, [str(traffic), "--trace", str(traffic)])
+    assert f"{traffic} exists already" in over_itself.stderr
     trace = read_traffic(path)
     assert (len(trace.requests), trace.timed) == (6, False)
     assert {request.answer_tokens for request in trace.requests} == {7}

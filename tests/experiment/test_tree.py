@@ -80,7 +80,6 @@ MIXED = "list them in all leaves, or in none"
     [
         ("[{n_p: 3, tree: [[5, [4, 6]]]}]", {}, f"x.yaml:2:10: {FOLLOWS}"),
         ("[{}]\ndefaults: {n_p: 3, tree: 1x3}", {}, f"x.yaml:3:12: {FOLLOWS}"),
-        ("[{n_p: 9, tree: [[2, 3]]}]", {"tree": "1x8 2x5"}, "--set tree=1x8 2x5: tree: cannot be used together with "),
         ("[{tree: 1x8 2x5}]", {"n_p": "9"}, "--set n_p=9: n_p: cannot be used together with tree in x.yaml:2:10"),
         ("[{tree: [[5, [4, 6]], [3, 2]]}]", {}, "x.yaml:2:34: tree: is a number of sequences, but leaves before it"),
         ("[{tree: [[5, 2], [3, [[1, [2]]]]]}]", {}, "x.yaml:2:34: tree: lists private tokens, but leaves before it"),

@@ -48,13 +48,13 @@ def test_side_by_side_each_has_the_share_that_it_has_alone(passes: list[Pass], c
 def test_what_is_left_is_within_the_budget_until_it_is_overrun(passes: list[Pass], clock: list[float]) -> None:
     pace = Pace(dict.fromkeys(passes, 1), passes, 40.0)
     pace.begin(passes[0])
-    clock[0] = 30  # at this pace the others take 90 s
+    clock[0] = 12  # at this pace the others take 36 s
     pace.end(passes[0])
-    assert pace.left_s == 10
+    assert pace.left_s == 28
     pace.begin(passes[1])
-    clock[0] = 50
+    clock[0] = 32
     pace.end(passes[1])
-    assert pace.left_s == 50
+    assert pace.left_s == 32  # it took twice its share: the budget does not bound the others
 
 
 def test_a_lost_pass_costs_the_others_nothing(passes: list[Pass], clock: list[float]) -> None:
