@@ -22,7 +22,7 @@ READY_VLLM := $(VENV_VLLM)/.ready-vllm
 # A change of these files needs a new set-up. Python and YAML files are read in place and need none.
 MADE_FROM := pyproject.toml constraints.txt CMakeLists.txt chunkbench/pins.py scripts/set_up.py $(wildcard kernels/cpu/src/*)
 
-.PHONY: help setup test docs lint format sanitize emulate torture nightly readers processors smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
+.PHONY: help setup serving test docs lint format sanitize emulate torture nightly readers processors smoke reproduce reproduce-table3 reproduce-table4 reproduce-table4-smollm2 measure-vllm-plugin vllm-environment gpu-prepare gpu-check ci-regression clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,8 @@ setup: $(READY) ## Make or update the environment .venv; does nothing if it is u
 
 test: $(READY_DEV) ## Run the tests
 	$(PYTEST) $(ARGS)
+
+serving: $(READY_SERVING) ## Set up if needed, and install what demo, serve, load and serving experiments need, with a small trained model
 
 docs: $(VENV)/.ready-docs ## Build the pages as a site in build/site: search, API, recorded reports; loads nothing from other hosts
 	$(BIN)/python scripts/build_docs.py

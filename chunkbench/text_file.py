@@ -34,14 +34,19 @@ _STREAMS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 def is_stream(path: Path) -> bool:
     """Whether a name is that of a pipe or of a file that this process has open: it tells nothing of what is inside, and
     nothing at all to another process."""
-    return path.parent in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
+    return _is_stdin(path) or path.parent in _STREAMS or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _is_stdin(path: Path) -> bool:
+    """Whether a name is `-`, and no file has it."""
+    return str(path) == "-" and not path.exists()
 
 
 def read_text(path: Path, most: int | None = None) -> str:
     """The text of a file in UTF-8, without a byte order mark, of at most `most` bytes. It is opened once, so it may be
-    a pipe. Raises `TextError`."""
+    a pipe; `-` is standard input. Raises `TextError`."""
     try:
-        with path.open("rb") as file:
+        with Path("/dev/stdin" if _is_stdin(path) else path).open("rb") as file:
             content = file.read(-1 if most is None else most + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise TextError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -26,6 +28,18 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
     writer.start()
     assert read_text(pipe) == "a line\n"
     writer.join()
+
+
+def test_a_dash_is_standard_input_unless_a_file_has_that_name(tmp_path: Path) -> None:
+    program = "from pathlib import Path; from chunkbench.text_file import read_text; print(read_text(Path('-')))"
+
+    def read() -> str:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, input="piped", cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert read() == "piped\n"
+    (tmp_path / "-").write_text("a file")
+    assert read() == "a file\n"
 
 
 @pytest.mark.parametrize("inside", ["\u2028", "\u0085", "\x0b", "\x0c", "\x1c", "\r"])

@@ -118,7 +118,9 @@ def command(url: str, **options: Any) -> None:
     from chunkbench.analysis.requests import load_numbers
     from chunkbench.traces import Chat, TraceError, control
 
-    if (options["rate"] is None) == (options["clients"] is None) and options["trace"] is None:
+    if options["rate"] is not None and options["clients"] is not None:
+        fail("give --rate for an open loop or --clients for a closed one, not both")
+    if (options["rate"], options["clients"], options["trace"]) == (None, None, None):
         fail("give --rate for an open loop, or --clients for a closed one")
     if options["texts"] and options["trace"]:
         fail("give --trace or --texts, not both")

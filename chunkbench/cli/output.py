@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from chunkbench.cli.options import Decorated
+from chunkbench.pins import SERVING_INSTALL
 
 if TYPE_CHECKING:
     from chunkbench.report.formats import Part
@@ -127,10 +128,11 @@ def command_line() -> list[str]:
 
 
 def run_exit_code(statuses: Iterable[Status]) -> int:
-    """Exit code of a command that measured cases with these statuses: 3 if a case failed, else 0."""
-    from chunkbench.store.results import FAILED
+    """Exit code of a command whose cases have these statuses: 3 if a case failed or none was measured, else 0."""
+    from chunkbench.store.results import FAILED, MEASURED
 
-    return 3 if any(status in FAILED for status in statuses) else 0
+    found = {*statuses}
+    return 3 if found & FAILED or not found & {*MEASURED} else 0
 
 
 def on_terminal() -> bool:
@@ -155,7 +157,7 @@ def serving_libraries() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        fail(f"{error.name} is missing: pip install 'chunkbench[serving]'")
+        fail(f"{error.name} is missing: {SERVING_INSTALL}")
     except ValueError as error:  # the engine's own word for a missing library
         fail(error)
 

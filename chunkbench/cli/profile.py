@@ -107,7 +107,7 @@ def command(
     facts = profile(loaded, work, target, Case(point, implementation), rounds, log, announce)
     status_line("")
     failed = facts.case.status not in MEASURED
-    printed = f" (it printed: {log})" if failed and log.stat().st_size else ""
+    printed = f" (its traceback or output: {log})" if failed and log.stat().st_size else ""
     if not printed:
         log.unlink()
     if failed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -81,7 +83,7 @@ def command(
 
     The run directory keeps all raw samples. Ctrl-C keeps the finished points and prints the command that resumes the
     run. Exit code: 0, also if something is unavailable, unsupported or noisy; 2 wrong usage; 3 an implementation was
-    incorrect, raised, crashed or ran out of time; 130 interrupted.
+    incorrect, raised, crashed or ran out of time, or nothing was measured; 130 interrupted.
 
     \b
     Examples:
@@ -156,6 +158,8 @@ def command(
 def _resume_command(out: Path) -> str:
     """The command line that resumes this run."""
     words = command_line()
+    if shutil.which("chunkbench") is None:  # its environment is not active
+        words[0] = sys.argv[0]
     if "--resume" not in words:
         words.append("--resume")
     if not any(word == "--out" or word.startswith("--out=") for word in words):

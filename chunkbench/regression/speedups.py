@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from chunkbench.analysis.points import AXES, measured
 from chunkbench.analysis.ratio import paired_ratios
+from chunkbench.experiment.values import show_value
 from chunkbench.regression.compare import NothingToCompare, side_of
 from chunkbench.regression.rank_intervals import between as shift_between
 from chunkbench.regression.verdicts import Between, SideSummary, judge
@@ -94,7 +95,7 @@ def speedups(
     if not matched:
         raise NothingToCompare(
             f"{base[0].path} and {head[0].path} have no point in common at which {common} and another implementation "
-            f"were measured (compared between {between})"
+            f"were measured (compared between {between}){_apart(base, head, _FREE_AXES[between])}"
         )
     each = 1 - (1 - confidence) / len(matched)
     found = []
@@ -179,6 +180,16 @@ def _chosen(base: set[str], head: set[str], between: Between) -> Iterator[tuple[
             "an implementation"
         )
     yield from ((mine, other) for mine in sorted(base - head) for other in sorted(head - base))
+
+
+def _apart(base: Sequence[Run], head: Sequence[Run], free: frozenset[str]) -> str:
+    """The axes that have other values on either side, so that no point is the same, with these values."""
+    told = []
+    for axis in sorted(set(AXES) - free):
+        sides = [sorted({show_value(case.axis(axis)) for run in runs for case in run.cases}) for runs in (base, head)]
+        if not {*sides[0]} & {*sides[1]}:
+            told.append(f"{axis} is {', '.join(sides[0])} and {', '.join(sides[1])}")
+    return f": {'; '.join(told)}" if told else ""
 
 
 def _log_speedups(processes: Sequence[Mapping[str, Result]], name: str, over: str) -> list[float]:

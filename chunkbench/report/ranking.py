@@ -85,7 +85,7 @@ def headline(view: View, ranked: Sequence[Standing]) -> str:
     name = view.columns.name
     found = {one.implementation: one for one in ranked}
     if view.baseline not in found or len(found) < 2:
-        return f"{name(view.baseline)} and another implementation were not measured side by side at any point."
+        return f"At no point was {name(view.baseline)} measured beside another implementation."
     own = found.pop(view.baseline)
     best = min(found.values(), key=lambda standing: (-len(standing.ratios), standing.mean))
     return (

@@ -29,10 +29,10 @@ def document(name: str, form: str, block_tokens: int, numbers: TrafficNumbers, n
     tables = [_lengths(numbers)]
     if block_tokens:
         tables.append(_caches(numbers.hits, block_tokens))
-    rate = f"{significant(numbers.per_s, 3)} requests/s" if numbers.per_s else "all due at once"
+    rate = f", {significant(numbers.per_s, 3)} requests/s over {numbers.seconds:,.0f} s" if numbers.per_s else ""
     told = {"format": form, "block_tokens": block_tokens, "notes": notes}
     return Output(
-        title=f"{name}: {count(numbers.requests, 'request')}, {rate} over {numbers.seconds:,.0f} s",
+        title=f"{name}: {count(numbers.requests, 'request')}{rate}",
         warnings=tuple(notes),
         headline=_headline(block_tokens, numbers),
         tables=tuple(tables),

@@ -81,7 +81,8 @@ class PointDriver(Generic[ExperimentT]):
             for name, need in needs.items():
                 shares = self.survey[name].shares_storage
                 touched = self.work.touched(self.point, self.experiment.seed, name, shares)
-                self.rotations[name] = rotation(touched, l2_bytes, need, room)
+                # Half of the room, so that the baseline's copies fit beside those of each other implementation.
+                self.rotations[name] = rotation(touched, l2_bytes, need, room // 2)
             if any(chosen.sweep for chosen in self.rotations.values()):  # then all sweep that would need copies
                 swept = {name: Rotation(1, True) for name, chosen in self.rotations.items() if chosen.copies > 1}
                 self.rotations |= swept

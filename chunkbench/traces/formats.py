@@ -26,7 +26,7 @@ _TEXTS = {"conversations", "messages", "text_input", "text", "turns"}
 
 
 class _OwnLine(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     prompt: Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_TOKEN_IDS)], ...], Field(min_length=1, strict=False)]
     max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
@@ -120,8 +120,10 @@ def _own(path: Path, text: str) -> Trace:
 
     good.sort(key=lambda line: line.due or 0.0)
     made = (TraceRequest(r.due or 0.0, len(r.prompt), r.max_tokens, blocks(r.prompt), r.prompt) for r in good)
-    notes = () if all(timed) else ("the file does not say when requests are due",)
-    return Trace("token ids", tuple(made), _OWN_BLOCK, notes, all(timed))
+    others = dict.fromkeys(name for line in good for name in line.model_extra or ())
+    notes = [] if all(timed) else ["the file does not say when requests are due"]
+    notes += [f"fields that are not read: {', '.join(map(repr, others))}"] if others else []
+    return Trace("token ids", tuple(made), _OWN_BLOCK, tuple(notes), all(timed))
 
 
 def _own_line(line: Any) -> _OwnLine:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import torch
@@ -35,8 +36,8 @@ def _reply(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "error": {"kind": _gravest("unsupported"), "message": str(error)[:400]}}
     except Exception as error:  # every failure of an implementation becomes a row; its traceback goes to the log
         traceback.print_exc()
-        kind = "oom" if _lacks_memory(error) else "error"
-        return {"id": request["id"], "error": {"kind": _gravest(kind), "message": _one_line(error)}}
+        kind, where = ("oom", "") if _lacks_memory(error) else ("error", _where(error))
+        return {"id": request["id"], "error": {"kind": _gravest(kind), "message": _one_line(error) + where}}
 
 
 _LACKING = (
@@ -79,6 +80,13 @@ def _gravest(kind: str) -> str:
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """The line of the implementation, or of the library below it, that raised an error, and where the rest is told."""
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if f"{os.sep}torch{os.sep}" not in frame.filename] or [*every]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}; traceback: worker.log)" if frames else ""
 
 
 def main() -> None:

@@ -166,7 +166,7 @@ def test_a_failed_request_is_exit_code_3(served: Served) -> None:
     ("arguments", "message"),
     [
         ([], "give --rate for an open loop, or --clients for a closed one"),
-        (["--rate", "1", "--clients", "2"], "give --rate for an open loop, or --clients for a closed one"),
+        (["--rate", "1", "--clients", "2"], "give --rate for an open loop or --clients for a closed one, not both"),
         (["--rate", "1", "--n-s", "2000"], "2000 shared tokens do not fit into prompts of n_p = 1024 tokens"),
         (["--rate", "1", "--n-p", "5000"], "requests have up to 5064 tokens, tiny takes 2048"),
         (["--rate", "1", "--texts", "no.jsonl"], "bundled sets are conversations, questions"),
@@ -181,4 +181,4 @@ def test_what_cannot_be_measured(served: Served, arguments: list[str], message: 
 
 def test_no_server() -> None:
     code, printed = load("http://127.0.0.1:9", "--rate", "1")
-    assert (code, "no server of OpenAI's protocol answers" in printed) == (2, True)
+    assert (code, "nothing answers at 127.0.0.1:9" in printed) == (2, True)

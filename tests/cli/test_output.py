@@ -16,7 +16,7 @@ from chunkbench.store import RunError
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
-        ([], 0),
+        (["unavailable", "oom"], 3),
         (["ok", "noisy", "unavailable", "unsupported", "oom"], 0),
         (["ok", "incorrect"], 3),
         (["error"], 3),
@@ -24,7 +24,7 @@ from chunkbench.store import RunError
         (["timeout"], 3),
     ],
 )
-def test_failed_cases_make_the_exit_code_3(statuses: list[Any], code: int) -> None:
+def test_failed_cases_or_none_measured_make_the_exit_code_3(statuses: list[Any], code: int) -> None:
     assert run_exit_code(statuses) == code
 
 

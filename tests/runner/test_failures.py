@@ -129,7 +129,7 @@ def test_retry_measures_only_the_points_of_failed_rows_again(tmp_path: Path, mon
     broken = measure(tmp_path, names)
     assert broken["fake_mends", 0].status in ("ok", "noisy")
     assert broken["fake_mends", 32].status == "error"
-    assert broken["fake_mends", 32].reason.endswith("out of order")
+    assert broken["fake_mends", 32].reason.startswith("in prepare: RuntimeError: out of order (chunkbench_fakes.py:")
     assert measure(tmp_path, names, resume=True) == broken, "without retry, a failed row counts as measured"
     monkeypatch.setenv("CHUNKBENCH_FAKE_MENDED", "1")
     mended = measure(tmp_path, names, resume=True, options=RunOptions(retry=frozenset({"error"})))

@@ -114,7 +114,6 @@ def test_a_file_is_read_and_sorted(tmp_path: Path) -> None:
         ([{"prompt": "text", "max_tokens": 1}], "t.jsonl:1: prompt"),
         ([{"prompt": [1], "max_tokens": 0}], "t.jsonl:1: max_tokens"),
         ([{"prompt": [1], "max_tokens": 1, "due": -1}], "t.jsonl:1: due"),
-        ([{"prompt": [1], "max_tokens": 1, "extra": 1}], "t.jsonl:1: extra"),
         ([{"prompt": [1], "max_tokens": 1}, [1]], "t.jsonl:2: the line"),
         ([{"prompt": [1], "max_tokens": 1, "due": 1}, {"prompt": [1], "max_tokens": 1}], "some requests have `due`"),
         ([], "has no request"),
@@ -128,3 +127,12 @@ def test_a_broken_file_says_where(tmp_path: Path, lines: list[object], message: 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         read_traffic(tmp_path / "none.jsonl")
+
+
+def test_fields_that_mean_nothing_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"prompt": [1], "max_tokens": 1, "tenant": "a", "a\n::error::b": 1}))
+    assert read_traffic(path).notes == (
+        "the file does not say when requests are due",
+        r"fields that are not read: 'tenant', 'a\n::error::b'",
+    )

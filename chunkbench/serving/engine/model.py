@@ -12,13 +12,14 @@ import torch
 from chunkbench.attention import RaggedChunkAttention
 from chunkbench.experiment.llama import WEIGHTS, LlamaShape
 from chunkbench.kernels.cpu.store import dtype_name
+from chunkbench.pins import SERVING_INSTALL
 from chunkbench.serving.engine.errors import ModelError
 from chunkbench.serving.engine.llama import LlamaForward, fits, pack_linear_layers
 
 try:
     import transformers
 except ModuleNotFoundError as error:
-    raise ModelError("the engine needs transformers: pip install 'chunkbench[serving]'") from error
+    raise ModelError(f"the engine needs transformers: {SERVING_INSTALL}") from error
 transformers.utils.logging.disable_progress_bar()
 
 INTERFACE = "chunkbench"

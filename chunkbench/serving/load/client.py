@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chunkbench.pins import SERVING_INSTALL
 from chunkbench.serving.load.answer import Models, Tokens, at_most, events, explain, failure, message, one_line, text_of
 from chunkbench.serving.load.timing import at_due_times, punctual
 from chunkbench.store.request_result import RequestResult, RequestStatus
@@ -21,7 +22,7 @@ try:
     import aiohttp
     from yarl import URL
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("the load needs aiohttp: pip install 'chunkbench[serving]'", name="aiohttp") from error
+    raise ModuleNotFoundError(f"the load needs aiohttp: {SERVING_INSTALL}", name="aiohttp") from error
 
 LEAD_S = 0.2
 """How long before its due time a request gets its connection. The first is due so long after the start."""
@@ -96,6 +97,11 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
                 sent = "the key in OPENAI_API_KEY was sent" if key else "OPENAI_API_KEY holds no key to send"
                 hint = f" ({sent})" if answer.status in (401, 403) else ""
                 raise LoadError(f"{shown}/models answers with status {answer.status}: {message(text)}{hint}")
+    except aiohttp.ClientConnectorError as error:
+        raise LoadError(
+            f"nothing answers at {error.host}:{error.port} ({error.strerror or error.os_error}); start a server there "
+            "(chunkbench serve MODEL), or give another address"
+        ) from None
     except (*_FAILURES, TimeoutError) as error:
         raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {explain(error)}") from None
     try:

@@ -69,7 +69,7 @@ def baseline_losses(compared: Sequence[Match], label: str, varying: Sequence[str
 def headline(compared: Sequence[Match], label: str, measured_groups: int) -> str:
     """Range and geometric mean of the speed-up over the strongest other implementation of each point."""
     if not compared:
-        return f"{label} and another implementation were not measured side by side at any point."
+        return f"At no point was {label} measured beside another implementation."
     speedups = [match.speedup for match in compared]
     if len(compared) == 1:
         where = "the one point" if measured_groups == 1 else "one point"

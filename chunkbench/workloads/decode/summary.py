@@ -46,7 +46,7 @@ def gains(report: Report, shape: LlamaShape) -> list[str]:
             f"        it is {mark}{times(best.speedup)} as fast as {strongest}, the strongest of {others} here{doubt}"
         )
         lines += [f"{line}. Run it again when the machine has nothing else to do" for line in noise_line([group])]
-    return lines or ["ChunkAttn and another implementation were not measured side by side; the report says why"]
+    return lines or ["ChunkAttn was not measured beside another implementation; the report says why"]
 
 
 def _mark(*rows: Row | None) -> str:

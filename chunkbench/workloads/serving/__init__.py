@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.points import ServingPoint
+from chunkbench.pins import SERVING_INSTALL
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import System
 from chunkbench.store import CannotRunError
@@ -53,7 +54,7 @@ class ServingWorkload(Workload[ServingExperiment, ServingPoint, ServingResult]):
         try:
             from chunkbench.workloads.serving.measure import ServingMeasurer
         except ModuleNotFoundError as error:
-            raise CannotRunError(f"{error.name} is missing: pip install 'chunkbench[serving]'") from None
+            raise CannotRunError(f"{error.name} is missing: {SERVING_INSTALL}") from None
         return ServingMeasurer(experiment, target, points, place)
 
     def describe(self, experiment: ServingExperiment, target: Target) -> str:
