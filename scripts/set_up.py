@@ -19,6 +19,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Iterator
@@ -54,6 +55,22 @@ IMPORTED = "import chunkbench.cli.run, chunkbench.regression.compare, chunkbench
 
 def say(message: str) -> None:
     print(f"set-up: {message}", flush=True)
+
+
+@contextmanager
+def progress() -> Iterator[float]:
+    """Say every 20 seconds how long the block has run: pip says nothing while it loads and builds. Yields the start."""
+    start, ended = time.monotonic(), threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(20):
+            say(f"{time.monotonic() - start:.0f} s so far")
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield start
+    finally:
+        ended.set()
 
 
 def output_of(*command: str | Path) -> str:
@@ -230,9 +247,10 @@ def main() -> None:
     parser.add_argument("venv", type=Path, help="folder of the environment")
     parser.add_argument("extra", nargs="?", choices=["vllm", "clients", *EXTRAS])
     arguments = parser.parse_args()
-    start, venv, extra = time.monotonic(), arguments.venv.absolute(), arguments.extra
+    venv, extra = arguments.venv.absolute(), arguments.extra
     makers = {None: make_environment, "vllm": make_vllm_environment, "clients": make_clients_environment}
-    complete = makers[extra](venv) if extra in makers else add(venv, extra)
+    with progress() as start:
+        complete = makers[extra](venv) if extra in makers else add(venv, extra)
     say(f"done in {time.monotonic() - start:.0f} s")
     if complete:
         (venv / (f".ready-{extra}" if extra else ".ready")).touch()

@@ -68,6 +68,8 @@ def command(
         prompts = read(paths, group_by)
         if not prompts:
             fail(f"{', '.join(map(str, paths))}: no prompt in it")
+        if tokenizer and all(prompt.tokens is not None for prompt in prompts):
+            click.echo("--tokenizer has no effect: all prompts are token ids", err=True)
         groups = grouped(prompts, tokenizer)
     except (PromptsError, ShapeError) as error:
         fail(error)
