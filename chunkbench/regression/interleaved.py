@@ -136,9 +136,7 @@ class Interleaved:
             starting = {side.name: pool.submit(side.start, self._log(side.name), self._experiment) for side in in_order}
             try:
                 parents = {name: start.result() for name, start in starting.items()}
-                # Both sides sweep alike: the size of the swept pages decides what is left in the TLB, too.
-                shared = swept if all(parent.takes_sweep_file for parent in parents.values()) else ""
-                list(pool.map(lambda name: self._warm(name, parents[name], shared), parents))
+                list(pool.map(lambda name: self._warm(name, parents[name], swept), parents))
                 yield parents
             finally:
                 for start in starting.values():

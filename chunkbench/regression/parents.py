@@ -36,8 +36,8 @@ def warm(worker: WorkerProcess, seed: int, point: Point, sweep_file: str) -> Non
 
     `sweep_file`: memory for the children's sweeps; empty if the parent is to take its own. Raises `LOST`.
     """
-    options = {"sweep_file": sweep_file} if sweep_file else {}  # older revisions do not know this argument
-    worker.ask("warm", _IMPORT_LIMIT_S, seed=seed, dtype=point.dtype, device=point.device, **options)
+    arguments = {"seed": seed, "dtype": point.dtype, "device": point.device, "sweep_file": sweep_file}
+    worker.ask("warm", _IMPORT_LIMIT_S, **arguments)
 
 
 def _import(worker: WorkerProcess, names: Sequence[str]) -> str | None:

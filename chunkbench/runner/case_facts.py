@@ -68,9 +68,8 @@ class CaseRounds(Failable):
         self.append_us.append(reply["append_us"])
         self.plan_us.append(reply["plan_us"])
         self.groups.append(group)
-        # Workers of revisions before the name changed report `yardsticks`.
-        if calibration := reply.get("calibration") or reply.get("yardsticks"):
-            self.calibration.append(Calibration.model_validate(calibration))
+        if reply.get("calibration"):
+            self.calibration.append(Calibration.model_validate(reply["calibration"]))
         if reply.get("gpu"):
             self.gpu.append(GpuState.model_validate(reply["gpu"]))
         if reply.get("sampling"):

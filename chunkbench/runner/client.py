@@ -128,8 +128,6 @@ class WorkerProcess(WorkerClient):
             raise
         self.package = Path(hello.get("package", ""))
         """Folder of the worker's own revision of this package."""
-        self.takes_sweep_file: bool = hello.get("takes_sweep_file", False)
-        """Whether its revision can map the memory of sweeps (`measure.caches.sweep_file`)."""
         if hello["protocol"] != PROTOCOL:
             self.kill()
             raise WorkerError(

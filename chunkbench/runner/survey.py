@@ -29,7 +29,7 @@ class Traits:
     package_version: str | None = None
     note: str = ""
     style: Mapping[str, Any] = field(default_factory=dict)
-    """How reports show it (`chunkbench.experiment.style`); empty from workers of older versions."""
+    """How reports show it (`chunkbench.experiment.style`); empty: the default style."""
 
     def refusal(self) -> str:
         """Reason and remedy as one text."""
@@ -50,8 +50,7 @@ def survey(
         for name in implementations:
             try:
                 reply = worker.ask("survey", _LIMIT_S, implementations=[name], device=device)
-                # Workers of revisions before the name changed report a `look`.
-                traits[name] = Traits(**{"style": reply[name].pop("look", {}), **reply[name]})
+                traits[name] = Traits(**reply[name])
             except WorkerError as error:
                 refuse(name, "oom" if error.kind == "oom" else "error", error)
             except (WorkerCrashed, WorkerTimeout) as error:

@@ -53,8 +53,7 @@ class Worker:
 
     def hello(self) -> dict[str, Any]:
         package = str(Path(__file__).parents[1])
-        facts = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
-        return facts | {"takes_sweep_file": True}
+        return {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "package": package}
 
     def preload(self, implementations: list[str]) -> dict[str, Any]:
         """Import adapters, so that forked workers need not. Ignores failures: a later request reports them again."""

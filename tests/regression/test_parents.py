@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chunkbench.cli.progress import RepeatProgress
-from chunkbench.experiment import TimedExperiment, load_experiment
+from chunkbench.experiment import load_experiment
 from chunkbench.measure.caches import sweep_file
 from chunkbench.regression.interleaved import Interleaved, InterleavedJob
 from chunkbench.regression.sides import Side
@@ -19,19 +19,9 @@ from chunkbench.runner.target import resolve_target
 from chunkbench.store import MEASURED
 
 
-class _OlderSide(Side):
-    """Of a revision that cannot map the memory of sweeps."""
-
-    def start(self, log: Path, experiment: TimedExperiment) -> WorkerProcess:
-        worker = super().start(log, experiment)
-        worker.takes_sweep_file = False
-        return worker
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares memory by a path of a process")
-@pytest.mark.parametrize("older", [False, True])
 def test_both_parents_make_the_inputs_of_the_points_and_sweep_alike(
-    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = load_experiment(spec)
     target = resolve_target(experiment)
@@ -46,11 +36,11 @@ def test_both_parents_make_the_inputs_of_the_points_and_sweep_alike(
         return original(self, op, limit_s, **arguments)
 
     monkeypatch.setattr(WorkerProcess, "ask", ask)
-    sides = (_OlderSide if older else Side)("base", "BASE"), Side("head", "HEAD")
+    sides = Side("base", "BASE"), Side("head", "HEAD")
     with job.listener, sweep_file() as swept:
         base, head = Interleaved(job, *sides).pair(1, None, swept)
     assert all(case.status in MEASURED for case in base.cases + head.cases)
     assert len(asked) == 2
     assert {arguments["dtype"] for arguments in asked} == {dtype}
-    assert [bool(arguments.get("sweep_file")) for arguments in asked] == [not older] * 2
+    assert {arguments["sweep_file"] for arguments in asked} == {swept}
     assert asked[0] == asked[1]
