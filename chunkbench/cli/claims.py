@@ -17,17 +17,11 @@ from chunkbench.cli.output import RUNS, fail, format_option, runs_in, show
       chunkbench claims
       chunkbench claims results/runs/table3-20260101T000000Z results/runs/figure3-20260101T003000Z
       chunkbench claims results/recorded/epyc-zen3-2-cores
-      chunkbench claims --json > claims.json
+      chunkbench claims --format json > claims.json
     """,
 )
 @click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
 @format_option("documents", "records", "data")
-@click.option(
-    "--json",
-    "form",
-    flag_value="json",
-    help="Print a list of objects, with the keys of the cases that each verdict uses: --format json.",
-)
 def command(runs: tuple[Path, ...], form: str) -> None:
     """Judge every quantitative claim of the paper by RUNs: run directories, or recorded results.
 

@@ -20,7 +20,6 @@ _COMMANDS = {
     "profile": "profile",
     "report": "report",
     "compare": "compare",
-    "gate": "gate",
     "regress": "regress",
     "history": "history",
     "claims": "claims",

@@ -31,13 +31,6 @@ Examples:
 """
 
 
-def _no_again(context: click.Context, parameter: click.Parameter, value: int | None) -> None:
-    if value is not None:
-        click.echo(
-            "chunkbench regress: --again has no effect: pairs go on until a verdict; --budget limits them", err=True
-        )
-
-
 @dataclass(frozen=True)
 class RegressOptions(ComparisonOptions):
     """The options of `regress` that say how to compare, what to measure, and how often."""
@@ -88,7 +81,6 @@ class RegressOptions(ComparisonOptions):
     help="Fewest pairs of processes that measure a case.",
 )
 @click.option("--only", multiple=True, metavar="IMPL", help="Measure only this implementation. Repeatable.")
-@click.option("--again", type=int, hidden=True, expose_value=False, callback=_no_again)
 @judging_options
 @out_option("Folder for runs and reports [results/runs/regress-...].")
 @placing_options

@@ -24,7 +24,7 @@ def test_without_runs_only_claims_about_shapes_and_the_paper_are_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    judged = json.loads(claims("--json"))
+    judged = json.loads(claims("--format", "json"))
     assert [list(claim) for claim in judged] == [KEYS] * 91
     assert judged[0]["verdict"] == "holds"
     text = claims()

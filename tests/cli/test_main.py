@@ -84,7 +84,7 @@ def test_the_list_of_commands_has_whole_sentences() -> None:
     assert all(line.rstrip().endswith(".") for line in listed.strip().splitlines())
 
 
-@pytest.mark.parametrize("name", sorted({*module._COMMANDS} - {"run", "completion", "gate"}))
+@pytest.mark.parametrize("name", sorted({*module._COMMANDS} - {"run", "completion"}))
 def test_help_ends_with_examples(name: str) -> None:
     text = CliRunner().invoke(cli, [name, "--help"]).output
     _, examples = text[text.index("Options:") :].split("Examples:\n")

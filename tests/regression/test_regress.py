@@ -232,15 +232,8 @@ def test_messages_for_wrong_usage(spec: Path, words: list[str], message: str) ->
 
 def test_another_interpreter_is_compared_with_this_one(spec: Path, tmp_path: Path) -> None:
     words = ["--base-python", sys.executable, str(spec), "--processes", "2", "--budget", "10ms", "--format", "json"]
-    done = chunkbench("regress", *words, "--again", "0", "--out", str(tmp_path / "out"))
+    done = chunkbench("regress", *words, "--out", str(tmp_path / "out"))
     assert done.code == 0, done.stderr
     comparison = Comparison.model_validate_json(done.stdout)
     assert {case.verdict for case in comparison.cases} == {"inconclusive"}
     assert not comparison.differences
-    assert "--again has no effect" in done.stderr
-
-
-def test_gate_prints_the_command_that_takes_its_place() -> None:
-    done = chunkbench("gate", "gate.yaml", "--against", "rec", "--threshold", "3%")
-    assert done.code == 2
-    assert "chunkbench regress --base REVISION gate.yaml --threshold 3%" in done.stderr

@@ -89,7 +89,7 @@ def test_contiguous_memory_is_wasted_and_the_claim_says_so(tmp_path: Path) -> No
     )
     out, done = run(tmp_path, text.replace("requests: 60\n", ""))
     assert done.exit_code == 0, done.output
-    claims = json.loads(chunkbench("claims", str(out), "--json").output)
+    claims = json.loads(chunkbench("claims", str(out), "--format", "json").output)
     waste = next(claim for claim in claims if claim["id"] == "PA-waste")
     assert 0.1 < waste["measured"] < 0.35
     assert waste["verdict"] == "replayed"
@@ -119,7 +119,7 @@ def test_answers_of_one_prompt_and_swaps_and_cut_prompts(tmp_path: Path) -> None
             "unsupported", "swapping is known only for requests with one answer",
         )  # fmt: skip
         assert all(seed["prompt_share"] > 0 for seed in found["paged", *answers]["replays"])
-    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--json").output)}
+    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--format", "json").output)}
     assert judged["PA-parallel"]["verdict"] == "replayed"
     assert judged["PA-waste"]["verdict"] == "not measured"
     shown = render(build(open_run(out)), "table")
@@ -132,7 +132,7 @@ def test_answers_of_a_shared_prompt_do_not_say_how_many_sequences_fit(answers: s
     sweep = f"sweep:\n  - {{n_p: 64, n_s: n_p, n_c: 8, rate: 60, memory: 4096, {answers}}}\n"
     out, done = run(tmp_path, "implementations: [paged, prefix_tree]\nbaseline: paged\n" + sweep)
     assert done.exit_code == 0, done.output
-    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--json").output)}
+    judged = {claim["id"]: claim for claim in json.loads(chunkbench("claims", str(out), "--format", "json").output)}
     assert judged["S3-sharing"]["verdict"] == "not measured"
 
 
