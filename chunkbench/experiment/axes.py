@@ -47,7 +47,6 @@ class Axis:
     """JSON schema of one value."""
     label: str
     """The axis in words, for figures."""
-    unit: str = ""
     symbol: str = ""
     """The paper's symbol, as TeX writes it."""
     whole: bool = False
@@ -61,14 +60,13 @@ def _counted(
     low: int,
     high: int,
     label: str,
-    unit: str = "",
     symbol: str = "",
     multiple: int = 1,
 ) -> Axis:
     values = f"whole number, {low} to {high}" + (f", a multiple of {multiple}" if multiple > 1 else "")
     schema = integer_schema(low, high) | ({"multipleOf": multiple} if multiple > 1 else {})
     read = count_reader(low, high, multiple)
-    return Axis(name, description, values, default_words, read, schema, label, unit, symbol)
+    return Axis(name, description, values, default_words, read, schema, label, symbol)
 
 
 def _named(name: str, description: str, values: str, default_words: str) -> Axis:
@@ -100,7 +98,6 @@ _TABLE = (
         read_prompt_length,
         PROMPT_LENGTH_SCHEMA,
         "prompt tokens",
-        "tokens",
         "n_p",
     ),
     Axis(
@@ -111,10 +108,9 @@ _TABLE = (
         read_shared_length,
         SHARED_LENGTH_SCHEMA,
         "shared prompt tokens",
-        "tokens",
         "n_s",
     ),
-    _counted("n_c", "tokens that every sequence decodes", "64", 1, MAX_TOKENS, "completion tokens", "tokens", "n_c"),
+    _counted("n_c", "tokens that every sequence decodes", "64", 1, MAX_TOKENS, "completion tokens", "n_c"),
     _counted(
         "batch_size",
         "sequences decoded together",
@@ -122,7 +118,6 @@ _TABLE = (
         1,
         MAX_SEQUENCES,
         "batch size",
-        "sequences",
         "b",
     ),
     _counted(
@@ -145,9 +140,9 @@ _TABLE = (
         "tree",
         whole=True,
     ),
-    _counted("heads", "query heads", "32", 1, 1024, "query heads", "", "h"),
-    _counted("kv_heads", "K/V heads; divides heads", "heads", 1, 1024, "KV heads", "", "h_{kv}"),
-    _counted("head_dim", "head dimension", "128", 16, 256, "head dimension", "", "d", multiple=16),
+    _counted("heads", "query heads", "32", 1, 1024, "query heads", "h"),
+    _counted("kv_heads", "K/V heads; divides heads", "heads", 1, 1024, "KV heads", "h_{kv}"),
+    _counted("head_dim", "head dimension", "128", 16, 256, "head dimension", "d", multiple=16),
     _counted(
         "retrieval",
         "KV heads that keep everything in RazorAttn's rows; the others keep a window",
@@ -155,7 +150,6 @@ _TABLE = (
         0,
         100,
         "full heads, %",
-        "percent",
     ),
     _counted(
         "window",
@@ -164,7 +158,6 @@ _TABLE = (
         1,
         MAX_TOKENS,
         "window",
-        "tokens",
     ),
     _counted(
         "kv_share",
@@ -173,7 +166,6 @@ _TABLE = (
         1,
         100,
         "K/V, % of full",
-        "percent",
     ),
     _named(
         "compensation",
@@ -181,7 +173,7 @@ _TABLE = (
         "none, mean (of K and V), weighted (mean, with the logarithm of their number added to its score)",
         "weighted",
     ),
-    _counted("chunk_size", "tokens per chunk of ChunkAttn's cache", "64", 1, MAX_TOKENS, "chunk size", "tokens", "c"),
+    _counted("chunk_size", "tokens per chunk of ChunkAttn's cache", "64", 1, MAX_TOKENS, "chunk size", "c"),
     # 32 is the smallest block for which vLLM's CPU kernel takes its plain vector path.
     _counted(
         "block_size",
@@ -190,7 +182,6 @@ _TABLE = (
         1,
         MAX_TOKENS,
         "tokens of a block",
-        "tokens",
     ),
     Axis(
         "dtype",
@@ -208,7 +199,6 @@ _TABLE = (
         1,
         1000,
         "load, % of capacity",
-        "percent",
     ),
     _counted(
         "rate",
@@ -233,7 +223,6 @@ _TABLE = (
         0,
         95,
         "bytes without a choice, %",
-        "percent",
     ),
     _counted(
         "memory",
@@ -242,7 +231,6 @@ _TABLE = (
         1,
         1 << 40,
         "K/V memory",
-        "tokens",
     ),
     _named(
         "schedule", "order of the waiting requests, for `kind: replay`", "fcfs, prefix, depth-first, shortest", "fcfs"
@@ -256,7 +244,7 @@ _TABLE = (
         "answers of a request",
     ),
     _counted("beams", "width of beam search, for `kind: replay`", "none", 2, 64, "beams"),
-    _counted("ranks", "processes that a context is split over, for `kind: ring`", "2", 1, 1024, "ranks", "", "N"),
+    _counted("ranks", "processes that a context is split over, for `kind: ring`", "2", 1, 1024, "ranks", "N"),
     _named("phase", "what `kind: ring` computes", "prefill (of one sequence), decode (one step)", "prefill"),
     _named("mask", "which tokens a prefilled token attends to, for `kind: ring`", "causal, full", "causal"),
     _counted(
@@ -266,7 +254,6 @@ _TABLE = (
         1,
         1 << 50,
         "link, bytes/s",
-        "bytes/s",
     ),
     _counted("threads", "CPU threads", "the machine's default", 1, 4096, "threads"),
 )
