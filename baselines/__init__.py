@@ -4,6 +4,6 @@
 `chunkbench.baselines`.
 """
 
-from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Look, Session, Style
+from chunkbench.baselines.contract import YES, Answer, Implementation, Inputs, Session, Style
 
-__all__ = ["YES", "Answer", "Implementation", "Inputs", "Look", "Session", "Style"]
+__all__ = ["YES", "Answer", "Implementation", "Inputs", "Session", "Style"]

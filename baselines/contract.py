@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from chunkbench.experiment.point import AttentionPoint, SessionPoint
     from chunkbench.kernels.trace import Trace, TracedCall
 
-__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Look", "Session", "Style"]
-
-Look = Style
-"""The former name, for implementations of other packages; it goes after this version."""
+__all__ = ["YES", "Answer", "AnyImplementation", "Implementation", "Inputs", "Session", "Style"]
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,7 @@ class Registry(Generic[ListedT]):
     def style(self, implementation: str) -> Style:
         """How reports show an implementation; the default style if it is not registered here or does not load."""
         try:
-            provider = self._provider(implementation)
-            # Implementations of other packages may still have the former name.
-            style: Style = getattr(provider, "look", None) or provider.style
+            style: Style = self._provider(implementation).style
         except Exception:
             return Style()
         return style

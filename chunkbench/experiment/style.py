@@ -22,8 +22,8 @@ class Style(BaseModel):
     """How it differs from others of its family, for the legend of tables."""
     column_order: int = Field(default=500, validation_alias=AliasChoices("column_order", "place"))
     """Position among the columns of a table, behind the baseline: the paper's columns have 100 to 400, ablations 900 to
-    990. Columns with the same number keep the order of the experiment. Recorded runs may have its former name, `place`,
-    which implementations of other packages can use in this version."""
+    990. Columns with the same number keep the order of the experiment. In recorded runs it may have
+    the name `place`."""
     colour: str = ""
     """Colour in figures, as #RRGGBB; empty: a colour that no other implementation has. A family shares a colour."""
     marker: str = ""

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from chunkbench.baselines import Look, Style
-from chunkbench.baselines.naive import Naive
-from chunkbench.baselines.registry import REGISTRY, Registry, UnknownImplementation
+from chunkbench.baselines.registry import REGISTRY, UnknownImplementation
 from tests.baselines.checks import check, inputs_of, make_point, points
 
 
@@ -51,10 +49,3 @@ def test_an_unavailable_implementation_gives_a_reason_and_a_remedy() -> None:
 def test_the_error_for_an_unknown_name_suggests_a_close_one() -> None:
     with pytest.raises(UnknownImplementation, match="did you mean chunk_attn"):
         REGISTRY.load("chunk_atn")
-
-
-def test_the_former_names_of_a_style_work_for_this_version() -> None:
-    class Theirs(Naive):
-        look = Look(**{"place": 7, "marker": "*"})
-
-    assert Registry(lambda: {"theirs": Theirs()}).style("theirs") == Style(column_order=7, marker="*")
