@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from chunkbench import workload
-from chunkbench.baselines.contract import Answer, AnyImplementation
+from chunkbench.baselines.contract import AnyImplementation
 from chunkbench.baselines.registry import Listed, Registry
 from chunkbench.experiment import Experiment, SessionExperiment, TimedExperiment
 from chunkbench.experiment.point import Point
@@ -64,34 +64,22 @@ def list_plan(experiment: Experiment[Any], target: Target, registry: Registry[Li
 
 
 def sharing_of(experiment: SessionExperiment, registry: Registry[AnyImplementation], target: Target) -> dict[str, bool]:
-    """The implementations that a run would measure, and whether each holds shared prefixes once."""
+    """The implementations that a run would measure, and whether each holds shared prefixes once.
+
+    If the device is absent, every implementation whose adapter loads counts, so that the plan shows its memory.
+    """
     absent = target.device == "cuda" and not target.environment.gpus
     found = {}
     for name in experiment.implementations:
-        shared = _shares_storage(registry, name, registry.availability(name, target.device)[1], absent)
-        if shared is not None:
-            found[name] = shared
+        if absent or registry.availability(name, target.device)[1].ok:
+            with contextlib.suppress(Exception):  # the list of implementations says why it does not load
+                found[name] = registry.load(name).shares_storage
     return found
 
 
 def _describe(point: Point) -> str:
     axes = {name: getattr(point, name) for name in point.axes() if name != "dtype"}
     return " ".join(f"{name}={show_value(value)}" for name, value in axes.items() if value is not None)
-
-
-def _shares_storage(
-    registry: Registry[AnyImplementation], name: str, answer: Answer, device_absent: bool
-) -> bool | None:
-    """Whether an implementation holds shared prefixes once; None if it would not be measured.
-
-    If the device is absent, every implementation whose adapter loads counts, so that the plan shows its memory.
-    """
-    if answer.ok:
-        return registry.load(name).shares_storage
-    if device_absent:
-        with contextlib.suppress(Exception):  # the list of implementations says why it does not load
-            return registry.load(name).shares_storage
-    return None
 
 
 def _caches_and_modes(experiment: SessionExperiment, point: Point) -> list[str]:
