@@ -64,7 +64,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
     callback=_print_schema,
     help="Print the JSON schema.",
 )
-@quiet_option("Print nothing; the exit code is the result.")
+@quiet_option
 @click.pass_context
 @gathered(ComparisonOptions)
 def command(

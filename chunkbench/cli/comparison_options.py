@@ -22,6 +22,7 @@ _FAIL_ON = get_args(FailOn)
 threshold_option = click.option(
     "--threshold", default="5%", show_default=True, metavar="SHARE", help="A smaller change counts as no change."
 )
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code is the result.")
 
 
 def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
@@ -33,11 +34,6 @@ def confidence_option(subject: str) -> Callable[[Decorated], Decorated]:
 def out_option(text: str, file_okay: bool = True) -> Callable[[Decorated], Decorated]:
     """`--out`, a folder."""
     return click.option("--out", type=click.Path(file_okay=file_okay, path_type=Path), help=text)
-
-
-def quiet_option(text: str) -> Callable[[Decorated], Decorated]:
-    """`-q`."""
-    return click.option("-q", "--quiet", is_flag=True, help=text)
 
 
 def judging_options(command: Decorated) -> Decorated:

@@ -84,7 +84,7 @@ class RegressOptions(ComparisonOptions):
 @judging_options
 @out_option("Folder for runs and reports [results/runs/regress-...].")
 @placing_options
-@quiet_option("Print nothing; the exit code is the result.")
+@quiet_option
 @click.pass_context
 @gathered(Placing, "placing")
 @gathered(RegressOptions)

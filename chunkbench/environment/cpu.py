@@ -83,9 +83,9 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
         threads=threads,
         usable_threads=usable_threads(root),
         smt=0 < len(cores) < threads,
-        l1d_bytes=_cache_bytes(folders, "1", ("Data", "Unified")),
-        l2_bytes=_cache_bytes(folders, "2", ("Data", "Unified")),
-        l3_bytes=_cache_bytes(folders, "3", ("Data", "Unified")),
+        l1d_bytes=_cache_bytes(folders, "1"),
+        l2_bytes=_cache_bytes(folders, "2"),
+        l3_bytes=_cache_bytes(folders, "3"),
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         governor=read_text(system / "cpu0/cpufreq/scaling_governor"),
         turbo=_turbo(system),
@@ -137,12 +137,12 @@ def _cpuinfo(root: Path) -> dict[str, str]:
     return entries
 
 
-def _cache_bytes(cpus: Iterable[Path], level: str, kinds: tuple[str, ...]) -> int | None:
+def _cache_bytes(cpus: Iterable[Path], level: str) -> int | None:
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     for cpu in cpus:
         for index in sorted((cpu / "cache").glob("index*")):
             size = re.fullmatch(r"(\d+)([KMG]?)", read_text(index / "size") or "")
-            if size and read_text(index / "level") == level and read_text(index / "type") in kinds:
+            if size and read_text(index / "level") == level and read_text(index / "type") in ("Data", "Unified"):
                 return int(size.group(1)) * units.get(size.group(2), 1)
     return None
 

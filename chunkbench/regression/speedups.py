@@ -135,7 +135,7 @@ _Cases = dict[_Point, list[dict[str, Result]]]
 def _common(base: Sequence[Run], head: Sequence[Run], over: str | None) -> str:
     both = [{case.implementation for run in runs for case in run.cases if measured(case)} for runs in (base, head)]
     shared = both[0] & both[1]
-    baseline = getattr(base[0].manifest.experiment, "baseline", "")
+    baseline = base[0].manifest.experiment.baseline
     name = over or (_USUAL if _USUAL in shared else baseline)
     if name in shared:
         return name

@@ -91,14 +91,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def last_words(log: Path, lines: int = 3) -> str:
+def last_words(log: Path) -> str:
     """The end of a log, for a message."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
         return "it wrote no log"
     said = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(said[-lines:])[-600:] or "it wrote nothing"
+    return " | ".join(said[-3:])[-600:] or "it wrote nothing"
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
