@@ -77,7 +77,6 @@ def test_the_unchanged_arguments_are_a_valid_plan() -> None:
     plan = native.DecodePlan(**arguments())
     plan.set_last_tokens(ints(16, 3))
     torch.testing.assert_close(outputs(plan, 2), ONES)
-    assert plan.item_count == 3
 
 
 HUGE = 2**62
@@ -175,7 +174,9 @@ def test_a_wrong_kind_of_array_is_refused_or_converted(name: str, change: Callab
     else:
         # nanobind converts other number types, and the plan holds its own copy.
         refused = "" if isinstance(changed, np.ndarray) and changed.ndim == arguments()[name].ndim else "not refused"
-        assert plan.item_count == 3
+        if name != "chunks":  # 32 bits do not hold an address
+            plan.set_last_tokens(ints(16, 3))
+            torch.testing.assert_close(outputs(plan), ONES)
     assert refused == "" or "incompatible function arguments" in refused
 
 

@@ -60,7 +60,6 @@ class DecodePlan {
     // `decode` of layer 0, or `read` (then q and out are not used), with the time of each unit.
     std::vector<UnitSeconds> trace(Call call, const void* q, void* out, float scale, int threads);
 
-    std::size_t item_count() const { return arrays_.items.size(); }
     std::int64_t batch() const { return arrays_.batch; }
     const Shape& shape() const { return shape_; }
 

@@ -266,7 +266,6 @@ NB_MODULE(_native, m) {
           "One pass over a contiguous float32 buffer on the CPU: (seconds, sum of its elements).");
     m.def("matrix_flops_per_s", &matrix_flops_per_s, "dtype"_a, "threads"_a, "milliseconds"_a, "isa"_a = "",
           "Floating-point operations per second of multiply-add loops held in registers.");
-    m.def("shares_openmp", &chunkbench::shares_openmp, "Whether the kernels run on the process's OpenMP threads.");
     m.def("pack", &pack, "dtype"_a, "kv_heads"_a, "head_dim"_a, "chunk_size"_a, "k"_a, "v"_a, "chunks"_a, "slots"_a,
           "threads"_a,
           "Pack token i of k, v (addresses of [tokens][kv_heads][head_dim]) into slots[i] of the chunk at chunks[i].");
@@ -308,6 +307,5 @@ NB_MODULE(_native, m) {
              "dtype.")
         .def("read", &read_chunks, "threads"_a, "Read all chunks in the order of `decode`, without arithmetic.")
         .def("trace", &trace, "q"_a, "out"_a, "scale"_a, "threads"_a,
-             "`decode` of layer 0, or with q = 0 `read`: a row for each unit, see decode_plan.h.")
-        .def_prop_ro("item_count", &chunkbench::DecodePlan::item_count);
+             "`decode` of layer 0, or with q = 0 `read`: a row for each unit, see decode_plan.h.");
 }

@@ -64,6 +64,4 @@ void parallel(int threads, const std::function<void(int)>& body) {
     if (team.failed) std::rethrow_exception(team.error);
 }
 
-bool shares_openmp() { return openmp() != nullptr; }
-
 }  // namespace chunkbench

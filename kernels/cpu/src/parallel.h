@@ -16,9 +16,6 @@ constexpr int kMostThreads = 4096;
 // pool would compete for the cores, because an OpenMP thread spins for a while after its work.
 void parallel(int threads, const std::function<void(int)>& body);
 
-// Whether `parallel` uses the process's OpenMP runtime.
-bool shares_openmp();
-
 // Calls body(i, thread) for i = 0 .. count - 1. A thread that has finished one index takes the next free one.
 template <class Body>
 void share_out(std::int64_t count, int threads, const Body& body) {
