@@ -72,11 +72,6 @@ class Registry(Generic[ListedT]):
         """All ids."""
         return list(self._entries)
 
-    def entry_point(self, implementation: str) -> EntryPoint | None:
-        """The entry point of this id, which knows its distribution; None if there is none."""
-        entry = self._entries.get(implementation)
-        return entry if isinstance(entry, EntryPoint) else None
-
     def load(self, implementation: str) -> ListedT:
         """The implementation with this id.
 

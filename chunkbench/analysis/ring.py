@@ -136,10 +136,6 @@ class Shape:
         own = block / 2
         return max(own, transfer) + (ranks - 2) * max(step, transfer) + step if ranks > 1 else own
 
-    def tree_bytes(self, ranks: int, sequences: int) -> float:
-        """Sent by each rank in a decode step whose partial results are merged: three all-reduces in float32."""
-        return 2 * (ranks - 1) / ranks * 4 * sequences * self.heads * (self.head_dim + 2)
-
 
 def ideal_share(ranks: int) -> float:
     """Of the ideal speed-up that a causal ring of consecutive blocks can reach: N / (2N - 1)."""

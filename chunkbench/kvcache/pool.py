@@ -23,8 +23,6 @@ class ChunkPool:
         self._make_room = make_room
         self.capacity = 0
         """Number of ids that exist, free or in use. The store must have room for this many chunks."""
-        self.peak = 0
-        """The largest number of ids that were ever in use at once."""
         self._used: set[int] = set()
         self._returned: list[int] = []  # heap of released ids
         self._first_unused = 0  # ids from here to capacity were never handed out
@@ -66,7 +64,6 @@ class ChunkPool:
         ids.extend(range(self._first_unused, self._first_unused + fresh))
         self._first_unused += fresh
         self._used.update(ids)
-        self.peak = max(self.peak, len(self._used))
         return ids
 
     def _grow(self, capacity: int) -> None:

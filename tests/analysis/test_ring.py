@@ -153,10 +153,8 @@ def test_the_steps_of_an_order_are_those_of_its_layout(ranks: int, order: str) -
     assert seconds == pytest.approx(counted, abs=4 * shape.head_dim * 96 / 1e9)
 
 
-def test_bytes_of_a_pass_and_of_a_merge() -> None:
+def test_bytes_of_a_pass() -> None:
     shape = Shape(4096, 8, 2, 128, 2)
     assert shape.block_bytes(4) == 2 * 1024 * 2 * 128 * 2
     assert shape.sent_bytes(4) == 3 * shape.block_bytes(4)
     assert shape.sent_bytes(1) == 0
-    # An all-reduce sends 2 (N - 1) / N of what it reduces: outputs, peaks and sums of weights.
-    assert shape.tree_bytes(4, sequences=5) == 2 * 3 / 4 * 5 * 8 * (128 + 1 + 1) * 4

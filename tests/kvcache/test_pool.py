@@ -13,14 +13,14 @@ def test_ids_are_consecutive_and_the_lowest_free_ids_come_first():
     assert pool.allocate(4) == [1, 2, 4, 5]
 
 
-def test_capacity_never_shrinks_and_peak_is_the_most_ids_in_use():
+def test_capacity_never_shrinks():
     pool = ChunkPool()
     ids = pool.allocate(7)
     capacity = pool.capacity
     assert capacity >= 7
     pool.release(ids)
     pool.allocate(2)
-    assert (pool.in_use, pool.peak, pool.capacity) == (2, 7, capacity)
+    assert (pool.in_use, pool.capacity) == (2, capacity)
 
 
 def test_reserve_is_exact():
@@ -81,7 +81,7 @@ def test_a_failed_growth_allocates_nothing():
     for call in (pool.allocate, pool.reserve):
         with pytest.raises(MemoryError):
             call(3)
-    assert (pool.in_use, pool.capacity, pool.peak) == (0, 0, 0)
+    assert (pool.in_use, pool.capacity) == (0, 0)
 
 
 @settings(max_examples=50, deadline=None)
@@ -104,5 +104,5 @@ def test_an_id_in_use_is_never_allocated_again(actions, limit):
         else:
             pool.release(used & action)
             used -= action
-        assert pool.in_use == len(used) <= pool.peak <= pool.capacity <= limit
+        assert pool.in_use == len(used) <= pool.capacity <= limit
         assert all(0 <= chunk < pool.capacity for chunk in used)

@@ -41,11 +41,6 @@ class Automaton:
         self.longest: dict[int, int] = {}
         """State -> bytes of the longest token that may come next, where somebody asked."""
 
-    @property
-    def states(self) -> int:
-        """Number of states."""
-        return len(self._table) - 1
-
     def walk(self, state: int, text: bytes) -> int:
         """The state after a text."""
         for byte in text:

@@ -77,6 +77,6 @@ def test_others_register_a_class_or_an_object(what: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(registry, "entry_points", lambda group: {registry.GROUP: theirs}[group])
     systems = registry.Registry(registry._known)
     assert isinstance(systems.load("other"), Other)
-    assert (systems.style("other"), systems.entry_point("other")) == (Other.style, theirs[0])
+    assert systems.style("other") == Other.style
     assert systems.availability("other", "cpu")[0] == "other"
     assert systems.style("vllm") == SYSTEMS.style("vllm")  # the names of this package are taken
