@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from chunkbench.cluster.nodes import Machines
 from chunkbench.experiment import Experiment, load_experiment
 from chunkbench.runner.executor import Executor
 from chunkbench.runner.run import RunOutcome, run_experiment
+from chunkbench.serving.servers.process import free_port
 from chunkbench.store import Run
 from tests.cluster.listening import RecordingListener
 
@@ -49,7 +49,7 @@ class Raylets:
         self.folder = folder
         (folder / "seconds").write_text("0.3")
         self.ray = RayCluster()
-        self.client_port = _free_port()
+        self.client_port = free_port()
         self.head = self.ray.add_node(num_cpus=0, include_dashboard=False, ray_client_server_port=self.client_port)
         self.nodes: dict[str, Any] = {}
 
@@ -91,12 +91,6 @@ class Raylets:
         path = self.folder / "measured.log"
         lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
         return [(int(n_p), machine, float(seconds)) for name, n_p, machine, seconds in lines if name == what]
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _started(folder: Path) -> Iterator[Raylets]:

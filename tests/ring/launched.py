@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,12 +26,6 @@ sweep:
 """
 
 Start = Callable[..., subprocess.Popen[str]]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def write(folder: Path, ranks: int, *implementations: str, tokens: int = 256) -> Path:

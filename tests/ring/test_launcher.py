@@ -12,11 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chunkbench.serving.servers.process import free_port
 from chunkbench.store import Run, open_run
 from chunkbench.store.results import FAILED
 from chunkbench.store.ring_result import RingResult
 from tests.command import chunkbench
-from tests.ring.launched import COMMAND, NAMES, ROOT, ended, free_port, starting, write
+from tests.ring.launched import COMMAND, NAMES, ROOT, ended, starting, write
 
 SCHEMES = ("one_process", "ring", "zigzag")
 
