@@ -13,6 +13,12 @@ from chunkbench.kvcache.integers import Ints
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
+def alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
 def token_array(tokens: Tokens) -> Ints:
     """Token ids as a flat int64 array; raises WrongTokens for anything but a flat list of integers."""
     try:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from chunkbench.kvcache.tokens import alike
 from chunkbench.serving.constrained.automaton import BEGIN, Automaton
 from chunkbench.serving.constrained.recent import Recent
 from chunkbench.serving.engine.request import Forced
@@ -197,7 +198,7 @@ class RegexMatcher(GrammarMatcher):
 
     def _catch_up(self) -> None:
         """Let llguidance know the answer."""
-        common = _alike(self._consumed, self._answer)
+        common = alike(self._consumed, self._answer)
         if common < len(self._consumed):
             self._state.rollback(len(self._consumed) - common)
         self._state.consume_tokens(self._answer[common:])
@@ -215,12 +216,6 @@ class RegexMatcher(GrammarMatcher):
         self._answer += tokens
         self._place = self._automaton.walk(self._place, text)
         return Forced(kept, tokens)
-
-
-def _alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which both begin."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 class JumpMatcher(RegexMatcher):
@@ -260,7 +255,7 @@ class RetokenizingMatcher(RegexMatcher):
             if self._longest(tokens[:-1], before) > len(last):
                 tokens, place = tokens[:-1], before
         self._answer, self._place = tokens, place
-        kept = _alike(answer, tokens)
+        kept = alike(answer, tokens)
         return Forced(kept, tokens[kept:])
 
     def _longest(self, answer: list[int], place: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from chunkbench.kvcache.tokens import alike
 from chunkbench.serving.engine.errors import ModelError
 from chunkbench.serving.engine.model import ModelNumbers, load_module
 from chunkbench.serving.server.protocol import ApiError
@@ -105,21 +106,16 @@ class Answers:
     def _first_other(self, wanted: Ids, got: Sequence[int]) -> int | None:
         """The first place where two answers differ. Some servers tell the id that ended a text, some do not."""
         told = tuple(got[:-1] if got[-1] in self._ends else got)
-        return None if told == wanted else _alike(told, wanted)
-
-
-def _alike(*lines: Ids) -> int:
-    """Tokens with which all of them begin."""
-    places = enumerate(zip(*lines, strict=False))
-    return next((place for place, tokens in places if len({*tokens}) > 1), min(map(len, lines)))
+        return None if told == wanted else alike(told, wanted)
 
 
 @torch.inference_mode()
 def _answered(module: Any, prompts: Mapping[Ids, str], n_c: int, ends: Collection[int]) -> tuple[list[Question], float]:
     """The questions of a batch with their answers, and by how much the gaps of their tokens change where all tokens
     are computed at once."""
-    shared = _alike(*(prompt[:-1] for prompt in prompts))
-    begin, *rests = next(iter(prompts))[:shared], *(prompt[shared:] for prompt in prompts)
+    first = next(iter(prompts))
+    shared = min(alike(first, prompt[:-1]) for prompt in prompts)
+    begin, *rests = first[:shared], *(prompt[shared:] for prompt in prompts)
     longest = max(map(len, rests))
     # Behind what is shared, shorter prompts are padded at the left.
     ids = torch.tensor([[*begin, *[0] * (longest - len(rest)), *rest] for rest in rests])
