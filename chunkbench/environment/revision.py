@@ -59,16 +59,17 @@ def git_state(path: Path = PROJECT) -> GitState | None:
     Untracked files count as a difference, ignored files do not. A repository above `path`, for example one around an
     installed package, is not the project's and gives None.
     """
-    top = _git(path, "rev-parse", "--show-toplevel")
+    top = git_output(path, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != path.resolve():
         return None
-    commit, changes = _git(path, "rev-parse", "HEAD"), _git(path, "status", "--porcelain")
+    commit, changes = git_output(path, "rev-parse", "HEAD"), git_output(path, "status", "--porcelain")
     if commit is None or changes is None:
         return None
     return GitState(commit=commit, dirty=bool(changes))
 
 
-def _git(path: Path, *arguments: str) -> str | None:
+def git_output(path: Path, *arguments: str) -> str | None:
+    """What git prints in the repository that holds `path`; None if it fails or there is no git."""
     # `git status` takes a lock to write its cache, and that lock can make a concurrent commit fail. Switch it off.
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from chunkbench.environment.revision import PROJECT, copy_package, git_state
+from chunkbench.environment.revision import PROJECT, copy_package, git_output, git_state
 from chunkbench.kernels import cpu
 from chunkbench.store import RunError
 
@@ -100,12 +100,10 @@ def _new_folder() -> Iterator[Path]:
 
 def repository(folder: Path) -> Path:
     """Top folder of the git repository that holds a folder. Raises `RunError`."""
-    done = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
+    top = git_output(folder, "rev-parse", "--show-toplevel")
+    if top is None:
         raise RunError(f"{folder}: lies in no git repository; start the command inside of one, or name one")
-    return Path(done.stdout.strip())
+    return Path(top)
 
 
 @contextmanager
@@ -123,15 +121,10 @@ def commit_of(project: Path, ref: str) -> str:
     """The commit that `ref` names in the repository `project`. Raises `RunError`."""
     if not (project / ".git").exists():
         raise RunError(f"{project}: is not the top folder of a git checkout")
-    done = subprocess.run(
-        ["git", "-C", str(project), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
+    commit = git_output(project, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    if commit is None:
         raise RunError(f"revision {ref}: no such revision in {project}; a shallow clone needs git fetch --unshallow")
-    return done.stdout.strip()
+    return commit
 
 
 def _install(source: Path, folder: Path, log: Path, what: str) -> Path:
