@@ -33,17 +33,11 @@ Panel = Callable[[Axes], None]
 _WASTE = 0.9
 """Where all managers use more of the memory than this, there is no waste to show."""
 _KINDS = (
-    ("used", "#4c72b0"),
-    ("reserved", "#dd8452"),
-    ("internal_fragmentation", "#c44e52"),
-    ("external_fragmentation", "#8c8c8c"),
+    ("used", "#4c72b0", "holds tokens"),
+    ("reserved", "#dd8452", "reserved"),
+    ("internal_fragmentation", "#c44e52", "internal fragmentation"),
+    ("external_fragmentation", "#8c8c8c", "external fragmentation"),
 )
-_WORDS = {
-    "used": "holds tokens",
-    "reserved": "reserved",
-    "internal_fragmentation": "internal fragmentation",
-    "external_fragmentation": "external fragmentation",
-}
 
 
 def draw(report: Report, manifest: Manifest) -> Figure | None:
@@ -210,9 +204,9 @@ def _memory(report: Report) -> list[Panel]:
         for bars, place, alpha in ((shares, -width / 2 if stated else 0.0, 1.0), (stated, width / 2, 0.4)):
             held = [(number + place, bars[name]) for number, name in enumerate(names) if name in bars]
             bottoms = [0.0] * len(held)
-            for kind, colour in _KINDS:
+            for kind, colour, words in _KINDS:
                 heights = [100 * getattr(memory, kind) for _, memory in held]
-                label = _WORDS[kind] if bars is shares else None
+                label = words if bars is shares else None
                 at = [spot for spot, _ in held]
                 plot.bar(at, heights, width, bottoms, color=colour, alpha=alpha, label=label)
                 bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
@@ -230,7 +224,7 @@ def _memory(report: Report) -> list[Panel]:
 
 def _stated_shares(group: Group) -> Mapping[str, MemoryShares]:
     """What the PagedAttention paper's Figure 2 prints at this point."""
-    found = {name: [stated_by_paged_attention(group.axes, name, kind) for kind, _ in _KINDS] for name in group.rows}
+    found = {name: [stated_by_paged_attention(group.axes, name, kind) for kind, _, _ in _KINDS] for name in group.rows}
     return {name: MemoryShares(*(share or 0.0 for share in shares)) for name, shares in found.items() if shares[0]}
 
 

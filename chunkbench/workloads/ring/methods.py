@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.baselines.registry import Registry
 from chunkbench.experiment.points import RingPoint
-from chunkbench.experiment.style import Style
+from chunkbench.experiment.style import Line, Style
 from chunkbench.ring.schemes import Scheme
 
 _BALANCED = "balances the work of a causal mask; there is none here"
@@ -61,16 +61,9 @@ class RingMethod:
 _BOTH = ("prefill", "decode")
 
 
-def _style(heading: str, colour: str, marker: str, order: int, line: str = "solid", meaning: str = "") -> Style:
-    return Style.model_validate(
-        {
-            "heading": tuple(heading.split()),
-            "colour": colour,
-            "marker": marker,
-            "line": line,
-            "column_order": order,
-            "meaning": meaning,
-        }
+def _style(heading: str, colour: str, marker: str, order: int, line: Line = "solid", meaning: str = "") -> Style:
+    return Style(
+        heading=tuple(heading.split()), colour=colour, marker=marker, line=line, column_order=order, meaning=meaning
     )
 
 
