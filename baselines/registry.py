@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, NamedTuple, Protocol
@@ -92,6 +92,10 @@ class Registry(Generic[ListedT]):
         except Exception:
             return Style()
         return style
+
+    def styles(self, implementations: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """How reports show these implementations, as runs record it."""
+        return {name: self.style(name).model_dump() for name in implementations}
 
     def availability(self, implementation: str, device: str) -> tuple[str, Answer]:
         """Label and availability of one implementation; an adapter that fails to import gives a "no", not an error."""

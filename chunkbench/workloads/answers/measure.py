@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -44,6 +43,7 @@ class AnswersMeasurer:
     ) -> None:
         """Load the model and find its retrieval heads. Raises `RunError`."""
         self._experiment, self._target = experiment, target
+        self.styles = METHODS.styles(experiment.implementations)
         shapes = {point.model for point in points}
         if len(shapes) > 1:
             raise CannotRunError("a run of kind: answers has one model")
@@ -69,11 +69,6 @@ class AnswersMeasurer:
         tokens = self._experiment.tested or tokens_for(watched.config.max_position_embeddings)
         notify(f"finding the retrieval heads of {folder.name}: {tokens} random tokens, read four times")
         return find_heads(watched, folder.name, tokens)
-
-    @property
-    def styles(self) -> dict[str, Mapping[str, Any]]:
-        """How reports show the choices."""
-        return {name: METHODS.style(name).model_dump() for name in self._experiment.implementations}
 
     def measure(
         self,

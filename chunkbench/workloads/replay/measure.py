@@ -41,12 +41,8 @@ class ReplayMeasurer:
     def __init__(self, experiment: ReplayExperiment, target: Target) -> None:
         """Fit the step times, if they come from a run. Raises `RunError` if that is impossible."""
         self._experiment, self._target, self._times = experiment, target, step_times(experiment)
+        self.styles = MANAGERS.styles(experiment.implementations)
         self._pool: ProcessPoolExecutor | None = None
-
-    @property
-    def styles(self) -> dict[str, Mapping[str, Any]]:
-        """How reports show the managers."""
-        return {name: MANAGERS.style(name).model_dump() for name in self._experiment.implementations}
 
     def measure(
         self,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
-from typing import Any
 
 from chunkbench.environment.memory import available_memory
 from chunkbench.experiment.point import Case
@@ -55,16 +54,12 @@ class RingMeasurer:
 
     def __init__(self, experiment: RingExperiment, target: Target, place: Workplace[RingResult]) -> None:
         self._experiment, self._target, self._place = experiment, target, place
+        self.styles = METHODS.styles(experiment.implementations)
         self._given = world_from_environment()
         self._ranks: Ranks | None = None
         self._started = False
         self._lost: RankLostError | None = None
         """How the probe lost a rank, until a pass reports it."""
-
-    @property
-    def styles(self) -> dict[str, Mapping[str, Any]]:
-        """How reports show the schemes."""
-        return {name: METHODS.style(name).model_dump() for name in self._experiment.implementations}
 
     def measure(
         self,

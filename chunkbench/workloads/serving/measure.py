@@ -114,6 +114,7 @@ class ServingMeasurer:
         self._begun = False
         """Whether anything was measured."""
         self._experiment, self._target = experiment, target
+        self.styles = SYSTEMS.styles(experiment.implementations)
         self._log = place.log
         self._systems = systems
         # Beside the log: what a killed run leaves here, the run that resumes it removes.
@@ -137,11 +138,6 @@ class ServingMeasurer:
         expected = outlook(experiment, self._units, parts_of(experiment, self._costs, self._units), left_s, before_s)
         for text in (*([self._memory.told] * bool(self._memory.told)), *expected):
             place.notify(text)
-
-    @property
-    def styles(self) -> dict[str, Mapping[str, Any]]:
-        """How reports show the systems."""
-        return {name: SYSTEMS.style(name).model_dump() for name in self._systems}
 
     def measure(
         self,
