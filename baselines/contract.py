@@ -32,6 +32,8 @@ class Answer:
     ok: bool
     reason: str = ""
     remedy: str = ""
+    fault: bool = False
+    """Whether a no is a fault of the implementation, as an adapter that does not load: its rows are `error`."""
 
 
 YES = Answer(True)

@@ -106,7 +106,8 @@ class Registry(Generic[ListedT]):
         except UnknownImplementation:
             raise
         except Exception as error:
-            return implementation, Answer(False, f"its adapter does not load: {type(error).__name__}: {error}")
+            problem = f"its adapter does not load: {type(error).__name__}: {error}"
+            return implementation, Answer(False, problem, fault=True)
 
     def survey(self, device: str) -> list[Surveyed]:
         """Every implementation with its availability on this machine."""

@@ -123,7 +123,10 @@ def commit_of(project: Path, ref: str) -> str:
         raise RunError(f"{project}: is not the top folder of a git checkout")
     commit = git_output(project, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     if commit is None:
-        raise RunError(f"revision {ref}: no such revision in {project}; a shallow clone needs git fetch --unshallow")
+        shallow = git_output(project, "rev-parse", "--is-shallow-repository") == "true"
+        commits = git_output(project, "rev-list", "--count", "HEAD") or "no"
+        told = "it is a shallow clone: git fetch --unshallow" if shallow else f"HEAD has {commits} commits"
+        raise RunError(f"revision {ref}: no such revision in {project}; {told}")
     return commit
 
 

@@ -87,7 +87,10 @@ class Worker:
             stated = style.model_dump(mode="json", exclude_defaults=True)
             entry: dict[str, Any] = {
                 "label": label,
-                **asdict(answer),
+                "ok": answer.ok,
+                "reason": answer.reason,
+                "remedy": answer.remedy,
+                **({"status": "error"} if answer.fault else {}),
                 "style": stated | {"line": style.line} if stated else {},
             }
             if answer.ok:

@@ -108,7 +108,7 @@ def test_regress_measures_both_revisions_on_a_node(raylets: Raylets, tmp_path: P
     with example.module.open("a") as file:  # changed, and not committed
         file.write(slower_by(19))
     raylets.add("a", env_vars={name: example.environment[name] for name in ("PYTHONPATH",)})
-    words = ["regress", "--base", "HEAD", "--processes", "2", "--on", "ray", "--out", str(out)]
+    words = ["regress", "--base", "HEAD", "--processes", "3", "--confidence", "0.5", "--on", "ray", "--out", str(out)]
     done = subprocess.run(
         [sys.executable, "-m", "chunkbench", *words], cwd=example.path,
         env={**example.environment, "RAY_ADDRESS": raylets.ray.address}, capture_output=True, text=True, check=False,

@@ -96,6 +96,7 @@ def test_a_worker_that_never_starts_is_reported(tmp_path: Path, monkeypatch: pyt
 def test_broken_implementations_give_a_row_each_and_do_not_affect_the_others(tmp_path: Path) -> None:
     broken = {
         "fake_dies_at_once": ("crashed", "SIGSEGV"),
+        "fake_gone": ("error", "its adapter does not load: ModuleNotFoundError: No module named 'chunkbench_gone'"),
         "fake_raises": ("error", "no kernel for this shape"),
         "fake_hangs": ("timeout", "no answer within 3 s"),
         "fake_nan": ("incorrect", "NaN"),
