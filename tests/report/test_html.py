@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from chunkbench.cli.main import cli
 from chunkbench.report import build_book, render
-from tests.pairs import values
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
@@ -88,24 +87,25 @@ def test_the_page_renders_without_errors_or_requests(page) -> None:
     assert page.locator("#claims tbody tr").count() == 91
 
 
-@pytest.mark.parametrize(("width", "scheme"), values([380, 768, 1440, 2560], ["light", "dark"]))
-def test_nothing_is_wider_than_the_page(page, width: int, scheme: str) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_page(page, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": width, "height": 900})
-    page.reload()
-    page.complaints.clear()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    contents, sheet = (page.locator(name).bounding_box() for name in ("nav", ".sheet"))
-    beside = contents["x"] + contents["width"] <= sheet["x"]
-    assert beside or contents["y"] + contents["height"] <= sheet["y"], "the contents overlap the report"
-    assert beside == (width >= 1280)
-    assert page.locator("details.contents").evaluate("e => e.open") == beside
-    picture = page.locator("figure svg").first.bounding_box()
-    assert picture["width"] >= 0.7 * sheet["width"]
-    # Wide content scrolls inside its own region, which a keyboard can reach.
-    for region in page.locator(".scroll").all():
-        assert region.get_attribute("tabindex") == "0"
-        assert region.evaluate("e => e.getBoundingClientRect().right") <= width
+    for width in (380, 1440) if scheme == "light" else (768, 2560):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.reload()
+        page.complaints.clear()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        contents, sheet = (page.locator(name).bounding_box() for name in ("nav", ".sheet"))
+        beside = contents["x"] + contents["width"] <= sheet["x"]
+        assert beside or contents["y"] + contents["height"] <= sheet["y"], "the contents overlap the report"
+        assert beside == (width >= 1280)
+        assert page.locator("details.contents").evaluate("e => e.open") == beside
+        picture = page.locator("figure svg").first.bounding_box()
+        assert picture["width"] >= 0.7 * sheet["width"]
+        # Wide content scrolls inside its own region, which a keyboard can reach.
+        for region in page.locator(".scroll").all():
+            assert region.get_attribute("tabindex") == "0"
+            assert region.evaluate("e => e.getBoundingClientRect().right") <= width
 
 
 def test_a_press_on_a_heading_sorts_and_keeps_the_rows_of_a_point_together(page) -> None:

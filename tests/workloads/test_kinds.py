@@ -42,7 +42,7 @@ def test_an_implementation_without_sharing_reads_the_prefix_for_every_sequence()
     assert once.read_bytes == once.unique_bytes == repeated.unique_bytes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_modules_of_any_shape_are_checked_and_timed(dtype: str, tmp_path: Path) -> None:
     """The shapes: hidden size larger than heads * head_dim, grouped heads, one and several sequences."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
