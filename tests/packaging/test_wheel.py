@@ -15,10 +15,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(
-    not (importlib.util.find_spec("scikit_build_core") and importlib.util.find_spec("nanobind")),
-    reason="the build tools are not installed here; `make setup` installs them",
-)
+pytestmark = [
+    pytest.mark.timeout(600),  # for compilers beside another test
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("scikit_build_core") and importlib.util.find_spec("nanobind")),
+        reason="the build tools are not installed here; `make setup` installs them",
+    ),
+]
 
 
 def python(code: str, *arguments: str | Path, cwd: Path = ROOT) -> None:
