@@ -140,7 +140,7 @@ class Manifest(_Part):
     interrupted: bool | None = None
     command: tuple[str, ...] = ()
     identity: dict[str, str] = {}
-    interleaved_with: str | None = None
+    interleaved_with: str | None = Field(None, validation_alias=AliasChoices("interleaved_with", "in_turns_with"))
     """An id that two runs have in common if they were measured in interleaved pairs of processes."""
 
     @model_validator(mode="before")

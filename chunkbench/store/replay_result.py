@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from chunkbench.experiment.points import ReplayPoint
 from chunkbench.experiment.terms import Count
@@ -80,6 +80,14 @@ class ReplayResult(ReplayPoint, Result):
     step_time: str = ""
     """The model of step times, in words."""
     replays: tuple[ReplaySeed, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_the_clock(cls, values: Any) -> Any:
+        """Before schema version 10, requests with several answers had no clock, and told what they share as `forks`."""
+        return (
+            {name: value for name, value in values.items() if name != "forks"} if isinstance(values, dict) else values
+        )
 
     @classmethod
     def from_older(cls, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
+from pydantic import AliasChoices, AllowInfNan, BaseModel, ConfigDict, Field, NonNegativeFloat, model_validator
 
 from chunkbench.experiment.axes import AXES
 from chunkbench.experiment.point import AttentionPoint, Case
@@ -100,11 +100,10 @@ _OLDER_FIELDS = frozenset(
         *AXES,
         *("protocol", "cache", "mode", "samples_us", "steps", "append_samples_us", "plan_samples_us", "groups"),
         *("longest_n_c", "discarded", "peaks", "yardsticks", "gpu", "sampling", "noise", "kv_bytes", "unique_bytes"),
-        *("read_bytes", "flops", "huge_share", "work_items", "max_error", "tolerance", "isa", "forks"),
+        *("read_bytes", "flops", "huge_share", "work_items", "max_error", "tolerance", "isa"),
     )
 )
-"""Before schema version 8, the lines of all kinds of work had all axes, and the fields of timed results. Replays had no
-clock for requests with several answers, and told what they share as `forks`."""
+"""Before schema version 8, the lines of all kinds of work had all axes, and the fields of timed results."""
 
 
 class Result(Facts):
@@ -203,8 +202,9 @@ class TimedResult(SessionResult):
     discarded: Count = 0
     """Samples that were discarded and repeated because the clock was throttled, or the process suspended."""
     peaks: tuple[Peaks, ...] = ()
-    calibration: tuple[Calibration, ...] = ()
-    """[round]; empty on a GPU and in runs of schema version 1. Before schema version 8 it is called `yardsticks`."""
+    calibration: tuple[Calibration, ...] = Field(default=(), validation_alias=AliasChoices("calibration", "yardsticks"))
+    """[round]; empty on a GPU and in runs of schema version 1. Lines written before it had this name call it
+    `yardsticks`."""
     gpu: tuple[GpuState, ...] = ()
     """[round]; empty on a CPU, and without nvidia-ml-py."""
     sampling: GpuSampling | None = None
