@@ -15,5 +15,5 @@ def instruction_set(device: str) -> str | None:
     """
     if device == "cuda":
         own, row = f"sm_{capability()}", nearest(capability(), read())
-        return own if row == own else f"{own} (sizes of {row})"
+        return own if row in (own, None) else f"{own} (sizes of {row})"
     return chosen_isa() if cpu.native() is not None else None

@@ -198,20 +198,26 @@ def write_text(path: Path, text: str, check: Callable[[Path], object] = lambda p
 
 def refuse_existing(path: Path) -> None:
     """End with a message if the file that is to be written exists. A pipe or a device may exist."""
-    if path.is_file():
+    from chunkbench.text_file import is_stream
+
+    if path.is_file() and not is_stream(path):
         fail(f"{path} exists already; give another name, or remove it")
 
 
-def write_experiment(path: Path, text: str) -> Path:
-    """Write an experiment, which has to be valid and new, or end with a message. The path that it got: with `.yaml`, if
-    it had no suffix of YAML."""
-    from chunkbench.experiment import ExperimentError, load_experiment
-
+def new_experiment(path: Path) -> Path:
+    """The file of an experiment that is to be written: with `.yaml`, if the path has no suffix of YAML. It must not
+    exist."""
     if path.suffix not in (".yaml", ".yml"):
         path = path.with_name(f"{path.name}.yaml")
     refuse_existing(path)
+    return path
+
+
+def write_experiment(path: Path, text: str) -> None:
+    """Write an experiment, which has to be valid, or end with a message."""
+    from chunkbench.experiment import ExperimentError, load_experiment
+
     try:
         write_text(path, text, load_experiment)
     except ExperimentError as error:
         fail(f"{path} is not written, it would not be valid: {error.problems[0].message}")
-    return path

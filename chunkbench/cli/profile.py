@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chunkbench.cli.choosing import Changes, axes_of, choose_experiment
-from chunkbench.cli.output import fail, format_option, new_run, run_exit_code, show, status_line
+from chunkbench.cli.output import fail, format_option, new_run, show, status_line
 
 if TYPE_CHECKING:
     from chunkbench.experiment import AttentionPoint
@@ -80,7 +80,7 @@ def command(
     from chunkbench.report.numbers import count
     from chunkbench.runner.profile import profile
     from chunkbench.runner.target import resolve_target
-    from chunkbench.store import MEASURED
+    from chunkbench.store import FAILED, MEASURED
     from chunkbench.workloads.decode import DecodeWorkload
     from chunkbench.workloads.decode.profile import document
     from chunkbench.workloads.decode.profile_figure import draw
@@ -112,7 +112,7 @@ def command(
         log.unlink()
     if failed:
         click.echo(f"chunkbench profile: {implementation}: {facts.case.status}: {facts.case.reason}{printed}", err=True)
-        ctx.exit(run_exit_code([facts.case.status]) or 2)
+        ctx.exit(3 if facts.case.status in FAILED else 2)
     cpu, words = target.environment.cpu, f"{point.brief}, {point.dtype} ({loaded.name})"
     machine = f"{cpu.name}, {count(cpu.cores, 'core')}"
     show(document(facts, words, machine), form)

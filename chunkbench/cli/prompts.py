@@ -7,7 +7,15 @@ from pathlib import Path
 
 import click
 
-from chunkbench.cli.output import fail, format_option, refuse_existing, show, write_experiment, write_text
+from chunkbench.cli.output import (
+    fail,
+    format_option,
+    new_experiment,
+    refuse_existing,
+    show,
+    write_experiment,
+    write_text,
+)
 
 _EXAMPLES = """\b
 Examples:
@@ -63,6 +71,8 @@ def command(
 
     if trace is not None:
         refuse_existing(trace)
+    if experiment is not None:
+        experiment = new_experiment(experiment)
     try:
         shape = shape_of(model)
         prompts = read(paths, group_by)
@@ -73,16 +83,16 @@ def command(
         groups = grouped(prompts, tokenizer)
     except (PromptsError, ShapeError) as error:
         fail(error)
-    if trace is not None:
-        lines = [json.dumps({"prompt": ids, "max_tokens": max(1, n_c)}) for group in groups.values() for ids in group]
-        write_text(trace, "\n".join(lines) + "\n")
-        click.echo(f"wrote {trace}; see what it asks for: chunkbench traces {trace}", err=True)
     stats = sharing(groups, chunk_size, n_c)
     if experiment is not None:
         try:
             forests = [forest_of(group[:MOST_SEQUENCES]) for group in groups.values()]
         except ValueError as error:
             fail(f"{experiment} is not written: {error}")
-        experiment = write_experiment(experiment, as_experiment(stats, forests, shape, chunk_size, max(1, n_c)))
+        write_experiment(experiment, as_experiment(stats, forests, shape, chunk_size, max(1, n_c)))
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
+    if trace is not None:
+        lines = [json.dumps({"prompt": ids, "max_tokens": max(1, n_c)}) for group in groups.values() for ids in group]
+        write_text(trace, "\n".join(lines) + "\n")
+        click.echo(f"wrote {trace}; see what it asks for: chunkbench traces {trace}", err=True)
     show(document(stats, shape, chunk_size, n_c), form)

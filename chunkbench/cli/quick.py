@@ -107,6 +107,7 @@ def command(
 def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[str, object], str]:
     """The axes of the forest that the first prompts of the largest group in these files form, and what these are in
     words."""
+    from chunkbench.report.numbers import count
     from chunkbench.report.sharing import MOST_SEQUENCES
     from chunkbench.traces.live import forest_of
     from chunkbench.traces.sets import PromptsError, grouped, read
@@ -123,9 +124,9 @@ def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[st
         tree = json.dumps(forest_of(chosen))
     except ValueError as error:
         fail(f"{name}: {error}")
-    part = f" of the {len(prompts):,}" if len(chosen) < len(prompts) else ""
-    group = f" of {name}, the largest of {len(groups)} groups" if len(groups) > 1 else ""
+    part = f" of {len(prompts):,}" if len(chosen) < len(prompts) else ""
+    group = f" in {name}, the largest of {len(groups)} groups" if len(groups) > 1 else ""
     shortest, longest = min(map(len, chosen)), max(map(len, chosen))
     lengths = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-    told = f"{len(chosen)}{part} prompts{group}, of {lengths} tokens, with what they share"
-    return {"tree": tree, "batch_size": len(chosen)}, told
+    told = f"{count(len(chosen), 'prompt')}{part}{group}, of {lengths} tokens, with what they share"
+    return {"tree": tree}, told

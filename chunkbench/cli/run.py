@@ -158,7 +158,9 @@ def command(
 def _resume_command(out: Path) -> str:
     """The command line that resumes this run."""
     words = command_line()
-    if shutil.which("chunkbench") is None:  # its environment is not active
+    if Path(sys.argv[0]).name == "__main__.py":
+        words[:1] = [sys.executable, "-m", "chunkbench"]
+    elif shutil.which("chunkbench") is None:  # its environment is not active
         words[0] = sys.argv[0]
     if "--resume" not in words:
         words.append("--resume")

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chunkbench.cli.output import fail, format_option, refuse_existing, show, write_experiment, write_text
+from chunkbench.cli.output import (
+    fail,
+    format_option,
+    new_experiment,
+    refuse_existing,
+    show,
+    write_experiment,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from chunkbench.traces import Trace
@@ -91,7 +99,8 @@ def command(
             fail(f"{path} is no file; a replay reads the trace again: save it first")
         if not is_text(str(path)):
             fail(f"{path}: the name is not UTF-8, and an experiment is; rename the file")
-        experiment = write_experiment(experiment, as_experiment(path, numbers, trace.block_tokens))
+        experiment = new_experiment(experiment)
+        write_experiment(experiment, as_experiment(path, numbers, trace.block_tokens))
         click.echo(f"wrote {experiment}; replay it: chunkbench run {experiment}", err=True)
     show(document(path.name, trace.format, trace.block_tokens, numbers, trace.notes), form)
 

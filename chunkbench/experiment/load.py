@@ -180,7 +180,8 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
             block.pop(axis, None)
             for other in _incompatible(axis, given.value, block):
                 if axis == "tree":
-                    block.pop(other, None)
+                    if other not in overrides:  # else the forest says that one of both is too much
+                        block.pop(other, None)
                 elif other in block:
                     at = document.mark((*path, other), key=True)
                     message = f"cannot be used together with {other} in {at}"
@@ -196,7 +197,7 @@ def _incompatible(axis: str, raw: object, block: Mapping[str, Any]) -> tuple[str
     if axis == "n_p":
         return ("tree",) if _lists_lengths(block.get("tree")) else ()
     if axis == "tree":
-        return ("n_s", "prompts", "n_p") if _lists_lengths(raw) else ("n_s", "prompts")
+        return ("n_s", "prompts", "batch_size", *(["n_p"] if _lists_lengths(raw) else []))
     return ("tree",) if axis in ("n_s", "prompts") else ()
 
 

@@ -15,9 +15,10 @@ from yaml import events, nodes
 from yaml.reader import Reader
 
 from chunkbench.experiment.errors import MISREAD, Mark, Path, Problem
+from chunkbench.experiment.tree import MAX_LEVELS
 
 MAX_BYTES = 1 << 18
-MAX_DEPTH = 64
+MAX_DEPTH = 2 * MAX_LEVELS + 16  # a level of a tree is two of YAML
 _MAX_DIGITS = 18
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _UNDERSCORED = re.compile(r"[-+]?(0x[0-9a-fA-F_]+|0b[01_]+|[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?)")

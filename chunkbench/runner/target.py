@@ -46,9 +46,11 @@ def resolve_on(
     """
     detected: Device = "cuda" if environment.gpus else "cpu"
     device = detected if experiment.device == "auto" else experiment.device
-    if device == "cuda" and not environment.gpus and not describing:
-        reason = f"PyTorch sees no NVIDIA GPU on {machine_kind}" if machine_kind else why_no_gpu()
-        raise RunError(f"device: cuda cannot be used: {reason}")
+    if device == "cuda" and not describing:
+        on_node = "" if environment.gpus else f"PyTorch sees no NVIDIA GPU on {machine_kind}"
+        reason = on_node if machine_kind else why_no_gpu()
+        if reason:
+            raise RunError(f"device: cuda cannot be used: {reason}")
     native: Dtype = "bfloat16" if {*environment.cpu.isa} & _NATIVE_BFLOAT16 else "float32"
     suited: Dtype = "float16" if device == "cuda" else native
     dtype = suited if experiment.dtype == "auto" else experiment.dtype

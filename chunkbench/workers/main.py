@@ -83,10 +83,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The line of the implementation, or of the library below it, that raised an error, and where the rest is told."""
+    """The line of the implementation, or of the library below it, that raised an error; the log has the traceback."""
     every = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in every if f"{os.sep}torch{os.sep}" not in frame.filename] or [*every]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}; traceback: worker.log)" if frames else ""
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def main() -> None:

@@ -85,3 +85,12 @@ def test_wrong_usage(traffic: Path, tmp_path: Path, arguments: list[str], messag
     done = CliRunner().invoke(command, words)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_prompts_that_each_extend_the_one_before_make_a_valid_experiment(tmp_path: Path) -> None:
+    (tmp_path / "chain.jsonl").write_text("\n".join(json.dumps([*range(9 + number)]) for number in range(40)))
+    path = tmp_path / "chain.yaml"
+    done = CliRunner().invoke(command, [str(tmp_path / "chain.jsonl"), "--experiment", str(path)])
+    assert done.exit_code == 0, done.output
+    (point,) = load_experiment(path).points("cpu", "float32")
+    assert point.batch_size == 32

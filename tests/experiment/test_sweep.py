@@ -123,6 +123,14 @@ def test_overrides_replace_an_axis_in_every_block(tmp_path: Path) -> None:
             "--set n_s=0,2048: n_s: 2048 is larger than n_p = 64: shared tokens are part of the prompt",
         ),
         ({"ns": "1"}, "--set ns=1: ns: unknown axis; did you mean n_s?"),
+        (
+            {"n_s": "4", "tree": "[[8, 2]]"},
+            "--set n_s=4: n_s: cannot be used together with tree, which replaces it; keep one",
+        ),
+        (
+            {"tree": "[[8, 2]]", "n_s": "4"},
+            "--set n_s=4: n_s: cannot be used together with tree, which replaces it; keep one",
+        ),
         ({"n_s": ""}, "--set n_s=: n_s: an empty list leaves no points; give a value or leave the key out"),
         ({"n_s": "010"}, "--set n_s=010: 010 is read as octal by some YAML readers and as decimal by others; write 10"),
         ({"n_p": "32"}, "x.yaml:2:24: n_s: 64 is larger than n_p = 32: shared tokens are part of the prompt"),
@@ -133,7 +141,7 @@ def test_bad_overrides_are_reported(tmp_path: Path, overrides: dict[str, str], m
 
 
 def test_a_tree_takes_the_place_of_the_axes_that_it_states() -> None:
-    (point,) = load_experiment("quick", {"tree": "[[8, [2, 3]]]", "batch_size": "2"}, "--set").points("cpu", "float32")
+    (point,) = load_experiment("quick", {"tree": "[[8, [2, 3]]]"}, "--set").points("cpu", "float32")
     assert (point.tree, point.n_s, point.batch_size) == (((8, (2, 3)),), None, 2)
 
 

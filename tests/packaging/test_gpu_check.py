@@ -51,6 +51,7 @@ def test_a_rehearsal_does_every_step_and_leaves_one_file_to_send(tmp_path: Path)
     assert "works here, right against float64: naive" in done.stdout
     assert "  cudnn: unavailable: " in done.stdout
     steps = json.loads((tmp_path / "check" / "steps.json").read_text())
+    steps = [step for step in steps if step["step"] != "nvidia-smi"]  # where there is one
     assert [step["step"] for step in steps] == ["first", "doctor", "tests", "table3-gpu", "gpu-kernels"]
     assert steps[0]["seconds"] < 60
     with tarfile.open(tmp_path / "check.tar.gz") as archive:

@@ -98,6 +98,8 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
                 hint = f" ({sent})" if answer.status in (401, 403) else ""
                 raise LoadError(f"{shown}/models answers with status {answer.status}: {message(text)}{hint}")
     except aiohttp.ClientConnectorError as error:
+        if isinstance(error, aiohttp.ClientSSLError):
+            raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {explain(error)}") from None
         raise LoadError(
             f"nothing answers at {error.host}:{error.port} ({error.strerror or error.os_error}); start a server there "
             "(chunkbench serve MODEL), or give another address"
