@@ -6,7 +6,7 @@ from torch.backends.cuda import can_use_flash_attention
 from torch.nn.attention import SDPBackend
 
 from chunkbench.baselines.contract import YES, Answer, Style
-from chunkbench.baselines.sdpa import Sdpa, runs_on_gpu, small_call
+from chunkbench.baselines.sdpa import Sdpa, accepted
 from chunkbench.experiment.point import AttentionPoint
 
 
@@ -28,6 +28,4 @@ class FlashAttn(Sdpa):
             return Answer(False, "PyTorch's FlashAttention takes float16 or bfloat16 on CUDA", "set dtype: float16")
         if point.device == "cuda" and not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts need a mask, and PyTorch's FlashAttention takes none on CUDA")
-        if runs_on_gpu(point) and not can_use_flash_attention(small_call(point)):
-            return Answer(False, f"PyTorch's FlashAttention refuses {point.dtype} heads of {point.head_dim} here")
-        return YES
+        return accepted(point, can_use_flash_attention, "FlashAttention")

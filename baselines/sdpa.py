@@ -5,6 +5,8 @@ Its FlashAttention backend, one of the paper's baselines, is in `flash_attn.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_efficient_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -51,17 +53,17 @@ class Sdpa(Implementation):
         return f"torch {torch.__version__}"
 
 
-def runs_on_gpu(point: AttentionPoint) -> bool:
-    """Whether PyTorch can be asked what it accepts for a point."""
-    return point.device == "cuda" and torch.cuda.is_available()
-
-
-def small_call(point: AttentionPoint) -> SDPAParams:
-    """A small call with the point's dtype and head shape, to ask PyTorch whether a backend accepts it."""
+def accepted(point: AttentionPoint, accepts: Callable[[SDPAParams], bool], name: str) -> Answer:
+    """Whether PyTorch's backend `name` accepts a point on this GPU: `accepts` is asked with a small call of its dtype
+    and head shape. Yes where there is no GPU to ask."""
+    if point.device != "cuda" or not torch.cuda.is_available():
+        return YES
     dtype = getattr(torch, point.dtype)
     q = torch.empty((1, point.kv_heads, point.heads // point.kv_heads, point.head_dim), dtype=dtype, device="cuda")
     k = torch.empty((1, point.kv_heads, 32, point.head_dim), dtype=dtype, device="cuda")
-    return SDPAParams(q, k, k, None, 0.0, False, False)
+    if accepts(SDPAParams(q, k, k, None, 0.0, False, False)):
+        return YES
+    return Answer(False, f"PyTorch's {name} refuses {point.dtype} heads of {point.head_dim} here")
 
 
 class SdpaEfficient(Sdpa):
@@ -71,10 +73,7 @@ class SdpaEfficient(Sdpa):
     backend = SDPBackend.EFFICIENT_ATTENTION
 
     def supports(self, point: AttentionPoint) -> Answer:
-        if runs_on_gpu(point) and not can_use_efficient_attention(small_call(point)):
-            reason = f"PyTorch's memory-efficient attention refuses {point.dtype} heads of {point.head_dim} here"
-            return Answer(False, reason)
-        return YES
+        return accepted(point, can_use_efficient_attention, "memory-efficient attention")
 
 
 class Cudnn(Sdpa):
@@ -86,9 +85,8 @@ class Cudnn(Sdpa):
     def supports(self, point: AttentionPoint) -> Answer:
         if not isinstance(point.n_p, int):
             return Answer(False, "ragged prompts need a mask, and this adapter passes none to cuDNN")
-        if runs_on_gpu(point) and not can_use_cudnn_attention(small_call(point)):
-            return Answer(False, f"PyTorch's cuDNN attention refuses {point.dtype} heads of {point.head_dim} here")
-        return gpu.half_precision(point, "cuDNN")
+        answer = accepted(point, can_use_cudnn_attention, "cuDNN attention")
+        return gpu.half_precision(point, "cuDNN") if answer.ok else answer
 
     def package_version(self) -> str:
         cudnn = torch.backends.cudnn.version()

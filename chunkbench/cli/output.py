@@ -127,6 +127,16 @@ def command_line() -> list[str]:
     return ["chunkbench", *(word.encode(errors="replace").decode() for word in sys.argv[1:])]
 
 
+def typed_command() -> list[str]:
+    """`command_line` as it can be typed here, also where the environment of `chunkbench` is not active."""
+    program = ["chunkbench"]
+    if Path(sys.argv[0]).name == "__main__.py":
+        program = [sys.executable, "-m", "chunkbench"]
+    elif shutil.which("chunkbench") is None:
+        program = [sys.argv[0]]
+    return [*program, *command_line()[1:]]
+
+
 def run_exit_code(statuses: Iterable[Status]) -> int:
     """Exit code of a command whose cases have these statuses: 3 if a case failed or none was measured, else 0."""
     from chunkbench.store.results import FAILED, MEASURED

@@ -85,10 +85,7 @@ def command(
         fail(error)
     stats = sharing(groups, chunk_size, n_c)
     if experiment is not None:
-        try:
-            forests = [forest_of(group[:MOST_SEQUENCES]) for group in groups.values()]
-        except ValueError as error:
-            fail(f"{experiment} is not written: {error}")
+        forests = [forest_of(group[:MOST_SEQUENCES]) for group in groups.values()]
         write_experiment(experiment, as_experiment(stats, forests, shape, chunk_size, max(1, n_c)))
         click.echo(f"wrote {experiment}; measure it: chunkbench run {experiment}", err=True)
     if trace is not None:

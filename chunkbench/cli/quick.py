@@ -120,13 +120,9 @@ def _of_prompts(paths: tuple[Path, ...], tokenizer: str | None) -> tuple[dict[st
         fail(f"{', '.join(map(str, paths))}: no prompt in it")
     name, prompts = max(groups.items(), key=lambda group: len(group[1]))
     chosen = prompts[:MOST_SEQUENCES]
-    try:
-        tree = json.dumps(forest_of(chosen))
-    except ValueError as error:
-        fail(f"{name}: {error}")
     part = f" of {len(prompts):,}" if len(chosen) < len(prompts) else ""
     group = f" in {name}, the largest of {len(groups)} groups" if len(groups) > 1 else ""
     shortest, longest = min(map(len, chosen)), max(map(len, chosen))
     lengths = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
     told = f"{count(len(chosen), 'prompt')}{part}{group}, of {lengths} tokens, with what they share"
-    return {"tree": tree}, told
+    return {"tree": json.dumps(forest_of(chosen))}, told

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from chunkbench.cli.options import gathered
-from chunkbench.cli.output import command_line, fail, open_page, run_exit_code, stderr_log
+from chunkbench.cli.output import fail, open_page, run_exit_code, stderr_log, typed_command
 from chunkbench.cli.placing import Placing, placing_options
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def command(
     except RunError as error:
         fail(f"{error}, or choose another folder with --out")
     if outcome.interrupted:
-        click.echo(f"interrupted; to continue:\n  {shlex.join(command_line())}", err=True)
+        click.echo(f"interrupted; to continue:\n  {shlex.join(typed_command())}", err=True)
         ctx.exit(130)
     ctx.exit(run_exit_code(case.status for run in outcome.runs for case in run.cases))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -13,7 +11,16 @@ import click
 
 from chunkbench.cli.choosing import Changes, choose_experiment, parse_list
 from chunkbench.cli.options import gathered
-from chunkbench.cli.output import RUNS, OutputFormat, command_line, new_run, open_page, run_exit_code, screen
+from chunkbench.cli.output import (
+    RUNS,
+    OutputFormat,
+    command_line,
+    new_run,
+    open_page,
+    run_exit_code,
+    screen,
+    typed_command,
+)
 from chunkbench.cli.placing import Placing, placing_options
 
 
@@ -157,11 +164,7 @@ def command(
 
 def _resume_command(out: Path) -> str:
     """The command line that resumes this run."""
-    words = command_line()
-    if Path(sys.argv[0]).name == "__main__.py":
-        words[:1] = [sys.executable, "-m", "chunkbench"]
-    elif shutil.which("chunkbench") is None:  # its environment is not active
-        words[0] = sys.argv[0]
+    words = typed_command()
     if "--resume" not in words:
         words.append("--resume")
     if not any(word == "--out" or word.startswith("--out=") for word in words):

@@ -86,6 +86,12 @@ def command(
 
     if trees is None and (at, token_time, most) != (None, None, None):
         raise click.UsageError("--at, --token-time and --most belong to --trees")
+    if experiment is not None:
+        if is_stream(path):
+            fail(f"{path} is no file; a replay reads the trace again: save it first")
+        if not is_text(str(path)):
+            fail(f"{path}: the name is not UTF-8, and an experiment is; rename the file")
+        experiment = new_experiment(experiment)
     try:
         trace = read_traffic(path)
     except TraceError as error:
@@ -95,11 +101,6 @@ def command(
     if trees is not None:
         _write_forest(trees, trace, _TOKEN_S if token_time is None else token_time, at, most)
     if experiment is not None:
-        if is_stream(path):
-            fail(f"{path} is no file; a replay reads the trace again: save it first")
-        if not is_text(str(path)):
-            fail(f"{path}: the name is not UTF-8, and an experiment is; rename the file")
-        experiment = new_experiment(experiment)
         write_experiment(experiment, as_experiment(path, numbers, trace.block_tokens))
         click.echo(f"wrote {experiment}; replay it: chunkbench run {experiment}", err=True)
     show(document(path.name, trace.format, trace.block_tokens, numbers, trace.notes), form)

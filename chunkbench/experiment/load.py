@@ -178,11 +178,10 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
             if not isinstance(block, dict):
                 continue
             block.pop(axis, None)
-            for other in _incompatible(axis, given.value, block):
-                if axis == "tree":
-                    if other not in overrides:  # else the forest says that one of both is too much
-                        block.pop(other, None)
-                elif other in block:
+            for other in _stated(axis, given.value) - overrides.keys():  # of both given, the forest refuses one
+                block.pop(other, None)
+            for other in _incompatible(axis, block):
+                if other in block:
                     at = document.mark((*path, other), key=True)
                     message = f"cannot be used together with {other} in {at}"
                     document.problems.append(Problem(place, 0, 0, message, axis))
@@ -192,12 +191,17 @@ def _override(document: YamlDocument, overrides: Mapping[str, str], option: str)
             document.put(("defaults", axis), given)
 
 
-def _incompatible(axis: str, raw: object, block: Mapping[str, Any]) -> tuple[str, ...]:
+def _stated(axis: str, raw: object) -> set[str]:
+    """The axes that an overriding tree states."""
+    if axis != "tree":
+        return set()
+    return {"n_s", "prompts", "batch_size", *(["n_p"] if _lists_lengths(raw) else [])}
+
+
+def _incompatible(axis: str, block: Mapping[str, Any]) -> tuple[str, ...]:
     """The axes of a block that an overriding value cannot stand beside."""
     if axis == "n_p":
         return ("tree",) if _lists_lengths(block.get("tree")) else ()
-    if axis == "tree":
-        return ("n_s", "prompts", "batch_size", *(["n_p"] if _lists_lengths(raw) else []))
     return ("tree",) if axis in ("n_s", "prompts") else ()
 
 

@@ -14,7 +14,8 @@ from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count
 
 MOST_SEQUENCES = 32
-"""Prompts of a group that an experiment has at most: the paper's batch size."""
+"""Prompts of a group that an experiment has at most: the paper's batch size. Their forest has fewer levels than a tree
+may have."""
 
 
 def document(groups: Sequence[Sharing], shape: LlamaShape, chunk_size: int, n_c: int) -> Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 import pytest
 
 from chunkbench.cli.main import cli
-from chunkbench.cli.output import colour_wanted, explain, run_exit_code, write_experiment, write_text
+from chunkbench.cli.output import colour_wanted, explain, run_exit_code, typed_command, write_experiment, write_text
 from chunkbench.store import RunError
 
 
@@ -73,3 +74,19 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
             write_text(Path("/dev/full"), "text")
     assert path.read_text() == "new"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["e.yaml", "link"]
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "typed"),
+    [
+        ("/env/bin/chunkbench", "/env/bin/chunkbench", ["chunkbench", "run", "x"]),
+        (".venv/bin/chunkbench", None, [".venv/bin/chunkbench", "run", "x"]),
+        ("/lib/chunkbench/__main__.py", None, [sys.executable, "-m", "chunkbench", "run", "x"]),
+    ],
+)
+def test_a_command_to_continue_can_be_typed(
+    started: str, on_path: str | None, typed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [started, "run", "x"])
+    monkeypatch.setattr("shutil.which", lambda name: on_path)
+    assert typed_command() == typed

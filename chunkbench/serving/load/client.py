@@ -97,14 +97,12 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
                 sent = "the key in OPENAI_API_KEY was sent" if key else "OPENAI_API_KEY holds no key to send"
                 hint = f" ({sent})" if answer.status in (401, 403) else ""
                 raise LoadError(f"{shown}/models answers with status {answer.status}: {message(text)}{hint}")
-    except aiohttp.ClientConnectorError as error:
-        if isinstance(error, aiohttp.ClientSSLError):
-            raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {explain(error)}") from None
-        raise LoadError(
-            f"nothing answers at {error.host}:{error.port} ({error.strerror or error.os_error}); start a server there "
-            "(chunkbench serve MODEL), or give another address"
-        ) from None
     except (*_FAILURES, TimeoutError) as error:
+        if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+            raise LoadError(
+                f"nothing answers at {error.host}:{error.port} ({error.strerror or error.os_error}); start a server "
+                "there (chunkbench serve MODEL), or give another address"
+            ) from None
         raise LoadError(f"{shown}: no server of OpenAI's protocol answers: {explain(error)}") from None
     try:
         models = Models.model_validate(from_json(text)).data
