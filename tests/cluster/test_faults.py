@@ -117,7 +117,6 @@ def test_ctrl_c_keeps_what_is_finished(many: tuple[Raylets, Fleet], tmp_path: Pa
     keys_once(outcome.run, 12)
 
 
-@pytest.mark.slow
 def test_a_machine_that_joins_takes_part(many: tuple[Raylets, Fleet], tmp_path: Path) -> None:
     raylets, fleet = many
     seconds = raylets.folder / "seconds"
