@@ -121,6 +121,13 @@ Examples:
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free port.")
+@click.option(
+    "--shutdown-timeout",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    help="Most seconds after SIGTERM or Ctrl-C in which running requests are answered.",
+)
 @click.option("--served-name", help="The model's name in requests.  [default: MODEL, or its folder's name]")
 @click.option(
     "--log",
@@ -153,6 +160,7 @@ def command(
     max_waiting: int,
     host: str,
     port: int,
+    shutdown_timeout: int,
     served_name: str | None,
     log: Path | None,
 ) -> None:
@@ -162,7 +170,8 @@ def command(
     small trained model. The name of another shape, or the path of a config.json, gets random weights. Routes:
     /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
-    On SIGTERM or Ctrl-C the server finishes running requests, then exits. Exit code 1 if the engine breaks.
+    On SIGTERM or Ctrl-C the server finishes running requests, as long as --shutdown-timeout says, then exits. Exit
+    code 1 if the engine breaks.
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -191,7 +200,7 @@ def command(
         from chunkbench.serving.server.app import ServerOptions
         from chunkbench.serving.server.build import ModelChoice, build_backend, text_of
         from chunkbench.serving.server.records import Log
-        from chunkbench.serving.server.run import bind, run
+        from chunkbench.serving.server.run import EVERYWHERE, bind, run
         from chunkbench.serving.server.text import CheckpointTokenizer
     try:
         policy = None if heads is None else read_heads(heads).policy(window, compress)
@@ -216,13 +225,14 @@ def command(
         fail(error)
     name = text_of(served_name or choice.name)
     address, bound = listening.getsockname()[:2]
-    where = f"[{address}]" if ":" in address else address
+    where = "localhost" if host in EVERYWHERE else f"[{address}]" if ":" in address else address
+    also = ", on all addresses of this machine" if host in EVERYWHERE else ""
 
     def announce() -> None:
-        _say(f"{name} is served at http://{where}:{bound}/v1 (Ctrl-C ends it)")
+        _say(f"{name} is served at http://{where}:{bound}/v1{also} (Ctrl-C ends it)")
 
     options = ServerOptions(name, room, max_waiting, constrained, compiled)  # type: ignore[arg-type]
-    if not run(backend, options, text, listening, records, announce):
+    if not run(backend, options, text, listening, records, announce, shutdown_timeout):
         context.exit(1)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -12,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chunkbench.kvcache.tokens import alike
-from chunkbench.serving.constrained.automaton import BEGIN, Automaton
-from chunkbench.serving.constrained.recent import Recent
+from chunkbench.serving.constrained.template import Place
+from chunkbench.serving.constrained.vocabulary import Vocabulary, whole_characters
 from chunkbench.serving.engine.request import Forced
 
 Method = Literal["mask", "interleaved", "jump", "jump-retokenize", "forced-tokens"]
-Masks = Recent[tuple[int, int], NDArray[np.int32]]
-"""(number of an automaton, state) -> its mask."""
 
 
 @dataclass
@@ -45,13 +42,20 @@ class Work:
         return {**vars(self), "compile_s": compile_s, "spans": spans}
 
 
-class Matcher(ABC):
-    """Follows a constraint, and counts what it does. It fulfils `engine.request.Matcher`."""
+class Matcher:
+    """Follows a constraint by masks, and counts what it does. It fulfils `engine.request.Matcher`.
+
+    llguidance judges all methods: it knows the whole answer, and nothing is written that it does not accept.
+    """
 
     rewrites = False
 
-    def __init__(self) -> None:
+    def __init__(self, state: Any, vocabulary: Vocabulary) -> None:
+        """`state`: an LLMatcher of this answer alone."""
         self.work = Work()
+        self._state = state
+        self._vocabulary = vocabulary
+        self._stuck = False
 
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
@@ -78,49 +82,34 @@ class Matcher(ABC):
         return found
 
     @property
-    @abstractmethod
     def complete(self) -> bool:
         """Whether the answer is one that follows the constraint, and nothing may come after it."""
-
-    @property
-    @abstractmethod
-    def error(self) -> str:
-        """Why no token can come next: a limit was reached. Empty if one can."""
-
-    @abstractmethod
-    def _allow(self, bits: NDArray[np.int32]) -> None: ...
-
-    @abstractmethod
-    def _accept(self, token: int) -> None: ...
-
-    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        return None
-
-
-class GrammarMatcher(Matcher):
-    """Masks by llguidance."""
-
-    def __init__(self, state: Any) -> None:
-        """`state`: an LLMatcher of this answer alone."""
-        super().__init__()
-        self._state = state
-
-    @property
-    def complete(self) -> bool:
-        return bool(self._state.is_stopped())
+        return bool(self._state.is_stopped()) and not self._state.is_error()  # an error stops it, too
 
     @property
     def error(self) -> str:
-        return str(self._state.get_error())
+        """Why no token can come next. Empty if one can."""
+        error = " ".join(self._state.get_error().partition("<state>")[0].split())
+        return error or "the model has no token that goes on with this text" * self._stuck
 
     def _allow(self, bits: NDArray[np.int32]) -> None:
         self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if self._state.is_error():
+            bits[:] = 0
+        self._stuck = not bits.any()
 
     def _accept(self, token: int) -> None:
         self._state.consume_token(token)
 
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        return None
 
-class ForcedTokensMatcher(GrammarMatcher):
+    def _write(self, tokens: Sequence[int]) -> bool:
+        """Go on by tokens, if llguidance accepts all of them; else nothing changes."""
+        return self._state.validate_tokens(tokens) == len(tokens) and bool(self._state.consume_tokens(tokens))
+
+
+class ForcedTokensMatcher(Matcher):
     """Appends tokens that the constraint leaves no choice about, as llguidance finds them.
 
     The last one of a text stays open where it may merge with what follows.
@@ -128,106 +117,65 @@ class ForcedTokensMatcher(GrammarMatcher):
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
         tokens: list[int] = []
-        while found := self._state.compute_ff_tokens():
-            self._state.consume_tokens(found)
+        while (found := self._state.compute_ff_tokens()) and self._write(found):
             tokens += found
         return Forced(len(answer), tokens) if tokens else None
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokens of a model."""
+class JumpMatcher(Matcher):
+    """Appends the bytes that leave no choice, by their canonical tokens.
 
-    library: Any
-    """An LLTokenizer."""
-    lengths: NDArray[np.int32]
-    """[token] bytes of its text; 0 for special ones."""
+    They are a compressed edge of the constraint's automaton over bytes: consecutive edges, each the only one of its
+    state, where the end counts as an edge of a state in which the text may end (SGLang's paper, section 4 and
+    appendix B). llguidance makes this automaton while an answer walks it.
+    """
 
-    @classmethod
-    def of(cls, library: Any) -> Vocabulary:
-        """Takes some 20 ms."""
-        texts = (b"" if library.is_special_token(n) else library.decode_bytes([n]) for n in range(library.vocab_size))
-        return cls(library, np.array([len(text) for text in texts], np.int32))
+    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
+        text = self._text()
+        return self._append(answer, text) if text else None
 
-    def text(self, tokens: Sequence[int]) -> bytes:
-        """Without special tokens."""
-        text: bytes = self.library.decode_bytes([token for token in tokens if self.lengths[token]])
-        return text
+    def _text(self) -> bytes:
+        """What must follow, as far as there is no choice: whole characters, most often none."""
+        return whole_characters(self._state.compute_ff_bytes())
 
-    def of_text(self, text: bytes) -> list[int]:
-        """The canonical tokens of a text."""
-        tokens: list[int] = self.library.tokenize_bytes(text)
+    def _append(self, answer: Sequence[int], text: bytes) -> Forced | None:
+        """Write a text after the answer, by its canonical tokens."""
+        tokens = self._tokens(text)
+        return Forced(len(answer), tokens) if tokens and self._write(tokens) else None
+
+    def _tokens(self, text: bytes) -> list[int]:
+        """The canonical tokens of a text; none if they write another one."""
+        began = perf_counter()
+        tokens = self._vocabulary.of_text(text)
+        if self._vocabulary.text(tokens) != text:
+            tokens = []
+        self.work.retokenize_s += perf_counter() - began
         return tokens
 
 
-class RegexMatcher(GrammarMatcher):
-    """Follows the automaton of a regular expression: in a state that was there before, the mask is known.
+class InterleavedMatcher(JumpMatcher):
+    """Appends the fixed texts of a template, and lets the model fill the gaps between them."""
 
-    llguidance learns of the tokens when a mask is not.
-    """
-
-    def __init__(self, state: Any, vocabulary: Vocabulary, automaton: Automaton, masks: Masks) -> None:
-        """`masks` belongs to all matchers of a server."""
-        super().__init__(state)
-        self._vocabulary = vocabulary
-        self._automaton = automaton
-        self._masks = masks
-        self._place = BEGIN
-        self._answer: list[int] = []
-        self._consumed: list[int] = []
-        """What llguidance knows of the answer."""
-
-    @property
-    def complete(self) -> bool:
-        return self._automaton.complete(self._place)
-
-    @property
-    def matches(self) -> bool:
-        """Whether the answer may end here."""
-        return self._automaton.ends(self._place)
-
-    def _allow(self, bits: NDArray[np.int32]) -> None:
-        key = self._automaton.number, self._place
-        known = self._masks.get(key)
-        if known is not None:
-            bits[:] = known
-            return
-        self._catch_up()
-        super()._allow(bits)
-        self._masks.keep(key, bits.copy())
-
-    def _catch_up(self) -> None:
-        """Let llguidance know the answer."""
-        common = alike(self._consumed, self._answer)
-        if common < len(self._consumed):
-            self._state.rollback(len(self._consumed) - common)
-        self._state.consume_tokens(self._answer[common:])
-        self._consumed = self._answer.copy()
+    def __init__(self, state: Any, vocabulary: Vocabulary, place: Place) -> None:
+        super().__init__(state, vocabulary)
+        self._place = place
 
     def _accept(self, token: int) -> None:
-        self._answer.append(token)
-        self._place = self._automaton.walk(self._place, self._vocabulary.text([token]))
+        super()._accept(token)
+        self._place.walk(self._vocabulary.text([token]))
 
-    def _append(self, text: bytes) -> Forced:
-        """Write a text behind the answer, by its canonical tokens."""
-        began, kept = perf_counter(), len(self._answer)
-        tokens = self._vocabulary.of_text(text)
-        self.work.retokenize_s += perf_counter() - began
-        self._answer += tokens
-        self._place = self._automaton.walk(self._place, text)
-        return Forced(kept, tokens)
+    def _text(self) -> bytes:
+        return whole_characters(self._place.rest)
 
-
-class JumpMatcher(RegexMatcher):
-    """Appends the text of a compressed edge, by its canonical tokens."""
-
-    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        text = self._automaton.jump(self._place)
-        return self._append(text) if text else None
+    def _append(self, answer: Sequence[int], text: bytes) -> Forced | None:
+        found = super()._append(answer, text)
+        if found:
+            self._place.walk(text)
+        return found
 
 
-class RetokenizingMatcher(RegexMatcher):
-    """Appends the text of a compressed edge, and writes the whole answer with the tokens that it then has.
+class RetokenizingMatcher(JumpMatcher):
+    """Appends the bytes that leave no choice, and writes the whole answer with the tokens that it then has.
 
     The last token stays open where it may merge with what follows.
     """
@@ -235,88 +183,38 @@ class RetokenizingMatcher(RegexMatcher):
     rewrites = True
 
     def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        text = self._automaton.jump(self._place)
+        text = self._text()
         if not text:
             return None
-        began = perf_counter()
-        written = self._vocabulary.text(answer)
-        tokens = self._vocabulary.of_text(written + text)
-        whole = self._vocabulary.text(tokens) == written + text
-        self.work.retokenize_s += perf_counter() - began
-        last = self._vocabulary.text(tokens[-1:])
-        if len(last) == len(text) and self._longest(self._answer, self._place) > len(last):
+        tokens = self._tokens(self._vocabulary.text(answer) + text)
+        last = len(self._vocabulary.text(tokens[-1:]))
+        if not tokens or len(tokens) > most:  # it does not fit in other tokens: what was written stays
+            return self._append(answer, text)
+        if last == len(text) and self._longest() > last:
             return None  # nothing but the last token is new
-        if len(tokens) > most or not whole:
-            # It does not fit in other tokens, or the tokenizer changes texts: what was written stays.
-            return self._append(text)
-        place = self._automaton.walk(self._place, text)
-        if len(last) < len(text):
-            before = self._automaton.walk(self._place, text[: -len(last)])
-            if self._longest(tokens[:-1], before) > len(last):
-                tokens, place = tokens[:-1], before
-        self._answer, self._place = tokens, place
+        written = answer
+        if last < len(text) and self._rewrite(answer, tokens[:-1]):
+            written = tokens[:-1]
+            if self._longest() > last:
+                tokens = tokens[:-1]
+        if not self._rewrite(written, tokens):
+            self._rewrite(written, answer)
+            return self._append(answer, text)
         kept = alike(answer, tokens)
         return Forced(kept, tokens[kept:])
 
-    def _longest(self, answer: list[int], place: int) -> int:
-        """Bytes of the longest token that may follow an answer, which leads to a place. The answer may then be this."""
-        known = self._automaton.longest.get(place)
-        if known is None:
-            self._answer, self._place = answer, place  # for the mask
-            bits = np.empty(-(-len(self._vocabulary.lengths) // 32), np.int32)
-            self._allow(bits)
-            allowed = np.unpackbits(bits.view(np.uint8), count=len(self._vocabulary.lengths), bitorder="little")
-            known = self._automaton.longest[place] = int((self._vocabulary.lengths * allowed).max())
-        return known
+    def _rewrite(self, old: Sequence[int], new: Sequence[int]) -> bool:
+        """Put other tokens in the place of those of an answer, if llguidance accepts them; else nothing changes."""
+        common = alike(old, new)
+        if common < len(old):
+            self._state.rollback(len(old) - common)
+        if self._write(new[common:]):
+            return True
+        self._state.consume_tokens(old[common:])
+        return False
 
-
-@dataclass(frozen=True)
-class Gap:
-    """A gap of a template, and the fixed text behind it."""
-
-    matcher: Callable[[], RegexMatcher]
-    """Follows the gap and the first character behind it."""
-    rest: Sequence[int]
-    """Tokens of the fixed text without its first character."""
-    last: bool
-    """Whether no text is fixed behind it: the answer ends with the gap."""
-
-
-class InterleavedMatcher(Matcher):
-    """Fills the gaps of a template one after the other; the fixed text between them is appended.
-
-    A gap ends with the first character of the text behind it, where the gap may end there.
-    """
-
-    def __init__(self, begin: Sequence[int], gaps: Sequence[Gap]) -> None:
-        """`begin`: tokens of the fixed text before the first gap. Without a gap it is the whole answer."""
-        super().__init__()
-        self._fixed = list(begin)
-        """Tokens of the fixed text that is next; empty inside a gap."""
-        self._gaps = list(gaps)
-        self._begin_gap()
-
-    def _begin_gap(self) -> None:
-        if self._gaps:
-            self._gap = self._gaps[0].matcher()
-
-    @property
-    def complete(self) -> bool:
-        return not self._fixed and (not self._gaps or (self._gaps[0].last and self._gap.complete))
-
-    @property
-    def error(self) -> str:
-        return self._gap.error
-
-    def _allow(self, bits: NDArray[np.int32]) -> None:
-        self._gap._allow(bits)
-
-    def _accept(self, token: int) -> None:
-        self._gap._accept(token)
-        if not self._gaps[0].last and self._gap.matches:
-            self._fixed = list(self._gaps.pop(0).rest)
-            self._begin_gap()
-
-    def _forced(self, answer: Sequence[int], most: int) -> Forced | None:
-        tokens, self._fixed = self._fixed, []
-        return Forced(len(answer), tokens) if tokens else None
+    def _longest(self) -> int:
+        """Bytes of the longest token that may come next."""
+        bits = np.frombuffer(self._state.compute_bitmask(), np.uint8)
+        lengths = self._vocabulary.lengths
+        return int((lengths * np.unpackbits(bits, count=len(lengths), bitorder="little")).max())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _ESCAPE = r"\\(?:[pP](?:\{[^}]*\}|.)|[xuU](?:\{[^}]*\}|[0-9A-Fa-f]+)|.)"
 _CLASS = rf"\[\^?\]?(?:\[:\^?\w+:\]|{_ESCAPE}|[^\]\\])*\]"
@@ -52,3 +53,41 @@ def _end_of_atom(regex: str, place: int) -> int:
         place = atom.end()
         if depth <= 0 or place == len(regex):
             return place
+
+
+class Gap(NamedTuple):
+    """A gap, and the fixed text after it."""
+
+    state: Any
+    """An LLMatcher of bytes, to be copied: it follows the gap and the first character of the text."""
+    text: bytes
+    """The fixed text without its first character."""
+    last: bool
+    """Whether no fixed text follows: the gap goes on to the end."""
+
+
+class Place:
+    """Where a text is in a template. A gap ends with the first character of the next fixed text, where it may end."""
+
+    def __init__(self, begin: bytes, gaps: Sequence[Gap]) -> None:
+        """`begin`: the fixed text before the first gap."""
+        self.rest = begin
+        """What remains of the fixed text that the place is in; empty inside a gap."""
+        self._gaps = list(gaps)
+        self._begin_gap()
+
+    def _begin_gap(self) -> None:
+        self._gap = self._gaps[0].state.deep_copy() if self._gaps else None
+
+    def walk(self, text: bytes) -> None:
+        """Go on by a text. Where it leaves the template, nothing is fixed any more."""
+        for byte in text:
+            if self.rest:
+                fixed, self.rest = self.rest[0], self.rest[1:]
+                if byte != fixed:
+                    self.rest, self._gaps, self._gap = b"", [], None
+            elif self._gap is not None:
+                self._gap.consume_token(byte)
+                if not self._gaps[0].last and self._gap.is_accepting():
+                    self.rest = self._gaps.pop(0).text
+                    self._begin_gap()

@@ -169,7 +169,9 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestRefused."""
         self.check(request)
-        ends = request.stop_ids | (frozenset() if request.ignore_eos else self.model.eos_ids)
+        # A constraint allows an end of the text where the answer is whole, and nothing may follow it.
+        goes_on = request.ignore_eos and request.matcher is None
+        ends = request.stop_ids | (frozenset() if goes_on else self.model.eos_ids)
         sequence = Sequence(self._arrivals, request, list(request.prompt), ends)
         self._arrivals += 1
         begin = self._forced(sequence)

@@ -32,7 +32,7 @@ from chunkbench.serving.server.protocol import (
     usage,
 )
 from chunkbench.serving.server.records import Log, Metrics
-from chunkbench.serving.server.text import CheckpointTokenizer, StopSearch
+from chunkbench.serving.server.text import CheckpointTokenizer, StopSearch, TextStream
 from chunkbench.version import __version__
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class Server:
         self._check_name(body.model)
         asked = body.constraint()
         began = time.perf_counter()
-        matcher = None if asked is None else await self._matcher(*asked)
+        matcher = None if asked is None else await self._matcher(http, *asked)
         compile_s = time.perf_counter() - began
         request = body.request(f"{form.prefix}-{next(self._numbers)}", ids, max_tokens, matcher)
         self._text.check(body.stop)
@@ -190,7 +190,7 @@ class Server:
         if waiting >= self.options.max_waiting:
             self._metrics.requests.labels("refused").inc()
             raise ApiError(f"{waiting} requests wait already; try again later", 429, code="queue_full")
-        writer = _Writer(form, request.id, self.options.model, body.return_token_ids)
+        writer = _Writer(form, request.id, self.options.model, body.return_token_ids, int(time.time()))
         tokens = self._tokens(http, request, body.stop, received, matcher, compile_s)
         if body.stream:
             rewritten = matcher is not None and matcher.rewrites
@@ -206,12 +206,14 @@ class Server:
         text = "".join(pieces)
         return JSONResponse(writer.whole(answered, text, usage(len(ids), len(answered), answered[-1].cached_tokens)))
 
-    async def _matcher(self, field: str, constraint: Constraint) -> Matcher:
-        """The state of an answer that follows the constraint of a field. Raises ApiError."""
+    async def _matcher(self, http: HttpRequest, field: str, constraint: Constraint) -> Matcher:
+        """The state of an answer that follows the constraint of a field. Raises ApiError, ClientDisconnect."""
         known = self._grammars.known(constraint) if self._grammars is not None else None
         if known is not None:
             return known
         async with self._compiling:
+            if await http.is_disconnected():  # while others were compiled
+                raise ClientDisconnect
             return await asyncio.to_thread(self._compiled, field, constraint)
 
     def _compiled(self, field: str, constraint: Constraint) -> Matcher:
@@ -227,6 +229,13 @@ class Server:
         except ConstraintRefused as error:
             raise ApiError(f"the constraint cannot be followed: {error}", param=field) from None
 
+    def _stream(self, matcher: Matcher | None) -> TextStream:
+        """The text of an answer. One that follows a constraint is kept letter for letter: decoders may drop a first
+        space."""
+        if matcher is None or self._grammars is None:
+            return self._text.stream()
+        return TextStream(self._grammars.vocabulary.decode)
+
     async def _tokens(
         self,
         http: HttpRequest,
@@ -238,7 +247,7 @@ class Server:
     ) -> AsyncGenerator[tuple[Generated, str], None]:
         """The tokens of an answer, and the text that can be given with each; ends early if the client goes away.
         Raises ApiError if the engine breaks."""
-        text, search = self._text.stream(), StopSearch(stops)
+        text, search = self._stream(matcher), StopSearch(stops)
         arrived: asyncio.Queue[Generated | RequestFailed | BackendFailed | None] = asyncio.Queue()
         gone = asyncio.create_task(_disconnected(http))
         gone.add_done_callback(lambda _: arrived.put_nowait(None))
@@ -359,9 +368,10 @@ class _Writer:
     id: str
     model: str
     return_token_ids: bool
+    created: int
 
     def head(self, object: str) -> dict[str, Any]:
-        return {"id": self.id, "object": object, "created": int(time.time()), "model": self.model}
+        return {"id": self.id, "object": object, "created": self.created, "model": self.model}
 
     def event(self, tokens: list[Generated], text: str, first: bool, told: bool) -> dict[str, Any]:
         """An event of a stream. `told`: whether it tells the token ids."""

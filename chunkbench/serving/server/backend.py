@@ -146,7 +146,7 @@ class ChunkBackend:
                     _LOGGER.error("request %s failed: %s", failure.request, failure, exc_info=failure.__cause__)
                 if report.generated or report.failed:
                     self._tell(self._deliver, (*report.generated, *report.failed))
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             _LOGGER.exception("the engine broke")
             self._tell(self._fail, BackendFailed(f"the engine broke: {type(error).__name__}: {error}"))
 

@@ -16,6 +16,13 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+def _whole(value: Any) -> Any:
+    """16.0 as 16: to JSON both are the same number. Also in a list."""
+    if isinstance(value, list):
+        return [_whole(part) for part in value] if any(type(part) is float for part in value) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _as_list(stop: Any) -> Any:
     """One stop string as a list; an empty one asks for nothing."""
     return [stop] * bool(stop) if isinstance(stop, str) else stop
@@ -55,7 +62,9 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_nulls_out(cls, given: Any) -> Any:
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        return {name: _whole(value) for name, value in given.items() if value is not None}
 
     @model_validator(mode="after")
     def _refuse_others(self) -> Fields:
@@ -173,6 +182,12 @@ class RequestBody(Fields):
         **dict.fromkeys(("return_tokens_as_token_ids", "return_prompt_text", "watermarking"), (False,)),
         **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
         **dict.fromkeys(("logit_bias", "vllm_xargs", "kv_transfer_params"), ({},)),
+        **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "modalities": (["text"],),
+        "verbosity": ("medium",),
         **dict.fromkeys(("tools", "functions", "bad_words"), ([],)),
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         "suffix": ("",),
@@ -238,15 +253,7 @@ class CompletionBody(RequestBody):
 class ChatBody(RequestBody):
     """Body of /v1/chat/completions."""
 
-    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **RequestBody._neutral,
-        **dict.fromkeys(("add_special_tokens", "continue_final_message"), (False,)),
-        **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
-        "add_generation_prompt": (True,),
-        "documents": ([],),
-        "modalities": (["text"],),
-        "verbosity": ("medium",),
-    }
+    _neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {**RequestBody._neutral, "add_special_tokens": (False,)}
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None

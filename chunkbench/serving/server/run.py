@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import sys
@@ -19,6 +20,9 @@ SWITCH_S = 1e-4
 BACKLOG = 2048
 """Connections that may wait for the server: a burst of clients must not be turned away by the system."""
 
+EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of the machine; clients cannot connect to them everywhere."""
+
 
 class _Announcing(uvicorn.Server):
     """Says when it listens."""
@@ -34,7 +38,8 @@ class _Announcing(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises OSError."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    both = host in EVERYWHERE and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def run(
@@ -44,8 +49,10 @@ def run(
     listening: socket.socket,
     log: Log,
     announce: Callable[[], None],
+    shutdown_s: int,
 ) -> bool:
-    """Serve until SIGTERM or SIGINT; what runs is answered first. Closes the log. False if the engine broke."""
+    """Serve until SIGTERM or SIGINT; what runs is answered first, for `shutdown_s` seconds at most. Closes the log.
+    False if the engine broke."""
     # A thread that waits for Python's lock asks for it only after this time. The engine gives the lock up in every
     # operation of PyTorch; with Python's 5 ms it would wait that long whenever tokens are being sent.
     sys.setswitchinterval(SWITCH_S)
@@ -55,7 +62,18 @@ def run(
         web.should_exit = True
 
     server = Server(backend, options, text, log, ended)
-    web = _Announcing(uvicorn.Config(application(server), log_level="warning", access_log=False, lifespan="on"))
+    # uvicorn's own logging needs a standard output; its number of workers may come from the environment.
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    config = uvicorn.Config(
+        application(server),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        workers=1,
+        timeout_graceful_shutdown=shutdown_s,
+    )
+    web = _Announcing(config)
     web.announce = announce
     # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.
     previous = signal.signal(signal.SIGTERM, lambda *_: None)

@@ -71,7 +71,7 @@ class ChunkbenchServer(System):
     note: str = ""
 
     def availability(self, device: str) -> Answer:
-        needed = (*_NEEDED, "llguidance", "outlines_core") if self.constrained else _NEEDED
+        needed = (*_NEEDED, "llguidance") if self.constrained else _NEEDED
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             extras = "serving,constrained" if self.constrained else "serving"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -12,9 +12,6 @@ from chunkbench.analysis.constrained import JUMP, MASK, RETOKENIZE, answers
 from chunkbench.report.figures.style import plain
 from chunkbench.report.report import Report
 from chunkbench.store.serving_result import ConstrainedAnswers
-
-if TYPE_CHECKING:
-    from chunkbench.serving.constrained.automaton import Automaton
 
 SHOWN = (MASK, JUMP, RETOKENIZE)
 WRITERS = {"the model": "#FFFFFF", "the model, without a choice": "#F2C879", "appended": "#8CC6EC"}
@@ -31,46 +28,44 @@ class Written(NamedTuple):
     """[character] one of WRITERS."""
 
 
-def single_choices(automaton: Automaton, text: str) -> Iterator[bool]:
-    """[character] whether no other one could stand in its place, and the text could not end before it."""
-    from chunkbench.serving.constrained.automaton import BEGIN
+def single_choices(state: Any, text: str) -> Iterator[bool]:
+    """[character] whether no other one could stand in its place, and the text could not end before it.
 
-    state = BEGIN
+    `state`: of `follow_bytes`; it goes on by the text.
+    """
+    from chunkbench.serving.constrained.vocabulary import whole_characters
+
     for character in text:
-        yield bool(automaton.jump(state))
-        state = automaton.walk(state, character.encode())
+        yield bool(whole_characters(state.compute_ff_bytes()))
+        state.consume_tokens([*character.encode()])
 
 
 def written(report: Report) -> list[Written]:
-    """The first answer of each of some systems at the last point where they have one; none without outlines-core."""
+    """The first answer of each of some systems at the last point where they have one; none without llguidance."""
     found: dict[str, ConstrainedAnswers] = {}
     for group in report.groups:
         for name in SHOWN:
             told = answers(group.rows[name]) if name in group.rows else []
             if told and told[0].texts and told[0].spans:
                 found[name] = told[0]
-    automata = {regex: _automaton(regex) for regex in {entry.regex for entry in found.values()}}
-    return [
-        _written(report.columns.name(name), found[name], automata[found[name].regex]) for name in SHOWN if name in found
-    ]
+    return [_written(report.columns.name(name), found[name]) for name in SHOWN if name in found]
 
 
-def _automaton(regex: str) -> Automaton | None:
+def _single_choices(regex: str, text: str) -> list[bool]:
     # Imported here because it loads transformers, and most figures of servers have no answers with a constraint.
-    from chunkbench.serving.constrained.automaton import compile_regex
-    from chunkbench.serving.constrained.constraint import ConstraintRefused
+    from chunkbench.serving.constrained import ConstraintRefused
+    from chunkbench.serving.constrained.vocabulary import follow_bytes
 
     try:
-        return compile_regex(regex)
+        return [*single_choices(follow_bytes(regex), text)]
     except (ConstraintRefused, ModuleNotFoundError):
-        return None
+        return [False] * len(text)
 
 
-def _written(system: str, told: ConstrainedAnswers, automaton: Automaton | None) -> Written:
+def _written(system: str, told: ConstrainedAnswers) -> Written:
     text, spans = told.texts[0], told.spans[0]
-    single = [False] * len(text) if automaton is None else [*single_choices(automaton, text)]
     model, alone, appended = WRITERS
-    writers = [alone if choice else model for choice in single]
+    writers = [alone if choice else model for choice in _single_choices(told.regex, text)]
     for begin, end in spans:
         writers[begin:end] = [appended] * (end - begin)
     return Written(system, text, writers)

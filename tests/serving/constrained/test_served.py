@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 from starlette.testclient import TestClient
 
 from chunkbench.serving.constrained import Constraint, Grammars, Method
@@ -72,26 +73,38 @@ def test_a_stream_is_the_same_text(client: TestClient) -> None:
     assert re.fullmatch("[a-c]{5}-[0-9]{3}", whole)
 
 
-def test_constraints_are_compiled_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constraints_are_compiled_one_at_a_time_and_not_for_clients_that_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What each takes shows in the heap, which does not tell two apart."""
-    server, compiled, compiling, most = served(tmp_path, "mask"), Grammars._compile, 0, 0
+    server, compiled, compiling, most, made = served(tmp_path, "mask"), Grammars._compile, 0, 0, list[str]()
 
     def watched(grammars: Grammars, constraint: Constraint) -> Any:
         nonlocal compiling, most
         compiling += 1
         most = max(most, compiling)
+        made.append(constraint.text)
         time.sleep(0.02)
-        made = compiled(grammars, constraint)
+        found = compiled(grammars, constraint)
         compiling -= 1
-        return made
+        return found
 
     monkeypatch.setattr(Grammars, "_compile", watched)
 
-    async def together() -> None:
-        await asyncio.gather(*(server._matcher("regex", Constraint.of_regex(text * 3)) for text in "abcd"))
+    async def client(text: str) -> None:
+        async def receive() -> Any:
+            if text.islower():
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
 
-    asyncio.run(together())
-    assert most == 1
+        await server._matcher(Request({"type": "http"}, receive), "regex", Constraint.of_regex(text * 3))
+
+    async def together() -> list[BaseException | None]:
+        return await asyncio.gather(*map(client, "aBcDe"), return_exceptions=True)
+
+    ends = asyncio.run(together())
+    assert [type(end) for end in ends] == [type(None), ClientDisconnect, type(None), ClientDisconnect, type(None)]
+    assert (most, made) == (1, ["aaa", "ccc", "eee"])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from chunkbench.serving.engine import Engine, Model, Request
 from chunkbench.serving.engine.model import INTERFACE
@@ -61,11 +61,30 @@ def byte_tokenizer(merges: Sequence[str] = ()) -> Tokenizer:
     return tokenizer
 
 
+def sentencepiece_tokenizer() -> Tokenizer:
+    """Tokens as Llama 2 has them: letters and some words, `\u2581` for a space, and bytes for all else."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]
+    pairs = [("y", "e"), ("ye", "s"), ("\u2581", "yes"), ("n", "o"), ("\u2581", "no"), ('"', ":"), ('"', ",")]
+    names += [one + other for one, other in pairs]
+    model = models.BPE({name: n for n, name in enumerate(names)}, pairs, byte_fallback=True, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
 def write_byte_tokenizer(checkpoint: Path, merges: Sequence[str] = ()) -> Path:
     """Give a checkpoint a tokenizer of bytes, and a chat template of one line for each message. Returns its folder."""
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(merges))
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    tokenizer.save_pretrained(checkpoint)
+    return write_tokenizer(checkpoint, byte_tokenizer(merges))
+
+
+def write_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> Path:
+    """Give a checkpoint a tokenizer, and a chat template of one line for each message. Returns its folder."""
+    saved = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    saved.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    saved.save_pretrained(checkpoint)
     return checkpoint
 
 
