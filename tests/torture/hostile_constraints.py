@@ -1,11 +1,68 @@
-"""Constraints that no client should send: broken, huge, or such that they explode; and the odd values in them."""
+"""Constraints: such as clients send; and broken, huge ones, or such that explode, with odd values in them."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import string
 from typing import Any
+
+_PIECES = ("na", "nam", "name", "ye", "yes", "xy", "xyz", "ab", "abc", "ca", "12", "no", '":', '":"', '",', '","', '{"')
+"""Also tokens of the tests' tokenizers."""
+_PATTERNS = ("^[a-c]{1,4}$", "^[0-9]+$", "^(x|yy)z?$", '^[^"]{2}$', "^ab$|^cd$")
+
+
+def random_regex(rng: random.Random, depth: int = 3) -> str:
+    """Literals, classes, choices and repetitions over characters that stand for themselves as byte tokens."""
+    if depth == 0 or rng.random() < 0.3:
+        return rng.choice(
+            ["a", "xyz", "[a-f]", "[0-9]", "[A-Za-z0-9]", "-", "yes", "[0-9A-F]", *map(re.escape, _PIECES)]
+        )
+    parts = [random_regex(rng, depth - 1) for _ in range(rng.randrange(1, 4))]
+    kind = rng.randrange(3)
+    if kind == 0:
+        return "".join(parts)
+    if kind == 1:
+        return f"({'|'.join(parts)})"
+    low = rng.randrange(3)
+    return f"({parts[0]}){{{low},{low + rng.randrange(1, 3)}}}"
+
+
+def random_schema(chance: random.Random, depth: int = 3) -> Any:
+    """Keywords that validators agree about."""
+    low, names = chance.randrange(-9, 9), ["a", "b", 'a"b', "é", "$ref", "x y"]
+
+    def part() -> Any:
+        return random_schema(chance, depth - 1)
+
+    leaves: list[Any] = [
+        {"type": "boolean"},
+        {"type": "integer", "minimum": low, "maximum": low + chance.randrange(20)},
+        {"type": "integer", "multipleOf": chance.randrange(1, 6), "exclusiveMinimum": low},
+        {"type": "string", "minLength": chance.randrange(3), "maxLength": 3 + chance.randrange(3)},
+        {
+            "type": "string",
+            "pattern": chance.choice(["^[a-c]{1,4}$", r"^\d+$", "^(x|yy)z?$", '^[^"]{2}$', "^ab$|^cd$"]),
+        },
+        {"type": "string", "format": chance.choice(["date", "ipv4", "uuid", "path", "odd"]), "title": "t"},
+        {"enum": chance.sample([1, "x", None, 'q"', [1, "b"], {"a": 2}, "Cafe\u0301"], 2)},
+        {"type": ["integer", "null"], "maximum": low},
+    ]
+    if depth == 0 or chance.random() < 0.3:
+        return chance.choice(leaves)
+    properties = {name: part() for name in chance.sample(names, chance.randrange(1, 4))}
+    required = [name for name in properties if chance.random() < 0.6]
+    closed = {} if chance.random() < 0.3 else {"additionalProperties": False}
+    most = chance.randrange(1, 4)
+    nodes: list[Any] = [
+        {"type": "object", "properties": properties, "required": required, **closed},
+        {"type": "object", "properties": properties, "required": [*required, "more"]},
+        {"type": "array", "items": part(), "minItems": chance.randrange(most), "maxItems": most},
+        {"type": "array", "prefixItems": [part(), part()], "items": False},
+        {chance.choice(["anyOf", "allOf", "oneOf"]): [part(), part()]},
+    ]
+    return chance.choice(nodes)
 
 
 def regex(chance: random.Random) -> dict[str, Any]:

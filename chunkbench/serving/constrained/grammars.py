@@ -21,7 +21,7 @@ from chunkbench.serving.constrained.matchers import (
     RetokenizingMatcher,
 )
 from chunkbench.serving.constrained.recent import Recent
-from chunkbench.serving.constrained.schema import place_of_keys, without_notes
+from chunkbench.serving.constrained.schema import place_of_keys, prepared
 from chunkbench.serving.constrained.template import Gap, Part, Place, parts
 from chunkbench.serving.constrained.vocabulary import Vocabulary, follow_bytes, refusing
 
@@ -127,7 +127,7 @@ class Grammars:
 
     def _state(self, constraint: Constraint) -> Any:
         """An LLMatcher to be copied. Raises ConstraintRefused."""
-        schema = without_notes(json.loads(constraint.text)) if constraint.kind == "json" else None
+        schema = prepared(json.loads(constraint.text)) if constraint.kind == "json" else None
         with refusing("llguidance cannot read it"):  # such as JSON that is too deep
             if schema is None:
                 grammar = self._library.grammar_from_regex(_regex(constraint))

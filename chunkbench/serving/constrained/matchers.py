@@ -93,7 +93,8 @@ class Matcher:
         return error or "the model has no token that goes on with this text" * self._stuck
 
     def _allow(self, bits: NDArray[np.int32]) -> None:
-        self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        mask = np.frombuffer(self._state.compute_bitmask(), np.int32)[: len(bits)]
+        np.bitwise_and(mask, self._vocabulary.writable, out=bits)
         if self._state.is_error():
             bits[:] = 0
         self._stuck = not bits.any()

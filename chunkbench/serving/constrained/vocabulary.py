@@ -20,6 +20,12 @@ _SPACES = (
 )
 """Normalizers that lose nothing: SentencePiece's way to write a space."""
 
+_END = {
+    "content": "<|the end of an answer|>",
+    "special": True,
+    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+}
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -29,6 +35,8 @@ class Vocabulary:
     """An LLTokenizer."""
     lengths: NDArray[np.int32]
     """[token] bytes of its text; 0 for special ones."""
+    writable: NDArray[np.int32]
+    """[word] a bit for each token that the model has, as in a mask."""
 
     @classmethod
     def read(cls, tokenizer: str, size: int, ends: Collection[int]) -> Vocabulary:
@@ -40,13 +48,22 @@ class Vocabulary:
         import llguidance
 
         known = sorted(token for token in ends if token < size)
+        written = _writing(json.loads(tokenizer), size)
+        last = max(_ids(written), default=0)
+        if not known:  # llguidance needs an end; the model never chooses this one
+            last += 1
+            written["added_tokens"].append({**_END, "id": last})
         with refusing("llguidance cannot read the model's tokenizer"):
-            library = llguidance.LLTokenizer(
-                _writing(json.loads(tokenizer), size), n_vocab=size, eos_token=known or None
-            )
-        special = (n in known or library.is_special_token(n) for n in range(size))
-        texts = (b"" if none else library.decode_bytes([n]) for n, none in enumerate(special))
-        return cls(library, np.array([len(text) for text in texts], np.int32))
+            library = llguidance.LLTokenizer(json.dumps(written), n_vocab=max(size, last + 1), eos_token=known or last)
+        lengths = np.zeros(size, np.int32)
+        for token in range(size):
+            if token not in known and not library.is_special_token(token):
+                lengths[token] = len(library.decode_bytes([token]))
+        writable = np.zeros(-(-size // 32) * 32, np.uint8)
+        writable[:size] = 1
+        if not known:
+            writable[last:] = 0
+        return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32))
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """Without special tokens."""
@@ -76,7 +93,7 @@ def refusing(what: str) -> Iterator[None]:
         raise ConstraintRefused(f"{what}: {' '.join(str(error).split())}") from None
 
 
-def _writing(tokenizer: dict[str, Any], size: int) -> str:
+def _writing(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
     """A tokenizer.json that keeps each letter of a text, and has no tokens that the model lacks.
 
     A tokenizer that normalises texts (NFC, lower case) has no tokens for some of them, but the model can write them.
@@ -84,7 +101,14 @@ def _writing(tokenizer: dict[str, Any], size: int) -> str:
     lost = dict.fromkeys(("truncation", "padding", "post_processor"))
     added = [token for token in tokenizer.get("added_tokens") or () if token["id"] < size]
     model, normalizer = _within(tokenizer["model"], size), _lossless(tokenizer.get("normalizer"))
-    return json.dumps({**tokenizer, **lost, "added_tokens": added, "model": model, "normalizer": normalizer})
+    return {**tokenizer, **lost, "added_tokens": added, "model": model, "normalizer": normalizer}
+
+
+def _ids(tokenizer: dict[str, Any]) -> list[int]:
+    """Of all tokens of a tokenizer.json."""
+    vocabulary = tokenizer["model"]["vocab"]
+    own = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
+    return [*own, *(token["id"] for token in tokenizer["added_tokens"])]
 
 
 def _within(model: dict[str, Any], size: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -33,6 +34,11 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self.announce()
+
+
+def _no_cancelled(record: logging.LogRecord) -> bool:
+    """Answers that are cut because the time to shut down is over are counted in one line; no traceback of each."""
+    return not record.exc_info or record.exc_info[0] is not asyncio.CancelledError
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -73,6 +79,7 @@ def run(
         workers=1,
         timeout_graceful_shutdown=shutdown_s,
     )
+    logging.getLogger("uvicorn.error").addFilter(_no_cancelled)
     web = _Announcing(config)
     web.announce = announce
     # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.

@@ -8,7 +8,6 @@ import random
 import re
 import time
 from pathlib import Path
-from typing import get_args
 
 import jsonschema
 import pytest
@@ -20,7 +19,9 @@ from chunkbench.serving.constrained import Constraint, ConstraintRefused, Gramma
 from chunkbench.serving.constrained.constraint import ANY_OBJECT
 from chunkbench.serving.engine import Engine, EngineOptions, Model, Request, Sampling
 from chunkbench.serving.engine.model import INTERFACE, load_module
+from tests.serving.constrained.drawn import METHODS
 from tests.serving.engine.models import END, MERGES, VOCABULARY, byte_tokenizer, small_model
+from tests.torture.hostile_constraints import random_regex
 
 PROMPT = list(b"Answer: ")
 
@@ -98,25 +99,6 @@ def answers_and_ends(
             if made.finish:
                 ends[made.request] = made.finish
     return tokens, ends
-
-
-def random_regex(rng: random.Random, depth: int = 3) -> str:
-    """Literals, classes, choices and repetitions over characters that stand for themselves as byte tokens."""
-    if depth == 0 or rng.random() < 0.3:
-        return rng.choice(
-            ["a", "xyz", "[a-f]", "[0-9]", "[A-Za-z0-9]", "-", "yes", "[0-9A-F]", *map(re.escape, MERGES)]
-        )
-    parts = [random_regex(rng, depth - 1) for _ in range(rng.randrange(1, 4))]
-    kind = rng.randrange(3)
-    if kind == 0:
-        return "".join(parts)
-    if kind == 1:
-        return f"({'|'.join(parts)})"
-    low = rng.randrange(3)
-    return f"({parts[0]}){{{low},{low + rng.randrange(1, 3)}}}"
-
-
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -89,7 +89,7 @@ def test_tokens_that_the_model_lacks_write_nothing() -> None:
     tokenizer.add_tokens(["whole word"])
     for size in (tokenizer.get_vocab_size() + 8, tokenizer.get_vocab_size() - 1, END + 3, END + 1):
         vocabulary = Vocabulary.read(tokenizer.to_str(), size, {END})
-        assert vocabulary.library.vocab_size == size
+        assert vocabulary.library.vocab_size == len(vocabulary.lengths) == size
         tokens = vocabulary.of_text(b"a name, xyz, whole word")
         assert vocabulary.text(tokens) == b"a name, xyz, whole word"
         assert max(tokens) < size
@@ -99,3 +99,11 @@ def test_an_end_of_texts_has_no_text() -> None:
     tokenizer = byte_tokenizer(MERGES)
     vocabulary = Vocabulary.read(tokenizer.to_str(), tokenizer.get_vocab_size(), {END, 65})
     assert vocabulary.text([64, END, 65, 66]) == vocabulary.text([64, 66])
+
+
+@pytest.mark.parametrize("size", [END + 1 + len(MERGES), 300, 320, END + 2])
+def test_a_model_without_an_end_never_chooses_one(size: int) -> None:
+    vocabulary = Vocabulary.read(byte_tokenizer(MERGES).to_str(), size, ())
+    (end,) = vocabulary.library.eos_tokens
+    assert end >= size or not vocabulary.writable[end // 32] >> end % 32 & 1
+    assert vocabulary.decode(vocabulary.of_text(b"!a name")) == "!a name"
