@@ -40,7 +40,7 @@ class Constraint:
         if isinstance(schema, str):
             try:
                 schema = from_json(schema, allow_inf_nan=False)  # with a limit of depth
-            except ValueError as error:
+            except (TypeError, ValueError) as error:  # TypeError: half a surrogate pair
                 raise ConstraintRefused(f"the schema is not JSON: {error}") from None
         if not isinstance(schema, dict | bool):
             raise ConstraintRefused(f"the schema must be an object, not {type(schema).__name__}")

@@ -191,6 +191,7 @@ def test_an_answer_ends_with_its_last_token_where_nothing_may_follow(compiled: C
         (lambda: Constraint.of_regex("(?=a)b"), "look-around"),
         (lambda: Constraint.of_regex("x" * 100_000), "this server takes at most 65536"),
         (lambda: Constraint.of_schema("{"), "the schema is not JSON"),
+        (lambda: Constraint.of_schema("\ud800"), "the schema is not JSON"),
         (lambda: Constraint.of_schema([1]), "must be an object, not list"),
         (lambda: Constraint.of_schema({"type": "strange"}), "Invalid type: strange"),
         (lambda: Constraint.of_schema({"$ref": "#/none"}), "does not exist"),
