@@ -55,8 +55,10 @@ class _Commands(click.Group):
             ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], list(_COMMANDS))}")
         # Here and not when this module is imported: Ctrl-C during the imports ends like Ctrl-C later.
         from chunkbench import workloads
-        from chunkbench.environment import respect_quota
+        from chunkbench.environment import bind_no_threads, respect_quota
 
+        if bound := bind_no_threads():
+            click.echo(f"{', '.join(bound)}: left out, all CPUs are used; choose them with taskset", err=True)
         respect_quota()
         os.environ["MPLBACKEND"] = "agg"  # a notebook's back end draws only in the notebook
         workloads.register()
@@ -81,6 +83,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the script."""
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # an encoding may lack the lines of tables, and names be no UTF-8
     try:
@@ -88,6 +91,14 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):  # also during imports
         click.echo("interrupted", err=True)
         sys.exit(130)
+
+
+def _open_streams() -> None:
+    """Let standard streams that are closed lead nowhere: else the next file that is opened is one of them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # It takes the lowest number that is free, and stays open.
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
 
 
 def _main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,7 +143,7 @@ def command(
         with RepeatProgress(options.quiet) as progress, sigterm_as_interrupt():
             job = InterleavedJob(loaded, resolve_target(loaded), folder, progress, options.processes)
             sides = (
-                nullcontext(interpreters(base_python))
+                nullcontext(interpreters(base_python, partial(click.echo, err=True)))
                 if base_python is not None
                 else revisions(place, base or "", loaded, folder / "build.log")
             )

@@ -197,8 +197,9 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 def _unbundle(bundle: Path, project: Path) -> None:
     """Make a checkout whose files differ from its commit as where `chunkbench.cluster.remote_commands` packed it."""
-    git = ["git", "-C", str(project)]
-    subprocess.run(["git", "clone", "-q", "--no-checkout", str(bundle), str(project)], check=True)
-    subprocess.run([*git, "checkout", "-q", "--detach", "origin/chunkbench-head"], check=True)
-    subprocess.run([*git, "read-tree", "-u", "--reset", "origin/chunkbench-tree"], check=True)
-    subprocess.run([*git, "reset", "-q", "origin/chunkbench-head"], check=True)
+    from chunkbench.environment.git import git
+
+    git(project.parent, "clone", "-q", "--no-checkout", str(bundle), str(project)).check_returncode()
+    git(project, "checkout", "-q", "--detach", "origin/chunkbench-head").check_returncode()
+    git(project, "read-tree", "-u", "--reset", "origin/chunkbench-tree").check_returncode()
+    git(project, "reset", "-q", "origin/chunkbench-head").check_returncode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from chunkbench.cluster import remote
 from chunkbench.cluster.connection import Cluster, lines_of
 from chunkbench.cluster.nodes import Node
+from chunkbench.environment.git import git
 from chunkbench.store import RunError, writing
 
 PROJECT = "{project}"
@@ -79,21 +78,19 @@ def packed_checkout(project: Path, base: str) -> bytes:
         work = {"GIT_DIR": str(bare), "GIT_WORK_TREE": str(project), "GIT_INDEX_FILE": str(Path(temporary) / "index")}
         author = {f"GIT_{who}_{what}": "chunkbench" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
-        def git(*words: str, **environment: str) -> str:
-            done = subprocess.run(
-                ["git", *words], capture_output=True, text=True, check=False, cwd=project, env=os.environ | environment
-            )
+        def run(*words: str, **environment: str) -> str:
+            done = git(project, *words, **environment)
             if done.returncode:
                 raise RunError(f"{project}: git {words[0]}: {done.stderr.strip()}")
             return done.stdout.strip()
 
-        head = git("rev-parse", "HEAD")
-        git("clone", "-q", "--bare", "--shared", str(project), str(bare))
-        git("add", "-A", **work)
-        tree = git("commit-tree", git("write-tree", **work), "-p", head, "-m", "files", **work, **author)
+        head = run("rev-parse", "HEAD")
+        run("clone", "-q", "--bare", "--shared", str(project), str(bare))
+        run("add", "-A", **work)
+        tree = run("commit-tree", run("write-tree", **work), "-p", head, "-m", "files", **work, **author)
         heads = {"chunkbench-head": head, "chunkbench-tree": tree, "chunkbench-base": base}
         for name, commit in heads.items():
-            git("update-ref", f"refs/heads/{name}", commit, GIT_DIR=str(bare))
+            run("update-ref", f"refs/heads/{name}", commit, GIT_DIR=str(bare))
         bundle = Path(temporary) / "bundle"
-        git("bundle", "create", "-q", str(bundle), *heads, GIT_DIR=str(bare))
+        run("bundle", "create", "-q", str(bundle), *heads, GIT_DIR=str(bare))
         return bundle.read_bytes()

@@ -1,7 +1,7 @@
 """The environment of a run: a scrubbed fingerprint, free memory, noise, the revision; and the checks of `doctor`."""
 
 from chunkbench.environment.cgroups import usable_threads
-from chunkbench.environment.cpu import respect_quota
+from chunkbench.environment.cpu import bind_no_threads, respect_quota
 from chunkbench.environment.doctor import Diagnosis, diagnose
 from chunkbench.environment.fingerprint import Environment, fingerprint, read_environment, scrub
 from chunkbench.environment.machine import hardware_id, machine_id
@@ -16,6 +16,7 @@ __all__ = [
     "GitState",
     "NoiseMeter",
     "available_memory",
+    "bind_no_threads",
     "diagnose",
     "fingerprint",
     "git_state",

@@ -104,6 +104,18 @@ def respect_quota(root: Path = Path("/")) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(min(cpu.cores, cpu.usable_threads)))
 
 
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables with which OpenMP binds threads to CPUs. The import of torch then binds the whole process to the first."""
+
+
+def bind_no_threads() -> list[str]:
+    """Remove the variables that bind threads, so that processes and ranks have all CPUs. Returns those that were set.
+
+    Call it before torch is imported.
+    """
+    return [name for name in BINDING if os.environ.pop(name, None) is not None]
+
+
 def _generation(info: Mapping[str, str]) -> str:
     """The generation of a processor whose name has no number, such as `AMD EPYC`; its numbers if it is not known."""
     name = re.sub(r"@.*", "", info.get("model name", ""))

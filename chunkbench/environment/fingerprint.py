@@ -46,6 +46,16 @@ class Environment(BaseModel):
     packages: dict[str, str]
     """Optional packages that are installed, with their versions."""
     native: Native
+    variables: dict[str, str]
+    """Environment variables that change speed, where they are set."""
+
+
+SPEED_VARIABLES = (
+    *("OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_WAIT_POLICY", "OMP_SCHEDULE", "OMP_THREAD_LIMIT", "GOMP_SPINCOUNT"),
+    *("MKL_NUM_THREADS", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "OPENBLAS_NUM_THREADS"),
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_CONF"),
+    *("KMP_BLOCKTIME", "MALLOC_ARENA_MAX", "CUDA_LAUNCH_BLOCKING"),
+)
 
 
 def read_environment() -> Environment:
@@ -64,6 +74,7 @@ def read_environment() -> Environment:
         numpy=installed_version("numpy"),
         packages=optional_packages(),
         native=_scrubbed_native(),
+        variables={name: scrub(os.environ[name]) for name in SPEED_VARIABLES if os.environ.get(name)},
     )
 
 

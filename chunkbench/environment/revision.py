@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypedDict
+
+from chunkbench.environment.git import git_output
 
 PROJECT = Path(__file__).resolve().parents[2]
 _DATA = ("__pycache__", "experiments", "results")
@@ -66,16 +67,3 @@ def git_state(path: Path = PROJECT) -> GitState | None:
     if commit is None or changes is None:
         return None
     return GitState(commit=commit, dirty=bool(changes))
-
-
-def git_output(path: Path, *arguments: str) -> str | None:
-    """What git prints in the repository that holds `path`; None if it fails or there is no git."""
-    # `git status` takes a lock to write its cache, and that lock can make a concurrent commit fail. Switch it off.
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(path), *arguments], capture_output=True, text=True, check=False, env=environment
-        )
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -13,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from chunkbench.environment.revision import PROJECT, copy_package, git_output, git_state
+from chunkbench.environment.git import git, git_environment, git_output
+from chunkbench.environment.revision import PROJECT, copy_package, git_state
 from chunkbench.kernels import cpu
 from chunkbench.store import RunError
 
@@ -45,18 +46,10 @@ def built_revision(project: Path, ref: str, log: Path) -> Iterator[Build]:
     git checkout, or if the build fails.
     """
     commit = commit_of(project, ref)
-    with _new_folder() as folder:
-        source = folder.with_name("source")
-        try:
-            worktree = ["git", "-C", str(project), "worktree", "add", "--detach", str(source), commit]
-            _run(worktree, log, "check out", f"revision {ref}")
-            yield Build(commit, False, _install(source, folder, log, f"revision {ref}"))
-        finally:
-            # The folder goes here, where no signal interrupts it, and before git forgets worktrees that are gone.
-            with _without_signals():
-                _run_silently(["git", "-C", str(project), "worktree", "remove", "--force", str(source)])
-                shutil.rmtree(folder.parent, ignore_errors=True)
-                _run_silently(["git", "-C", str(project), "worktree", "prune"])
+    _check_builder()
+    with _new_folder() as folder, _worktree(project, commit, folder.with_name("source"), log) as source:
+        _check_out(project, source, log, f"revision {ref}")
+        yield Build(commit, False, _install(source, folder, log, f"revision {ref}"))
 
 
 @contextmanager
@@ -73,19 +66,77 @@ def built_working_tree(project: Path, log: Path) -> Iterator[Build]:
             copy_package(folder)
             yield Build(state["commit"], state["dirty"], folder)
         return
-    listed = subprocess.run(
-        ["git", "-C", str(project), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True,
-        check=True,
-    )
-    with _new_folder() as folder:
-        source = folder.with_name("source")
-        for name in map(os.fsdecode, filter(None, listed.stdout.split(b"\0"))):
-            if (project / name).is_file():
-                (source / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(project / name, source / name)
+    _check_builder()
+    with _new_folder() as folder, _worktree(project, state["commit"], folder.with_name("source"), log) as source:
+        # The index is that of the commit, as in the project: builds may ask git for the version and for files.
+        _run_git(source, log, "read", "the working tree", "reset", "-q")
+        for name in _files(project):
+            _copy(project / name, source / name)
         built = _install(source, folder, log, "the working tree")
         yield Build(state["commit"], state["dirty"], built)
+
+
+@contextmanager
+def _worktree(project: Path, commit: str, source: Path, log: Path) -> Iterator[Path]:
+    """A worktree of a commit without its files. It is removed at the end, also after Ctrl-C."""
+    try:
+        _run_git(
+            project,
+            log,
+            "make a worktree of",
+            commit,
+            "worktree",
+            "add",
+            "--detach",
+            "--no-checkout",
+            str(source),
+            commit,
+        )
+        yield source
+    finally:
+        # The folder goes here, where no signal interrupts it, and before git forgets worktrees that are gone.
+        with _without_signals():
+            git_output(project, "worktree", "remove", "--force", "--force", str(source))
+            shutil.rmtree(source.parent, ignore_errors=True)
+            git_output(project, "worktree", "prune")
+
+
+def _check_out(project: Path, source: Path, log: Path, what: str) -> None:
+    """Write the files of a worktree, and those of its submodules from the project's own copies of them."""
+    _run_git(source, log, "check out", what, "checkout", "-q", "--force", "HEAD")
+    listed = git_output(source, "config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$") or ""
+    local = ["-c", "protocol.file.allow=always"]
+    for line in listed.splitlines():
+        key, _, path = line.partition(" ")
+        if (project / path / ".git").exists():
+            local += ["-c", f"{key.removesuffix('.path')}.url={project / path}"]
+    if listed:
+        _run_git(
+            source,
+            log,
+            "check out the submodules of",
+            what,
+            *local,
+            "submodule",
+            "update",
+            "-q",
+            "--init",
+            "--recursive",
+        )
+
+
+def _files(project: Path) -> list[str]:
+    """All files that git does not ignore, those of submodules too."""
+    lists = (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard"))
+    names = [git(project, "ls-files", "-z", *words).stdout.split("\0") for words in lists]
+    return [name for name in (*names[0], *names[1]) if name]
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy a file, or a link as a link. A file that is listed and gone is none."""
+    if path.is_symlink() or path.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target, follow_symlinks=False)
 
 
 @contextmanager
@@ -100,10 +151,16 @@ def _new_folder() -> Iterator[Path]:
 
 def repository(folder: Path) -> Path:
     """Top folder of the git repository that holds a folder. Raises `RunError`."""
-    top = git_output(folder, "rev-parse", "--show-toplevel")
-    if top is None:
-        raise RunError(f"{folder}: lies in no git repository; start the command inside of one, or name one")
-    return Path(top)
+    try:
+        done = git(folder, "rev-parse", "--show-toplevel")
+    except OSError as error:
+        raise RunError(f"git: {error.strerror or error}; install it") from None
+    if done.returncode:
+        reason = done.stderr.strip().removeprefix("fatal: ")
+        if "not a git repository (or any" in reason:
+            reason = "lies in no git repository; start the command inside of one, or name one"
+        raise RunError(f"{folder}: {reason}")
+    return Path(done.stdout.strip())
 
 
 @contextmanager
@@ -139,8 +196,25 @@ def _install(source: Path, folder: Path, log: Path, what: str) -> Path:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     # If this revision has its native module, a build of ChunkBench without it would be no fair base.
     required = {} if cpu.native() is None else {"CHUNKBENCH_REQUIRE_NATIVE": "1"}
-    _run([*pip, *options, str(source)], log, "build", what, required)
+    # What the user or a configuration file says of where packages go is not for a folder of ours.
+    elsewhere = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DRY_RUN": "0"}
+    environment = git_environment(**required, **elsewhere)
+    for name in ("PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_PYTHON"):
+        environment.pop(name, None)
+    with log.open("ab") as file:
+        command = [*pip, *options, str(source)]
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False, env=environment)
+    if done.returncode:
+        raise _failed(log, "build", what)
     return folder
+
+
+def _check_builder() -> None:
+    """Raise RunError if there is nothing to build with."""
+    if find_spec("pip") is None:
+        raise RunError(
+            f"{sys.executable}: has no pip, which builds the sides; python -m ensurepip or uv pip install pip"
+        )
 
 
 def _has_build_requirements(source: Path) -> bool:
@@ -150,6 +224,9 @@ def _has_build_requirements(source: Path) -> bool:
         requirements = [Requirement(text) for text in project["build-system"]["requires"]]
     except (OSError, ValueError, KeyError, TypeError):
         return False
+    if any(requirement.name == "setuptools" for requirement in requirements):
+        # Before it had a `bdist_wheel` of its own, setuptools asked for the package `wheel` when a build began.
+        requirements.append(Requirement("setuptools>=70.1" if find_spec("wheel") is None else "setuptools"))
     return all(map(_is_installed, requirements))
 
 
@@ -162,15 +239,14 @@ def _is_installed(requirement: Requirement) -> bool:
         return False
 
 
-def _run(command: list[str], log: Path, action: str, ref: str, extra: dict[str, str] | None = None) -> None:
-    with log.open("ab") as file:
-        done = subprocess.run(
-            command, stdout=file, stderr=subprocess.STDOUT, check=False, env=os.environ | (extra or {})
-        )
+def _run_git(path: Path, log: Path, action: str, what: str, *arguments: str) -> None:
+    done = git(path, *arguments)
+    with log.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(done.stdout + done.stderr)
     if done.returncode:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
-        raise RunError(f"revision {ref}: could not {action} it; the end of {log}:\n{tail}")
+        raise _failed(log, action, what)
 
 
-def _run_silently(command: list[str]) -> None:
-    subprocess.run(command, capture_output=True, check=False)
+def _failed(log: Path, action: str, what: str) -> RunError:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+    return RunError(f"could not {action} {what}; the end of {log}:\n{tail}")

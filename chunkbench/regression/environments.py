@@ -74,11 +74,12 @@ def _differences(base: Manifest, head: Manifest) -> Iterator[Difference]:
     if gpus[0] != gpus[1]:
         names = [", ".join(name for name, _ in side) or "none" for side in gpus]
         yield Difference("GPUs", names[0], names[1], machine=True, hardware=True)
-    base_packages, head_packages = (facts.get("packages") or {} for facts in (base_facts, head_facts))
-    for name in sorted({*base_packages, *head_packages}):
-        base_value, head_value = (packages.get(name) or "not installed" for packages in (base_packages, head_packages))
-        if base_value != head_value:
-            yield Difference(name, base_value, head_value, machine=False)
+    for kind, none in (("packages", "not installed"), ("variables", "not set")):
+        base_named, head_named = (facts.get(kind) or {} for facts in sides)
+        for name in sorted({*base_named, *head_named}):
+            base_value, head_value = (named.get(name) or none for named in (base_named, head_named))
+            if base_value != head_value:
+                yield Difference(name, base_value, head_value, machine=False)
 
 
 def _facts(manifest: Manifest) -> Mapping[str, Any]:

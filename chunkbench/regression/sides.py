@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
@@ -69,6 +69,8 @@ class Side:
     """Packages that take the place of the installed ones."""
     manifest: Mapping[str, Any] = field(default_factory=dict)
     """What the manifests of its runs say about it."""
+    own: bool = False
+    """Whether its interpreter has all packages itself."""
     program: Sequence[str] = ()
     """A script, with its arguments, that takes the place of the worker's program."""
 
@@ -86,7 +88,8 @@ class Side:
         # PyTorch keeps the extensions that it compiles at their first use by name alone: in one folder for both sides,
         # each side would overwrite the other's.
         extensions = {"TORCH_EXTENSIONS_DIR": f"{log.parent.resolve()}/torch-extensions-{self.name}"}
-        worker = WorkerProcess(log, experiment.kind, experiment.pages, command, os.environ | extensions)
+        environment = _own_packages() if self.own else dict(os.environ)
+        worker = WorkerProcess(log, experiment.kind, experiment.pages, command, environment | extensions)
         if folder and (folder / "chunkbench").is_dir() and not worker.package.is_relative_to(folder):
             worker.kill()
             raise RunError(f"{self.title}: its worker imports ChunkBench from {worker.package}, not from its build")
@@ -105,11 +108,22 @@ def revisions(project: Path, ref: str, experiment: TimedExperiment, log: Path) -
         yield _built("base", f"revision {ref}", base), _built("head", "the working tree", head)
 
 
-def interpreters(python: str) -> tuple[Side, Side]:
-    """Another interpreter, which has ChunkBench and the project, and this one. Raises `RunError`."""
+def _own_packages() -> dict[str, str]:
+    """The environment in which an interpreter imports its own packages alone."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+
+
+def interpreters(python: str, say: Callable[[str], None]) -> tuple[Side, Side]:
+    """Another interpreter, which has ChunkBench and the project, and this one. `say` gets what is left out. Raises
+    `RunError`."""
     try:
         done = subprocess.run(
-            [python, "-P", "-c", _FACTS], capture_output=True, text=True, check=False, timeout=_FACTS_LIMIT_S
+            [python, "-P", "-c", _FACTS],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_FACTS_LIMIT_S,
+            env=_own_packages(),
         )
         facts = json.loads(done.stdout) if done.returncode == 0 else None
         problem = done.stderr.strip().rsplit("\n", 1)[-1]
@@ -117,7 +131,9 @@ def interpreters(python: str) -> tuple[Side, Side]:
         facts, problem = None, str(error)
     if facts is None:
         raise RunError(f"{python}: is no Python interpreter with ChunkBench: {problem}")
-    return Side("base", python, python, manifest=facts), Side("head", sys.executable)
+    if "PYTHONPATH" in os.environ:
+        say("PYTHONPATH is left out: both interpreters would import what lies there, instead of their own packages")
+    return Side("base", python, python, manifest=facts, own=True), Side("head", sys.executable, own=True)
 
 
 def _built(name: str, title: str, build: Build) -> Side:

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
-from chunkbench.ring.rank import BEAT_S, END, SEAT, START_S, Answer, Seat, open_store
+from chunkbench.ring.rank import BEAT_S, END, SEAT, START_S, Answer, Seat, is_loopback, open_store
 from chunkbench.ring.schemes import Scheme, Task
 
 LOOPBACK = "127.0.0.1"
@@ -59,8 +59,12 @@ class Ranks:
                 )
         try:
             self._await("ready", START_S)
-        except BaseException:
+        except BaseException as error:
             self.close(lost=True)
+            if given is not None and isinstance(error, RankLostError) and is_loopback(host, port):
+                raise RankLostError(
+                    f"{error}; MASTER_ADDR={host} is the loopback, which other machines do not reach", error.status
+                ) from None
             raise
 
     def run(
@@ -121,7 +125,7 @@ class Ranks:
             for rank in sorted(missing - failed.keys()):
                 if self._store.check([f"{key}/{rank}"]):
                     value = self._store.get(f"{key}/{rank}")
-                    error = json.loads(value).get("error") if key.startswith("answer") else None
+                    error = json.loads(value).get("error")
                     if error is not None:
                         failed[rank] = error
                         deadline = min(deadline, monotonic() + _SETTLE_S)
@@ -183,9 +187,13 @@ class GivenWorld:
 
     @cached_property
     def store(self) -> Any:
-        """The store of the process that leads: of `torchrun`, which has one at this port, or a new one."""
+        """The store of the process that leads: of `torchrun`, which has one at this port, or a new one. Raises
+        `RankLostError`."""
         has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return open_store(self.host, self.port, leads=not has_one)
+        try:
+            return open_store(self.host, self.port, leads=not has_one)
+        except OSError as error:
+            raise RankLostError(str(error)) from None
 
     def dismiss(self) -> None:
         """Let the ranks above 0 end without a job."""

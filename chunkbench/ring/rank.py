@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import socket
@@ -15,8 +16,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple
+
+import psutil
 
 from chunkbench.lifetime import end_with_parent
 from chunkbench.malloc import give_back
@@ -84,13 +87,12 @@ def serve(seat: Seat) -> None:
     if seat.parent is not None:
         end_with_parent(seat.parent)
     os.sched_setaffinity(0, seat.cpus)
-    if seat.host in ("127.0.0.1", "localhost"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    store, beats = (open_store(seat.host, seat.port, leads=False) for _ in range(2))
+    deadline = monotonic() + START_S
+    store, beats = (open_store(seat.host, seat.port, leads=False, deadline=deadline) for _ in range(2))
     ended = threading.Event()
     threading.Thread(target=_beat, args=(beats, seat.rank, ended), daemon=True).start()
     store.set(f"here/{seat.rank}", "1")
@@ -102,9 +104,14 @@ def serve(seat: Seat) -> None:
     if device == "cuda":
         torch.cuda.set_device(seat.rank % torch.cuda.device_count())
     backend = "nccl" if device == "cuda" else "gloo"
-    ring = PrefixStore("ring", store)
-    dist.init_process_group(backend, store=ring, rank=seat.rank, world_size=seat.ranks)
-    store.set(f"ready/{seat.rank}", "1")
+    try:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_to(seat.host, seat.port)
+        ring = PrefixStore("ring", store)
+        dist.init_process_group(backend, store=ring, rank=seat.rank, world_size=seat.ranks)
+    except Exception as error:
+        store.set(f"ready/{seat.rank}", json.dumps({"error": str(error)}))
+        raise
+    store.set(f"ready/{seat.rank}", "{}")
     number = 0
     while (job := json.loads(store.get(f"job/{number}")))["do"] != "end":
         torch.set_num_threads(job.pop("threads") or len(seat.cpus))
@@ -120,24 +127,90 @@ def serve(seat: Seat) -> None:
         dist.destroy_process_group()
 
 
-def open_store(host: str, port: int, leads: bool) -> Any:
-    """The store through which ranks meet. `leads`: this process has it, at a port of the system's choice if 0."""
-    import torch.distributed as dist
+def is_loopback(host: str, port: int) -> bool:
+    """Whether the address is this machine's own, which no other machine reaches."""
+    return ipaddress.ip_address(_address(host, port)[1]).is_loopback
+
+
+def interface_to(host: str, port: int) -> str:
+    """The network interface that leads to rank 0. Gloo by itself takes that of the machine's name, which may be the
+    loopback. Raises OSError if GLOO_SOCKET_IFNAME names none of this machine."""
+    addresses = psutil.net_if_addrs()
+    if chosen := os.environ.get("GLOO_SOCKET_IFNAME"):
+        if unknown := [name for name in chosen.split(",") if name not in addresses]:
+            here = ", ".join(addresses)
+            raise OSError(f"GLOO_SOCKET_IFNAME={chosen}: this machine has no {', '.join(unknown)}, but {here}")
+        return chosen
+    family, address = _address(host, port)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, port))  # sends nothing
+        own = probe.getsockname()[0]
+    if ipaddress.ip_address(own).is_loopback:
+        return "lo"
+    return next(name for name, known in addresses.items() if any(entry.address.split("%")[0] == own for entry in known))
+
+
+def _address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
+    """Raises OSError that names MASTER_ADDR."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise OSError(f"MASTER_ADDR={host}: {error.strerror or error}") from None
+    return family, str(address[0]).split("%")[0]
+
+
+def open_store(host: str, port: int, leads: bool, deadline: float | None = None) -> Any:
+    """The store through which ranks meet. `leads`: this process has it, at a port of the system's choice if 0.
+
+    Raises OSError, and NoLeaderError after the deadline (of `monotonic`; None: START_S from now).
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not leads:
-        try:
-            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=START_S))
-        except dist.DistError as error:
-            raise NoLeaderError(f"no rank 0 at {host}:{port} within {START_S:.0f} s") from error
-        store.set_timeout(FOREVER)
-        return store
+        return _joined(host, port, deadline or monotonic() + START_S)
     # By itself the store would listen to all addresses of this machine.
-    listener = socket.create_server((host, port))
+    family, address = _address(host, port)
+    try:
+        listener = socket.create_server((address, port), family=family)
+    except OSError as error:
+        raise OSError(f"MASTER_ADDR={host}, MASTER_PORT={port}: {error.strerror or error}") from None
     port = listener.getsockname()[1]
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=FOREVER, master_listen_fd=listener.detach()
     )
+
+
+def _joined(host: str, port: int, deadline: float) -> Any:
+    """The store of rank 0. A stranger at its port may never answer, so a thread asks."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    _address(host, port)
+    seconds, found = max(1.0, deadline - monotonic()), list[Any]()
+
+    def ask() -> None:
+        with suppress(Exception):
+            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds))
+            store.check(["go"])
+            store.set_timeout(FOREVER)
+            found.append(store)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if not found:
+        where = f"MASTER_ADDR={host}, MASTER_PORT={port}"
+        raise NoLeaderError(f"no rank 0 at {where} within {START_S:.0f} s: {_reason(host, port)}")
+    return found[0]
+
+
+def _reason(host: str, port: int) -> str:
+    """Why nothing of ours answers there."""
+    try:
+        socket.create_connection((host, port), 3).close()
+    except OSError as error:
+        hint = "if rank 0 has MASTER_ADDR=localhost, it listens on the loopback alone: give all ranks one address"
+        return f"{error.strerror or error}; {hint}"
+    return "another program listens there; choose another MASTER_PORT"
 
 
 def _beat(store: Any, rank: int, ended: threading.Event) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -213,3 +215,20 @@ def test_a_processor_without_a_number_gets_its_generation(
     lines = [f"vendor_id : {vendor}", f"cpu family : {family}", f"model : {model}", f"model name : {name}"]
     (tmp_path / "proc" / "cpuinfo").write_text("\n".join(lines) + "\n")
     assert read_cpu(tmp_path).name == shown
+
+
+def test_threads_are_bound_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of torch would bind this process, and all workers with it, to the first CPU."""
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    program = (
+        "import os\n"
+        "before = os.sched_getaffinity(0)\n"
+        "from chunkbench.environment import bind_no_threads\n"
+        "print(bind_no_threads())\n"
+        "import torch\n"
+        "torch.ones(1 << 20).sum()\n"
+        "assert os.sched_getaffinity(0) == before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['OMP_PROC_BIND', 'OMP_PLACES']\n"

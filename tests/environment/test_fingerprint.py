@@ -113,3 +113,11 @@ def test_a_preloaded_library_that_turns_mkl_to_intels_path_is_noted(tmp_path: Pa
     ]
     assert "generic path" in notes[0]
     assert "treat this CPU as Intel's" in notes[1]
+
+
+def test_variables_that_change_speed_are_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("UNRELATED", "1")
+    assert fingerprint()["variables"]["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert {"LD_PRELOAD", "UNRELATED"}.isdisjoint(fingerprint()["variables"])

@@ -146,3 +146,10 @@ def test_ordinary_runs_of_one_machine_at_two_speeds_are_judged_without_its_calib
         .strip()
         .startswith("the machine itself ran at 0.42x")
     )
+
+
+def test_variables_that_change_speed_are_named(make: RunMaker) -> None:
+    base = [run_of([make.case()], environment=ENVIRONMENT | {"variables": {"ONEDNN_MAX_CPU_ISA": "AVX2"}})]
+    head = [run_of([make.case()], environment=ENVIRONMENT | {"variables": {"MKL_NUM_THREADS": "1"}})]
+    named = [(diff.what, diff.base, diff.head) for diff in compare(base, head, Options()).differences]
+    assert named == [("MKL_NUM_THREADS", "not set", "1"), ("ONEDNN_MAX_CPU_ISA", "AVX2", "not set")]

@@ -22,7 +22,7 @@ from chunkbench.regression.builds import Build
 from chunkbench.regression.compare import Options
 from chunkbench.regression.interleaved import InterleavedJob
 from chunkbench.regression.regress import looks, regress
-from chunkbench.regression.sides import Side, _check_measures
+from chunkbench.regression.sides import Side, _check_measures, interpreters
 from chunkbench.regression.verdicts import Comparison
 from chunkbench.runner.target import resolve_target
 from chunkbench.store import RunError, open_run, open_runs
@@ -190,6 +190,20 @@ def test_an_experiment_that_measures_nothing_of_a_project_is_refused(spec: Path,
     (info / "entry_points.txt").write_text("[chunkbench.baselines]\nmy_kernel = my_kernel:MyKernel\n")
     with pytest.raises(RunError, match="measures nothing of this project, which registers my_kernel"):
         _check_measures(load_experiment(spec), Build("c0ffee", False, tmp_path))
+
+
+def test_neither_interpreter_imports_what_lies_in_pythonpath(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One folder for both would compare a package with itself."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "chunkbench.py").write_text("raise ImportError('that of PYTHONPATH')\n")
+    said: list[str] = []
+    for side in interpreters(sys.executable, said.append):
+        worker = side.start(tmp_path / f"{side.name}.log", load_experiment(spec))
+        worker.kill()
+    assert len(said) == 1
+    assert said[0].startswith("PYTHONPATH is left out: ")
 
 
 def test_another_interpreter_without_chunkbench_is_refused(spec: Path, tmp_path: Path) -> None:

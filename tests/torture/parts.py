@@ -20,6 +20,7 @@ from tests.torture import (
     ray_hosts,
     soak,
     supply,
+    surroundings,
     time,
     wheelhouse,
 )
@@ -42,6 +43,7 @@ PARTS: tuple[Part, ...] = (
     fuzz_native.PART,
     forests.PART,
     judged.PART,
+    surroundings.PART,
     soak.PART,
     supply.PART,
     advisories.PART,

@@ -68,7 +68,7 @@ class RingWorkload(Workload[RingExperiment, RingPoint, RingResult]):
             return False
         try:
             given.follow()
-        except NoLeaderError as error:
+        except (NoLeaderError, OSError) as error:
             raise CannotRunError(str(error)) from None
         return True
 
