@@ -107,6 +107,13 @@ def test_the_results_quote_table_4() -> None:
     assert build(open_run(RECORDED / "xeon-amx-2-cores" / "table4")).headline in text
 
 
+def test_a_headline_of_servers_names_our_variant_that_is_ahead() -> None:
+    headline = build(open_run(RECORDED / "epyc-zen4-2-cores" / "table4-smollm2")).headline
+    assert headline.endswith(
+        " Variants of ChunkLlama are not counted as others: ChunkLlama, radix is faster at 2 points."
+    )
+
+
 def test_the_results_quote_table_3_on_avx512_bf16() -> None:
     text = " ".join((ROOT / "docs" / "results.md").read_text().split())
     book = build_book([open_run(RECORDED / "epyc-zen5-2-cores" / "table3")], ROOT)

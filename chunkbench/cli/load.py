@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +35,26 @@ Examples:
 
 ANSWER_TOKENS = 64
 """Tokens to generate if nothing else is asked for."""
+_MOST_WAIT_S = 86_400.0
+"""A trace whose first request is due later has the time of a clock."""
+_MOST_REASONS = 5
+"""So many reasons of failures are printed."""
+
+
+class _Number(click.FloatRange):
+    """A number of a range, without `inf` and `nan`, which click takes for numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 @click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
 @click.argument("url")
 @click.option("--model", help="The model's name.  [default: the one that the server has]")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second, open loop.")
+@click.option("--rate", type=_Number(0, min_open=True), help="Requests per second, open loop.")
 @click.option("--clients", type=click.IntRange(1), help="Closed loop: clients that send one request after the other.")
 @click.option(
     "--arrivals",
@@ -49,7 +65,7 @@ ANSWER_TOKENS = 64
 )
 @click.option(
     "--spread",
-    type=click.FloatRange(1e-3, 1e3),
+    type=_Number(1e-3, 1e3),
     default=1.0,
     show_default=True,
     help="gamma: standard deviation of the gaps over their mean.",
@@ -91,8 +107,8 @@ ANSWER_TOKENS = 64
 @click.option("--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Token ids are below this.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws arrivals and prompts.")
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Other requests sent before.")
-@click.option("--objective", type=click.FloatRange(0, min_open=True), help="Most ms per token, for the goodput.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
+@click.option("--objective", type=_Number(0, min_open=True), help="Most ms per token, for the goodput.")
+@click.option("--timeout", type=_Number(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
 @click.option("--keep-eos", is_flag=True, help="Do not send ignore_eos, for servers that refuse it.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a line of JSON for each request.")
 @format_option("documents", "data")
@@ -233,6 +249,13 @@ def _plan(options: dict[str, Any]) -> tuple[list[PlannedRequest], tuple[str, ...
             return moved, notes
         if not timed and options["clients"] is None:
             raise ValueError(f"{options['trace']} does not say when requests are due: give --rate or --clients")
+        first = min(request.due for request in requests)
+        if first > _MOST_WAIT_S and options["clients"] is None:
+            raise ValueError(
+                f"{options['trace']}: the first request is due {first:,.0f} s after the start, more than a day. `due` "
+                f"counts from the start of the load: subtract the first (jq -c '.due -= {first!r}' FILE > NEW), or "
+                "give --rate"
+            )
         return requests, notes
     prompts = Prompts(options["n_p"], options["n_s"], options["prompts"])
     drawn = draw_prompts(prompts, count, options["vocabulary"], seed)
@@ -331,15 +354,16 @@ def _output(
     name: Column[tuple[str, Quantiles, float]] = Column("", lambda line: line[0], align="left")
     columns = (name, *map(quantile, ("mean", "p50", "p90", "p99")))
     rates = f"{significant(numbers.requests_per_s, 3)} requests/s, {significant(numbers.tokens_per_s, 3)} tokens/s"
-    told = [rates]
+    told = [rates if numbers.answered else "No request was answered"]
     if numbers.goodput_per_s is not None:
         told.append(f"{significant(numbers.goodput_per_s, 3)} requests/s meet the objective")
     if numbers.cached_share is not None:
         told.append(f"{percent(numbers.cached_share)} of the prompt tokens were cached")
     bottleneck = f"The client was a bottleneck: it sent late, or its CPU was full ({percent(cpu)})."
-    reasons = {
-        f"failed, {request.status}: {request.reason}" for request in facts if request.status not in ("ok", "cancelled")
-    }
+    failures = Counter(f"{one.status}: {one.reason}" for one in facts if one.status not in ("ok", "cancelled"))
+    named = [f"failed, {reason} ({count} of {planned})" for reason, count in failures.most_common(_MOST_REASONS)]
+    if len(failures) > _MOST_REASONS:
+        named.append(f"failed for {len(failures) - _MOST_REASONS} other reasons: --format json names all")
     if numbers.cancelled:
         told.append(f"{numbers.cancelled} were not answered when the load was interrupted")
     return Output(
@@ -347,12 +371,13 @@ def _output(
         warnings=(*notes, bottleneck) if numbers.client_late or cpu > 0.9 else notes,
         headline="; ".join(told),
         tables=(
-            Table("", columns, [line for line in lines if line[1] is not None]),
+            *([Table("", columns, [line for line in lines if line[1] is not None])] if numbers.answered else []),
             *([_hits(found)] if found else []),
         ),
-        statuses=tuple(sorted(reasons)[:5]),
+        statuses=tuple(named),
         data={
             **dataclasses.asdict(numbers),
+            "failures": dict(failures.most_common()),
             "prompt_cache": dataclasses.asdict(found) if found else None,
             "client_cpu": cpu,
             "interrupted": interrupted,

@@ -175,10 +175,15 @@ def command(
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
+    from chunkbench.environment import available_memory
+
     try:
         kv_bytes = int(TypeAdapter(ByteSize).validate_python(kv_memory))
     except ValidationError:
         fail(f"--kv-memory {kv_memory}: not a size; write it as 512MiB or 4GiB")
+    room = available_memory()
+    if device == "cpu" and kv_bytes > room:
+        fail(f"--kv-memory {kv_memory}: there are {room / 2**30:.1f} GiB of memory for the weights and K/V; give less")
     for option, value, usual in (
         ("--attention", attention, "two-phase"),
         ("--cache", cache, "live"),

@@ -256,8 +256,9 @@ def check_gpu() -> Diagnosis:
 def check_machine() -> Diagnosis:
     """The id that results give this machine."""
     machine = machine_id(fingerprint())
-    path = str(id_file()).replace(str(Path.home()), "~")
-    detail = f"{machine.id} ({machine.source}); to choose one, set {VARIABLE} or write it to {path}"
+    file, home = id_file(), os.path.expanduser("~")
+    path = "" if file is None else f" or write it to {str(file).replace(home, '~', 1) if len(home) > 1 else file}"
+    detail = f"{machine.id} ({machine.source}); to choose one, set {VARIABLE}{path}"
     return finding("machine id", detail)
 
 

@@ -85,7 +85,9 @@ def fingerprint() -> dict[str, Any]:
 
 def scrub(text: str) -> str:
     """The text with placeholders for host name, user name, home folder and absolute paths."""
-    text = text.replace(os.path.expanduser("~"), "<home>")
+    home = os.path.expanduser("~").rstrip("/")
+    if len(home) > 1:  # else the root, or no home at all
+        text = re.sub(rf"{re.escape(home)}(?![\w.-])", "<home>", text)
     text = re.sub(r"(?<![\w<])(/[\w.+@-]+){2,}", "<path>", text)
     for name in sorted(_names(), key=len, reverse=True):
         text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", "<name>", text, flags=re.IGNORECASE)

@@ -34,10 +34,10 @@ def machine_id(environment: Mapping[str, Any]) -> MachineId:
     return MachineId(hardware_id(environment), "from the hardware")
 
 
-def id_file() -> Path:
-    """The file in which a host can store its own id: one line of text."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "chunkbench" / "machine"
+def id_file() -> Path | None:
+    """The file in which a host can store its own id: one line of text. None where the user has no home folder."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return None if folder.startswith("~") else Path(folder) / "chunkbench" / "machine"
 
 
 def hardware_id(environment: Mapping[str, Any]) -> str:
@@ -55,7 +55,10 @@ def hardware_id(environment: Mapping[str, Any]) -> str:
 
 
 def _stored() -> str:
+    file = id_file()
+    if file is None:
+        return ""
     try:
-        return id_file().read_text(encoding="utf-8").strip()[:_LONGEST]
+        return file.read_text(encoding="utf-8").strip()[:_LONGEST]
     except (OSError, ValueError):
         return ""

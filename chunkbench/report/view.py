@@ -10,7 +10,7 @@ from chunkbench.analysis.derive import Group, Row
 from chunkbench.analysis.expectations import ExpectationOutcome
 from chunkbench.report.columns import Columns
 from chunkbench.report.model import Cell, Column, Table
-from chunkbench.report.numbers import NOTHING
+from chunkbench.report.numbers import NOTHING, count
 from chunkbench.store.manifest import ExperimentFacts
 
 T = TypeVar("T")
@@ -43,6 +43,19 @@ class View:
     baseline: str
     outcomes: Sequence[ExpectationOutcome]
     experiment: ExperimentFacts
+
+    def variants_ahead(self) -> str:
+        """A sentence on the baseline's variants that are surely faster than it somewhere: a headline that compares it
+        with others leaves them out."""
+        points = {
+            name: sum(_ahead(group.rows.get(name)) for group in self.groups)
+            for name in self.columns.ids
+            if name != self.baseline and not self.columns.competes(name, self.baseline)
+        }
+        name_of = self.columns.name
+        ahead = [f"{name_of(name)} is faster at {count(number, 'point')}" for name, number in points.items() if number]
+        own = name_of(self.baseline)
+        return f"Variants of {own} are not counted as others: {', '.join(ahead)}." if ahead else ""
 
     def only(self, groups: Sequence[Group]) -> View:
         """The same view of some of the points."""
@@ -108,6 +121,13 @@ class View:
             if end and (apart or group.axes.get(self.axes[0]) != following.axes.get(self.axes[0])):
                 last_rows.add(end - 1)
         return frozenset(last_rows)
+
+
+def _ahead(row: Row | None) -> bool:
+    """Whether it is surely faster than the baseline: the whole interval of the ratio says so, where there is one."""
+    if row is None or row.derived.ratio_to_baseline is None:
+        return False
+    return max(row.derived.ratio_to_baseline, row.derived.ratio_high or 0.0) < 1
 
 
 @dataclass(frozen=True)

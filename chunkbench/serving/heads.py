@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from chunkbench.kvcache.windows import Compress, HeadPolicy
 from chunkbench.text_file import TextError, problem_of, read_text
@@ -18,8 +18,11 @@ PAPERS_TOKENS = 2500
 INDUCTION_SHARE, ECHO_SHARE = 0.14, 0.01
 """Shares of the heads, best by each score, that count as retrieval heads."""
 
-Scores = tuple[tuple[float, ...], ...]
+Scores = tuple[tuple[FiniteFloat, ...], ...]
 """`[layer][head]`"""
+
+
+_AGAIN = "make it again with `chunkbench find-heads MODEL`"
 
 
 class HeadsError(ValueError):
@@ -32,9 +35,9 @@ class HeadScores(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
-    tokens: int
+    tokens: PositiveInt
     """Random tokens, of which the test has `REPEATS` times as many."""
-    kv_heads: int
+    kv_heads: PositiveInt
     echo: Scores
     """Attention to earlier occurrences of the same token."""
     induction: Scores
@@ -57,10 +60,23 @@ class HeadScores(BaseModel):
         """Retrieval heads keep everything."""
         return HeadPolicy(self.retrieval_heads(), window, compress=compress)
 
+    def problem(self) -> str:
+        """What is wrong with the shape of the scores; empty if nothing."""
+        widths = {len(layer) for scores in (self.echo, self.induction) for layer in scores}
+        if len(self.echo) != len(self.induction) or len(widths) != 1 or 0 in widths:
+            return "echo, induction: must have one score for each head of each layer"
+        if widths.pop() % self.kv_heads:
+            return f"kv_heads: {self.kv_heads} does not divide the number of heads"
+        return ""
+
+    def named(self) -> list[list[int]]:
+        """Layer and KV head of each retrieval head."""
+        full = self.retrieval_heads()
+        return [[layer, head] for layer, heads in enumerate(full) for head, is_full in enumerate(heads) if is_full]
+
     def as_json(self) -> str:
         """For a file; names the retrieval heads, too."""
-        full = self.retrieval_heads()
-        named = [[layer, head] for layer, heads in enumerate(full) for head, is_full in enumerate(heads) if is_full]
+        named = self.named()
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in self.model_dump().items()]
         return "{\n" + ",\n".join([*lines, f'  "retrieval": {json.dumps(named)}']) + "\n}\n"
 
@@ -71,16 +87,21 @@ def read_heads(path: Path) -> HeadScores:
         values: Any = json.loads(read_text(path))
     except TextError as error:
         raise HeadsError(str(error)) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HeadsError(f"{path}: is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise HeadsError(f"{path}: not the scores of heads: `chunkbench find-heads MODEL` writes them")
-    values.pop("retrieval", None)  # follows from the scores
+    named = values.pop("retrieval", None)
     try:
-        return HeadScores.model_validate(values)
+        scores = HeadScores.model_validate(values)
     except ValidationError as error:
         problem = problem_of(error.errors()[0], "file")
-        raise HeadsError(f"{path}: {problem}; `chunkbench find-heads MODEL` writes such files") from None
+        raise HeadsError(f"{path}: {problem}; {_AGAIN}") from None
+    if problem := scores.problem():
+        raise HeadsError(f"{path}: {problem}; {_AGAIN}")
+    if named not in (None, scores.named()):
+        raise HeadsError(f"{path}: retrieval: is not what the scores say; {_AGAIN}")
+    return scores
 
 
 def _best(scores: Scores, share: float) -> set[tuple[int, int]]:

@@ -52,7 +52,10 @@ class ModelMissing(CannotRunError):
 def checkpoint() -> Path:
     """The checkpoint folder, as transformers reads it; made at the first call. Raises ModelMissing."""
     source = _source()
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chunkbench"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):
+        raise ModelMissing("HOME is not set, and this user has no home folder: set HOME or XDG_CACHE_HOME")
+    base = Path(cache) / "chunkbench"
     folder = base / f"{NAME}-{_VERSION}-{_LAYOUT}" / NAME
     if folder.is_dir():
         return folder

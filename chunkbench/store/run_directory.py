@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -168,17 +169,22 @@ def latest_run(root: Path, experiment: str | None = None) -> Path:
     if not candidates:
         wanted = f"run of {experiment}" if experiment else "run"
         raise RunError(f"{root}: no {wanted} here; `chunkbench run EXPERIMENT.yaml` makes one")
-    return max(candidates, key=lambda p: (p / _MANIFEST).stat().st_mtime)
+    return max(candidates, key=lambda p: _begun(p / _MANIFEST))
 
 
 def newest_runs(root: Path) -> list[Path]:
     """The newest run directory of each experiment below `root`, sorted from the oldest to the newest."""
-    newest = {_experiment_of(path.parent): path for path in sorted(root.glob(f"*/{_MANIFEST}"), key=_modified)}
-    return [path.parent for path in sorted(newest.values(), key=_modified)]
+    newest = {_experiment_of(path.parent): path for path in sorted(root.glob(f"*/{_MANIFEST}"), key=_begun)}
+    return [path.parent for path in sorted(newest.values(), key=_begun)]
 
 
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
+def _begun(manifest: Path) -> tuple[str, float]:
+    """When a run began, by its manifest: a copy has the time of the copy. Runs that do not say come first."""
+    try:
+        values = from_json(manifest.read_bytes().removeprefix(BOM_UTF8))
+        return str(values["started_at"]), manifest.stat().st_mtime
+    except (OSError, ValueError, TypeError, KeyError):
+        return "", manifest.stat().st_mtime
 
 
 class RunWriter:
@@ -295,7 +301,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
     """The manifest, and the unchanged values of its file."""
     file = path / _MANIFEST
     try:
-        values = from_json(file.read_bytes(), allow_inf_nan=False)
+        values = from_json(file.read_bytes().removeprefix(BOM_UTF8), allow_inf_nan=False)
     except FileNotFoundError:
         raise RunError(f"{path}: not a run directory (no {_MANIFEST})") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -326,7 +332,9 @@ def _read_cases(path: Path, manifest: Manifest) -> tuple[list[Result], int, bool
     cases: list[Result] = []
     whole_bytes = 0
     for number, line in enumerate(data.splitlines(keepends=True), start=1):
-        last = whole_bytes + len(line) == len(data)
+        last, size = whole_bytes + len(line) == len(data), len(line)
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("no end of line")
@@ -340,7 +348,7 @@ def _read_cases(path: Path, manifest: Manifest) -> tuple[list[Result], int, bool
             problem = problem_of(error.errors()[0]) if isinstance(error, ValidationError) else error
             raise RunError(f"{path}:{number}: damaged: {problem}") from None
         cases.append(case if case.machine else case.model_copy(update={"machine": manifest.only_machine}))
-        whole_bytes += len(line)
+        whole_bytes += size
     return cases, whole_bytes, False
 
 

@@ -121,3 +121,16 @@ def test_variables_that_change_speed_are_facts(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("UNRELATED", "1")
     assert fingerprint()["variables"]["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert {"LD_PRELOAD", "UNRELATED"}.isdisjoint(fingerprint()["variables"])
+
+
+@pytest.mark.parametrize(
+    ("home", "text", "scrubbed"),
+    [
+        ("/", "a/b and /x", "a/b and /x"),
+        ("/home/ann/", "/home/ann/x of /home/annette", "<home>/x of <path>"),
+        ("~", "~ and a/b", "~ and a/b"),
+    ],
+)
+def test_scrub_knows_the_home_folder(home: str, text: str, scrubbed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: home)
+    assert scrub(text) == scrubbed

@@ -46,3 +46,11 @@ def test_doctor_shows_the_id_and_how_to_choose_another(monkeypatch: pytest.Monke
     monkeypatch.delenv("CHUNKBENCH_MACHINE")
     assert "from the hardware" in check_machine().detail
     assert "set CHUNKBENCH_MACHINE or write it to" in check_machine().detail
+
+
+def test_a_user_without_a_home_has_no_stored_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what Python does without HOME and without a name
+    assert id_file() is None
+    assert machine_id(HERE).id == hardware_id(HERE)
+    assert check_machine().detail.endswith("to choose one, set CHUNKBENCH_MACHINE")

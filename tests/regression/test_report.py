@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,18 @@ def test_the_terminal_shows_one_screen_with_the_worst() -> None:
     assert len(lines) < 100
     text = " ".join(" ".join(lines).split())
     assert "chunk_attn at n_s=1000000 is slower" in text
-    assert "261 more cases, none worse than these, in comparison.json" in text
+    assert "261 more cases, none worse than these: --format json prints all, --out FOLDER writes them" in text
+    assert "more cases with notes: --format json prints all, --out FOLDER writes them" in text
+
+
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_no_report_points_to_a_file_that_may_not_exist(form: str) -> None:
+    """A file of the comparison exists with --out only, so its name comes with that option."""
+    many = comparison(*(case("inconclusive", n, reason="noise " * 20) for n in range(900)))
+    text = " ".join(render(many, form).split())
+    named = re.findall(r"[^:;.]*comparison\.(?:md|json|txt)", text)
+    assert named
+    assert all("--out FOLDER writes" in words for words in named)
 
 
 def test_other_files_are_written_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

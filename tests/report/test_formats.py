@@ -4,8 +4,9 @@ import csv as stdlib_csv
 import io
 import json as stdlib_json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -16,7 +17,12 @@ from pydantic import BaseModel
 from chunkbench.analysis.derive import Derived
 from chunkbench.experiment.llama import SHAPES
 from chunkbench.report import build, latex, records, render
+from chunkbench.report.model import Column, Output, Table
+from chunkbench.store import open_run
 from chunkbench.store.results import Calibration, DecodeResult, GpuSampling, GpuState, ModulesResult, Noise
+
+RECORDED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/recorded/*/*/manifest.json"))
+_CAPITALS = r"\ensuremath{\Delta}\ensuremath{\lambda}\ensuremath{\Lambda}"
 
 
 def test_json_has_one_object_per_case_with_facts_and_figures(table3) -> None:
@@ -69,6 +75,40 @@ def test_csv_has_a_line_per_case_at_full_precision(table3) -> None:
         "",
     )
     assert "samples_us" not in row
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+2", "'=1+2"),
+        ("+a", "'+a"),
+        ("-a", "'-a"),
+        ("-", "'-"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", "'\n=1"),
+        ("a\r=1", "a\n=1"),
+        ("a\r\nb", "a\nb"),
+        (" =1", "' =1"),
+        ("a=1", "a=1"),
+        ("", ""),
+        (None, ""),
+        (-1.5, "-1.5"),
+        (-3, "-3"),
+        (float("-inf"), "-inf"),
+        ("-1.5", "-1.5"),
+        ("+2e6", "+2e6"),
+        (["=1"], "['=1']"),
+        (True, "True"),
+    ],
+)
+def test_csv_has_no_formula(value: Any, cell: str) -> None:
+    text = render(Output(data=[{"group": "g", "value": value}]), "csv")
+    assert list(stdlib_csv.reader(io.StringIO(text, newline=""))) == [["group", "value"], ["g", cell]]
+
+
+def test_csv_has_no_formula_in_its_heading() -> None:
+    assert render(Output(data=[{"=a": 1}]), "csv") == "'=a\n1\n"
 
 
 def nested_types(annotation: Any) -> Iterator[Any]:
@@ -143,6 +183,15 @@ def test_markdown_tables_survive_any_reason_and_label(make_case, make_run) -> No
         ("a\\b", r"a\textbackslash{}b"),
         ("{$x^2$} #1 <2", r"\{\$x\textasciicircum{}2\$\} \#1 \textless{}2"),
         ("decode µs", r"decode \ensuremath{\mu}s"),
+        ("\u03bcs \u2265 1 \u2192 2", r"\ensuremath{\mu}s \ensuremath{\ge} 1 \ensuremath{\rightarrow} 2"),
+        ("\u03b1\u03c9 \u0394\u03bb\u039b", " ".join([r"\ensuremath{\alpha}\ensuremath{\omega}", _CAPITALS])),
+        ('say "yes"', "say ''yes''"),
+        ("chunkbench --on ray", r"chunkbench -{}-on ray"),
+        ("1\u20132", "1--2"),
+        ("Gr\u00f6\u00dfe, na\u00efve", r"Gr\"{o}\ss{}e, na\"{\i}ve"),
+        ("o\u0308", r"\"{o}"),
+        ("\u4e2d", "[U+4E2D]"),
+        ("a\x1b\ud800", "a??"),
     ],
 )
 def test_latex_escapes(text: str, escaped: str) -> None:
@@ -151,8 +200,55 @@ def test_latex_escapes(text: str, escaped: str) -> None:
 
 @given(st.text())
 def test_latex_escapes_every_special_character(text: str) -> None:
-    unescaped = re.sub(r"\\(text[a-z]+\{\}|ensuremath\{\\mu\}|[&%$#_{}])", "", latex.escape(text))
-    assert not set(unescaped) & set("\\&%$#_{}~^")
+    escaped = latex.escape(text)
+    assert escaped.isascii()
+    unescaped = re.sub(r"\\(text[a-z]+\{\}|ensuremath\{[\\^a-zA-Z0-9-]+\}|[a-zA-Z]{1,5}(\{\})?|[^a-zA-Z])", "", escaped)
+    unescaped = re.sub(r"\{\}|\{[a-zA-Z]?\}", "", unescaped)
+    assert not set(unescaped) & set('\\&%$#_{}~^"')
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_latex_knows_every_character_of_the_recorded_runs(path: Path) -> None:
+    text = render(build(open_run(path)), "latex")
+    assert text.isascii()
+    assert "[U+" not in text
+
+
+def one_column(*texts: str, heading: str = "name", breaks: Iterable[int] = ()) -> Output:
+    columns = (Column[str](heading, lambda text: text, align="left"),)
+    return Output(tables=(Table("Names", columns, texts, breaks=frozenset(breaks)),), data=None)
+
+
+@pytest.mark.parametrize("text", ["[a]", "*", "[", "*[2pt]"])
+def test_latex_takes_no_cell_for_an_argument(text: str) -> None:
+    lines = [line.strip() for line in render(one_column("a", text, heading=text, breaks=[0]), "latex").splitlines()]
+    assert lines.count(rf"{{}}{text} \\") == 2  # behind \toprule and \addlinespace
+
+
+def test_latex_cuts_a_long_table_into_pages_at_a_point() -> None:
+    texts = [str(row) if row % 2 else "" for row in range(70)]
+    text = render(one_column(*texts), "latex")
+    pages = [[line.strip(" \\") for line in page.splitlines()] for page in text.split(r"\midrule")[1:]]
+    starts = [page[1] for page in pages]
+    assert starts == ["", "31", "61"]
+    assert text.count("Names, continued.") == 2
+    assert sum(line in texts for page in pages for line in page if line.isdigit()) == 35
+
+
+@pytest.mark.parametrize(
+    ("characters", "needed"),
+    [
+        (60, None),
+        (100, "a4paper"),
+        (200, "a3paper"),
+        (300, "leave columns out"),
+    ],
+)
+def test_the_head_of_latex_names_a_page_that_is_wide_enough(characters: int, needed: str | None) -> None:
+    head = render(one_column("x" * characters), "latex").partition(r"\begin")[0]
+    assert r"\usepackage{booktabs}" in head
+    assert (needed is None) == ("geometry" not in head)
+    assert needed is None or needed in head
 
 
 def test_latex_tables_are_well_formed(table3) -> None:

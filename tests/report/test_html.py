@@ -28,6 +28,9 @@ QUIET = [
 ]
 
 
+HIDDEN = "getComputedStyle(e, '::before').display === 'none'"
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
@@ -85,6 +88,21 @@ def test_the_page_renders_without_errors_or_requests(page) -> None:
     ]
     assert page.locator("figure svg").count() == 2
     assert page.locator("#claims tbody tr").count() == 91
+
+
+@pytest.mark.parametrize("width", [700, 1280, 2560])
+def test_a_table_that_is_cut_off_says_that_it_scrolls(page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+    says = "getComputedStyle(e, '::before').content.includes('scroll it to the side')"
+    regions = "[...document.querySelectorAll('.scroll')]"
+    page.wait_for_function(f"{regions}.every((e) => {says} === (e.scrollWidth > e.clientWidth))", timeout=5000)
+    signs = page.evaluate(f"{regions}.map((e) => {says})")
+    assert not all(signs)
+    assert any(signs) or width > 1000
+    assert page.complaints == []
+    page.emulate_media(media="print")
+    assert page.evaluate(f"{regions}.every((e) => !e.matches('.wide') || {HIDDEN})")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

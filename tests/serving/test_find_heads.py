@@ -119,3 +119,31 @@ def test_other_files_are_refused(tmp_path: Path, text: str | None, message: str)
         path.write_text(text)
     with pytest.raises(HeadsError, match=message):
         read_heads(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_heads": 0}, "kv_heads: .*greater than 0"),
+        ({"kv_heads": 3}, "kv_heads: 3 does not divide the number of heads"),
+        ({"tokens": -5}, "tokens: .*greater than 0"),
+        ({"echo": []}, "must have one score for each head of each layer"),
+        ({"echo": [[], []], "induction": [[], []]}, "must have one score for each head"),
+        ({"echo": [[0.1, 0.2], [0.3]]}, "must have one score for each head"),
+        ({"induction": [[0.1, 0.2]]}, "must have one score for each head"),
+        ({"echo": [[0.1, float("nan")], [0.3, 0.4]]}, "finite number"),
+        ({"retrieval": [[1, 1], [0, 0], [0, 1]]}, "retrieval: is not what the scores say"),
+    ],
+)
+def test_scores_that_no_search_wrote_are_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    scores = ((0.1, 0.2), (0.3, 0.4))
+    good = HeadScores(model="m", tokens=8, kv_heads=2, echo=scores, induction=scores)
+    path = tmp_path / "heads.json"
+    path.write_text(good.as_json())
+    assert read_heads(path) == good
+    path.write_text(json.dumps(json.loads(good.as_json()) | changes))
+    with pytest.raises(HeadsError, match=rf"{message}.*find-heads"):
+        read_heads(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(HeadsError, match="is not JSON"):
+        read_heads(path)

@@ -210,3 +210,10 @@ def test_two_processes_make_one_checkpoint(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name for path in Path(made).parent.iterdir()} == {smollm2.NAME}
     digests = [hashlib.sha256((one / "model.safetensors").read_bytes()).digest() for one in (Path(made), folder)]
     assert digests[0] == digests[1]
+
+
+def test_without_a_home_the_message_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(smollm2.ModelMissing, match="HOME is not set"):
+        smollm2.checkpoint()

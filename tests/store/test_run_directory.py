@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkbench.store import DecodeResult, RunError, RunWriter, latest_run, open_run
+from chunkbench.store import DecodeResult, RunError, RunWriter, latest_run, newest_runs, open_run
 
 MANIFEST = {"experiment": {"name": "x"}}
 
@@ -183,3 +183,20 @@ def test_the_latest_run_is_found_by_experiment(run: Path) -> None:
     assert latest_run(run.parent, "x") == run
     with pytest.raises(RunError, match="no run of y"):
         latest_run(run.parent, "y")
+
+
+def test_a_copy_of_an_old_run_is_not_the_latest(run: Path) -> None:
+    for name, started in (("new", "2026-11-02T00:00:00Z"), ("copy of an old one", "2026-01-01T00:00:00Z")):
+        RunWriter.create(run.parent / name, {**MANIFEST, "started_at": started}).close()
+    assert latest_run(run.parent, "x").name == "new"
+    assert [path.name for path in newest_runs(run.parent)] == ["new"]
+
+
+def test_a_byte_order_mark_is_no_damage(run: Path) -> None:
+    for name in ("manifest.json", "cases.jsonl"):
+        (run / name).write_bytes(b"\xef\xbb\xbf" + (run / name).read_bytes())
+    (run / "cases.jsonl").write_bytes((run / "cases.jsonl").read_bytes()[:-20])
+    writer = RunWriter.resume(run)
+    writer.append([case("d")])
+    writer.close()
+    assert [recorded.key for recorded in open_run(run).cases] == ["a", "b", "d"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.torture.fuzz import check_json, check_text, command
-from tests.torture.lies import LIES, MODELS, PAGE_LIES, TIMEOUT_S, TOKENS, Pieces, bomb, head, honest, mutated
+from tests.torture.lies import LIES, MODELS, PAGE_LIES, TIMEOUT_S, TOKENS, Pieces, bomb, ends, head, honest, mutated
 from tests.torture.trials import Harm, Part, Trial, Unavailable
 
 
@@ -143,6 +143,7 @@ def check_results(liar: Liar, results: list[dict[str, Any]], lengths: list[int])
             assert result["status"] == "ok", what
         elif lie is not mutated:
             assert result["status"] != "ok", what
+            assert lie is not ends or "finish_reason" in result["reason"], what
         if result["status"] == "ok":
             assert (result["tokens"], result["reason"]) == (TOKENS, ""), what
             assert lie is mutated or result["cached_tokens"] == 1, what

@@ -14,6 +14,7 @@ TOKENS = 3
 MODELS = b'{"data": [{"id": "m", "max_model_len": 99}]}'
 TIMEOUT_S = 4.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
 Pieces = Iterator[bytes | float]
 """What is written, piece by piece; a number is a wait in seconds."""
 
@@ -22,11 +23,16 @@ def event(**fields: object) -> bytes:
     return f"data: {json.dumps(fields)}\n\n".encode()
 
 
-def stream(prompt: int, tokens: int = TOKENS, told: object = None, end: bytes = b"data: [DONE]\n\n") -> bytes:
+def stream(
+    prompt: int, tokens: int = TOKENS, told: object = None, end: bytes = DONE, finish: str | None = "length"
+) -> bytes:
     """The events of a whole answer."""
     usage = {"prompt_tokens": prompt, "completion_tokens": tokens if told is None else told}
     usage["prompt_tokens_details"] = {"cached_tokens": 1}
-    texts = b"".join(event(choices=[{"index": 0, "text": f"t{number} "}]) for number in range(tokens))
+    choices = [{"index": 0, "text": f"t{number} ", "finish_reason": None} for number in range(tokens)]
+    if choices:
+        choices[-1]["finish_reason"] = finish
+    texts = b"".join(event(choices=[choice]) for choice in choices)
     return texts + event(choices=[], usage=usage) + end
 
 
@@ -53,6 +59,14 @@ def cut(prompt: int, chance: random.Random) -> Pieces:
     size = len(body) + 20
     yield head("200 OK", "Content-Type: text/event-stream", f"Content-Length: {size}")
     yield body[: chance.randrange(last)]
+
+
+def ends(prompt: int, chance: random.Random) -> Pieces:
+    """A stream that just ends, or whose server breaks the answer off, maybe behind all tokens."""
+    finish = chance.choice((None, None, "", "abort", "error", "content_filter"))
+    body = stream(prompt, chance.randint(1, TOKENS), end=chance.choice((b"", DONE)), finish=finish)
+    usage = body.index(b'data: {"choices": []')
+    yield HEAD + (body if chance.random() < 0.5 else body[:usage])
 
 
 def wrong_counts(prompt: int, chance: random.Random) -> Pieces:
@@ -153,7 +167,7 @@ def odd_page(prompt: int, chance: random.Random) -> Pieces:
 
 
 LIES: tuple[Callable[[int, random.Random], Pieces], ...] = (
-    *(cut, wrong_counts, statuses, redirects, endless, packed, garbage, silent, mutated),
+    *(cut, ends, wrong_counts, statuses, redirects, endless, packed, garbage, silent, mutated),
 )
 PAGE_LIES = (statuses, redirects, endless, packed, garbage, mutated, odd_page, odd_page, odd_page)
 """What /v1/models and /metrics answer."""

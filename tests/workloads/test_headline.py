@@ -20,8 +20,27 @@ def test_the_strongest_other_counts_and_our_own_ablations_do_not(make_case, make
     )
     assert report.headline == (  # sqrt(0.91 * 1.9) = 1.315
         "ChunkAttn is 0.91x to 1.90x as fast as the strongest other implementation at each of 2 points, "
-        "geometric mean 1.31x."
+        "geometric mean 1.31x. Variants of ChunkAttn are not counted as others: chunk_attn_torch is faster at 1 "
+        "point, ChunkAttn, no TPP is faster at 1 point."
     )
+
+
+@pytest.mark.parametrize(
+    ("us", "told"),
+    [
+        ([99.0], True),
+        ([90.0, 91.0, 92.0, 90.0, 91.0, 92.0], True),
+        ([101.0], False),
+        ([90.0, 120.0, 80.0, 115.0, 95.0, 105.0], False),
+    ],
+)
+@pytest.mark.parametrize("variant", ["chunk_attn_no_tpp", "flash_attn"])
+def test_a_variant_that_is_ahead_is_said_to_be_no_other(
+    make_case, make_run, us: list[float], told: bool, variant: str
+) -> None:
+    cases = at(make_case, 0, chunk_attn=[100.0] * len(us), naive=[200.0] * len(us), **{variant: us})
+    headline = build(make_run(cases)).headline
+    assert ("Variants of ChunkAttn are not counted as others" in headline) == (told and variant == "chunk_attn_no_tpp")
 
 
 def test_losses_name_point_other_implementation_and_ratio_worst_first(make_case, make_run) -> None:

@@ -96,6 +96,24 @@ def test_tables_with_a_trace(facts: MakeFacts) -> None:
     assert "hidden: 1.00 of 5.00 ms" in hidden
 
 
+@pytest.mark.parametrize("read", [None, 6])
+def test_the_same_time_is_the_same_share_everywhere(facts: MakeFacts, read: float | None) -> None:
+    """The machine slows down: 5 MB take 5, 10, 10 ms of decodes of 10, 20, 14 ms: 50, 50, 71%, the median 50%, while
+    the median of the one, 10 ms, is 71% of the median of the other, 14 ms."""
+    given = profile(facts, read=read)
+    peaks = [
+        found.model_copy(update={"read_bytes_per_s": rate})
+        for found, rate in zip(given.case.peaks, (1e9, 5e8, 5e8), strict=True)
+    ]
+    changed = {"samples_us": ((10_000.0,), (20_000.0,), (14_000.0,)), "peaks": tuple(peaks)}
+    shown = document(given.model_copy(update={"case": given.case.model_copy(update=changed)}), "a point", "a machine")
+    (limits,) = (table for table in shown.tables if table.title.startswith("The machine's limits"))
+    rows = [[cell.text for cell in row] for row in limits.rows]
+    assert [row[3:] for row in (rows[0], rows[1], rows[3])] == [["10,000", "50%"]] * 3
+    assert "It reaches 50% of the roofline" in shown.headline
+    assert read or "its own bytes take 0.50 of the decode" in shown.verdict
+
+
 def test_tables_without_a_trace(facts: MakeFacts) -> None:
     counted = profile(facts, read=None, watched=[WATCHED], counters={"cycles": 2e6})
     text = render(document(counted, "n_p=1", "a machine"), "table")

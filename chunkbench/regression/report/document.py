@@ -41,6 +41,8 @@ _CALIBRATION = (
     "calibration: time of fixed work for HEAD over its time for BASE (arithmetic, memory sweep, read bandwidth, matrix "
     "rate), least and most; HEAD / BASE is raw, the verdict is on HEAD / BASE divided by the calibration ratio"
 )
+_ALL = "--format json prints all, --out FOLDER writes them to comparison.json"
+"""Where the cases are that a document leaves out: no file exists without --out."""
 _HEADLINE_CASES = 3
 """Most cases that the headline names."""
 
@@ -53,8 +55,8 @@ def document(comparison: Comparison, most_rows: int | None = None, most_notes: i
     axes = varying(comparison.cases)
     notes = [_note(case, axes) for case in shown if case.verdict != "same" or case.reason]
     hidden = len(notes) - len(notes[:most_notes])
-    more = [f"{count(hidden, 'more case')} with notes, in comparison.md and comparison.json"] if hidden else []
-    more += [f"{count(left_out, 'more case')}, none worse than these, in comparison.json"] if left_out else []
+    more = [f"{count(hidden, 'more case')} with notes: {_ALL}"] if hidden else []
+    more += [f"{count(left_out, 'more case')}, none worse than these: {_ALL}"] if left_out else []
     return Output(
         title=f"{head.experiment or 'HEAD'}: {_revision(head)} against {_revision(comparison.base)}",
         warnings=(*_machine_line(comparison), *comparison.warnings),

@@ -35,6 +35,13 @@ for (const choice of document.querySelectorAll("fieldset.machines input")) {
     }
   });
 }
+// Says of a region that is cut off at the right that it scrolls. A region in a closed part has no width yet.
+const measured = new ResizeObserver((entries) => {
+  requestAnimationFrame(() => {
+    for (const { target } of entries) target.classList.toggle("wide", target.scrollWidth > target.clientWidth);
+  });
+});
+for (const region of document.querySelectorAll(".scroll")) measured.observe(region);
 // On paper nothing can be opened, so everything is open.
 let closed = [];
 window.addEventListener("beforeprint", () => {

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _MOST_TEXT_BYTES = 1 << 24
 """Pages of metrics have some hundred kilobytes."""
+_WHOLE = {
+    *("stop", "length", "tool_calls", "function_call"),
+    *("eos", "eos_token", "stop_sequence", "end_turn", "max_tokens", "model_length"),
+}
+"""Reasons for which a whole answer ends: OpenAI's, and other servers' words for them."""
 
 
 class _Answer(BaseModel):
@@ -36,17 +41,34 @@ class _Usage(_Answer):
     prompt_tokens_details: _Details | None = None
 
 
+class _Part(_Answer):
+    """A part of a content that is a list, as models that think send it."""
+
+    type: Any = "text"
+    text: str | None = None
+    thinking: Any = None
+
+
 class _Delta(_Answer):
-    content: str | None = None
-    reasoning_content: str | None = None
+    content: str | list[_Part] | None = None
+    reasoning_content: Any = None
     """What a model thinks before it answers; no part of the answer."""
-    reasoning: str | None = None
-    tool_calls: list[Any] | None = None
+    reasoning: Any = None
+    tool_calls: Any = None
+
+    @property
+    def text(self) -> str:
+        """The piece of the answer."""
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content if part.type in ("text", "output_text"))
+        return self.content or ""
 
     @property
     def holds_token(self) -> bool:
         """Whether a token is known to be in it."""
-        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
+        content = self.content
+        said = any(part.text or part.thinking for part in content) if isinstance(content, list) else content
+        return bool(said or self.reasoning_content or self.reasoning or self.tool_calls)
 
 
 class _Choice(_Answer):
@@ -64,7 +86,7 @@ class _Chunk(_Answer):
     @property
     def text(self) -> str:
         """The piece of the answer."""
-        pieces = (choice.delta.content if choice.delta else choice.text for choice in self.choices or ())
+        pieces = (choice.delta.text if choice.delta else choice.text for choice in self.choices or ())
         return "".join(piece or "" for piece in pieces)
 
     @property
@@ -98,8 +120,8 @@ class Tokens:
         """Empty if the server does not tell them."""
         self.request = ""
         """The server's name of the request; empty if it does not tell."""
-        self.cut = False
-        """Whether the answer ended because it had as many tokens as were asked for."""
+        self._finish: Any = None
+        """The server's reason to end the answer; None until it tells one."""
         self._pieces: list[str] = []
         self._times: dict[bool, tuple[float, float, int]] = {}
         """Of chunks with and without text: the first, the last, and their number."""
@@ -111,11 +133,25 @@ class Tokens:
         self._usage = chunk.usage or self._usage
         self.request = str(chunk.id or self.request)
         if chunk.choices:
-            self.cut = chunk.choices[-1].finish_reason == "length"
+            self._finish = chunk.choices[-1].finish_reason or self._finish
             self._pieces.append(chunk.text)
             self.ids += chunk.token_ids
             first, _, count = self._times.get(chunk.holds_token, (at, at, 0))
             self._times[chunk.holds_token] = first, at, count + 1
+
+    @property
+    def cut(self) -> bool:
+        """Whether the answer ended because it had as many tokens as were asked for."""
+        return bool(self._finish == "length")
+
+    @property
+    def unfinished(self) -> str:
+        """Why the answer is not whole; empty if it is. A stream also ends where its server dies."""
+        if self._finish is None:
+            return "the stream ended without a finish_reason: the answer may be cut off"
+        if str(self._finish).lower() not in _WHOLE:
+            return f"the server broke the answer off: finish_reason {one_line(str(self._finish))}"
+        return ""
 
     @property
     def _told(self) -> tuple[float | None, float | None, int]:

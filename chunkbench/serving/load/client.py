@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import resource
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +33,12 @@ _MOST_REDIRECTS = 5
 _ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 1 << 12
 """Most bytes of an answer, and for each token that is asked for: many times what servers send. An answer without an end
 would take the memory, and the time of the other requests."""
+_CLIENT_LIMITS = {
+    errno.EMFILE: "it may not open more files, and each connection is one: raise the hard limit (ulimit -Hn)",
+    errno.ENFILE: "the system may not open more files: raise fs.file-max",
+    errno.EADDRNOTAVAIL: "it has no free port for another connection: widen net.ipv4.ip_local_port_range",
+}
+"""Errors of this machine when a connection is opened -> what is used up, and how to get more."""
 
 
 class LoadError(RuntimeError):
@@ -98,6 +106,7 @@ async def describe_server(url: str, model: str | None = None, timeout_s: float =
                 hint = f" ({sent})" if answer.status in (401, 403) else ""
                 raise LoadError(f"{shown}/models answers with status {answer.status}: {message(text)}{hint}")
     except (*_FAILURES, TimeoutError) as error:
+        _check_client(error)
         if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
             raise LoadError(
                 f"nothing answers at {error.host}:{error.port} ({error.strerror or error.os_error}); start a server "
@@ -133,6 +142,25 @@ def _base(url: str) -> URL:
     return address.with_path(path.removesuffix("/v1") + "/v1")
 
 
+def _check_client(error: BaseException) -> None:
+    """Raises LoadError if this machine could not open a connection: that says nothing about the server."""
+    limit = _CLIENT_LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
+    if limit is not None:
+        raise LoadError(f"the client is at its limit, not the server: {limit}, or use fewer clients or a lower rate")
+
+
+@contextmanager
+def _most_files() -> Iterator[None]:
+    """For the time of the block, let this process open as many files as it may: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a system may have a limit below the hard one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def _bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -144,7 +172,7 @@ async def send(
     progress: Callable[[RequestResult, Prompt, Tokens], None] = lambda *ended: None,
 ) -> LoadResult:
     """Send the requests of a plan and wait for all answers. `progress` receives each one when it has ended, with the
-    prompt that was sent and the tokens of the answer.
+    prompt that was sent and the tokens of the answer. Raises LoadError if this machine cannot open the connections.
 
     Latency is to be counted from `due`, not from `sent`: a request that the client or the server holds up has waited.
     """
@@ -156,9 +184,10 @@ async def send(
     # request: a server closes an idle one after some seconds, perhaps just when a request has taken it.
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, force_close=True)
     timeout = aiohttp.ClientTimeout(total=options.timeout_s)
-    headers = {"Content-Type": "application/json"}
+    # A server that packs its answers may hold tokens back.
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
-        with punctual():
+        with punctual(), _most_files():
             cpu = time.process_time()
             started = time.perf_counter() + (LEAD_S if options.clients is None else 0)
 
@@ -343,8 +372,11 @@ async def _ask(
     except asyncio.CancelledError as error:
         status, reason, cut = "cancelled", "the client was interrupted", error
     except _FAILURES as error:
+        _check_client(error)
         status, reason = "error", explain(error)
-    if status == "ok":
+    if status == "ok" and (reason := tokens.unfinished):
+        status = "error"
+    elif status == "ok":
         reason = tokens.wrong(request)
         status = "wrong" if reason else "ok"
     if cut is None or sent is not None:

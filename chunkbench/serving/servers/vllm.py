@@ -11,11 +11,11 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from chunkbench.baselines.contract import YES, Answer
 from chunkbench.experiment.style import Style
-from chunkbench.serving.prometheus import sum_of
 from chunkbench.serving.servers.system import Launch, Setting, System, Watch
 from chunkbench.store.serving_result import Moment
 
@@ -74,15 +74,18 @@ class MetricsWatch(Watch):
         self._thread.join(2 * SAMPLE_S)
 
     def _run(self) -> None:
+        from chunkbench.serving.prometheus import sum_of  # needs the extra `serving`
+
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server runs on this machine
         while True:
             self._wanted.wait()
             time.sleep(SAMPLE_S)
             if self._ended:
                 return
             try:
-                with urllib.request.urlopen(f"{self._url}/metrics", timeout=5) as answer:
-                    text = answer.read().decode()
-            except OSError:  # the server is busy or has ended; whoever sends requests to it notices
+                with direct.open(f"{self._url}/metrics", timeout=5) as answer:
+                    text = answer.read().decode(errors="replace")
+            except (OSError, HTTPException):  # the server is busy or has ended; whoever sends requests to it notices
                 continue
             batch, usage = sum_of(text, "vllm:num_requests_running"), sum_of(text, "vllm:kv_cache_usage_perc")
             if batch is not None:

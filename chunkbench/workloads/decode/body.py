@@ -30,7 +30,7 @@ def body(view: View) -> Body:
         tables.expectation_table(view) if view.outcomes else None,
     )
     return Body(
-        headline.headline(matches, label, len(view.groups)),
+        f"{headline.headline(matches, label, len(view.groups))} {view.variants_ahead()}".rstrip(),
         tuple(table for table in tables_or_none if table is not None),
         headline.baseline_losses(matches, label, view.axes, view.columns),
         (tables.BANDWIDTH_LEGEND, *([_COUNTED_PER_CACHE_AND_MODE] if {"cache", "mode"} & {*view.axes} else [])),

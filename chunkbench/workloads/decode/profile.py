@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from chunkbench.analysis.profile import middle, overlap, phases, threads, wall_s
-from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE, roofline_fraction
+from chunkbench.analysis.roofline import PROBE_ERROR_ABOVE, roofline_fraction, roofline_us
 from chunkbench.report.model import Column, Output, Table
 from chunkbench.report.numbers import NOTHING, count, megabytes, micros, ms_of_s, percent, ratio, significant, times
 from chunkbench.report.numbers import span as span_of_us
@@ -95,8 +95,7 @@ def _from_traces(facts: ProfileFacts) -> Iterator[str]:
 
 
 def _from_rates(facts: ProfileFacts) -> Iterator[str]:
-    case, cold, (bandwidth, rate) = facts.case, cold_us(facts) / 1e6, peaks(facts)
-    reading, computing = case.read_bytes[0] / bandwidth / cold, case.flops[0] / rate / cold
+    reading, computing = _share(facts, facts.case.read_bytes[0], 0), _share(facts, 0, facts.case.flops[0])
     shares = f"its own bytes take {ratio(reading)} of the decode at the machine's peaks, its FLOPs {ratio(computing)}"
     if reading > 1 / LIMIT:
         yield f"Caches serve a part of what it reads: {shares.replace('take', 'would take')}."
@@ -136,24 +135,36 @@ def _times(facts: ProfileFacts) -> Table:
     return _table(title, ("call", "median", "least..most", "of the decode"), rows)
 
 
-def _limits(facts: ProfileFacts) -> Table:
-    case, cold, (bandwidth, rate) = facts.case, cold_us(facts), peaks(facts)
+def _limits_us(facts: ProfileFacts, moved: int, work: int) -> list[float]:
+    """The longer of the time for these bytes and for this arithmetic, at the peaks of each round."""
+    return [roofline_us(moved, work, found) for found in facts.case.peaks]
 
-    def row(name: str, amount: str, peak: str, seconds: float) -> Row:
-        return (name, amount, peak, micros(1e6 * seconds), percent(1e6 * seconds / cold))
+
+def _share(facts: ProfileFacts, moved: int, work: int) -> float:
+    """That time over the decode of the same round, then the median over rounds, as `roofline_fraction`."""
+    limits = zip(_limits_us(facts, moved, work), facts.case.samples_us, strict=True)
+    return median(limit / samples[0] for limit, samples in limits)
+
+
+def _limits(facts: ProfileFacts) -> Table:
+    case, (bandwidth, rate) = facts.case, peaks(facts)
+
+    def row(name: str, amount: str, peak: str, moved: int, work: int) -> Row:
+        limit = median(_limits_us(facts, moved, work))
+        return (name, amount, peak, micros(limit), percent(_share(facts, moved, work)))
 
     def memory(name: str, moved: int) -> Row:
-        return row(name, f"{megabytes(moved)} MB", f"{significant(bandwidth / 1e9, 3)} GB/s", moved / bandwidth)
+        return row(name, f"{megabytes(moved)} MB", f"{significant(bandwidth / 1e9, 3)} GB/s", moved, 0)
 
-    least = max(case.unique_bytes[0] / bandwidth, case.flops[0] / rate)
     work, speed = f"{significant(case.flops[0] / 1e9, 3)} GFLOP", f"{significant(rate / 1e9, 3)} GFLOP/s"
     rows = [
         memory("bytes that every implementation must move", case.unique_bytes[0]),
         memory("bytes that this one must read itself", case.read_bytes[0]),
-        row("arithmetic", work, speed, case.flops[0] / rate),
-        ("roofline: the longer of first and last", "", "", micros(1e6 * least), percent(roofline_fraction(case))),
+        row("arithmetic", work, speed, 0, case.flops[0]),
+        row("roofline: the longer of first and last", "", "", case.unique_bytes[0], case.flops[0]),
     ]
-    return _table("The machine's limits", ("limit", "amount", "at its peak", "µs", "of the decode"), rows)
+    title = "The machine's limits: medians over rounds, each with its own peaks and its own decode"
+    return _table(title, ("limit", "amount", "at its peak", "µs", "of the decode"), rows)
 
 
 def _phases(facts: ProfileFacts) -> Table:

@@ -155,7 +155,8 @@ def _headline(view: View) -> str:
             if ratios:
                 parts.append(f"{view.columns.name(name)} {times(geometric_mean(ratios))} with {words}")
     base = view.columns.name(view.baseline)
-    return f"Normalized latency over {base}'s, geometric mean over points: {'; '.join(parts)}." if parts else ""
+    means = f"Normalized latency over {base}'s, geometric mean over points: {'; '.join(parts)}." if parts else ""
+    return f"{means} {view.variants_ahead()}".strip()
 
 
 def _shared(n_p: int, n_s: int | None) -> str:

@@ -21,7 +21,7 @@ from chunkbench.runner.case_facts import now
 from chunkbench.runner.dry_run import words_of
 from chunkbench.runner.passes import Workplace
 from chunkbench.runner.target import Target
-from chunkbench.serving.load import LoadOptions, LoadResult, send
+from chunkbench.serving.load import LoadError, LoadOptions, LoadResult, ServerTarget, send
 from chunkbench.serving.load.answer import Tokens
 from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, ServerFailed, start_server
 from chunkbench.serving.servers.registry import SYSTEMS
@@ -219,7 +219,7 @@ class ServingMeasurer:
             return None
         told: dict[Any, list[int]] = {}
         try:
-            asyncio.run(send(server.target, plan, options, lambda _, prompt, answer: told.update({prompt: answer.ids})))
+            _sent(server.target, plan, options, lambda _, prompt, answer: told.update({prompt: answer.ids}))
         finally:
             server.stop()
         return told
@@ -351,7 +351,7 @@ class ServingMeasurer:
         if entry.system.constraint == "left out":
             plan = [replace(request, regex="") for request in plan]
         options = LoadOptions(clients, self._experiment.case_limit_s)
-        return asyncio.run(send(entry.server.target, plan, options, lambda _, *answered: ended(*answered)))
+        return _sent(entry.server.target, plan, options, lambda _, *answered: ended(*answered))
 
     def _turn(
         self,
@@ -478,3 +478,16 @@ def _survey(name: str, device: str, constrained: bool) -> _System:
     if constrained and system.constraint == "refused":
         refusal = "unsupported", REFUSED
     return _System(system, system.package_version(), refusal=refusal)
+
+
+def _sent(
+    target: ServerTarget,
+    plan: Sequence[PlannedRequest],
+    options: LoadOptions,
+    ended: Callable[[RequestResult, Prompt, Tokens], None],
+) -> LoadResult:
+    """What came of requests. Raises `CannotRunError` where this machine is at its limit, and not the server."""
+    try:
+        return asyncio.run(send(target, plan, options, ended))
+    except LoadError as error:
+        raise CannotRunError(str(error)) from None

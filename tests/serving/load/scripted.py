@@ -33,9 +33,9 @@ def stream(
         response = web.StreamResponse()
         await response.prepare(request)
         count = asked["max_tokens"] if pieces is None else pieces
-        for _ in range(count):
+        for number in range(count):
             await asyncio.sleep(wait)
-            await response.write(event(choices=[{"index": 0, "text": ""}]))
+            await response.write(event(**chunk(finish="length" if number == count - 1 else None)))
             if fault == "cut":
                 assert request.transport is not None
                 request.transport.close()
@@ -86,8 +86,8 @@ def plan(count: int, due: float = 0.0, tokens: int = 3) -> list[PlannedRequest]:
     return [PlannedRequest(number * due, (1, 2, 3, 4), tokens) for number in range(count)]
 
 
-def chunk(text: str = "", **fields: object) -> dict[str, object]:
-    return {"choices": [{"index": 0, "text": text}], **fields}
+def chunk(text: str = "", finish: str | None = None, **fields: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish}], **fields}
 
 
 def raw(*parts: bytes | float | dict[str, object]) -> Handler:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import resource
 import time
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from chunkbench.serving.load import LoadOptions, describe_server, send
+from chunkbench.serving.load import LoadError, LoadOptions, ServerTarget, describe_server, send
 from chunkbench.traces import Arrivals, PlannedRequest, due_times
 from tests.serving.load.scripted import Handler, chunk, measure, plan, raw, server, stream
 
@@ -82,7 +86,8 @@ def test_closed_loop_clients_take_turns() -> None:
         (stream(fault="event"), "error", "broke later"),
         (stream(pieces=2), "wrong", "2 tokens generated, 3 asked for"),
         (stream(pieces=2, tell=False), "wrong", "2 tokens generated, 3 asked for"),
-        (stream(pieces=0), "wrong", "the stream ended without a token"),
+        (stream(pieces=0), "error", "the stream ended without a finish_reason"),
+        (raw(chunk("", "stop", usage={"completion_tokens": 0})), "wrong", "the stream ended without a token"),
         (stream(prompt=5), "wrong", "the server counts 5 prompt tokens, 4 were sent"),
         (stream(wait=1), "timeout", "no whole answer within 0.5 s"),
     ],
@@ -139,3 +144,61 @@ def test_requests_that_the_client_cuts_are_no_failures_of_the_server(clients: in
 
     asyncio.run(run())
     assert told == [("ok", ""), *[("cancelled", "the client was interrupted")] * 2]
+
+
+def test_tokens_are_asked_for_unpacked() -> None:
+    """A compressor holds tokens back until it has enough of them."""
+    heard: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        heard.append(request.headers.get("Accept-Encoding"))
+        return await stream()(request)
+
+    assert measure(answer, plan(1)).requests[0].status == "ok"
+    assert heard == ["identity"]
+
+
+def test_connections_may_take_more_files_than_the_soft_limit() -> None:
+    """The server is in this process, too: 60 requests are 120 files. The limit is as before then."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 30
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+    try:
+        requests = measure(stream(wait=0.5), plan(60, tokens=1)).requests
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert {(request.status, request.reason) for request in requests} == {("ok", "")}
+
+
+@pytest.mark.parametrize("clients", [None, 2])
+@pytest.mark.parametrize(
+    ("number", "limit"),
+    [
+        (errno.EMFILE, r"it may not open more files, .* \(ulimit -Hn\)"),
+        (errno.ENFILE, r"the system may not open more files: raise fs\.file-max"),
+        (errno.EADDRNOTAVAIL, r"it has no free port .* net\.ipv4\.ip_local_port_range"),
+        (errno.ECONNREFUSED, ""),
+        (errno.ECONNRESET, ""),
+    ],
+)
+def test_a_limit_of_this_machine_is_no_failure_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, clients: int | None, number: int, limit: str
+) -> None:
+    """It ends the measurement with one message; what the server did fails its requests."""
+
+    async def connect(self: object, request: aiohttp.ClientRequest, **_: object) -> None:
+        raise aiohttp.ClientConnectorError(request.connection_key, OSError(number, os.strerror(number)))
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", connect)
+    target = ServerTarget("http://127.0.0.1:9/v1", "m")
+    if limit:
+        with pytest.raises(LoadError, match=f"the client is at its limit, not the server: {limit}, or use fewer"):
+            asyncio.run(send(target, plan(5), LoadOptions(clients)))
+        with pytest.raises(LoadError, match="the client is at its limit, not the server"):
+            asyncio.run(describe_server(target.url))
+    else:
+        requests = asyncio.run(send(target, plan(5), LoadOptions(clients))).requests
+        assert [request.status for request in requests] == ["error"] * 5
+        with pytest.raises(LoadError, match=r"nothing answers at 127\.0\.0\.1:9"):
+            asyncio.run(describe_server(target.url))

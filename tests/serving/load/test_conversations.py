@@ -32,7 +32,8 @@ def chat(*texts: str, fail: str = "", usage: bool = True) -> tuple[Handler, list
         response = web.StreamResponse()
         await response.prepare(request)
         for delta in said:
-            await response.write(event(choices=[{"index": 0, "delta": delta}]))
+            finish = "stop" if delta is said[-1] else None
+            await response.write(event(choices=[{"index": 0, "delta": delta, "finish_reason": finish}]))
         if usage:
             await response.write(event(choices=[], usage={"prompt_tokens": 50, "completion_tokens": 4}))
         await response.write(b"data: [DONE]\n\n")

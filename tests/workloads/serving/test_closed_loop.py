@@ -69,8 +69,8 @@ class Busy:
             regex = asked["structured_outputs"]["regex"]
             pieces = [re.sub(r"\[a-z \]\{(\d+)\}", lambda match: "x" * int(match[1]), regex).replace("\\", "")]
             pieces = pieces if "{" in pieces[0] else ["no, "]  # it knows JSON only
-        for piece in pieces:
-            choice = {"index": 0, "text": piece, "finish_reason": None}
+        for number, piece in enumerate(pieces, 1):
+            choice = {"index": 0, "text": piece, "finish_reason": "stop" if number == len(pieces) else None}
             await response.write(f"data: {json.dumps({'id': 'r', 'choices': [choice]})}\n\n".encode())
         usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": len(pieces)}
         await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
