@@ -66,6 +66,9 @@ class Matcher(Protocol):
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Write into `bits` `[words]`: bit i of word w says whether token 32 w + i may come next."""
 
+    def allows(self, token: int) -> bool:
+        """Whether it is known without a mask that a token may come next."""
+
     def accept(self, token: int) -> None:
         """Go on by an allowed token that the model chose."""
 

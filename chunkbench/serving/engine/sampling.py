@@ -62,6 +62,11 @@ def _allowed(logits: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor
     matchers = {
         row: sequence.request.matcher for row, sequence in enumerate(sequences) if sequence.request.matcher is not None
     }
+    greedy = [row for row in matchers if sequences[row].request.sampling.greedy]
+    if greedy:  # the best token of all is the best of those that are allowed, if it is one
+        for row, token in zip(greedy, _best(logits[greedy]).tolist(), strict=True):
+            if matchers[row].allows(token):
+                del matchers[row]
     if not matchers:
         return logits
     vocabulary = logits.shape[-1]

@@ -27,6 +27,7 @@ from chunkbench.serving.servers.process import SERVER_LOG, RunningServer, Server
 from chunkbench.serving.servers.registry import SYSTEMS
 from chunkbench.serving.servers.system import Setting, System
 from chunkbench.store import CannotRunError
+from chunkbench.store.request_result import RequestResult
 from chunkbench.store.results import Status
 from chunkbench.store.serving_result import Measurement, ServerFacts, ServingResult
 from chunkbench.traces import Arrivals, PlannedRequest, Prompt, Prompts, draw_prompts, due_times

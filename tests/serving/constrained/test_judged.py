@@ -6,13 +6,14 @@ import contextlib
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chunkbench.serving.constrained import Constraint, ConstraintRefused, Method
 from tests.serving.constrained.cases import CHOICES, EXPRESSIONS, SCHEMAS, VALUES
-from tests.serving.constrained.drawn import METHODS, TOKENIZERS, answers, check_json, check_match
+from tests.serving.constrained.drawn import METHODS, TOKENIZERS, answers, check_json, check_match, grammars
 from tests.torture.hostile_constraints import random_regex
 
 
@@ -138,3 +139,24 @@ def test_answers_match_two_thousand_drawn_expressions() -> None:
         regex, method, tokenizer = random_regex(chance), chance.choice(METHODS), chance.choice([*TOKENIZERS])
         for text in answers(tokenizer, method, Constraint.of_regex(regex), number):
             check_match(text, regex)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_what_is_known_to_be_allowed_is_in_the_mask(tokenizer: str) -> None:
+    """And in text without a choice the mask alone says that a token may come."""
+    made, chance, known = grammars(tokenizer, "mask"), random.Random(0), 0
+    size = len(made.vocabulary.lengths)
+    for regex in EXPRESSIONS:
+        matcher = made.matcher(Constraint.of_regex(regex))
+        while not matcher.complete:
+            bits = np.zeros(-(-size // 32), np.int32)
+            matcher.allow(bits)
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), count=size, bitorder="little")).tolist()
+            found = [token for token in range(size) if matcher.allows(token)]
+            assert found in ([], allowed)
+            known += bool(found)
+            more = [token for token in allowed if token not in made.vocabulary.library.eos_tokens]
+            if not more or chance.random() < 0.1:
+                break
+            matcher.accept(chance.choice(more))
+    assert known > 20
