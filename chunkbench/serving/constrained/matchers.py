@@ -92,7 +92,10 @@ class Matcher:
     @property
     def complete(self) -> bool:
         """Whether the answer is one that follows the constraint, and nothing may come after it."""
-        return bool(self._state.is_stopped()) and not self._state.is_error()  # an error stops it, too
+        if self._state.is_stopped():
+            return not self._state.is_error()  # an error stops it, too
+        # Where an end alone may come, and the model has none, nothing is left to wait for.
+        return self._vocabulary.endless and bool(self._state.is_accepting()) and not self._mask().any()
 
     @property
     def error(self) -> str:
@@ -101,11 +104,15 @@ class Matcher:
         return error or "the model has no token that goes on with this text" * self._stuck
 
     def _allow(self, bits: NDArray[np.int32]) -> None:
-        mask = np.frombuffer(self._state.compute_bitmask(), np.int32)[: len(bits)]
-        np.bitwise_and(mask, self._vocabulary.writable, out=bits)
+        bits[:] = self._mask()
         if self._state.is_error():
             bits[:] = 0
         self._stuck = not bits.any()
+
+    def _mask(self) -> NDArray[np.int32]:
+        """[word] a bit for each token of the model that may come next."""
+        writable = self._vocabulary.writable
+        return np.frombuffer(self._state.compute_bitmask(), np.int32)[: len(writable)] & writable
 
     def _accept(self, token: int) -> None:
         self._state.consume_token(token)

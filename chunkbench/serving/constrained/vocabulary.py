@@ -37,6 +37,8 @@ class Vocabulary:
     """[token] bytes of its text; 0 for special ones."""
     writable: NDArray[np.int32]
     """[word] a bit for each token that the model has, as in a mask."""
+    endless: bool
+    """Whether the model has no token that ends an answer."""
 
     @classmethod
     def read(cls, tokenizer: str, size: int, ends: Collection[int]) -> Vocabulary:
@@ -63,7 +65,7 @@ class Vocabulary:
         writable[:size] = 1
         if not known:
             writable[last:] = 0
-        return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32))
+        return cls(library, lengths, np.packbits(writable, bitorder="little").view(np.int32), not known)
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """Without special tokens."""

@@ -285,3 +285,14 @@ def test_an_answer_without_any_choice_needs_no_step(compiled: Compiling, method:
     found = answers(compiled, [Constraint.of_regex("abcabc")], method=method)
     assert list(found) == [("abcabc", "stop")]
     assert found.forced == (0 if method == "mask" else 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answer_of_a_model_without_an_end_ends_where_nothing_else_may_come(method: Method) -> None:
+    schema = {"type": "number", "multipleOf": 7919, "minimum": -3, "maximum": 3}
+    grammars = Grammars(byte_tokenizer(MERGES).to_str(), VOCABULARY, (), method)
+    engine = Engine(small_model(), EngineOptions(kv_bytes=4 << 20, cache="radix"))
+    matcher = grammars.matcher(Constraint.of_schema(schema))
+    engine.add(Request("number", PROMPT, 9, Sampling(temperature=1.0, seed=0), matcher=matcher))
+    tokens, ends = answers_and_ends(engine)
+    assert (grammars.vocabulary.decode(tokens["number"]), ends["number"]) in (("0", "stop"), ("-0", "stop"))
