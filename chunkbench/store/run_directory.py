@@ -15,6 +15,7 @@ from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -178,13 +179,15 @@ def newest_runs(root: Path) -> list[Path]:
     return [path.parent for path in sorted(newest.values(), key=_begun)]
 
 
-def _begun(manifest: Path) -> tuple[str, float]:
+def _begun(manifest: Path) -> tuple[float, float]:
     """When a run began, by its manifest: a copy has the time of the copy. Runs that do not say come first."""
     try:
         values = from_json(manifest.read_bytes().removeprefix(BOM_UTF8))
-        return str(values["started_at"]), manifest.stat().st_mtime
+        started = datetime.fromisoformat(values["started_at"])
+        utc = started if started.tzinfo else started.replace(tzinfo=UTC)
+        return utc.timestamp(), manifest.stat().st_mtime
     except (OSError, ValueError, TypeError, KeyError):
-        return "", manifest.stat().st_mtime
+        return 0.0, manifest.stat().st_mtime
 
 
 class RunWriter:

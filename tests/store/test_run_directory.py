@@ -186,7 +186,12 @@ def test_the_latest_run_is_found_by_experiment(run: Path) -> None:
 
 
 def test_a_copy_of_an_old_run_is_not_the_latest(run: Path) -> None:
-    for name, started in (("new", "2026-11-02T00:00:00Z"), ("copy of an old one", "2026-01-01T00:00:00Z")):
+    for name, started in (
+        ("new", "2026-11-02T00:00:00Z"),
+        ("copy of an old one", "2026-01-01T00:00:00Z"),
+        ("no", None),
+        ("odd", "zzz"),
+    ):
         RunWriter.create(run.parent / name, {**MANIFEST, "started_at": started}).close()
     assert latest_run(run.parent, "x").name == "new"
     assert [path.name for path in newest_runs(run.parent)] == ["new"]

@@ -136,8 +136,11 @@ class Grammars:
             state = self._library(self.vocabulary.library, grammar, log_level=0, limits=self._limits)
             first = state.deep_copy()
             if not state.is_error():
-                first.compute_bitmask()  # all copies share what this takes, so that `matcher` sees it
+                # All copies share what this takes, so that `matcher` sees it.
+                begins = Matcher(first, self.vocabulary).begins
         if not first.is_error():
+            if not begins:
+                raise ConstraintRefused("the model has no token with which a text begins that follows it")
             return state
         error = first.get_error().partition("<state>")[0]
         raise ConstraintRefused(" ".join((error + place_of_keys(error, schema)).split())[:_MESSAGE_CHARACTERS])

@@ -90,12 +90,17 @@ class Matcher:
         return found
 
     @property
+    def begins(self) -> bool:
+        """Whether the model has a token that may come next."""
+        return bool(self._mask().any())
+
+    @property
     def complete(self) -> bool:
         """Whether the answer is one that follows the constraint, and nothing may come after it."""
         if self._state.is_stopped():
             return not self._state.is_error()  # an error stops it, too
         # Where an end alone may come, and the model has none, nothing is left to wait for.
-        return self._vocabulary.endless and bool(self._state.is_accepting()) and not self._mask().any()
+        return self._vocabulary.endless and bool(self._state.is_accepting()) and not self.begins
 
     @property
     def error(self) -> str:

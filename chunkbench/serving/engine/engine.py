@@ -271,7 +271,7 @@ class Engine:
     def _no_token(self, sequence: Sequence) -> RequestFailed:
         matcher = sequence.request.matcher
         if matcher is not None and matcher.error:
-            return RequestFailed(sequence.request.id, f"the constraint allows no token: {matcher.error}")
+            return RequestFailed(sequence.request.id, f"the constraint allows no token: {matcher.error}", True)
         reason = f"the model's logits for token {sequence.length} are NaN or infinite"
         return RequestFailed(
             sequence.request.id, f"{reason}; the model may need another dtype than {dtype_name(self.model.dtype)}"

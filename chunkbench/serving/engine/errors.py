@@ -23,6 +23,8 @@ class RequestRefused(EngineError, ValueError):
 class RequestFailed(EngineError):
     """The engine could not go on with a request. It goes on with the others."""
 
-    def __init__(self, request: str, message: str) -> None:
+    def __init__(self, request: str, message: str, asked: bool = False) -> None:
+        """`asked`: the cause is what the client asked for, and no fault of the engine."""
         super().__init__(message)
         self.request = request
+        self.asked = asked

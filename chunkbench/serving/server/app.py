@@ -280,7 +280,8 @@ class Server:
                     return
         except (RequestFailed, BackendFailed) as error:
             outcome = "failed"
-            raise ApiError(str(error), 503 if isinstance(error, BackendFailed) else 500) from None
+            status = 503 if isinstance(error, BackendFailed) else 400 if error.asked else 500
+            raise ApiError(str(error), status) from None
         finally:
             gone.cancel()
             self.backend.drop(request.id)

@@ -129,6 +129,7 @@ def test_constraints_are_compiled_one_at_a_time_and_not_for_clients_that_left(
         ({"structured_outputs": {"json": "[" * 9000}}, "structured_outputs", "schema is not JSON: recursion limit"),
         ({"structured_outputs": {"json": '{"const": NaN}'}}, "structured_outputs", "the schema is not JSON: "),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "give one of regex, json"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs", "no token with which a text begins"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "structured_outputs.grammar .* not supported"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
         ({"response_format": {"type": "xml"}}, "response_format", "is not valid"),
@@ -246,7 +247,7 @@ def test_what_cannot_be_followed_further_fails_with_its_reason(
     """An error of llguidance stops it, and is no end of an answer."""
     monkeypatch.setattr(Matcher, "_accept", lambda self, token: self._state.consume_token(7))
     answer = ask(client, structured_outputs={"regex": "[a-c]{5}"})
-    assert answer.status_code == 500
+    assert answer.status_code == 400
     assert "the constraint allows no token: Parser Error" in answer.json()["error"]["message"]
 
 
