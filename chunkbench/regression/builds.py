@@ -80,18 +80,8 @@ def built_working_tree(project: Path, log: Path) -> Iterator[Build]:
 def _worktree(project: Path, commit: str, source: Path, log: Path) -> Iterator[Path]:
     """A worktree of a commit without its files. It is removed at the end, also after Ctrl-C."""
     try:
-        _run_git(
-            project,
-            log,
-            "make a worktree of",
-            commit,
-            "worktree",
-            "add",
-            "--detach",
-            "--no-checkout",
-            str(source),
-            commit,
-        )
+        add = ("worktree", "add", "--detach", "--no-checkout", str(source), commit)
+        _run_git(project, log, "make a worktree of", commit, *add)
         yield source
     finally:
         # The folder goes here, where no signal interrupts it, and before git forgets worktrees that are gone.

@@ -87,8 +87,6 @@ def refusing(what: str) -> Iterator[None]:
     """Turn errors of llguidance into ConstraintRefused that begins with `what`. Its panics are no `Exception`."""
     try:
         yield
-    except ConstraintRefused:
-        raise
     except BaseException as error:
         if not isinstance(error, ValueError | RuntimeError) and type(error).__name__ != "PanicException":
             raise
