@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from chunkbench.cli.options import FiniteRange
 from chunkbench.cli.output import fail, format_option, show, status_line
 
 if TYPE_CHECKING:
@@ -41,20 +41,10 @@ _MOST_REASONS = 5
 """So many reasons of failures are printed."""
 
 
-class _Number(click.FloatRange):
-    """A number of a range, without `inf` and `nan`, which click takes for numbers."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
 @click.command("load", epilog=EPILOG, short_help="Measure a server that speaks OpenAI's protocol.")
 @click.argument("url")
 @click.option("--model", help="The model's name.  [default: the one that the server has]")
-@click.option("--rate", type=_Number(0, min_open=True), help="Requests per second, open loop.")
+@click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second, open loop.")
 @click.option("--clients", type=click.IntRange(1), help="Closed loop: clients that send one request after the other.")
 @click.option(
     "--arrivals",
@@ -65,7 +55,7 @@ class _Number(click.FloatRange):
 )
 @click.option(
     "--spread",
-    type=_Number(1e-3, 1e3),
+    type=FiniteRange(1e-3, 1e3),
     default=1.0,
     show_default=True,
     help="gamma: standard deviation of the gaps over their mean.",
@@ -107,8 +97,8 @@ class _Number(click.FloatRange):
 @click.option("--vocabulary", type=click.IntRange(2), default=2048, show_default=True, help="Token ids are below this.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws arrivals and prompts.")
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Other requests sent before.")
-@click.option("--objective", type=_Number(0, min_open=True), help="Most ms per token, for the goodput.")
-@click.option("--timeout", type=_Number(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
+@click.option("--objective", type=FiniteRange(0, min_open=True), help="Most ms per token, for the goodput.")
+@click.option("--timeout", type=FiniteRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
 @click.option("--keep-eos", is_flag=True, help="Do not send ignore_eos, for servers that refuse it.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a line of JSON for each request.")
 @format_option("documents", "data")

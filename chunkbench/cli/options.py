@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
+import click
+
 Decorated = Callable[..., Any]
+
+
+class FiniteRange(click.FloatRange):
+    """A number of a range, without `inf` and `nan`, which click takes for numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def with_options(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:

@@ -201,6 +201,7 @@ def command(
         import torch
 
         from chunkbench.serving.engine import EngineError, EngineOptions
+        from chunkbench.serving.engine.model import ModelNumbers
         from chunkbench.serving.heads import HeadsError, read_heads
         from chunkbench.serving.server.app import ServerOptions
         from chunkbench.serving.server.build import ModelChoice, build_backend, text_of
@@ -208,7 +209,7 @@ def command(
         from chunkbench.serving.server.run import EVERYWHERE, bind, run
         from chunkbench.serving.server.text import CheckpointTokenizer
     try:
-        policy = None if heads is None else read_heads(heads).policy(window, compress)
+        scores = None if heads is None else read_heads(heads)
     except HeadsError as error:
         fail(error)
     try:
@@ -220,10 +221,16 @@ def command(
     except OSError as error:
         listening.close()
         fail(f"--log {log}: {error.strerror}")
+
+    def check(numbers: ModelNumbers) -> None:
+        if heads is not None and scores is not None:
+            scores.check(heads, numbers.layers, numbers.heads, numbers.kv_heads)
+
+    policy = None if scores is None else scores.policy(window, compress)
     choice = ModelChoice(model, getattr(torch, dtype), device, layers, vocabulary, max_length, seed)
     try:
         limits = EngineOptions(max_batch, prompt_budget, kv_bytes, chunk_size, attention, cache, schedule, policy)  # type: ignore[arg-type]
-        backend, room = build_backend(choice, engine, limits, partial(_say, err=True))  # type: ignore[arg-type]
+        backend, room = build_backend(choice, engine, limits, partial(_say, err=True), check)  # type: ignore[arg-type]
         text = CheckpointTokenizer(choice.folder)
     except (EngineError, ValueError) as error:
         listening.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from chunkbench.cli.options import FiniteRange
 from chunkbench.cli.output import (
     fail,
     format_option,
@@ -53,10 +54,12 @@ _TOKEN_S = 0.05
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the forest of the prompts that are live at one instant, as JSON for the axis tree.",
 )
-@click.option("--at", type=float, metavar="SECONDS", help="That instant.  [default: when most requests are live]")
+@click.option(
+    "--at", type=FiniteRange(), metavar="SECONDS", help="That instant.  [default: when most requests are live]"
+)
 @click.option(
     "--token-time",
-    type=click.FloatRange(1e-6, 1e3),
+    type=FiniteRange(1e-6, 1e3),
     metavar="SECONDS",
     help="Seconds that a token of an answer takes: how long requests are live.  [default: 0.05]",
 )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import sleep
 
 EVENTS = ("cycles", "instructions", "cache-references", "cache-misses", "dTLB-load-misses")
 _ATTACH_S = 0.3
 """How long `perf` may need until it counts; the process only waits then."""
+_END_S = 10.0
+"""How long `perf` may need to print its counts."""
 
 
 class NoCounters(Exception):
@@ -21,18 +25,47 @@ def counted(pid: int, work: Callable[[], int], events: Sequence[str] = EVENTS) -
     """Counts of a process for each unit of `work`, which returns the number of units. Raises `NoCounters`."""
     command = ["perf", "stat", "-x", ",", "-e", ",".join(events)]
     numbers = {**os.environ, "LC_ALL": "C"}
-    try:  # many virtual machines have no counters: ask before the work is done
-        parse(subprocess.run([*command, "true"], capture_output=True, text=True, check=False, env=numbers).stderr)
+    # Many virtual machines have no counters: ask before the work is done.
+    parse(_printed(_started([*command, "true"], numbers)))
+    perf = _started([*command, "-p", str(pid)], numbers)
+    try:
+        sleep(_ATTACH_S)
+        units = work()
+    except BaseException:
+        _end(perf)
+        raise
+    perf.send_signal(signal.SIGINT)
+    return {event: count / units for event, count in parse(_printed(perf)).items()}
+
+
+def _started(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    # In a session of its own, so that what it starts can be ended with it.
+    try:
+        return subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
     except OSError as error:
         raise NoCounters(f"the program perf does not start: {error.strerror}") from None
-    with subprocess.Popen([*command, "-p", str(pid)], stderr=subprocess.PIPE, text=True, env=numbers) as perf:
-        try:
-            sleep(_ATTACH_S)
-            units = work()
-        finally:
-            perf.send_signal(signal.SIGINT)
-            text = perf.communicate()[1]
-    return {event: count / units for event, count in parse(text).items()}
+
+
+def _printed(perf: subprocess.Popen[str]) -> str:
+    """What it prints until it ends. Raises `NoCounters` if it does not end in time."""
+    try:
+        return perf.communicate(timeout=_END_S)[1]
+    except subprocess.TimeoutExpired:
+        _end(perf)
+        raise NoCounters(f"the program perf did not end within {_END_S:g} s") from None
+
+
+def _end(perf: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(perf.pid, signal.SIGKILL)
+    perf.communicate()
 
 
 def parse(text: str) -> dict[str, float]:
@@ -46,9 +79,14 @@ def parse(text: str) -> dict[str, float]:
             refusals.append(f"{event} {value.strip('<>')} here; virtual machines often hide counters")
         else:
             try:
-                counts[event] = float(value)
+                count = float(value)
             except ValueError:  # an explanation with commas
                 refusals.append(line.strip())
+                continue
+            if 0 <= count < math.inf:
+                counts[event] = count
+            else:
+                refusals.append(f"perf counted {value} {event}: not a count")
     if not counts:
         raise NoCounters(next((text for text in refusals if text and text != "Error:"), "perf stat printed nothing"))
     return counts

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from chunkbench.environment.limits import no_locks
 from chunkbench.kernels.reference import attention
 from chunkbench.kernels.triton.tuning import Tuning
 from chunkbench.kvcache import PrefixTree
@@ -111,7 +112,11 @@ def fit_all(generation: int, head_dim: int, candidates: Sequence[Tuning]) -> lis
     They end before anything is timed.
     """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
-    with ProcessPoolExecutor(min(len(candidates), cpu_count() or 1), context) as processes:
+    try:
+        pool = ProcessPoolExecutor(min(len(candidates), cpu_count() or 1), context)
+    except OSError as error:
+        raise RuntimeError(no_locks(error)) from None
+    with pool as processes:
         return list(processes.map(partial(_prepared, generation, head_dim), candidates))
 
 

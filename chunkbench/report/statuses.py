@@ -30,7 +30,7 @@ def status_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns,
 
 
 def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) -> list[str]:
-    """Warnings about impossible roofline fractions: the probe erred, so every fraction of the run is doubtful."""
+    """Warnings about impossible roofline fractions, with what made the limit too low."""
     by_cache: dict[str, list[tuple[float, str]]] = {}  # the cause differs with the cache
     for group in groups:
         for implementation, row in group.rows.items():
@@ -38,7 +38,7 @@ def probe_lines(groups: Sequence[Group], axes: Sequence[str], columns: Columns) 
                 text = f"{columns.name(implementation)} at {_point(group, axes)}: {row.derived.probe_error}"
                 by_cache.setdefault(row.timed.cache, []).append((row.derived.roofline_fraction or 0.0, text))
     return [
-        f"{PROBE_MARK} An error of the probe, not a merit of the kernel, in {count(len(cases), 'case')}; "
+        f"{PROBE_MARK} No limit of the machine, so no merit of the kernel, in {count(len(cases), 'case')}; "
         f"the worst is {max(cases)[1]}"
         for cases in by_cache.values()
     ]

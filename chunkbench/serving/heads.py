@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
 
 from chunkbench.kvcache.windows import Compress, HeadPolicy
-from chunkbench.text_file import TextError, problem_of, read_text
+from chunkbench.text_file import TextError, from_json, problem_of, read_text
 
 REPEATS = 4
 """How often the test repeats its random tokens."""
@@ -60,6 +60,15 @@ class HeadScores(BaseModel):
         """Retrieval heads keep everything."""
         return HeadPolicy(self.retrieval_heads(), window, compress=compress)
 
+    def check(self, path: Path, layers: int, heads: int, kv_heads: int) -> None:
+        """Raise HeadsError, which names the file of the scores, unless they are of a model with these numbers."""
+        own = len(self.echo), len(self.echo[0]), self.kv_heads
+        if own != (layers, heads, kv_heads):
+            sizes = [
+                "{} layers of {} heads and {} KV heads".format(*numbers) for numbers in (own, (layers, heads, kv_heads))
+            ]
+            raise HeadsError(f"{path}: is of {self.model}, with {sizes[0]}; this model has {sizes[1]}; {_AGAIN}")
+
     def problem(self) -> str:
         """What is wrong with the shape of the scores; empty if nothing."""
         widths = {len(layer) for scores in (self.echo, self.induction) for layer in scores}
@@ -84,11 +93,11 @@ class HeadScores(BaseModel):
 def read_heads(path: Path) -> HeadScores:
     """The scores in a file. Raises HeadsError."""
     try:
-        values: Any = json.loads(read_text(path))
+        values: Any = from_json(read_text(path))
     except TextError as error:
         raise HeadsError(str(error)) from None
-    except (ValueError, RecursionError) as error:
-        raise HeadsError(f"{path}: is not JSON: {error}") from None
+    except ValueError as error:
+        raise HeadsError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise HeadsError(f"{path}: not the scores of heads: `chunkbench find-heads MODEL` writes them")
     named = values.pop("retrieval", None)

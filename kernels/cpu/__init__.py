@@ -89,15 +89,17 @@ def read_seconds(buffer: torch.Tensor, threads: int) -> float:
     return seconds
 
 
-def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float) -> float:
+def matrix_flops_per_s(dtype: str, threads: int, milliseconds: float, isa: str = "") -> float:
     """Floating-point operations per second of multiply-add loops held in registers, all threads together.
 
     This is the peak rate of the vector units for `dtype` float32, bfloat16 or float16, measured for about
     `milliseconds` (at most 60000). For bfloat16, a CPU with AVX512-BF16 uses its dot products. On other CPUs, and for
     float16, the rate is that of float32, because the kernels widen the numbers to float32. Matrix units (AMX) are not
-    counted. Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
+    counted. `isa`: one that this CPU can run; default: the best.
+
+    Raises ValueError for another dtype, for threads < 1 or a time outside of ]0, 60000], and NativeMissing.
     """
-    rate: float = required().matrix_flops_per_s(dtype, threads, milliseconds)
+    rate: float = required().matrix_flops_per_s(dtype, threads, milliseconds, isa)
     return rate
 
 

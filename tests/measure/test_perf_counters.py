@@ -10,6 +10,7 @@ from time import perf_counter
 
 import pytest
 
+from chunkbench.measure import perf_counters
 from chunkbench.measure.perf_counters import NoCounters, counted, parse
 
 PRINTED = """\
@@ -38,6 +39,7 @@ def test_counts_are_read() -> None:
         ("event syntax error: 'cycles,foo'\n   \\___ parser error\n", "event syntax error"),
         ("event syntax error: 'cyclesx,instructions,cache-references,cache-misses,dTLB..'\n", "event syntax error"),
         ("", "printed nothing"),
+        *((f"{value},,cycles,5,100.00,,\n", f"{value} cycles: not a count") for value in ("nan", "inf", "-inf", "-1")),
     ],
 )
 def test_what_is_no_count_says_why(printed: str, told: str) -> None:
@@ -49,6 +51,32 @@ def test_a_machine_without_perf_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoCounters, match="perf does not start: No such file"):
         counted(os.getpid(), lambda: 1)
+
+
+@pytest.mark.parametrize("deaf", ["true", "-p"])
+def test_a_perf_that_does_not_end_is_ended(deaf: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    perf = tmp_path / "perf"
+    perf.write_text(
+        f"""#!/bin/sh
+        echo 5,,cycles,5,100.00,, >&2
+        trap "" INT
+        for word; do if [ "$word" = {deaf} ]; then sleep 100; fi; done
+        """
+    )
+    perf.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(perf_counters, "_END_S", 0.2)
+    with pytest.raises(NoCounters, match=r"perf did not end within 0\.2 s"):
+        counted(os.getpid(), lambda: 1)
+
+
+def test_an_error_of_the_work_is_the_one_that_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    perf = tmp_path / "perf"
+    perf.write_text("#!/bin/sh\necho 5,,cycles,5,100.00,, >&2\n")
+    perf.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ZeroDivisionError):
+        counted(os.getpid(), lambda: 1 // 0)
 
 
 def test_this_machine_counts_or_says_why() -> None:

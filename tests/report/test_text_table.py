@@ -142,7 +142,9 @@ def test_impossible_fractions_are_reported_as_an_error_of_the_probe(make_case, m
     report = build(make_run([make_case(name, us=[us]) for name, us in fast.items()]))
     assert re.search(r"\d%!", text_table.render(report))
     (warning,) = report.warnings
-    assert warning.startswith("! An error of the probe, not a merit of the kernel, in 2 cases; the worst is FlashAttn")
+    assert warning.startswith(
+        "! No limit of the machine, so no merit of the kernel, in 2 cases; the worst is FlashAttn"
+    )
 
 
 def test_the_footer_describes_machine_software_data_and_timing(table3) -> None:

@@ -107,8 +107,9 @@ def test_a_file_of_scores_comes_back(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "heads.json: cannot be read: No such file"),
-        ("{", "heads.json: is not JSON"),
+        ("{", "heads.json: not JSON"),
         ("[]", "not the scores of heads"),
+        ('{"echo": [[NaN]]}', "NaN is no finite number"),
         ('{"model": "m"}', "tokens: Field required"),
         ('{"model": "m", "tokens": 1, "kv_heads": 1, "echo": [["x"]], "induction": []}', "echo.0.0"),
     ],
@@ -121,6 +122,14 @@ def test_other_files_are_refused(tmp_path: Path, text: str | None, message: str)
         read_heads(path)
 
 
+def test_scores_of_another_model_are_refused() -> None:
+    scores = HeadScores(model="m", tokens=8, kv_heads=2, echo=((0.1, 0.2),), induction=((0.1, 0.2),))
+    scores.check(Path("heads.json"), 1, 2, 2)
+    for other in ((2, 2, 2), (1, 4, 2), (1, 2, 1)):
+        with pytest.raises(HeadsError, match=r"heads\.json: is of m, with 1 layers of 2 heads.*this model.*find-heads"):
+            scores.check(Path("heads.json"), *other)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -131,7 +140,6 @@ def test_other_files_are_refused(tmp_path: Path, text: str | None, message: str)
         ({"echo": [[], []], "induction": [[], []]}, "must have one score for each head"),
         ({"echo": [[0.1, 0.2], [0.3]]}, "must have one score for each head"),
         ({"induction": [[0.1, 0.2]]}, "must have one score for each head"),
-        ({"echo": [[0.1, float("nan")], [0.3, 0.4]]}, "finite number"),
         ({"retrieval": [[1, 1], [0, 0], [0, 1]]}, "retrieval: is not what the scores say"),
     ],
 )
@@ -145,5 +153,5 @@ def test_scores_that_no_search_wrote_are_refused(changes: dict[str, object], mes
     with pytest.raises(HeadsError, match=rf"{message}.*find-heads"):
         read_heads(path)
     path.write_text("[" * 100_000)
-    with pytest.raises(HeadsError, match="is not JSON"):
+    with pytest.raises(HeadsError, match="not JSON"):
         read_heads(path)

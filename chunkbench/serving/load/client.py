@@ -6,13 +6,13 @@ import asyncio
 import errno
 import json
 import os
-import resource
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chunkbench.environment.limits import most_files
 from chunkbench.pins import SERVING_INSTALL
 from chunkbench.serving.load.answer import Models, Tokens, at_most, events, explain, failure, message, one_line, text_of
 from chunkbench.serving.load.timing import at_due_times, punctual
@@ -149,18 +149,6 @@ def _check_client(error: BaseException) -> None:
         raise LoadError(f"the client is at its limit, not the server: {limit}, or use fewer clients or a lower rate")
 
 
-@contextmanager
-def _most_files() -> Iterator[None]:
-    """For the time of the block, let this process open as many files as it may: each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # a system may have a limit below the hard one
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def _bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -187,7 +175,7 @@ async def send(
     # A server that packs its answers may hold tokens back.
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
-        with punctual(), _most_files():
+        with punctual(), most_files():
             cpu = time.process_time()
             started = time.perf_counter() + (LEAD_S if options.clients is None else 0)
 

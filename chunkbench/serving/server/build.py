@@ -90,11 +90,15 @@ def text_of(name: str) -> str:
 
 
 def build_backend(
-    choice: ModelChoice, engine: EngineName, options: EngineOptions, say: Callable[[str], None]
+    choice: ModelChoice,
+    engine: EngineName,
+    options: EngineOptions,
+    say: Callable[[str], None],
+    check: Callable[[ModelNumbers], None] = lambda numbers: None,
 ) -> tuple[Backend, int]:
     """The engine with its model, and the most tokens that it takes for prompt and answer together.
 
-    `say` gets a line before each part that takes long. Raises EngineError and ValueError.
+    `say` gets a line before each part that takes long. `check` may refuse the model. Raises EngineError and ValueError.
     """
     if choice.model == smollm2.NAME:
         say(f"{choice.name}: looking for its checkpoint; the first time it is made, in some seconds")
@@ -108,7 +112,9 @@ def build_backend(
         with reading_with_transformers(choice.model):
             module = random_module(config, choice.dtype, attention, choice.seed)
     module = module.to(choice.device)
-    if weights := ModelNumbers(module).weights:
+    numbers = ModelNumbers(module)
+    check(numbers)
+    if weights := numbers.weights:
         say(f"{choice.name}: weights: {weights}")
     say(f"{choice.name}: preparing the engine: weights in the layout of the kernels, memory for K/V")
     if engine == "transformers":

@@ -8,9 +8,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from time import monotonic
 
 import uvicorn
 
+from chunkbench.environment.limits import most_files
 from chunkbench.malloc import share_heap
 from chunkbench.serving.server.app import Server, ServerOptions, application
 from chunkbench.serving.server.backend import Backend
@@ -34,6 +36,29 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self.announce()
+
+
+_QUIET_S = 10.0
+_TOO_MANY_FILES = (
+    "too many open files, and each connection is one: new ones wait until others end; raise the hard limit (ulimit -Hn)"
+)
+
+
+class _RefusedConnections(logging.Filter):
+    """Connections that the system refuses are one line in ten seconds: asyncio tells each of them, with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "out of system resource" not in record.getMessage():
+            return True
+        if monotonic() < self._next:
+            return False
+        self._next = monotonic() + _QUIET_S
+        record.msg, record.args, record.exc_info = _TOO_MANY_FILES, (), None
+        return True
 
 
 def _no_cancelled(record: logging.LogRecord) -> bool:
@@ -80,12 +105,14 @@ def run(
         timeout_graceful_shutdown=shutdown_s,
     )
     logging.getLogger("uvicorn.error").addFilter(_no_cancelled)
+    logging.getLogger("asyncio").addFilter(_RefusedConnections())
     web = _Announcing(config)
     web.announce = announce
     # uvicorn raises the signal again after it has shut down; a signal that is obeyed is no error.
     previous = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        web.run(sockets=[listening])
+        with most_files():
+            web.run(sockets=[listening])
     finally:
         signal.signal(signal.SIGTERM, previous)
         log.close()

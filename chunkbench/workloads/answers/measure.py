@@ -53,10 +53,12 @@ class AnswersMeasurer:
         self._encode, self._decode = _tokenizer(folder)
         self._scores = self._heads(folder, dtype, notify)
         self._model = Model(load_module(folder, dtype, INTERFACE))
-        heads = len(self._scores.echo), self._scores.kv_heads
-        if heads != (self._model.layers, self._model.kv_heads):
-            sizes = f"{heads[0]} layers of {heads[1]} KV heads"
-            raise CannotRunError(f"{experiment.heads}: is of {self._scores.model}, with {sizes}; this is another model")
+        try:
+            self._scores.check(
+                Path(experiment.heads or ""), self._model.layers, self._model.heads, self._model.kv_heads
+            )
+        except HeadsError as error:
+            raise CannotRunError(str(error)) from None
 
     def _heads(self, folder: Path, dtype: torch.dtype, notify: Callable[[str], None]) -> HeadScores:
         """Of a file, or found now. Raises `RunError`."""

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, cast
 
 from chunkbench.environment import usable_threads
+from chunkbench.environment.limits import no_locks
 from chunkbench.experiment.point import Case
 from chunkbench.experiment.points import ReplayPoint
 from chunkbench.experiment.units import parse_duration
@@ -22,6 +23,7 @@ from chunkbench.runner.dry_run import list_plan
 from chunkbench.runner.target import Target
 from chunkbench.store.replay_result import ReplayResult
 from chunkbench.store.results import Status
+from chunkbench.store.run_directory import CannotRunError
 from chunkbench.workloads.replay.copying import copy_rate
 from chunkbench.workloads.replay.job import Answered, ReplayJob, compute
 from chunkbench.workloads.replay.managers import MANAGERS
@@ -129,7 +131,10 @@ class ReplayMeasurer:
         if self._pool is None:
             # Forked processes would inherit locks of this one's threads.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(usable_threads(), context, _follow, (os.getpid(),))
+            try:
+                self._pool = ProcessPoolExecutor(usable_threads(), context, _follow, (os.getpid(),))
+            except OSError as error:
+                raise CannotRunError(no_locks(error)) from None
         futures: dict[Future[Answered], tuple[str, int]] = {}
         try:
             for name, job in jobs.items():

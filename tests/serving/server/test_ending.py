@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -32,10 +33,19 @@ def test_a_client_that_never_reads_ends_with_the_time_to_shut_down(tmp_path: Pat
             [*command, "--host", "::", "--port", str(port)],
             stderr=file,
             env={**os.environ, "WEB_CONCURRENCY": "auto"},
-            preexec_fn=lambda: os.close(1),
+            preexec_fn=few_files_without_output,
         )
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}", process, errors)  # by IPv4
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        for _ in range(100):
+            if "too many open files" in errors.read_text():
+                break
+            time.sleep(0.1)
+        assert len(os.listdir(f"/proc/{process.pid}/fd")) > 40
+        for connection in idle:
+            connection.close()
+        wait_until_healthy(f"http://127.0.0.1:{port}", process, errors)
         body = {"model": NAME, "prompt": [1, 2], "max_tokens": 3000, "ignore_eos": True, "stream": True}
         data = json.dumps(body).encode()
         client = socket.socket()
@@ -49,9 +59,15 @@ def test_a_client_that_never_reads_ends_with_the_time_to_shut_down(tmp_path: Pat
         assert time.monotonic() - began < 10
         client.close()
         assert "Traceback" not in errors.read_text()
+        assert errors.read_text().count("too many open files") == 1, errors.read_text()
     finally:
         process.kill()
         process.wait()
+
+
+def few_files_without_output() -> None:
+    os.close(1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 64))
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], errors: Path) -> None:

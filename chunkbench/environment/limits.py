@@ -1,0 +1,24 @@
+"""What the system lets a process have besides memory: open files, and the shared memory of locks."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def most_files() -> Iterator[None]:
+    """For the time of the block, let this process open as many files as it may: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a system may have a limit below the hard one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def no_locks(error: OSError) -> str:
+    """Why processes cannot share locks, and what to do."""
+    return f"/dev/shm: cannot be used: {error.strerror}; processes need it for their locks: mount it writable"
