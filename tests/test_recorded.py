@@ -3,39 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from chunkbench.report import build, build_book
+from chunkbench import workload
+from chunkbench.analysis.derive import derive
+from chunkbench.cli.main import cli
+from chunkbench.paper.claims import claims, differing
+from chunkbench.report import build, build_book, html, latex, render
 from chunkbench.report.book import Book
+from chunkbench.report.claims import document
+from chunkbench.report.formats import names
 from chunkbench.runner.reproduce import KERNELS
 from chunkbench.store import open_run
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "results" / "recorded"
 FOLDER = RECORDED / "epyc-zen3-2-cores"
-RUNS = sorted(path.parent for path in RECORDED.glob("*/*/manifest.json"))
+MACHINES = sorted({RECORDED / path.relative_to(RECORDED).parts[0] for path in RECORDED.rglob("manifest.json")})
+RUNS = sorted(path.parent for path in RECORDED.rglob("manifest.json"))
+"""Most lie in the folder of a machine; one is the folder itself."""
 
 PARTIAL = {"nvidia-h200/gpu-kernels", "nvidia-h200/figure4"}
 """The GPU went back before these runs had ended; their finished points are complete."""
-NUMBERS = ROOT / "tests" / "recorded"
-"""What each recorded run says, as text, so that a change shows in review."""
+DIRTY = {"epyc-zen3-2-cores-authors"}
+KEPT = ROOT / "tests" / "recorded"
+"""What the commands print of recorded runs, as text, so that a change shows in review."""
 
 
-def numbers(path: Path) -> str:
-    """Every table of a run, and every derived figure of every case."""
-    report = build(open_run(path))
-    lines = []
-    for table in report.tables:
-        lines += [f"# {table.title}", *(" | ".join(cell.text for cell in row) for row in table.rows)]
+def name_of(path: Path) -> str:
+    return str(path.relative_to(RECORDED))
+
+
+def check(name: str, text: str, accept: bool) -> None:
+    """Compare a text with the kept one. After an intended change, `pytest tests/test_recorded.py --accept` keeps it."""
+    kept = KEPT / f"{name}.txt"
+    if accept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(text)
+    assert text.splitlines() == kept.read_text().splitlines()
+
+
+@pytest.fixture
+def accept(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--accept"))
+
+
+def printed(path: Path) -> str:
+    """What `chunkbench report` prints of a run: as Markdown, the keys of CSV, and a hash of every other format."""
+    run = open_run(path)
+    report = build(run)
+    texts = {form: render(report, form) for form in names("documents", "records", "data")}
+    texts["html"] = render(build_book([run], path.parent, [report]), "html")
+    texts["latex, one table"] = latex.as_printed(report)
+    hashes = [f"{form}: {hash_of(text)}" for form, text in texts.items() if form != "markdown"]
     figures = [{name: shown(value) for name, value in vars(row.derived).items()} for row in report.rows]
-    names = [name for name in figures[0] if any(row[name] for row in figures)]
-    lines += ["# Derived figures", "key,implementation," + ",".join(names)]
+    known = [name for name in figures[0] if any(row[name] for row in figures)]
+    lines = [texts["markdown"], "# CSV", texts["csv"].partition("\n")[0], "# Other formats", *hashes]
+    lines += ["# Derived figures", "key,implementation," + ",".join(known)]
     for row, values in zip(report.rows, figures, strict=True):
-        lines.append(",".join([row.facts.key[:16], row.facts.implementation, *(values[name] for name in names)]))
+        lines.append(",".join([row.facts.key[:16], row.facts.implementation, *(values[name] for name in known)]))
     return "\n".join(lines) + "\n"
+
+
+def hash_of(text: str) -> str:
+    """Of the lines in order of the alphabet."""
+    return sha256("\n".join(sorted(text.splitlines())).encode()).hexdigest()[:16]
 
 
 def shown(value: Any) -> str:
@@ -44,14 +81,46 @@ def shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_recorded_run_still_gives_the_same_numbers(path: Path, request: pytest.FixtureRequest) -> None:
-    """After an intended change, `pytest tests/test_recorded.py --accept` stores what the runs say now."""
-    kept = NUMBERS / path.parent.name / f"{path.name}.txt"
-    if request.config.getoption("--accept"):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(numbers(path))
-    assert numbers(path).splitlines() == kept.read_text().splitlines()
+@pytest.mark.parametrize("path", RUNS, ids=name_of)
+def test_a_recorded_run_is_reported_as_before(path: Path, accept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html.figures, "draw", lambda *_: None)  # pictures take most of the time, and are no text
+    check(name_of(path), printed(path), accept)
+
+
+def test_claims_are_judged_as_before(accept: bool) -> None:
+    """Of every machine, and of all of them."""
+    rows = {path: derive(open_run(path).cases) for path in RUNS}
+    for machine in (*MACHINES, RECORDED):
+        runs = {path.name: of_one for path, of_one in rows.items() if path.is_relative_to(machine)}
+        output = document(claims(list(runs.values())), list(runs), differing(runs))
+        check(
+            f"claims/{machine.name}", f"{render(output, 'markdown')}\njson: {hash_of(render(output, 'json'))}\n", accept
+        )
+
+
+COMPARED = {
+    "one-schema": ("xeon-amx-2-cores/cpu-kernels", "xeon-amx-2-cores/cpu-kernels-without-amx"),
+    "two-schemas": ("epyc-zen4-2-cores/cpu-kernels", "epyc-zen5-2-cores/cpu-kernels"),
+    "servers": ("epyc-zen4-2-cores/table4-smollm2-caching", "epyc-zen4-2-cores/table4-smollm2-caching-radix"),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_runs_are_compared_as_before(name: str, accept: bool) -> None:
+    paths = [str((RECORDED / path).relative_to(ROOT)) for path in COMPARED[name]]
+    texts = {form: output_of("compare", *paths, "--format", form) for form in ("markdown", "csv", "json", "junit")}
+    kept = [texts.pop("markdown"), *(f"{form}: {hash_of(text)}" for form, text in texts.items())]
+    check(f"compare/{name}", "\n".join(kept) + "\n", accept)
+
+
+def test_what_there_is_is_listed_as_before(accept: bool) -> None:
+    kinds = [("--kind", kind) for kind in workload.names()]
+    texts = [output_of("list", *kind, "--format", "csv") for kind in ((), *kinds)]
+    check("list", "\n".join([*texts, output_of("validate", "--schema")]), accept)
+
+
+def output_of(*words: str) -> str:
+    return CliRunner().invoke(cli, words).stdout
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +128,11 @@ def book() -> Book:
     return build_book([open_run(FOLDER / name) for name in KERNELS], ROOT)
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.parametrize("path", RUNS, ids=name_of)
 def test_a_recorded_run_is_complete(path: Path) -> None:
     run = open_run(path)
-    assert run.manifest.interrupted is (f"{path.parent.name}/{path.name}" in PARTIAL)
-    assert run.manifest.git.dirty is False
+    assert run.manifest.interrupted is (name_of(path) in PARTIAL)
+    assert run.manifest.git.dirty is (name_of(path) in DIRTY)
     assert not run.torn
     assert {case.status for case in run.cases} <= {"ok", "noisy", "unavailable", "unsupported"}
     assert path.name in ("memory", "razor-answers") or all(
@@ -75,13 +144,13 @@ def test_the_results_quote_the_recorded_runs(book: Book) -> None:
     text = " ".join((ROOT / "docs" / "results.md").read_text().split())
     summary, *runs, _ = book.documents
     assert summary.headline.rstrip(".") in text
-    for document in runs:
-        assert f"**{document.title}**: {document.verdict} {document.headline}".replace(":  ", ": ").rstrip() in text
+    for one in runs:
+        assert f"**{one.title}**: {one.verdict} {one.headline}".replace(":  ", ": ").rstrip() in text
     for claim in book.claims:
         assert f"| {claim.id} |" not in text or f"| {claim.id} | {claim.verdict} |" in text
 
 
-def test_the_results_rank_the_trees_of_every_machine(request: pytest.FixtureRequest) -> None:
+def test_the_results_rank_the_trees_of_every_machine(accept: bool) -> None:
     """A machine is a folder with runs of `trees-*`; `--accept` puts its table on the page."""
     trees = [open_run(path) for path in RUNS if path.name.startswith("trees-")]
     lines = []
@@ -92,7 +161,7 @@ def test_the_results_rank_the_trees_of_every_machine(request: pytest.FixtureRequ
     page = ROOT / "docs" / "results.md"
     before, rest = page.read_text().split("<!-- rankings -->\n\n")
     kept, after = rest.split("<!-- end of rankings -->")
-    if request.config.getoption("--accept"):
+    if accept:
         kept = "\n".join([*lines, ""])
         page.write_text(f"{before}<!-- rankings -->\n\n{kept}<!-- end of rankings -->{after}")
     assert kept.splitlines() == lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from chunkbench.analysis.derive import Group, Row
@@ -43,7 +43,7 @@ class HeadCache:
         return None if self.speedup is None else self.speedup * self.bytes
 
 
-def head_caches(groups: Sequence[Group]) -> Iterator[HeadCache]:
+def head_caches(groups: Iterable[Group]) -> Iterator[HeadCache]:
     """All methods that compute something else than attention over all tokens, at points where ChunkAttn ran."""
     for group in groups:
         full = group.rows.get(FULL)

@@ -9,7 +9,7 @@ import pytest
 
 from chunkbench.analysis.derive import derive
 from chunkbench.paper.claims import _JUDGES
-from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.evidence import Evidence, RunRows
 from chunkbench.paper.claims.judgement import Judgement
 from chunkbench.paper.printed import PAGED_ATTENTION_SETUP, paged_attention, paper_rows
 from chunkbench.store.replay_result import ReplayResult
@@ -22,7 +22,7 @@ KINDS = ("used", "reserved", "internal_fragmentation", "external_fragmentation")
 
 
 def judge(id: str, *facts: Result) -> Judgement:
-    return _JUDGES[id](Evidence([derive(list(facts))]))
+    return _JUDGES[id](Evidence([RunRows(derive(list(facts)))]))
 
 
 def rates(times: float, manager: str = "paged", experiment: str = "replay-paged", **axes: Any) -> list[ReplayResult]:

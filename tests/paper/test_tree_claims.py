@@ -9,7 +9,7 @@ import pytest
 
 from chunkbench.analysis.derive import derive
 from chunkbench.paper.claims import _JUDGES
-from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.evidence import Evidence, RunRows
 from chunkbench.paper.claims.judgement import Judgement
 from chunkbench.paper.printed import paper_rows, printed_of_trees
 from chunkbench.store.results import DecodeResult
@@ -24,7 +24,7 @@ ROOTS: dict[str, Any] = {
 
 
 def judge(id: str, *points: list[DecodeResult]) -> Judgement:
-    return _JUDGES[id](Evidence([derive([case for point in points for case in point])]))
+    return _JUDGES[id](Evidence([RunRows(derive([case for point in points for case in point]))]))
 
 
 @pytest.fixture

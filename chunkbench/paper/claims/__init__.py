@@ -21,7 +21,7 @@ from chunkbench.paper.claims import (
     serving,
     trees,
 )
-from chunkbench.paper.claims.evidence import Evidence
+from chunkbench.paper.claims.evidence import Evidence, RunRows
 from chunkbench.paper.claims.judgement import Bound, ClaimVerdict, Judgement
 from chunkbench.paper.printed import paper_rows
 
@@ -172,7 +172,7 @@ def differing(runs: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, ClaimVer
 
 def claims(runs: Sequence[Sequence[Row]]) -> list[Claim]:
     """Every claim of `results/paper/claims.csv`, in the order of the file, judged by the rows of these runs."""
-    evidence = Evidence(runs)
+    evidence = Evidence([RunRows(rows) for rows in runs])
     stated: Sequence[dict[str, Any]] = paper_rows("claims")
     preferred = {name: evidence.preferring(experiment) for name, experiment in _EXPERIMENT.items()}
     return [

@@ -15,7 +15,7 @@ from chunkbench.analysis.constrained import (
     retokenizing_share,
     speed_ratio,
 )
-from chunkbench.analysis.derive import Row, groups
+from chunkbench.analysis.derive import Row
 from chunkbench.analysis.ratio import ratio
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judgement, Stated, absent, decided, judged
@@ -107,10 +107,9 @@ def _faster(evidence: Evidence, system: str, base: str, stated: Stated, words: s
 def _points(evidence: Evidence) -> Iterator[tuple[dict[str, Any], dict[str, Row]]]:
     """Axes and rows of points with closed-loop clients; where runs of an experiment share one, the last run counts."""
     found = {}
-    for rows in evidence.runs:
-        for group in groups(rows):
-            if group.axes.get("clients") is not None:
-                found[f"{group.axes} {next(iter(group.rows.values())).facts.experiment}"] = group
+    for group in evidence.groups:
+        if group.axes.get("clients") is not None:
+            found[f"{group.axes} {next(iter(group.rows.values())).facts.experiment}"] = group
     return ((dict(group.axes), dict(group.rows)) for group in found.values())
 
 

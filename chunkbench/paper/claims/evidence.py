@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from chunkbench.analysis.derive import Row, groups
+from chunkbench.analysis.derive import Group, Row, groups
 from chunkbench.analysis.ratio import ratio
 from chunkbench.experiment.point import AttentionPoint
 from chunkbench.paper.claims.judgement import Figure
@@ -54,27 +55,49 @@ class MeasuredPoint:
         )
 
 
+class RunRows:
+    """The rows of one run."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Its points."""
+        return groups(self.rows)
+
+
 class Evidence:
     """The rows of several runs. Where runs measured the same case, the last run counts."""
 
-    def __init__(self, runs: Sequence[Sequence[Row]]) -> None:
+    def __init__(self, runs: Sequence[RunRows]) -> None:
         self.runs = runs
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """All rows, run by run."""
+        return (row for run in self.runs for row in run.rows)
+
+    @property
+    def groups(self) -> Iterator[Group]:
+        """The points of every run, run by run."""
+        return (group for run in self.runs for group in run.groups)
 
     def preferring(self, experiment: str) -> Evidence:
         """The same rows, but runs of this experiment count before all others."""
-        return Evidence(sorted(self.runs, key=lambda rows: any(row.facts.experiment == experiment for row in rows)))
+        return Evidence(sorted(self.runs, key=lambda run: any(row.facts.experiment == experiment for row in run.rows)))
 
     def of(self, experiment: str) -> Evidence:
         """The rows of this experiment alone."""
-        return Evidence([[row for row in rows if row.facts.experiment == experiment] for rows in self.runs])
+        return Evidence([RunRows([row for row in run.rows if row.facts.experiment == experiment]) for run in self.runs])
 
     def points(self, implementation: str = "chunk_attn", **axes: Any) -> Iterator[MeasuredPoint]:
         """Points of the setup, changed by `axes` (`...`: any value), where `implementation` was measured, each once."""
         wanted = {**SETUP, "protocol": "strict", "cache": "cold", **axes}
         points: dict[str, MeasuredPoint] = {}
-        for rows in self.runs:
+        for run in self.runs:
             # Of several modes (on a GPU) `events` comes last and so counts: like the paper, it times the device alone.
-            for group in sorted(groups(rows), key=lambda group: group.axes["mode"] == "events"):
+            for group in sorted(run.groups, key=lambda group: group.axes["mode"] == "events"):
                 values, row = group.axes, group.rows.get(implementation)
                 if row is None or row.derived.latency_us is None or not isinstance(row.facts, AttentionPoint):
                     continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from chunkbench.analysis.derive import Row, groups
+from chunkbench.analysis.derive import Row
 from chunkbench.analysis.kv_memory import CONTIGUOUS, PAKV, saving
 from chunkbench.kvcache import PrefixTree
 from chunkbench.paper.claims import managers
@@ -43,10 +43,10 @@ def sharing(evidence: Evidence) -> Judgement:
     Without such a run: how many fit in replays.
     """
     best: tuple[float, float, Figure] | None = None
-    for rows in evidence.runs:
+    for run in evidence.runs:
         by_axes = {
             tuple(axes[name] for name in ("n_p", "n_s", "n_c", "chunk_size", "batch_size")): point.rows
-            for point in groups(rows)
+            for point in run.groups
             if (axes := point.axes)["prompts"] == 1
             and axes["tree"] is None
             and isinstance(axes["n_p"], int)
@@ -99,4 +99,4 @@ def contiguity() -> Judgement:
 
 
 def _caches(evidence: Evidence) -> list[Row]:
-    return [row for rows in evidence.runs for row in rows if row.facts.implementation == PAKV and row.kv_bytes]
+    return [row for row in evidence.rows if row.facts.implementation == PAKV and row.kv_bytes]

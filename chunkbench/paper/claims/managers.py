@@ -110,10 +110,9 @@ def hits_of_optimum(evidence: Evidence) -> Judgement:
 
 def replays(evidence: Evidence) -> Iterator[tuple[Row, ReplayResult]]:
     """All rows of replays that ended, with their facts."""
-    for rows in evidence.runs:
-        for row in rows:
-            if isinstance(row.facts, ReplayResult) and row.facts.status == "ok":
-                yield row, row.facts
+    for row in evidence.rows:
+        if isinstance(row.facts, ReplayResult) and row.facts.status == "ok":
+            yield row, row.facts
 
 
 def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:

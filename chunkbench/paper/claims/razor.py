@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chunkbench.analysis.answers import AnswersNumbers, answers_numbers
-from chunkbench.analysis.derive import Row, groups
+from chunkbench.analysis.derive import Row
 from chunkbench.analysis.head_caches import HeadCache, head_caches, paper_share
 from chunkbench.paper.claims.evidence import Evidence
 from chunkbench.paper.claims.judgement import Figure, Judgement, Stated, absent, decided, judged
@@ -65,18 +65,17 @@ def throughput(evidence: Evidence) -> Judgement:
 
 def prefix(evidence: Evidence) -> Judgement:
     """Ours: bytes where prompts share 90%, if a shared prefix stays whole, and if it is compressed."""
-    for run in evidence.runs:
-        for group in groups(run):
-            found = {cache.row.facts.implementation: cache for cache in head_caches([group])}
-            if not {_RAZOR, f"{_RAZOR}_own"} <= found.keys():
-                continue
-            own, both = found[f"{_RAZOR}_own"], found[_RAZOR]
-            ratio = (group.axes.get("n_s") or 0) / both.tokens
-            if 0.85 < ratio < 0.95:
-                words = f"of the full bytes at r = {ratio:.2f}: {own.bytes:.0%} if a shared prefix stays whole, "
-                words += f"{both.bytes:.0%} if it is compressed, too"
-                figure = Figure(both.bytes, both.bytes, both.bytes, (own.row, both.row, both.full))
-                return judged("holds" if both.bytes < own.bytes else "does not hold", words, [figure])
+    for group in evidence.groups:
+        found = {cache.row.facts.implementation: cache for cache in head_caches([group])}
+        if not {_RAZOR, f"{_RAZOR}_own"} <= found.keys():
+            continue
+        own, both = found[f"{_RAZOR}_own"], found[_RAZOR]
+        ratio = (group.axes.get("n_s") or 0) / both.tokens
+        if 0.85 < ratio < 0.95:
+            words = f"of the full bytes at r = {ratio:.2f}: {own.bytes:.0%} if a shared prefix stays whole, "
+            words += f"{both.bytes:.0%} if it is compressed, too"
+            figure = Figure(both.bytes, both.bytes, both.bytes, (own.row, both.row, both.full))
+            return judged("holds" if both.bytes < own.bytes else "does not hold", words, [figure])
     return absent("RazorAttn with and without compressed prefixes where prompts share 90%", "razor")
 
 
@@ -100,18 +99,16 @@ def _loss(evidence: Evidence, name: str, words: str, stated: float) -> Judgement
 def _needles(evidence: Evidence, name: str) -> list[tuple[Row, AnswersNumbers]]:
     """Rows of a choice of heads at points where something is lost, in the last run that has them."""
     found: dict[str, tuple[Row, AnswersNumbers]] = {}
-    for run in evidence.runs:
-        for group in groups(run):
-            row = group.rows.get(name)
-            numbers = answers_numbers(row) if row is not None else None
-            if row is not None and numbers is not None and numbers.findable:
-                found[str(group.axes)] = row, numbers
+    for group in evidence.groups:
+        row = group.rows.get(name)
+        numbers = answers_numbers(row) if row is not None else None
+        if row is not None and numbers is not None and numbers.findable:
+            found[str(group.axes)] = row, numbers
     return list(found.values())
 
 
 def _caches(evidence: Evidence) -> Iterator[HeadCache]:
-    for run in evidence.runs:
-        yield from head_caches(groups(run))
+    yield from head_caches(evidence.groups)
 
 
 def _by_its_own_numbers(cache: HeadCache) -> bool:

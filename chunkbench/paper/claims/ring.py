@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from chunkbench.analysis.derive import Row, groups
+from chunkbench.analysis.derive import Row
 from chunkbench.analysis.ratio import ratio
 from chunkbench.analysis.ring import (
     BLOCKS,
@@ -163,8 +163,8 @@ def context() -> Judgement:
 
 def _points(evidence: Evidence) -> Iterator[Mapping[str, Row]]:
     """Rows by scheme, of every point of a ring."""
-    for run in evidence.runs:
-        for group in groups([row for row in run if isinstance(row.facts, RingResult)]):
+    for group in evidence.groups:
+        if any(isinstance(row.facts, RingResult) for row in group.rows.values()):
             yield group.rows
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from chunkbench.analysis.derive import Row, groups
+from chunkbench.analysis.derive import Row
 from chunkbench.analysis.ratio import ratio
 from chunkbench.analysis.serving import (
     ServingNumbers,
@@ -101,17 +101,16 @@ def bookkeeping(evidence: Evidence) -> Judgement:
     """Share of the steps' time that the tree of our engine with retention takes; the largest decides. The value is the
     median over the arrival seeds, and the interval their range."""
     found: dict[str, tuple[str, Figure]] = {}  # where runs share a point, the last one counts
-    for rows in evidence.runs:
-        for point in groups(rows):
-            row = point.rows.get(RADIX)
-            numbers = serving_numbers(row) if row is not None else None
-            if row is None or numbers is None:
-                continue
-            shares = [facts.tree_s / facts.step_s for facts in numbers.servers if facts.tree_s and facts.step_s]
-            if shares:
-                axes = {name: point.axes[name] for name in ("n_p", "n_s", "load", "clients")}
-                place = ", ".join(f"{name} = {value}" for name, value in axes.items() if value is not None)
-                found[repr(point.axes)] = place, Figure(median(shares), min(shares), max(shares), (row,))
+    for point in evidence.groups:
+        row = point.rows.get(RADIX)
+        numbers = serving_numbers(row) if row is not None else None
+        if row is None or numbers is None:
+            continue
+        shares = [facts.tree_s / facts.step_s for facts in numbers.servers if facts.tree_s and facts.step_s]
+        if shares:
+            axes = {name: point.axes[name] for name in ("n_p", "n_s", "load", "clients")}
+            place = ", ".join(f"{name} = {value}" for name, value in axes.items() if value is not None)
+            found[repr(point.axes)] = place, Figure(median(shares), min(shares), max(shares), (row,))
     if not found:
         return absent("the steps of ChunkLlama, radix, with the time of its prefix tree", "table4")
     words = ", ".join(f"{figure.value:.2%} at {place}" for place, figure in found.values())
@@ -142,13 +141,12 @@ def _reduction(evidence: Evidence, what: str, value: Callable[[ServingNumbers], 
 def _pairs(evidence: Evidence) -> Iterator[_Pair]:
     """The points where both systems were measured under load; where runs share a point, the last one counts."""
     pairs: dict[str, _Pair] = {}
-    for rows in evidence.runs:
-        for point in groups(rows):
-            axes, ours, theirs = point.axes, point.rows.get(OURS), point.rows.get(THEIRS)
-            if ours is None or theirs is None or not (ours.derived.latency_us and theirs.derived.latency_us):
-                continue
-            if isinstance(axes["n_p"], int) and axes["n_s"] is not None:
-                pairs[repr(axes)] = _Pair(axes["n_p"], axes["n_s"], axes["load"], ours, theirs)
+    for point in evidence.groups:
+        axes, ours, theirs = point.axes, point.rows.get(OURS), point.rows.get(THEIRS)
+        if ours is None or theirs is None or not (ours.derived.latency_us and theirs.derived.latency_us):
+            continue
+        if isinstance(axes["n_p"], int) and axes["n_s"] is not None:
+            pairs[repr(axes)] = _Pair(axes["n_p"], axes["n_s"], axes["load"], ours, theirs)
     return iter(pairs.values())
 
 
